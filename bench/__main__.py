@@ -1,4 +1,4 @@
-"""`sluice bench`: measures speed from outside of the server. Every report names its command."""
+"""`sluice bench`: measures the speed of a server as its clients see it. Every report names its command."""
 
 import argparse
 import shlex

@@ -21,9 +21,8 @@ from worker.kernels.weights.quantized_weight import INT4, quantize_groups
 
 BITS, GROUP, ZERO_POINT = 4, 128, 8
 CODES = 32 // BITS  # number of codes in an int32
-STORED_ZERO_POINTS = sum(
-    (ZERO_POINT - 1) << BITS * i for i in range(CODES)
-)  # an int32 full of zero points; GPTQ stores each zero point minus one
+# an int32 full of zero points; GPTQ stores each zero point minus one
+STORED_ZERO_POINTS = sum((ZERO_POINT - 1) << BITS * i for i in range(CODES))
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(BEAT_S)
             if time.monotonic() > left_at + IDLE_CLOSE_S:
                 for connection in list(self.server_state.connections):
-                    connection.shutdown()  # closes it at once if it is idle, else after its response
+                    connection.shutdown()  # closes an idle connection at once, others after their response
         await self._models.drain(0.0)
         self.should_exit = True
 
@@ -157,7 +157,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
     config = settings.frontend
     check_tls(config)
     for address in (settings.wire.requests, *config.worker_addresses.split(",")):
-        keys_for(address.strip(), settings.wire, worker=False)  # only for its ConfigError
+        keys_for(address.strip(), settings.wire, worker=False)  # called only to raise its ConfigError
     entries = read_entries(Path(settings.models.models)) if settings.many else []
     names = [entry.name for entry in entries] or [settings.model.name]
     metrics = PrometheusMetrics(config.metrics_prefix, names, config.metrics_aliases, on_demand=bool(entries))

@@ -20,7 +20,7 @@ class SluiceError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
     ) -> None:
-        message = message.encode(errors="backslashreplace").decode()  # a template's words may have half a character
+        message = message.encode(errors="backslashreplace").decode()  # a template's message may have a lone surrogate
         super().__init__(message)
         self.message = message
         self.param = param

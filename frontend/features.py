@@ -13,7 +13,7 @@ from shared.messages import Adapter, Picture, Pooling
 class Scored:
     """Asks for the log-probabilities of each prompt instead of text."""
 
-    starts: tuple[int, ...]  # by prompt: the index of the first token that is scored
+    starts: tuple[int, ...]  # for each prompt, the index of the first token that is scored
     one_group: bool = False  # whether the prompts begin with the same tokens, which are then computed once
 
 
@@ -34,10 +34,10 @@ class Features:
     prompt_logprobs: int | None = None  # number of likeliest tokens to report per position; None: no log-probabilities
     output_ms: int = 0  # time limit from the first token on, for an output with a line break; 0: none
     receipt: bool = False  # whether the response has receipts
-    checked: list[int] | None = None  # an expected output, checked in place of generating; then one prompt, and n is 1
+    checked: list[int] | None = None  # an output that is checked instead of generated; needs one prompt and n = 1
     scored: Scored | None = None
     adapter: Adapter | None = None  # the LoRA adapter, which changes the weights of the model
-    pictures: tuple[Picture, ...] = ()  # the pictures of the prompt, which is then the only one
+    pictures: tuple[Picture, ...] = ()  # the pictures of the request's only prompt
     predicted: tuple[int, ...] | None = None  # ids that the client expects as the output
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
 

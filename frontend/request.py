@@ -22,7 +22,7 @@ class Finish(enum.StrEnum):
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"
-    POOLED = "pooled"  # its vector is computed
+    POOLED = "pooled"  # the vector of its prompt is computed
     CHECKED = "checked"  # its tokens were compared with a given answer, up to the first difference
 
 
@@ -43,13 +43,13 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What decides when and where a request runs. `priority` is that of shared.messages.Submit."""
+    """What decides when and where a request runs. `priority` means the same as in shared.messages.Submit."""
 
     cache_salt: str = ""  # requests share cached prefixes only if they have the same salt
     deadline_ms: int = 0  # counted from the arrival of the request; 0: no deadline
     priority: int = 0
     tenant: str = ""  # the name of the request's API key, and the fairness id of a gateway
-    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, equal for all sequences
+    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but the same for all sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class TokenLogprob:
 class Extras(msgspec.Struct, gc=False):
     """What optional features add to a delta. All fields except `before` are set together with `finish`."""
 
-    before: Sequence[str] = ()  # the texts of an earlier output's tokens, if this one continues it; in the first delta
-    prompt_logprobs: list[TokenLogprob] | None = None  # the first token's is NaN
+    before: Sequence[str] = ()  # texts of the tokens of an earlier output that this one continues; in the first delta
+    prompt_logprobs: list[TokenLogprob] | None = None  # NaN for the first token
     output: list[int] | None = None  # all ids of the output, for a receipt
     scores: Sequence[Logprobs] = ()  # the log-probabilities of the prompt, as the worker sent them
     vector: bytes = b""  # packed float32

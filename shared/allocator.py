@@ -4,14 +4,14 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # of mallopt(3)
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # parameters of mallopt(3)
 LARGE_BYTES = 256 << 10
 MOST = (1 << 31) - 1
-MAPPINGS = 1 << 16  # glibc's default
+MAPPINGS = 1 << 16  # glibc's default for MMAP_MAX
 
 
 def _set(values: dict[int, int]) -> bool:
-    """Sets parameters of mallopt. Returns False where it does not exist."""
+    """Sets parameters of mallopt. Returns False where the C library has no mallopt."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -21,9 +21,9 @@ def _set(values: dict[int, int]) -> bool:
 
 
 def map_large_buffers() -> None:
-    """Has buffers of LARGE_BYTES or more, such as large request bodies, return to the system as soon as they are freed.
+    """Makes glibc return buffers of LARGE_BYTES or more, such as request bodies, to the system when they are freed.
 
-    By default, glibc moves this limit up to 32 MiB as it sees larger buffers; an hour of fuzzed requests then
+    By default, glibc raises this threshold up to 32 MiB as it sees larger buffers. An hour of fuzzed requests then
     left 58 MiB of freed memory in the arenas of a frontend.
     """
     _set({MMAP_THRESHOLD: LARGE_BYTES})
@@ -33,11 +33,11 @@ def map_large_buffers() -> None:
 def kept_free_memory() -> Iterator[None]:
     """Keeps freed memory in the process until the end of the block, which returns it to the system.
 
-    While a model is loaded, each weight passes through temporaries of its size. By default, the system takes them back
-    and clears their pages again for the next weight, which takes a fifth to a quarter of the time.
+    While a model is loaded, each weight passes through temporary buffers of its size. By default, the system takes the
+    buffers back and clears their pages again for the next weight, which costs 20 to 25 % of the loading time.
 
-    Afterwards, buffers of 32 MiB or more are mappings of their own, and 64 MiB may stay free: the most that glibc would
-    come to by itself. (A call of mallopt ends its own adjustment.)
+    After the block, buffers of 32 MiB or more get mappings of their own, and 64 MiB may stay free. glibc's automatic
+    adjustment would reach these values at most, and a call of mallopt switches the adjustment off.
     """
     works = _set({MMAP_MAX: 0, TRIM_THRESHOLD: MOST})
     try:

@@ -22,7 +22,7 @@ def positive_int(text: str) -> int:
 
 
 def new_file(text: str) -> Path:
-    """Parses the path of a file to write: its folder exists, and it is no folder itself."""
+    """Parses the path of a file to write. The folder of the file must exist, and the path must not be a folder."""
     path = Path(text)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(

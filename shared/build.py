@@ -17,7 +17,7 @@ def version(package: str = "") -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Returns the commit of this code: of its checkout, or the one its image was built from; empty if unknown."""
+    """Returns the commit of the git checkout, or the commit that the image was built from; empty if unknown."""
     if (file := root / "shared" / "commit.txt").is_file():
         return file.read_text().strip()
     if not (root / ".git").exists():

@@ -9,18 +9,18 @@ import hashlib
 import json
 from typing import Any
 
-DIGITS = 16  # hexadecimal
+DIGITS = 16  # hexadecimal digits of a fingerprint
 
 
 def fingerprint_of(facts: Any) -> str:
-    """Returns the fingerprint of facts: of dataclasses, containers, texts and numbers."""
+    """Returns the fingerprint of `facts`, which may be dataclasses, containers, texts and numbers."""
     text = json.dumps(_described(facts), sort_keys=True, default=str)
     return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
 
 
 def _described(value: Any) -> Any:
-    """Returns a value for JSON. Fields with their defaults are left out, so that a new option changes no fingerprint
-    of those that do not use it."""
+    """Returns a value for JSON. Fields with their default value are left out, so that a new option does not change the
+    fingerprint of servers that do not use the option."""
     if dataclasses.is_dataclass(value):
         fields = [field for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
         return {field.name: _described(getattr(value, field.name)) for field in fields}

@@ -1,4 +1,4 @@
-"""Reads settings: one command-line flag and one SLUICE_ variable for every field of the records in config.py.
+"""Reads settings: one command-line flag and one SLUICE_ variable for every field of the records in shared/config/.
 
 Knows how text becomes a value and how a flag documents itself; knows no setting by name. Flags win over the
 environment, the environment over defaults. Every mistake is a `ConfigError` of one sentence that names the flag or
@@ -139,7 +139,7 @@ def to_argv(settings: Settings, flags: Sequence[Flag]) -> list[str]:
 
 
 def secret_variables(settings: Settings, flags: Sequence[Flag]) -> dict[str, str]:
-    """Returns the secrets as variables: what `to_argv` leaves out."""
+    """Returns the secret settings, which `to_argv` leaves out, as environment variables."""
     return {flag.variable: value for flag, value in _changed(settings, flags) if flag.field.metadata["secret"]}
 
 
@@ -152,7 +152,7 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
 def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
     """Returns a sentence for each variable whose name is close to a setting's.
 
-    Other unknown names are accepted: Kubernetes sets some for a service called sluice.
+    Other unknown SLUICE_ names are accepted, because Kubernetes sets such variables for a service called sluice.
     """
     known = [*OTHER_VARIABLES, *(flag.variable for flag in all_flags())]
     unknown = sorted(name for name in environment if name.startswith("SLUICE_") and name not in known)

@@ -14,7 +14,7 @@ from typing import Any
 
 Progress = Callable[[int, int], None]  # (bytes downloaded, bytes in total as far as known)
 
-HTTP_LOGGERS = ("httpx", "httpx2")  # these loggers write a line for every request
+HTTP_LOGGERS = ("httpx", "httpx2")  # loggers that write a line for every HTTP request
 IGNORED_FILES = ["original/*", "onnx/*", "openvino/*", "gguf/*"]  # the same model in formats of other programs
 
 
@@ -65,7 +65,7 @@ def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) ->
     _log_no_requests()
 
     def cached() -> list[str]:
-        none = {"allow_patterns": [""]}  # a copy that lacks files counts, too
+        none = {"allow_patterns": [""]}  # an incomplete cached copy counts, too
         folder = Path(snapshot_download(model, revision=revision or None, local_files_only=True, **none))
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
@@ -84,9 +84,9 @@ def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) ->
 
 
 def fetch_beginning(model: str, file: str, nbytes: int, folder: Path, *, revision: str = "") -> Path:
-    """Returns a file in `folder` that is as long as `file` of the hub id `model`, but has only its first bytes.
+    """Returns a file in `folder` that is as long as `file` of the hub id `model`, but holds only the first bytes of it.
 
-    The rest are zeros, which take no space on the disk. Each version is fetched once. Raises HubError.
+    The other bytes are zeros, which take no space on the disk. Each version is fetched once. Raises HubError.
     """
     from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
@@ -95,7 +95,7 @@ def fetch_beginning(model: str, file: str, nbytes: int, folder: Path, *, revisio
     try:
         url = hf_hub_url(model, file, revision=revision or None)
         found = get_hf_file_metadata(url)
-        version = re.sub(r"[^\w.-]", "_", str(found.etag))  # it is part of a file's name, whatever the hub answers
+        version = re.sub(r"[^\w.-]", "_", str(found.etag))  # the etag becomes part of a file name
         target = folder / f"{version}-{Path(file).name}"
         if target.exists():
             return target
@@ -134,7 +134,7 @@ def _log_no_requests() -> None:
 
 
 def _answered(error: Exception) -> bool:
-    """Whether the hub has answered: its answer counts, whatever the cache holds."""
+    """Whether the hub itself answered with this error. Its answer counts, even if the cache holds a copy."""
     from huggingface_hub import errors
 
     return isinstance(error, errors.HfHubHTTPError) and error.response is not None and error.response.status_code < 500

@@ -11,7 +11,7 @@ CPU_SHARE = 0.4  # share of free memory that K/V gets on the CPU; the system, fr
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of this machine in bytes, or the limit of this process's control group if that is less.
+    """The memory of this machine in bytes, or the limit of this process's control group if the limit is lower.
 
     available: free memory, and what the system frees on demand, above all its cache of files. swap: free swap space.
     """
@@ -31,17 +31,15 @@ def memory(root: Path = Path("/")) -> Memory:
 
 
 def _control_groups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yields the limit of every control group of this process that has one, and the bytes that it cannot reclaim."""
+    """Yields (limit, bytes that cannot be reclaimed) of every control group of this process that has a memory limit."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in VERSIONS:
             files = VERSIONS[controllers]
             base = root / files.folder
             group = base / path.lstrip("/")
-            for folder in (
-                group,
-                *group.parents,
-            ):  # a container sees its own group at the top, whatever the path says
+            # parents, too: a container sees its own group at the top, whatever the path says
+            for folder in (group, *group.parents):
                 yield from files.read(folder)
                 if folder == base:
                     break
@@ -49,7 +47,7 @@ def _control_groups(root: Path) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _GroupFiles:
-    """The files of one version of control groups. prefix: of the entries in memory.stat that include subgroups."""
+    """The files of one version of control groups. prefix: marks the entries in memory.stat that include subgroups."""
 
     folder: str
     limit: str
@@ -61,7 +59,7 @@ class _GroupFiles:
             limit = int((folder / self.limit).read_text())
             used = int((folder / self.used).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # there is no such group, or "max": no limit
+        except (OSError, ValueError):  # there is no such group, or it holds "max", which means no limit
             return
         cached = sum(int(stat.get(f"{self.prefix}{name}_file", 0)) for name in ("active", "inactive"))
         yield limit, used - cached
@@ -84,9 +82,9 @@ def usable_cores() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """Returns NVIDIA devices, named as in CUDA_VISIBLE_DEVICES; if that variable is set, only the devices in it.
+    """Returns the names of NVIDIA devices; if CUDA_VISIBLE_DEVICES is set, only the devices that it lists.
 
-    A word that names no device, such as -1, ends the list: CUDA reads it the same way.
+    A word that names no device, such as -1, ends the list, because CUDA reads the variable in this way.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

@@ -1,13 +1,13 @@
-"""What makes two equal runs of token ids the same prefix, so that what was computed for one serves the other.
+"""Defines when two requests may share the K/V of equal token ids: when their prefix identities are equal.
 
 The identity is one text, which `Submit.cache_salt` carries. The digests of the prefix cache begin with this text
 (worker/kv_cache/prefix_cache.py), and a frontend remembers under the text and the token ids which worker computed a
-prefix (frontend/workers/routing.py). Both compare the text and never take it apart.
+prefix (frontend/workers/routing.py). Worker and frontend compare the text and never take it apart.
 
-By the key of a prefix, workers tell frontends what their prefix caches have (worker/kv_events/prefix_report.py). A key
-is 32 bits of a hash of the first tokens of a prompt. Two prefixes have the same key about once in four billion pairs;
-then a request goes to a worker that has nothing of it in its cache, and nothing else happens, because what a worker
-computes with is found by the long digests of its own cache.
+Workers tell frontends by keys which prefixes their caches hold (worker/kv_events/prefix_report.py). A key is 32 bits
+of a hash of the first tokens of a prompt. Two prefixes have the same key about once in four billion pairs. A request
+then goes to a worker that has no part of its prefix in the cache; the answer is still right, because a worker finds
+pages by the long digests of its own cache.
 """
 
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from hashlib import blake2b
 from shared.messages import Adapter
 
 PREFIX_LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384)  # tokens
-MARK = "lora:"  # what the text of a request with an adapter begins with, and no other text
+MARK = "lora:"  # only the texts of requests with an adapter begin with this
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixIdentity:
     """The identity of the prefixes of a request. Requests share prefixes only if their identities have equal texts.
 
-    A value that changes the K/V of every token belongs here, as the hash of an adapter: as one more field, and as a
-    line of the text before the others. The text of a request with the value must differ from all texts without it. A
+    A value that changes the K/V of every token, such as the hash of an adapter, gets a field here, and a line of the
+    text before the other lines. The text of a request with the value must differ from all texts without the value. A
     value that belongs to some positions only, such as the digest of a picture, does not belong here, but to the pages
     of these positions, whose tokens PrefixCache.extend hashes.
     """
 
-    salt: str = ""  # what the request says
-    tenant: str = ""  # whose requests alone share prefixes; "" if those of all tenants do
-    adapter: Adapter | None = None  # that the prefix is computed with
+    salt: str = ""  # the cache salt that the request states
+    tenant: str = ""  # only requests of this tenant share prefixes; "": those of all tenants do
+    adapter: Adapter | None = None  # the adapter that the prefix is computed with
 
     @property
     def text(self) -> str:
@@ -43,12 +43,12 @@ class PrefixIdentity:
 
 
 def first_line(adapter: Adapter | None) -> str:
-    """Returns what the text of a request with this adapter begins with."""
+    """Returns the first line of the text of a request with this adapter."""
     return f"{MARK}{'' if adapter is None else adapter.identity}\n"
 
 
 def fits(text: str, adapter: Adapter | None) -> bool:
-    """Returns whether a text may be that of a request with this adapter, or without one."""
+    """Returns whether `text` may belong to a request with this adapter; None: to a request without an adapter."""
     return text.startswith(first_line(adapter)) or (adapter is None and not text.startswith(MARK))
 
 

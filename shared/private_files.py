@@ -1,4 +1,4 @@
-"""Checks that others cannot read a file of secrets, nor write to the cache whose files are trusted.
+"""Checks that other users can neither read a file of secrets nor write to the cache, whose files are trusted.
 
 Knows owners and modes; reads no file.
 """
@@ -14,17 +14,17 @@ from pathlib import Path
 def is_open_to_others(path: Path | str) -> bool:
     """Returns whether a file of secrets may be read by more users than it should. Raises OSError.
 
-    Only we may read our own file (ssh has the same rule). Another user's file, such as a mounted secret, must not be
-    open to all.
+    Only the owner may read a file of this user (ssh has the same rule). Another user's file, such as a mounted secret,
+    must not be readable by everyone.
     """
     info = os.stat(path)
     return bool(stat.S_IMODE(info.st_mode) & (0o077 if info.st_uid == os.geteuid() else 0o007))
 
 
 def cache_folder() -> Path:
-    """Returns the folder for what can be made again, in the user's cache; it may not exist.
+    """Returns Sluice's folder in the user's cache, for files that can be made again. The folder may not exist yet.
 
-    A user without a home has one among the temporary files.
+    For a user without a home, the folder lies among the temporary files.
     """
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "sluice"
@@ -35,9 +35,10 @@ def cache_folder() -> Path:
 
 
 def private_cache() -> Path:
-    """Returns the cache folder, made with mode 0700 if needed. Processes run compiled code that lies in it.
+    """Returns the cache folder, made with mode 0700 if needed. Processes run the compiled code in it.
 
-    Raises OSError if it cannot be made, if somebody else owns it or the link to it, or if others can write to it.
+    Raises OSError if the folder cannot be made, if another user owns the folder or the link to it, or if other users
+    can write to it.
     """
     folder = cache_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -47,13 +48,13 @@ def private_cache() -> Path:
 
 
 def is_trusted(path: Path) -> bool:
-    """Returns whether a path, and the link if it is one, belong to this user or the system's. Raises OSError."""
+    """Returns whether this user or root owns the path, and the link if the path is a link. Raises OSError."""
     return all(info.st_uid in (os.geteuid(), 0) for info in (path.lstat(), path.stat()))
 
 
 def _is_closed(folder: Path) -> bool:
-    """Takes all permissions for a folder of this user from others. Returns whether only its owner can write to it."""
+    """Removes other users' permissions on a folder of this user. Returns whether only the owner can write to it."""
     if stat.S_IMODE(folder.stat().st_mode) & 0o077:
-        with suppress(OSError):  # the folder is the system's, or its file system has no permissions
+        with suppress(OSError):  # root owns the folder, or its file system has no permissions
             folder.chmod(0o700)
     return not stat.S_IMODE(folder.stat().st_mode) & 0o022

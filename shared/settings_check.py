@@ -48,7 +48,7 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
 
 
 def _check_ranks(settings: Settings) -> None:
-    """Raises ConfigError for what is not computed by several processes together."""
+    """Raises ConfigError for settings that several processes computing one model together do not support."""
     model, worker = settings.model, settings.worker
     given = {
         "--lora-modules": model.lora_modules, "--allow-runtime-lora": model.allow_runtime_lora,
@@ -192,7 +192,8 @@ def _budget(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 def _speculation(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     """Switches overlap off for drafting, and checks that answers cannot change.
 
-    Draft tokens follow a token that must have been read, and are computed in a batch.
+    Drafts continue the last sampled token, so the token must be read before the next step is planned. They are computed
+    in one batch, so kernels must give a row the same bits in every batch.
     """
     worker = settings.worker
     if worker.speculation == "off" and "max_draft_tokens" in explicit:
@@ -209,7 +210,7 @@ def _speculation(settings: Settings, explicit: Collection[str]) -> dict[str, Any
 
 
 def _speculative_config(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
-    """Returns the settings that --speculative-config states."""
+    """Returns the settings with the values that --speculative-config states."""
     worker = settings.worker
     config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
     if worker.speculation == "off":

@@ -1,6 +1,6 @@
 """Signatures of receipts: Ed25519 (RFC 8032), made and checked by `cryptography`, which is an optional dependency.
 
-What is signed is the receipt without its signature, as canonical JSON: keys in order, no spaces, UTF-8, and whole
+The signed bytes are the receipt without its signature, as canonical JSON: keys in order, no spaces, UTF-8, and whole
 numbers without a fraction. Knows no field of a receipt.
 """
 
@@ -72,12 +72,12 @@ def check(content: Mapping[str, Any], public_key: str, value: str) -> Check:
 
 
 def canonical(content: Mapping[str, Any]) -> bytes:
-    """Returns the bytes that are signed."""
+    """Returns a JSON object as canonical JSON, the bytes that are signed."""
     return json.dumps(_whole(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _whole(value: Any) -> Any:
-    """Returns the value with whole floats as integers, because JavaScript writes them so."""
+    """Returns the value with whole floats as integers, because JavaScript writes whole numbers without a fraction."""
     match value:
         case float():
             return int(value) if value.is_integer() else value

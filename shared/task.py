@@ -1,6 +1,6 @@
 """Finds out what a checkpoint is for (text, embeddings or scores), and how its hidden states become a vector.
 
-Frontends and workers read it from the same files: config.json, and those of sentence-transformers (modules.json,
+Frontends and workers read this from the same files: config.json and the files of sentence-transformers (modules.json,
 the config of its pooling module, config_sentence_transformers.json).
 """
 
@@ -13,10 +13,8 @@ from typing import Any, Literal
 from shared.messages import PoolingKind
 
 TaskName = Literal["generate", "embed", "score"]
-CLASSIFIER, HEADLESS = (
-    "ForSequenceClassification",
-    "Model",
-)  # names of classes for scores and embeddings end so
+# endings of the names of classes that compute scores, and of classes that compute embeddings
+CLASSIFIER, HEADLESS = "ForSequenceClassification", "Model"
 POOLING_MODES = {"lasttoken": PoolingKind.LAST, "mean": PoolingKind.MEAN, "cls": PoolingKind.FIRST}
 MODULES = ("Transformer", "Pooling", "Normalize")
 
@@ -30,8 +28,8 @@ class Task:
     """What a server does with its model.
 
     pooling, normalized: how a prompt becomes an embedding
-    labels: the number of rows of the head that scores; 0: the logits of "yes" and "no" make the score
-    prompts: texts to put before an input, by name; default_prompt: the name of the text to use if a request names none
+    labels: the number of rows of the scoring head; 0: the score is made of the logits of "yes" and "no"
+    prompts: texts to put before an input, by name; default_prompt: the name of the text for requests that name none
     """
 
     name: TaskName = "generate"
@@ -46,10 +44,10 @@ GENERATE = Task()
 
 
 def read_task(folder: Path, wanted: str = "auto") -> Task:
-    """Returns what the checkpoint in `folder` is served for.
+    """Returns the task that the checkpoint in `folder` is served for.
 
-    wanted: --task. `auto` leaves it to the checkpoint; a checkpoint that does not say it generates text.
-    Raises TaskError when the checkpoint cannot do that, or one of its files is broken.
+    wanted: --task. With `auto` the files of the checkpoint decide; if they do not say, the task is text generation.
+    Raises TaskError when the checkpoint cannot do the wanted task, or one of its files is broken.
     """
     config = _json(folder / "config.json", dict) or {}
     settings = _json(folder / "config_sentence_transformers.json", dict) or {}
@@ -82,9 +80,8 @@ def _said(config: Mapping[str, Any], settings: Mapping[str, Any], modules: Seque
 
 def _labels(folder: Path, config: Mapping[str, Any]) -> int:
     stated = config.get("num_labels")
-    labels = (
-        len(config.get("id2label") or (0, 1)) if stated is None else stated
-    )  # transformers writes no id2label for two
+    # transformers writes no id2label for two labels, its default
+    labels = len(config.get("id2label") or (0, 1)) if stated is None else stated
     if labels != 1:
         raise TaskError(f"{folder / 'config.json'}: a classifier with {labels} labels is not supported; supported is 1")
     return 1
@@ -128,7 +125,7 @@ def _pooling(path: Path) -> PoolingKind:
 
 
 def _json(path: Path, kind: type) -> Any:
-    """Returns what the file holds, or None if there is no such file."""
+    """Returns the parsed JSON of the file, or None if there is no such file."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:

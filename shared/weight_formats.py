@@ -1,4 +1,4 @@
-"""Which formats of weights a list of file names shows, so that a folder that cannot be served is told what it is.
+"""Recognizes the format of weights by file names, so that the error for a folder that cannot be served names it.
 
 Knows file names only.
 """
@@ -15,11 +15,11 @@ FORMATS = {
     ".mlmodel": "Core ML", ".engine": "TensorRT", ".plan": "TensorRT", ".llamafile": "llamafile", ".ggml": "GGML",
     ".nemo": "NeMo's format", ".ot": "rust-bert's format", ".pte": "ExecuTorch", ".xml": "OpenVINO",
 }  # fmt: skip
-NO_WEIGHTS = ("training_args.bin", "optimizer.", "scheduler.", "rng_state", "tokenizer.")  # names begin like this
+NO_WEIGHTS = ("training_args.bin", "optimizer.", "scheduler.", "rng_state", "tokenizer.")  # beginnings of names
 
 
 def folder_problem(folder: Path) -> str:
-    """Returns a sentence that says why a folder is no checkpoint to serve; empty if it may be one."""
+    """Returns a sentence that says why a folder is no checkpoint to serve; empty if it may be a checkpoint."""
     names = [path.name for path in folder.iterdir()]
     if not names:
         return f"{folder} is empty: {LAYOUT}"
@@ -32,7 +32,7 @@ def folder_problem(folder: Path) -> str:
 
 
 def other_format(where: str, names: Collection[str]) -> str:
-    """Returns a sentence that names the format, if the weights are in one that is not read; else an empty text.
+    """Returns a sentence that names the format of the weights if Sluice does not read it; else an empty text.
 
     names: the names of all files; none of them is safetensors or GGUF
     """
@@ -47,7 +47,7 @@ def other_format(where: str, names: Collection[str]) -> str:
 
 
 def format_of(name: str) -> str:
-    """Returns the format that a file's name shows; empty if it shows none."""
+    """Returns the format that a file's name shows; empty if the name shows no format."""
     return FORMATS.get(PurePosixPath(name).suffix.lower(), "")
 
 

@@ -19,7 +19,7 @@ LINEARS = (
 def linears_of(base: Path, targets: Iterable[str] = LINEARS, experts: bool = False) -> dict[str, tuple[int, int]]:
     """Returns the shapes [outputs, inputs] of the linears with these names in all layers.
 
-    experts: whether those of experts are among them, and then MLPs are not
+    experts: include the linears of experts, and leave out those of dense MLPs
     """
     with safe_open(base / "model.safetensors", "pt") as file:
         shapes = {name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -43,9 +43,10 @@ def draw_adapter(
     experts: bool = False,
     **config: Any,
 ) -> Path:
-    """Writes an adapter whose numbers follow from the seed.
+    """Writes an adapter with random weights from the seed.
 
-    ranks: the rank of modules by the end of their names; others have `r`. experts: adapts experts instead of MLPs
+    ranks: the rank of modules by the end of their names; other modules have rank `r`. experts: adapts experts instead
+    of dense MLPs
     """
     draw = torch.Generator().manual_seed(seed)
     tensors = {}

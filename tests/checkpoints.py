@@ -1,6 +1,6 @@
 """Tiny random checkpoints of every family, made by transformers itself, with tokenizers to match.
 
-Weights are drawn wide, so that logits are far apart and greedy text depends on the whole context.
+Weights have a large standard deviation, so that logits are far apart and greedy text depends on the whole context.
 """
 
 import json
@@ -147,7 +147,7 @@ def byte_fallback_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
 
 
 def _wrap(tokenizer: Tokenizer, vocab: int, chat: str = CHAT) -> PreTrainedTokenizerFast:
-    """Fills the vocabulary up to `vocab` with words, so that every id which a model can sample has a text."""
+    """Fills the vocabulary up to `vocab` with words, so that every id that a model can sample has a text."""
     tokenizer.add_tokens([f" word{i}" for i in range(vocab - tokenizer.get_vocab_size())])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=SPECIAL[2], bos_token=SPECIAL[0], pad_token=SPECIAL[0],
@@ -187,7 +187,7 @@ def _mistral() -> PreTrainedModel:
 
 
 def _qwen2() -> PreTrainedModel:
-    sizes = {**SIZES, "head_dim": 16}  # hidden / heads: this family has no head_dim of its own
+    sizes = {**SIZES, "head_dim": 16}  # hidden / heads, because this family has no setting head_dim
     return Qwen2ForCausalLM(Qwen2Config(**sizes, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1))
 
 
@@ -202,7 +202,7 @@ def _gemma2() -> PreTrainedModel:
 
 def _gemma3() -> PreTrainedModel:
     types = ["sliding_attention", "full_attention", "sliding_attention"]
-    sizes = {**SIZES, "hidden_size": 96}  # its root, the embedding's scale, is no round number
+    sizes = {**SIZES, "hidden_size": 96}  # the scale of the embedding, its square root, is no round number
     config = Gemma3TextConfig(
         **sizes, sliding_window=WINDOW, layer_types=types, rope_parameters=GEMMA_ROPE, query_pre_attn_scalar=24
     )
@@ -222,7 +222,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def _gemma4(**more: Any) -> PreTrainedModel:
-    """A model whose scores, which are not scaled, are small enough that rounding errors are not amplified."""
+    """Its attention scores are not scaled, but small enough that rounding errors are not amplified."""
     model = Gemma4ForCausalLM(Gemma4TextConfig(**{**GEMMA4_SIZES, **more}))
     for name, weight in model.named_parameters():
         if name.endswith("q_norm.weight"):
@@ -263,10 +263,10 @@ def _gemma4_moe() -> PreTrainedModel:
 
 
 def _phi3(**more: Any) -> PreTrainedModel:
-    """A model which rotates three quarters of each head."""
+    """A model that rotates three quarters of each head."""
     sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}  # hidden / heads
     part = {"partial_rotary_factor": 0.75}
-    rope = {"rope_theta": 10_000.0, **part, **more}  # transformers 5.0 reads the factor only from here
+    rope = {"rope_theta": 10_000.0, **part, **more}  # transformers 5.0 reads the factor only from rope_parameters
     return Phi3ForCausalLM(
         Phi3Config(**sizes, **part, sliding_window=WINDOW, original_max_position_embeddings=512, rope_parameters=rope)
     )
@@ -277,7 +277,7 @@ def _smollm3() -> PreTrainedModel:
 
 
 def _qwen2_moe() -> PreTrainedModel:
-    """A model with a shared expert, whose first and third layers have windows, and whose weights do not add up to 1."""
+    """A shared expert, windows in the first and third layers, and experts' weights that do not add up to 1."""
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
     config = Qwen2MoeConfig(
         **{**SIZES, **experts, "head_dim": 16}, shared_expert_intermediate_size=128, use_sliding_window=True,
@@ -299,7 +299,7 @@ SIGMOID_EXPERTS: dict[str, Any] = {
 
 
 def _glm4_moe() -> PreTrainedModel:
-    """A model whose first layer has no experts, whose scores are sigmoids, and which rotates half of each head."""
+    """No experts in the first layer, sigmoids as router scores, and rotation of half of each head."""
     return Glm4MoeForCausalLM(Glm4MoeConfig(**SIZES, **SIGMOID_EXPERTS, attention_bias=True, use_qk_norm=True))
 
 
@@ -309,7 +309,7 @@ def _dots1() -> PreTrainedModel:
 
 
 def _minimax_m2() -> PreTrainedModel:
-    """A model that rotates half of each head and norms all heads together."""
+    """A model that rotates half of each head and normalizes all heads together."""
     sizes = {**SIZES, "intermediate_size": 96, "num_local_experts": 8, "num_experts_per_tok": 3}
     return MiniMaxM2ForCausalLM(MiniMaxM2Config(**sizes, rotary_dim=SIZES["head_dim"] // 2))
 
@@ -358,7 +358,7 @@ def _granite_hybrid(**more: Any) -> PreTrainedModel:
 
 
 def _granite_hybrid_moe() -> PreTrainedModel:
-    """A model that rotates queries and keys, and has a shared expert beside the others."""
+    """A model that rotates queries and keys, and has a shared expert beside the routed experts."""
     experts = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96}
     return _granite_hybrid(**experts, position_embedding_type="rope")
 
@@ -377,7 +377,7 @@ def _olmo3() -> PreTrainedModel:
 
 
 def _glm4() -> PreTrainedModel:
-    """A model that rotates neighbours in half of each head."""
+    """A model that rotates pairs of neighbouring dimensions in half of each head."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
     return Glm4ForCausalLM(Glm4Config(**SIZES, attention_bias=True, rope_parameters=rope))
 
@@ -388,7 +388,7 @@ def _granite() -> PreTrainedModel:
 
 
 def _ministral3() -> PreTrainedModel:
-    """A model whose queries grow from position 32 on."""
+    """A model whose queries are scaled up from position 32 on."""
     yarn = {"factor": 16.0, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0}
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.3}
     sizes = {**SIZES, "max_position_embeddings": 512}
@@ -404,11 +404,11 @@ def _ernie() -> PreTrainedModel:
 
 
 def _exaone4() -> PreTrainedModel:
-    sizes = {**SIZES, "head_dim": 16}  # hidden / heads
+    sizes = {**SIZES, "head_dim": 16}  # hidden size / heads
     return Exaone4ForCausalLM(Exaone4Config(**sizes, sliding_window=WINDOW, sliding_window_pattern=2))
 
 
-OF_HIDDEN = {**SIZES, "head_dim": 16}  # hidden / heads: these families have no head_dim of their own
+OF_HIDDEN = {**SIZES, "head_dim": 16}  # hidden size / heads: these families have no head_dim of their own
 
 
 def _cohere() -> PreTrainedModel:
@@ -435,7 +435,7 @@ def _apertus() -> PreTrainedModel:
 
 
 def _nemotron() -> PreTrainedModel:
-    """A model which rotates half of each head."""
+    """A model that rotates half of each head."""
     return NemotronForCausalLM(NemotronConfig(**{**SIZES, "initializer_range": 0.15}, mlp_bias=True))
 
 
@@ -454,7 +454,7 @@ DELTA: dict[str, Any] = {
     **SIZES, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 24, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
-    "initializer_range": 0.1,  # wider weights amplify rounding errors, by way of the norm of small outputs
+    "initializer_range": 0.1,  # with larger weights, norms of small outputs would amplify rounding errors
 }  # fmt: skip
 DELTA_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
 
@@ -541,7 +541,7 @@ GEMMA4 = ("gemma4", "gemma4-dense", "gemma4-moe")
 
 
 def build(kind: str, seed: int = 0) -> PreTrainedModel:
-    """Returns a float32 model of that kind, with norms and biases which differ from their initial values."""
+    """Returns a float32 model of that kind, with norms and biases that differ from their initial values."""
     torch.manual_seed(seed)
     model = KINDS[kind].model()
     with torch.no_grad():
@@ -561,7 +561,7 @@ def build(kind: str, seed: int = 0) -> PreTrainedModel:
 
 
 def save(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "50GB", seed: int = 0) -> Path:
-    """Writes a checkpoint folder of that kind. `shard`: maximum size of a file ("200KB" gives several)."""
+    """Writes a checkpoint folder of that kind. `shard`: maximum size of a file ("200KB" gives several files)."""
     model = torch.nn.Module.to(build(kind, seed), dtype)
     model.save_pretrained(folder, max_shard_size=shard)
     KINDS[kind].tokenizer().save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Fixtures and settings which several folders of tests share."""
+"""Fixtures and settings that several folders of tests share."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,12 +16,12 @@ from tests.checkpoints import Checkpoints
 if TYPE_CHECKING:
     from tests.e2e.server import Server
 
-ON_GPU = ("mark.gpu", "kernels.harness.cases")  # words of a file that may hold tests for a GPU
+ON_GPU = ("mark.gpu", "kernels.harness.cases")  # a file with one of these words may hold tests for a GPU
 
-# A busy machine draws slowly, which says nothing of a test.
+# On a busy machine, Hypothesis draws slowly, which is no fault of a test.
 hypothesis.settings.register_profile("sluice", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("sluice")
-torch.set_num_threads(1)  # tiny models: a second thread costs more than it saves
+torch.set_num_threads(1)  # models are tiny, so a second thread would cost more than it saves
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,13 +37,13 @@ def _certificates_are_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """`checkpoints("qwen3")` is the folder of a tiny checkpoint; see tests/checkpoints.py for the kinds."""
+    """`checkpoints("qwen3")` returns the folder of a tiny checkpoint; tests/checkpoints.py lists the kinds."""
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Server]":
-    """A server of the demo model with two frontends, for all tests which need no other flags: a start costs seconds.
+    """A server of the demo model with two frontends, shared by tests that need no other flags: a start takes seconds.
 
     Tests may hold, kill and stop its processes, and must leave it idle and ready.
     """
@@ -72,7 +72,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests marked `browser`, unless `-m` names the mark, and with `--sample` those which it leaves out."""
+    """Deselects tests marked `browser`, unless `-m` names the mark, and with `--sample` the tests not drawn."""
     if "browser" not in config.option.markexpr:
         _deselect(config, items, {item.nodeid for item in items if item.get_closest_marker("browser")})
     if day := config.option.sample:

@@ -1,9 +1,9 @@
-"""Schemas and grammars with chains of references, by every way in which one can refer to another."""
+"""Schemas and grammars with long chains of references, for every kind of reference."""
 
 from collections.abc import Callable
 from typing import Any
 
-# name of a definition, what to add to it, the reference to it
+# functions: name of a definition, what to add to it, reference to it
 Chain = tuple[Callable[[int], str], Callable[[int], dict[str, Any]], Callable[[int], str], str]
 
 CHAINS: Chain = (lambda i: f"d{i}", lambda i: {}, lambda i: f"#/$defs/d{i}", "a")
@@ -24,6 +24,6 @@ def chain(kind: Chain, length: int) -> dict[str, Any]:
 
 
 def rules(name: str, length: int, attributes: str = "") -> str:
-    """Returns a Lark grammar in which each rule, or terminal if `name` is in capitals, refers to the next."""
+    """Returns a Lark grammar in which each rule refers to the next; if `name` is in capitals, each terminal."""
     lines = [f'{name}{i}{attributes}: "a" {name}{i + 1}' for i in range(length)]
     return "\n".join([f"start: {name}0", *lines, f'{name}{length}: "b"'])

@@ -1,4 +1,4 @@
-"""Tiny checkpoints that make vectors and scores, in the layouts of published ones; and what transformers computes."""
+"""Tiny checkpoints for embeddings and scores, in the layouts of published ones, and transformers' results for them."""
 
 import json
 from pathlib import Path
@@ -23,9 +23,9 @@ PROMPTS = {"query": "Instruct: find it\nQuery: ", "document": ""}
 def embedder(
     folder: Path, kind: str = "qwen3-tied", pooling: str = "lasttoken", *, normalized: bool = True, default: str = ""
 ) -> Path:
-    """Writes a checkpoint as sentence-transformers does: bare tensor names, no head; its tokenizer ends every text.
+    """Writes a checkpoint as sentence-transformers does: tensor names without prefix, no head, end tokens after texts.
 
-    default: the name of the prompt that is put before texts whose requests name none.
+    default: the name of the prompt for texts whose requests name no prompt.
     """
     build(kind).base_model.save_pretrained(folder)
     tokenizer: PreTrainedTokenizerFast = KINDS[kind].tokenizer()
@@ -80,7 +80,7 @@ def classifier(folder: Path, kind: str = "qwen3-tied") -> Path:
 
 
 def hidden_states(folder: Path, ids: list[int]) -> torch.Tensor:
-    """Returns what transformers has after the final norm, [T, H] float32."""
+    """Returns the hidden states of transformers after the final norm, [T, H] float32."""
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         states: torch.Tensor = model(torch.tensor([ids])).last_hidden_state[0]
@@ -94,7 +94,7 @@ def tokens(folder: Path, *text: str) -> list[int]:
 
 
 def pooled(states: torch.Tensor, pooling: str, *, dimensions: int = 0, normalized: bool = True) -> torch.Tensor:
-    """Pools as the modules of sentence-transformers do."""
+    """Pools hidden states as the modules of sentence-transformers do."""
     vector = {"lasttoken": states[-1], "mean": states.mean(0), "cls": states[0]}[pooling][: dimensions or None]
     return torch.nn.functional.normalize(vector, dim=0) if normalized else vector
 
@@ -108,7 +108,7 @@ def next_logits(folder: Path, ids: list[int]) -> torch.Tensor:
 
 def class_logits(folder: Path, ids: list[int]) -> torch.Tensor:
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
-    model.config.pad_token_id = -1  # one text, no padding: the last token counts, whichever it is
+    model.config.pad_token_id = -1  # no token is padding, so the score is always that of the last token
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
     return logits

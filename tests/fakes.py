@@ -1,7 +1,7 @@
 """A worker pool without sockets, which a test drives by hand.
 
-Its streams are real. `play` is called with each admitted stream; without it the test feeds the streams itself, with
-`send_tokens`, `send_logprobs` and `end`.
+Its streams are real. `play` is called with each admitted stream. Without `play`, the test feeds the streams itself,
+with `send_tokens`, `send_logprobs` and `end`.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Submitted:
 
 @dataclass(eq=False)
 class FakePool:
-    """A fake `WorkerPool`. `refusals`: errors by index of the submit call; `delays`: seconds its admission takes."""
+    """A fake `WorkerPool`. refusals, delays: by index of the submit call, its error or the seconds to its admission"""
 
     play: Play | None = None
     refusals: dict[int, SluiceError] = field(default_factory=dict)
@@ -67,8 +67,8 @@ class FakePool:
     closed: bool = False
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     calls: int = 0
-    resets: int = 0  # of the prefix cache
-    deaf: bool = False  # does not confirm them
+    resets: int = 0  # how often the prefix cache was reset
+    deaf: bool = False  # whether the worker leaves resets unconfirmed
 
     async def start(self) -> None:
         self.started = True
@@ -88,21 +88,21 @@ class FakePool:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the one worker."""
+        """The fingerprint of the only worker."""
         return self.welcome.fingerprint if self.welcome else ""
 
     @property
     def fingerprints(self) -> list[str]:
-        """The fingerprint of the one worker, if it is ready."""
+        """The fingerprint of the only worker, if it is ready."""
         return [worker.fingerprint for worker in self.statuses() if worker.ready]
 
     def places(self, fingerprint: str = "") -> int:
-        """How many sequences the one worker can hold."""
+        """The number of sequences that the only worker can hold."""
         return self.welcome.limits.max_sequences if self.welcome else 0
 
     @property
     def connections(self) -> list[Self]:
-        """Returns the fake itself as the connection to its one worker."""
+        """Returns the fake itself as the connection to its only worker."""
         return [self]
 
     def reset_prefix_cache(self, nonce: int) -> None:
@@ -111,7 +111,7 @@ class FakePool:
             self.status = msgspec.structs.replace(self.status, prefix_cache_reset=nonce)
 
     def statuses(self) -> list[WorkerStatus]:
-        """Returns one worker, or none before its first status."""
+        """Returns the status of the only worker; nothing before its first status."""
         state = STATES.get(self.readiness, ConnectionState.LOADING)
         return (
             [WorkerStatus("fake", state, self.readiness.text, self.status, fingerprint=self.fingerprint)]
@@ -167,7 +167,7 @@ class FakePool:
                 self.aborted.append(stream.id)
                 self.end(stream, m.Outcome.ABORTED)
 
-    # messages of the worker
+    # Messages that the worker sends
 
     def send_tokens(self, stream: Stream, ids: Iterable[int]) -> None:
         if stream.end is None:
@@ -176,7 +176,7 @@ class FakePool:
     def send_logprobs(
         self, stream: Stream, start: int, logprobs: list[float], *, prompt: bool = False, k: int = 0
     ) -> None:
-        """Sends the ids 1 to k as the likeliest tokens of each position, with equal log-probabilities."""
+        """Sends the ids 1 to k as the most likely tokens of each position, with equal log-probabilities."""
         ids = list(range(1, k + 1)) * len(logprobs)
         values = [logprob for logprob in logprobs for _ in range(k)]
         columns = pack_f32(logprobs), k, pack_u32(ids), pack_f32(values)
@@ -199,7 +199,7 @@ class FakePool:
 
 
 def pooling(values: Callable[[list[int]], list[float]], outcome: m.Outcome = m.Outcome.POOLED) -> Play:
-    """Returns a `play` that answers each prompt with a vector of its ids."""
+    """Returns a `play` that answers each prompt with a vector of the prompt's ids."""
 
     def play(pool: FakePool, stream: Any) -> None:
         def end() -> None:
@@ -212,7 +212,7 @@ def pooling(values: Callable[[list[int]], list[float]], outcome: m.Outcome = m.O
 
 
 def sending(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str = "", pause_s: float = 0.0) -> Play:
-    """Returns a `play` which sends the pieces one after another, and the end together with the last piece."""
+    """Returns a `play` that sends the pieces one after another, and the end together with the last piece."""
 
     def play(pool: FakePool, stream: Stream) -> None:
         def step(i: int) -> None:

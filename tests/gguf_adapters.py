@@ -13,7 +13,7 @@ from bench.peers.gguf_layout import stored_rows
 
 
 def write_gguf(adapter: Path, base: Path, file: Path, type: str = "F32", **replaced: Any) -> Path:
-    """Writes an adapter. type: of the matrices. replaced: the architecture, kind or alpha to write instead"""
+    """Writes an adapter. type: of the matrices. replaced: the metadata (architecture, kind, alpha) to overwrite"""
     config = json.loads((base / "config.json").read_text())
     facts = json.loads((adapter / "adapter_config.json").read_text())
     names, kind = name_map(config), gguf.GGMLQuantizationType[type]

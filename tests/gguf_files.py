@@ -27,7 +27,7 @@ from tests.gguf_blocks import dequantized, random_rows
 from tests.gguf_kinds import HEAD_DIM, KINDS
 
 PLAIN = ("F32", "F16", "BF16")
-WHOLE = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")  # weights that the converter keeps in float32
+WHOLE = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")  # weights that llama.cpp's converter keeps in float32
 Types = Callable[[str], str]  # GGUF name of a matrix → its type
 Metadata = Mapping[str, Any]
 
@@ -53,7 +53,7 @@ def write(
 ) -> Written:
     """Writes folder/model.gguf and the reference.
 
-    types: of all matrices, or by name. more: metadata that is added, or replaces that of the tokenizer.
+    types: the type of all matrices, or a function of their names. more: metadata to add or to overwrite
     """
     torch.manual_seed(seed)
     row, reference = KINDS[kind], folder / "reference"
@@ -105,7 +105,7 @@ def _stored(weights: dict[str, torch.Tensor], config: Metadata) -> dict[tuple[st
 
 
 def _of_shared_mlp(name: str, weight: torch.Tensor, config: Metadata) -> list[tuple[str, torch.Tensor]]:
-    """Returns the parts of Granite 4's MLP, which is a shared expert where there are others, by their names in GGUF."""
+    """Returns the parts of Granite 4's MLP, which is a shared expert in models with experts, by their names in GGUF."""
     layer, kind = name.split(".")[2], "_shexp" if config["num_local_experts"] else ""
     parts = zip(("gate", "up"), weight.chunk(2), strict=True) if "input_linear" in name else [("down", weight)]
     return [(f"blk.{layer}.ffn_{part}{kind}.weight", rows) for part, rows in parts]
@@ -121,7 +121,7 @@ def _by_kind(config: Metadata) -> torch.Tensor:
 
 
 def _interleaved(name: str, weight: torch.Tensor, config: Metadata) -> torch.Tensor:
-    """Undoes the reordering by _stored of a weight of Qwen3-Next."""
+    """Undoes _stored's reordering of a weight of Qwen3-Next."""
     return weight[_by_kind(config).argsort()] if name.endswith("in_proj_qkvz.weight") else weight
 
 
@@ -186,7 +186,7 @@ def _add(
 
 
 def _activations(writer: gguf.GGUFWriter, weights: dict[str, torch.Tensor]) -> None:
-    """Writes the parameters of activations of all layers (Apertus)."""
+    """Writes the parameters of the activations of all layers (Apertus) into the metadata."""
     for parameter in ("alpha_p", "alpha_n", "beta", "eps"):
         found = {name: weight for name, weight in weights.items() if name.endswith(f".act_fn.{parameter}")}
         if found:
@@ -195,7 +195,7 @@ def _activations(writer: gguf.GGUFWriter, weights: dict[str, torch.Tensor]) -> N
 
 
 def _rope_factors(writer: gguf.GGUFWriter, config: Metadata) -> None:
-    """Writes rotary scaling that has a factor for each pair of dimensions."""
+    """Writes a rotary scaling with a factor for each pair of dimensions."""
     rope, head_dim = config["rope_parameters"], config.get("head_dim") or HEAD_DIM
     if config["model_type"] == "gemma4_text":
         writer.add_tensor("rope_freqs.weight", rotary_factors(config))
@@ -227,7 +227,7 @@ def vocabulary(
 ) -> dict[str, Any]:
     """Returns the metadata of a tokenizer.json: byte-level BPE, or with `scores` SentencePiece's BPE.
 
-    size: of the embedding, whose last rows may have no token.
+    size: rows of the embedding; the last rows may have no token.
     """
     metadata = gguf_file.vocabulary(tokenizer, size, pre=pre)
     if scores is None:
@@ -249,7 +249,7 @@ def vocabulary(
 
 
 def scores_of(tokenizer: Metadata) -> dict[str, float] | None:
-    """Returns scores that give the order of merges of a tokenizer with tokens for bytes; None for another tokenizer."""
+    """Returns scores in the order of the merges, for a tokenizer with byte tokens; None for another tokenizer."""
     if not tokenizer["model"]["byte_fallback"]:
         return None
     return {"".join(pair): -float(rank) for rank, pair in enumerate(tokenizer["model"]["merges"])}

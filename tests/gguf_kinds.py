@@ -134,7 +134,7 @@ def _gemma3() -> PreTrainedModel:
 
 
 def _gpt_oss() -> PreTrainedModel:
-    """Its YaRN has an end of the ramp between two dimensions, which is not rounded."""
+    """A model with YaRN, in which an end of the ramp lies between two dimensions and is not rounded."""
     rope = {**YARN_ROPE, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}
     return GptOssForCausalLM(GptOssConfig(**SIZES, **experts, rope_parameters=rope))
@@ -159,7 +159,7 @@ def _granite(**more: Any) -> dict[str, Any]:
 
 
 def _ministral3() -> PreTrainedModel:
-    """A model whose queries grow from position 32 on."""
+    """A model whose queries are scaled up from position 32 on."""
     yarn = {"factor": 16.0, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0}
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.3}
     return Ministral3ForCausalLM(
@@ -193,7 +193,7 @@ def _exaone4() -> PreTrainedModel:
 
 
 def _gemma4(**more: Any) -> PreTrainedModel:
-    """A model whose scores, which are not scaled, are small enough that rounding errors are not amplified."""
+    """Its attention scores are not scaled, but small enough that rounding errors are not amplified."""
     rope = {
         "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -227,7 +227,7 @@ GEMMA4_EXPERTS: dict[str, Any] = {
 DELTA: dict[str, Any] = {
     **SIZES, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
     "linear_value_head_dim": 64, "num_hidden_layers": 3,
-    "initializer_range": 0.05,  # wider weights amplify rounding errors, by way of the norm of small outputs
+    "initializer_range": 0.05,  # with larger weights, norms of small outputs would amplify rounding errors
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }  # fmt: skip
 DELTA_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25}
@@ -256,7 +256,7 @@ def _apertus() -> PreTrainedModel:
 
 
 def _granite_hybrid(**more: Any) -> PreTrainedModel:
-    """A model with Mamba-2 layers before and behind one with attention."""
+    """A model with Mamba-2 layers before and after a layer with attention."""
     sizes = {
         "num_hidden_layers": 3, "layer_types": ["linear_attention", FULL, "linear_attention"], "mamba_n_heads": 8,
         "mamba_d_head": 64, "mamba_n_groups": 2, "mamba_d_state": 32, "initializer_range": 0.05, **more,

@@ -1,6 +1,6 @@
-"""Writes a checkpoint that sees pictures as two GGUF files, as llama.cpp's converter does: text model and tower.
+"""Writes a checkpoint that sees pictures as two GGUF files, text model and tower, as llama.cpp's converter does.
 
-Numbers stay those of the checkpoint, so that both answer with the same bits. The order of tensors is drawn.
+The weights keep their values, so that both forms answer with the same bits. The order of tensors is random.
 """
 
 import json
@@ -30,14 +30,14 @@ PROJECTORS = {
 }  # fmt: skip
 OF_TOWER = re.compile(r"(?:.*\.)?(vision_model|vision_tower|visual|connector|multi_modal_projector)\.(.+)")
 BY_LAYER = re.compile(r"deepstack_merger_list\.(\d+)\.(norm|linear_fc1|linear_fc2)\.(.+)")
-MERGER = {  # whole names that the converter gives by itself
+MERGER = {  # names that do not follow the converter's usual rules
     "merger.norm": "v.post_ln", "merger.linear_fc1": "mm.0", "merger.linear_fc2": "mm.2", "merger.ln_q": "v.post_ln",
     "merger.mlp.0": "mm.0", "merger.mlp.2": "mm.2",
 }  # fmt: skip
 
 
 def rounded(folder: Path) -> Path:
-    """Rounds the vectors of a checkpoint, so that 1 can be added to those of Gemma's norms and taken away again."""
+    """Rounds the vectors of a checkpoint, so that adding 1 to Gemma's norms and subtracting it again is exact."""
     file = folder / "model.safetensors"
     weights = load_file(file)
     for weight in weights.values():
@@ -53,9 +53,9 @@ def write_pair(
 ) -> tuple[Path, Path]:  # fmt: skip
     """Writes folder/model.gguf and folder/mmproj-model-F32.gguf, and returns both.
 
-    types: of the tower's matrices. apart: whether queries, keys and values of a Qwen are three tensors, as in older
-    files. swapped: whether the linears of an MLP have each other's name, as in older files
-    changes: metadata of the tower instead of that of the converter; None leaves a value out
+    types: types of the tower's matrices. apart: whether queries, keys and values of a Qwen are three tensors, as in
+    older files. swapped: whether the names of an MLP's two linears are swapped, as in older files
+    changes: metadata of the tower that replaces the converter's; None leaves a value out
     """
     folder.mkdir(exist_ok=True)
     config = json.loads((checkpoint / "config.json").read_text())
@@ -81,7 +81,8 @@ def _write_text(
     inner = {**config["text_config"], "dtype": "float32"}
     writer = gguf.GGUFWriter(str(file), architecture(inner))
     hyperparameters(writer, inner)
-    if inner["model_type"] == "gemma3_text":  # the converter leaves it out, as every sixth layer of the models is full
+    # the converter states no pattern, because in published models every sixth layer is full
+    if inner["model_type"] == "gemma3_text":
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in inner["layer_types"]])
     if stacked := config["vision_config"].get("deepstack_visual_indexes"):
         writer.add_uint32(f"{architecture(inner)}.n_deepstack_layers", len(stacked))
@@ -154,7 +155,7 @@ def _tower(config: Config, weights: Mapping[str, Tensor], apart: bool) -> Iterat
     stacked = config["vision_config"].get("deepstack_visual_indexes", [])
     for name, weight in weights.items():
         found = OF_TOWER.fullmatch(name)
-        if not found or found[2].startswith("head."):  # of an embedding, which the converter leaves out
+        if not found or found[2].startswith("head."):  # no tensor of the tower, or a head that the converter leaves out
             continue
         part, rest = found[1], found[2]
         module, _, kind = rest.rpartition(".")
@@ -163,10 +164,10 @@ def _tower(config: Config, weights: Mapping[str, Tensor], apart: bool) -> Iterat
             yield f"v.deepstack.{stacked[int(one[1])]}.{target}.{one[3]}", weight
         elif module in MERGER:
             yield f"{MERGER[module]}.{kind}", weight
-        elif module.endswith("patch_embedding") and weight.ndim == 2:  # as the converter writes the linear of LFM2-VL
+        elif module.endswith("patch_embedding") and weight.ndim == 2:  # LFM2-VL: written as a convolution
             side = int((weight.shape[1] // 3) ** 0.5)
             yield "v.patch_embd.weight", weight.view(-1, side, side, 3).permute(0, 3, 1, 2)
-        elif module.endswith(("attention.q_proj", "attention.k_proj")):  # the halves of heads become pairs
+        elif module.endswith(("attention.q_proj", "attention.k_proj")):  # from halves to pairs of a head
             halves = weight.unflatten(0, (config["vision_config"]["num_attention_heads"], 2, -1))
             yield _found(names, f"vision_tower.{rest}"), halves.transpose(1, 2).reshape(weight.shape)
         elif module == "patch_embed.proj" and kind == "weight":
@@ -202,7 +203,7 @@ def _add(writer: gguf.GGUFWriter, stored: str, weight: Tensor, types: str) -> No
 
 
 def all_experts(kind: str, model: Any) -> Any:
-    """Returns a model of this kind whose every layer has experts: GGUF files cannot say anything else."""
+    """Returns a model of this kind with experts in every layer, because GGUF files cannot state anything else."""
     config = model.config
     config.text_config.mlp_only_layers = []
     torch.manual_seed(5)

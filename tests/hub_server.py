@@ -19,7 +19,7 @@ CHUNK_BYTES = 1 << 16
 
 @dataclass
 class Hub:
-    """One repository. `refusal`: status and X-Error-Code of all answers; `bytes_per_s`: download rate, 0: no limit."""
+    """One repository. refusal: status and X-Error-Code of all answers. bytes_per_s: download rate; 0: no limit"""
 
     folder: Path
     name: str = "org/tiny"
@@ -60,7 +60,7 @@ class Hub:
 
         class Server(ThreadingHTTPServer):
             def handle_error(self, *_: object) -> None:
-                """Ignores clients which disconnect."""
+                """Ignores errors of clients that disconnect."""
 
         with Server(("127.0.0.1", 0), Handler) as server:
             thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -75,7 +75,7 @@ class Hub:
 
 @contextmanager
 def serving(files: Mapping[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub with a repository of these files in folder/repo, which huggingface_hub uses with the cache folder/cache."""
+    """Serves a repository of these files in folder/repo. huggingface_hub uses this hub and the cache folder/cache."""
     for name, data in files.items():
         path = folder / "repo" / name
         path.parent.mkdir(parents=True, exist_ok=True)

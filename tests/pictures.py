@@ -1,4 +1,4 @@
-"""Tiny checkpoints that see pictures, whole: tower, tokenizer, chat template and processor, as the hub has them."""
+"""Tiny complete checkpoints that see pictures: tower, tokenizer, chat template and processor, as on the hub."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.checkpoints import VOCAB, byte_level_tokenizer
 from tests.worker.vision.harness import MEAN, PIXTRALS, STD, build
 
 SIDES = {"idefics3": 72, "gemma3": 64}
-TOKENS = {"idefics3": 16, "gemma3": 16}  # of a tile
+TOKENS = {"idefics3": 16, "gemma3": 16}  # tokens of a tile
 ROWS = 4
 IDEFICS3_TOKENS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
 IDEFICS3_TOKENS += [f"<row_{row}_col_{column}>" for row in range(1, ROWS + 1) for column in range(1, ROWS + 1)]
@@ -54,7 +54,7 @@ PIXTRAL_TEMPLATE = (
     "{% endfor %}"
 )
 PIXTRAL_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]"]
-LONGEST_EDGE = 96  # of pictures that Pixtral sees
+LONGEST_EDGE = 96  # longest edge of pictures for Pixtral, in pixels
 LFM2_TOKENS = ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"]
 LFM2_TOKENS += [f"<|img_row_{row}_col_{column}|>" for row in range(1, ROWS + 1) for column in range(1, ROWS + 1)]
 LFM2_SETTINGS: dict[str, Any] = {
@@ -67,10 +67,10 @@ LFM2_GRIDS = {(90, 40): (1, 2, (16, 48)), (30, 200): (4, 1, (80, 8)), (64, 64): 
 MERGES = {"mistral3": 2, "llava": 1}
 QWENS = ("qwen2_5_vl", "qwen3_5", "qwen3_vl")
 QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-AREA = {"shortest_edge": 512, "longest_edge": 4096}  # of pictures that Qwen sees: 8 to 64 tokens
+AREA = {"shortest_edge": 512, "longest_edge": 4096}  # bounds on the pixels of pictures for Qwen: 8 to 64 tokens
 GEMMA4_NAMED = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
 GEMMA4_AUDIO = {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"}
-SOFT_TOKENS = 70  # of pictures that Gemma 4 sees: the fewest that its processor allows
+SOFT_TOKENS = 70  # tokens of a picture for Gemma 4: the fewest that its processor allows
 GEMMA3_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 
 
@@ -113,10 +113,10 @@ class _WithoutVideoAndAudio(Gemma4Processor):  # type: ignore[misc]
 
 
 class _OfPixtral:
-    """Does what PixtralProcessor does, which cannot be imported without torchvision; pixels are those of transformers.
+    """Replaces PixtralProcessor, which cannot be imported without torchvision; pixels come from transformers.
 
-    A row of tokens ends with [IMG_BREAK], the last one with [IMG_END]. PixtralProcessor itself, of transformers 5.23,
-    gave the same ids and pixels for 120 prompts of one to three pictures of random sizes.
+    A row of tokens ends with [IMG_BREAK], the last row with [IMG_END]. PixtralProcessor of transformers 5.23 gave the
+    same ids and pixels for 120 prompts of one to three pictures of random sizes.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, square: int, settings: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class _OfPixtral:
 
 
 class _OfLfm2:
-    """Does what Lfm2VlProcessor does with pictures of LFM2_GRIDS; it cannot be imported without torchvision."""
+    """Replaces Lfm2VlProcessor, which cannot be imported without torchvision, for pictures of LFM2_GRIDS."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -163,7 +163,7 @@ class _OfLfm2:
 
 
 def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
-    """A tokenizer with the special tokens of the family, as many ids as the model has."""
+    """Returns a tokenizer with the family's special tokens, and as many ids as the model has."""
     special = SPECIAL[kind]
     plain = byte_level_tokenizer(VOCAB - len(special))
     plain.add_tokens([AddedToken(one, special=True, normalized=False) for one in special], special_tokens=True)
@@ -175,7 +175,7 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
 
 
 def processor_of(kind: str) -> Any:
-    """The processor of transformers, for the same tokenizer, without normalization."""
+    """Returns the processor of transformers for the same tokenizer, without normalization of pixels."""
     tokenizer = tokenizer_of(kind)
     bare = {"do_rescale": False, "do_normalize": False}
     if kind in QWENS:
@@ -217,7 +217,7 @@ def seeing_checkpoint(kind: str, folder: Path) -> Path:
 
 
 def drawn(width: int, height: int, seed: int = 0) -> Image.Image:
-    """A picture with an edge and noise."""
+    """Draws a picture with an edge and noise."""
     levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     levels[: height // 2, : width // 3] = (250, 10, 60)
     return Image.fromarray(levels)

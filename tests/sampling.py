@@ -1,15 +1,15 @@
-"""Which tests `make test` draws from, and how: the whole suite needs up to half an hour of two cores.
+"""Draws the tests that `make test` runs, because the whole suite needs up to half an hour of two cores.
 
-`make test` passes `--sample DAY`. Of the tests in the tables below it then runs only so many, drawn anew each day, so
-that the days together run all. `make test FULL=1`, and pytest without `--sample`, run everything. What is in no table
-always runs.
+`make test` passes `--sample DAY`. The tables below state how many of some tests are then run. These are drawn anew each
+day, so that every test runs on some day. Tests that are in no table always run. `make test FULL=1`, and pytest without
+`--sample`, run all tests.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
-CASES = {  # folder, file or function -> how many parametrized cases of each test function run
+CASES = {  # folder, file or function → how many parametrized cases of each test function run
     "tests/bench/simulate/test_modes.py": 2,
     "tests/deploy/supervisor/test_recovery.py": 1,
     "tests/docs/test_docs.py": 1,
@@ -38,7 +38,7 @@ CASES = {  # folder, file or function -> how many parametrized cases of each tes
     "tests/worker/test_matrix.py": 3,
     "tests/worker/test_windowed_cache.py": 2,
 }
-TESTS = {  # file or function -> how many of all its tests run, after the draw above; 0: only FULL=1 runs them
+TESTS = {  # file or function → how many of its tests run, after the draw from CASES; 0: only FULL=1 runs them
     "tests/bench/gpu/test_command.py::test_gpu_command_runs_all_sections_on_the_cpu": 0,
     "tests/bench/gpu/test_driver.py": 3,
     "tests/bench/real": 1,
@@ -99,22 +99,22 @@ TESTS = {  # file or function -> how many of all its tests run, after the draw a
 
 
 def left_out(names: Sequence[str], day: str, cases: Mapping[str, int], tests: Mapping[str, int]) -> set[str]:
-    """The names that the sample of a day leaves out.
+    """Returns the names of the tests that the sample of a day leaves out.
 
-    The draw depends on the day and the names alone, so all processes of one run draw the same.
+    The draw depends only on the day and the names, so all processes of one run draw the same tests.
 
     Args:
         names: pytest's node ids, `tests/x/test_y.py::test_z[case]`.
-        day: any text; another one draws another sample.
-        cases: the first table above.
-        tests: the second one.
+        day: any text; another text draws another sample.
+        cases: a table like CASES.
+        tests: a table like TESTS.
     """
     kept = _drawn(sorted(names), day, cases, key=_function)
     return set(names).difference(_drawn(kept, day, tests, key=lambda name: _row(name, tests) or name))
 
 
 def _drawn(names: Sequence[str], day: str, table: Mapping[str, int], key: Callable[[str], str]) -> list[str]:
-    """Draws names from each group with the same key, as many as the table says for the group. Returns them in order."""
+    """Draws as many names from each group as the table states for the group's key. Returns them in order."""
     kept: list[str] = []
     for group, members in groupby(sorted(names, key=key), key=key):
         together = list(members)
@@ -129,7 +129,7 @@ def _function(name: str) -> str:
 
 
 def _row(name: str, table: Mapping[str, int]) -> str | None:
-    """Returns the longest key of the table that names this test, its function, its file or a folder above it."""
+    """Returns the longest key of the table that names this test, its function, its file or a parent folder."""
     return max(
         (key for key in table if f"{name}/".startswith((f"{key}/", f"{key}::", f"{key}["))), key=len, default=None
     )

@@ -1,4 +1,4 @@
-"""Files of another user."""
+"""Makes files that belong to another user."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ STRANGER = 54321
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives a file to another user: by chown as root, else by pretending that we are another user."""
+    """Makes a file another user's: root changes the owner; without root, the test pretends to be another user."""
     if os.geteuid() == 0:
         os.lchown(path, STRANGER, -1)
     else:

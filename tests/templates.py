@@ -103,7 +103,7 @@ MISTRAL = """\
 {%- endfor %}
 """
 
-# What gpt-oss's template shows, and what it refuses; types of parameters are simplified.
+# Shows and refuses the same messages as gpt-oss's template; types of parameters are simplified.
 HARMONY = """\
 {%- set effort = reasoning_effort if reasoning_effort is defined else 'medium' %}
 {{- '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\\n' }}
@@ -166,7 +166,7 @@ HARMONY = """\
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}
 """
 
-# Qwen3.5's: the prompt opens the thought, and calls have their parameters between tags.
+# Like Qwen3.5's template: the prompt opens the reasoning, and calls have their parameters between tags.
 QWEN35 = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -205,7 +205,7 @@ QWEN35 = """\
 {%- endif %}
 """
 
-# GLM-4.5's: the name, then pairs of keys and values.
+# Like GLM-4.5's template: a call is a name and pairs of keys and values.
 GLM = """\
 [gMASK]<sop>
 {%- if tools %}
@@ -242,7 +242,7 @@ GLM = """\
 {%- endif %}
 """
 
-# A template that knows no tools, and refuses two messages of one role.
+# A template without tools, which refuses two consecutive messages of the same role.
 PLAIN = """\
 {%- if messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}

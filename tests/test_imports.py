@@ -1,4 +1,4 @@
-"""Imports go downward only: which folder may import which, checked in the sources and in a running frontend."""
+"""Imports go only downward: the folders that each folder may import, checked in the sources and in a frontend."""
 
 import ast
 import subprocess
@@ -31,7 +31,7 @@ FORBIDDEN = {
     "worker/kernels": OURS - {"worker"},
 }
 
-# what formats of weights may import, and what kinds of mixers and feed-forward networks may: none imports the others
+# what formats of weights, and kinds of mixers and feed-forward networks, may import: no format or kind imports another
 STORED = (
     "worker.model.checkpoint.checkpoint", "worker.model.rooms", "worker.spec", "worker.model.checkpoint.stored_weight",
     "worker.kernels", "shared",
@@ -73,7 +73,7 @@ ALLOWED = {
     "shared": ("shared",),
 }
 
-# exceptions: a file and the folder it may import, with the reason
+# (file, folder that it may import) → the reason
 EXCEPTIONS = {
     ("frontend/offline/start.py", "deploy"): "starts a worker process in the same way as the command line",
     ("worker/kernels/cpu/build.py", "shared"): "asks whether others can write to the cache of compiled libraries",
@@ -91,7 +91,7 @@ def imports(path: Path) -> tuple[str, ...]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Full names of all modules that a file imports, wherever in it; relative ones made absolute."""
+    """Returns the full names of all modules that a file imports, at any place; relative imports are made absolute."""
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
@@ -156,7 +156,7 @@ def test_the_scheduler_loads_no_torch() -> None:
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-# The circles among folders that are left, each with its reason: its folders can only be read together.
+# The accepted circles among folders, each with its reason: the folders of a circle can only be read together.
 CIRCLES = {
     ("worker/kernels/experts.py", "worker/kernels/gpu/experts"): (
         "the record of a layer's experts keeps their weights in the order in which the Triton kernels read them"
@@ -187,7 +187,7 @@ def file_of(module: str) -> Path | None:
 
 
 def folder_imports() -> dict[str, set[str]]:
-    """Returns which folders each folder imports, without the tests."""
+    """Returns the folders that each folder imports, without the tests."""
     found: dict[str, set[str]] = {}
     for path in (path for top in sorted(OURS - {"tests"}) for path in sources(top)):
         imported = {node_of(file) for module in imports(path) if (file := file_of(module)) is not None}
@@ -196,7 +196,7 @@ def folder_imports() -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> set[tuple[str, ...]]:
-    """Returns the groups of nodes that reach each other, each in order of names."""
+    """Returns the groups of nodes that reach each other; a group is in the order of names."""
 
     def reached(start: str) -> set[str]:
         seen, open_nodes = set[str](), [start]

@@ -31,7 +31,7 @@ MAPPED = (
     "bench/gpu/measure", "bench/gpu/offline", "bench/gpu/setup", "bench/micro", "bench/peers", "bench/real",
     "bench/simulate", "bench/workloads",
 )  # fmt: skip
-MOST_FILES = 16  # with `__init__`
+MOST_FILES = 16  # including `__init__`
 PAGE = (ROOT / "docs/architecture.md").read_text()
 
 

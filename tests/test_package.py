@@ -1,4 +1,4 @@
-"""sluice.py and setup.py: the command, `from sluice import LLM`, and what a wheel holds."""
+"""sluice.py and setup.py: the command, `from sluice import LLM`, and the contents of a wheel."""
 
 import runpy
 import subprocess
@@ -33,9 +33,7 @@ def test_import_after_another_package_of_a_name_says_which(tmp_path: Path) -> No
 
 
 def test_interrupt_of_the_command_before_it_runs_is_silent(tmp_path: Path) -> None:
-    usual = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a job in the background ignores it
-    )
+    usual = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs ignore SIGINT
     raise_it = f"{usual}\nimport sluice, time; signal.raise_signal(signal.SIGINT); time.sleep(60)"
     done = python(raise_it, tmp_path, "/usr/bin/sluice")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -1,4 +1,4 @@
-"""The sample of `make test` is the same in all processes of a run, and over the days it leaves nothing out."""
+"""The sample of `make test` is the same in all processes of a run, and covers all tests in the course of days."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The versions in requirements-frontend.txt, for tests of code that relies on undocumented parts of a library."""
+"""Reads versions from requirements-frontend.txt, for tests of code that uses undocumented parts of a library."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """A worker process: it schedules, computes and samples on one device.
 
-__main__            one process: binds its sockets, loads the model, serves, drains
+__main__            the process: binds its sockets, loads the model, serves, drains
 transport/          the ZeroMQ sockets, on an I/O thread
 engine/             loads the model; the compute loop, the request table, the crash journal
 ranks/              tensor parallelism: several processes (ranks) compute one model together

@@ -47,13 +47,13 @@ def run(
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains.
 
-    hosts: the rendezvous of the processes of --rank-group; None without the flag.
-    again: whether this worker replaces one that died. It then uses the checkpoint in the cache,
-        which the dead worker served, even if the hub has a newer one.
+    hosts: the rendezvous of the processes of --rank-group; None without the flag
+    again: whether this worker replaces a worker that died. It then uses the checkpoint in the cache, which the dead
+        worker served, even if the hub has a newer checkpoint.
 
     Raises:
-        ConfigError, CheckpointError: this model cannot be served with these settings.
-        DeviceBroken: the device cannot compute any more. No End is sent for live requests, so that they
+        ConfigError, CheckpointError: this model cannot be served with these settings
+        DeviceBroken: the device cannot compute any more. The worker sends no End for live requests, so that they
             continue in the next worker.
     """
     torch.set_num_threads(threads_of(settings.worker, 0 if hosts is None else hosts.group.here))
@@ -142,7 +142,7 @@ def _serve(
 
 
 def _rank_counter(settings: Settings) -> "RankCounter | None":
-    """Returns a counter of ranks that had wrong numbers; None if there is only one rank."""
+    """Returns a counter of the checks in which a rank had wrong numbers; None if there is only one rank."""
     if settings.worker.ranks == 1:
         return None
     from worker.ranks.metrics import RankCounter
@@ -151,7 +151,7 @@ def _rank_counter(settings: Settings) -> "RankCounter | None":
 
 
 def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: Metrics) -> "AdapterStore | None":
-    """Returns a store of LoRA adapters; None if the settings allow none."""
+    """Returns a store of LoRA adapters; None if the settings allow no adapters."""
     model = settings.model
     if not (model.lora_modules or model.allow_runtime_lora) or engine.weights is None:
         return None
@@ -168,7 +168,7 @@ def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: M
 
 
 def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[[Sequence, Submit], None]:
-    """Returns a function that checks the pictures of a request, and raises Refused."""
+    """Returns a function that checks the pictures of a request, and raises Refused if they cannot be served."""
     if engine.tower is None:
         return no_pictures
     from worker.vision.admission import PictureAdmission
@@ -211,7 +211,7 @@ def _serve_metrics(metrics: Metrics, server: WireServer, settings: Settings) -> 
 
 @dataclass(slots=True)
 class StopSignal:
-    """Sets `requested` on SIGTERM or SIGINT. Before `serving` is set, the signal ends the process at once instead."""
+    """Sets `requested` on SIGTERM or SIGINT. While `serving` is False, a signal ends the process at once instead."""
 
     requested: bool = False
     serving: bool = False

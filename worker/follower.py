@@ -2,8 +2,8 @@
 
 Rank 0 starts it. PARENT is the process id of rank 0. SOCKET and MEMORY are file descriptors.
 
-It loads its part of the model and computes the steps that rank 0 orders. It ends when rank 0 ends, or at its first
-error. After an error the whole worker is restarted, as after every crash.
+The process loads its part of the model and computes the steps that rank 0 orders. It ends when rank 0 ends, or at its
+first error. After an error, the whole worker is restarted, as after every crash.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ def measured_on_gpu(
 
 
 def compute(part: RankDecoder, orders: socket.socket, device: torch.device = CPU) -> NoReturn:
-    """Computes the orders of rank 0. Raises EOFError when rank 0 has ended, and RankLost if another rank is gone."""
+    """Computes the orders of rank 0. Raises EOFError when rank 0 has ended, and RankLost when another rank has died."""
 
     def hidden(given: Order) -> Tensor:
         return part.hidden(inputs_of(given, device), checked=given.checked)
@@ -130,9 +130,10 @@ def load_part(
 ) -> RankDecoder:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
 
-    content: returns the hash of the weight files, which rank 0 compares with its own; "" if both read the same files.
-    on_size: see load() of worker/model/weights.py. on_weights: called when the weights are loaded; returns the
-    operations to compute with.
+    content: returns the hash of the weight files, which rank 0 compares with its own hash; "" if both ranks read the
+        same files
+    on_size: as for load() of worker/model/weights.py
+    on_weights: called when the weights are loaded; returns the operations to compute with
     """
     part, device, formats = exchange.part, files.device, files.formats
     weights = load(
@@ -167,14 +168,14 @@ def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Par
 
 
 def _end_with_parent() -> None:
-    """Lets the system kill this process when rank 0 ends for any reason."""
+    """Makes the kernel kill this process when rank 0 ends for any reason."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches all processes, and rank 0 drains first
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches all processes, but rank 0 must drain first
         signal.signal(number, signal.SIG_IGN)
 
 
 def start(words: Sequence[str]) -> None:
-    """words: PARENT, SOCKET and MEMORY."""
+    """Runs the process. words: the arguments PARENT, SOCKET and MEMORY"""
     parent, source, shared = map(int, words)
     _end_with_parent()
     if os.getppid() == parent:  # otherwise, rank 0 has died already

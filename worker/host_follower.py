@@ -1,8 +1,8 @@
 """The process of a rank other than 0 on another host: `sluice worker --rank-group torchrun` or `lws`.
 
-It waits for rank 0, loads its part of the model from its own --model, and computes the steps that rank 0 orders. It
-has no sockets for frontends. When rank 0 or another rank is gone, it ends with exit code 1, so that torchrun or the
-LeaderWorkerSet starts it again. Then all ranks find each other again.
+The process waits for rank 0, loads its part of the model from its own --model, and computes the steps that rank 0
+orders. It has no sockets for frontends. When rank 0 or another rank has ended, it ends with exit code 1, so that
+torchrun or the LeaderWorkerSet starts it again. Then all ranks find each other again.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ BEYOND_DRAIN_S = 5.0
 
 
 def follow(settings: Settings, hosts: Hosts) -> None:
-    """Computes for rank 0 until a rank ends. Returns if this process was asked to end before that.
+    """Computes for rank 0 until a rank ends. Returns normally only if this process got SIGTERM before.
 
-    Raises Refused if the settings of this rank do not fit rank 0, ConfigError and CheckpointError if it cannot load the
-    model, and RankLost if another rank has ended.
+    Raises Refused if the settings of this rank do not fit those of rank 0, ConfigError and CheckpointError if this rank
+    cannot load the model, and RankLost if another rank has ended.
     """
     group, worker = hosts.group, settings.worker
     stay_on_node(group.place, group.here)
@@ -118,7 +118,7 @@ def _told(orders: socket.socket) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Stop:
-    """Set by SIGTERM. The process continues for a while, because rank 0 gets the signal, too, and drains first."""
+    """Remembers SIGTERM. The process goes on for a while, because rank 0 gets the signal, too, and must drain first."""
 
     requested: bool = False
 

@@ -16,41 +16,41 @@ Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized a
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Describes one table of rotary embeddings. rope.py shows how each kind uses these fields."""
+    """Describes one table of rotary embeddings. Comments name the kinds that use a field; rope.py shows how."""
 
     kind: str  # default, linear, proportional, llama3, yarn or longrope; none: no rotation
     theta: float
     factor: float = 1.0
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 1.0  # llama3
-    original_positions: int = 0  # llama3, yarn: positions before the model was extended
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
+    low_freq_factor: float = 1.0  # only of llama3
+    high_freq_factor: float = 1.0  # only of llama3
+    original_positions: int = 0  # llama3, yarn: the model's positions before its context was extended
+    beta_fast: float = 32.0  # only of yarn
+    beta_slow: float = 1.0  # only of yarn
     truncate: bool = True  # yarn: whether the ends of the ramp are rounded to whole dimensions
     magnitude: float = 1.0  # yarn, longrope: cos and sin are multiplied by this
     factors: tuple[float, ...] = ()  # longrope: one factor for each pair of dimensions
-    rotated: int = 0  # how many dimensions of a head are rotated, 0 for all; weights.py reorders them
-    neighbours: bool = False  # whether the checkpoint rotates pairs of adjacent dimensions; weights.py reorders them
-    pairs: int = 0  # proportional: only this many pairs of dimensions are rotated, by the angles as if all were
-    head_dim: int = 0  # the size of the heads that are rotated, 0 for ModelSpec.head_dim
+    rotated: int = 0  # how many dimensions of a head are rotated; 0: all
+    neighbours: bool = False  # whether the checkpoint rotates pairs of adjacent dimensions, which are reordered on load
+    pairs: int = 0  # proportional: only this many pairs of dimensions are rotated, by the angles as if all pairs were
+    head_dim: int = 0  # the size of a head; 0: ModelSpec.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """The properties in which layers differ."""
 
-    window: int  # a row attends to the last `window` positions, including its own; if 0, to all
+    window: int  # a row attends to the last `window` positions, including its own; 0: to all positions
     rope: int  # index into ModelSpec.ropes
     sparse: bool = False  # whether the feed-forward has experts (ModelSpec.experts)
     mixer: str = ATTENTION  # the kind of mixer (model/mixers)
-    state: RecurrentShape | None = None  # the sizes of the recurrent state, which replaces K/V; None: it keeps K/V
-    kv_heads: int = 0  # 0 for ModelSpec.kv_heads
-    head_dim: int = 0  # 0 for ModelSpec.head_dim
-    intermediate_size: int = 0  # the width of the MLP, 0 for ModelSpec.intermediate_size
-    key_is_value: bool = False  # values come from the projection of keys, before its norm and rotation
-    mixes: int = 0  # how many inputs the mixer's linears have, 0 for ModelSpec.hidden_size
-    sees_ahead: bool = True  # whether tokens of a picture attend to later tokens of it, if the model allows this
-    shares: int | None = None  # the layer whose K/V this layer reads; it then has no K/V of its own
+    state: RecurrentShape | None = None  # the sizes of the layer's recurrent state; None: the layer has K/V instead
+    kv_heads: int = 0  # 0: the same as ModelSpec.kv_heads
+    head_dim: int = 0  # 0: the same as ModelSpec.head_dim
+    intermediate_size: int = 0  # the width of the MLP; 0: ModelSpec.intermediate_size
+    key_is_value: bool = False  # whether values are the projected keys, before their norm and rotation
+    mixes: int = 0  # how many inputs the mixer's linears have; 0: ModelSpec.hidden_size
+    sees_ahead: bool = True  # whether a picture's tokens attend to the picture's later tokens, if the model allows this
+    shares: int | None = None  # the index of the layer whose K/V this layer reads; None: it has its own K/V
 
     @property
     def feed_forward(self) -> str:
@@ -71,15 +71,15 @@ class ExpertsSpec:
     """
 
     count: int
-    chosen: int  # the number of experts that are chosen for a row
+    chosen: int  # how many experts are chosen for a row
     intermediate_size: int
     normalized: bool  # whether the weights of a row's experts are divided by their sum
-    sigmoid: bool = False  # whether the router's scores are sigmoids of its logits; else their softmax
+    sigmoid: bool = False  # whether the router's scores are the sigmoids of its logits; otherwise their softmax
     choice_bias: bool = False  # whether a bias per expert is added to the scores, only to choose the experts
     factor: float = 1.0  # the weights of the chosen experts are multiplied by this
     router_bias: bool = False
     bias: bool = False  # whether the linears of experts have biases
-    shared_size: int = 0  # intermediate size of the shared expert, 0 if there is none
+    shared_size: int = 0  # intermediate size of the shared expert; 0: there is no shared expert
     shared_gated: bool = False  # whether the shared expert's output is multiplied by sigmoid(a linear of the input)
     beside_mlp: bool = False  # whether sparse layers also have the MLP; both then have separate norms (Gemma 4)
     transposed: bool = False  # whether tensors of all experts may be stored as [E, inputs, outputs]
@@ -89,9 +89,9 @@ class ExpertsSpec:
 class StoredQuantization:
     """Summarizes how a checkpoint stores quantized linears. The details are in model/quantization.
 
-    kind: int8, fp8, int4 or another format; several are joined by "and".
-    shared: the values that share a scale: "a row" or "128 values"; "" if the kind implies it.
-    by_row: whether all quantized linears have eight bits and one scale per row, and nothing else.
+    kind: int8, fp8, int4 or another format; several formats are joined by "and"
+    shared: which values share a scale: "a row", "128 values" and so on; "" if the kind tells it
+    by_row: whether all quantized linears have eight bits and one scale per row, and neither zero points nor minimums
     """
 
     kind: str
@@ -101,7 +101,7 @@ class StoredQuantization:
 
     @classmethod
     def of_all(cls, parts: "Sequence[StoredQuantization]") -> "StoredQuantization":
-        """Combines the summaries of parts of a checkpoint. If they differ, dynamic activations count as "other"."""
+        """Combines the summaries of parts of a checkpoint. If they differ, dynamic activations become "other"."""
         if len(set(parts)) == 1:
             return parts[0]
         kinds, shared = (list(dict.fromkeys(names)) for names in zip(*((p.kind, p.shared) for p in parts), strict=True))
@@ -135,7 +135,7 @@ class QueryScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Describes a model."""
+    """Describes a decoder-only model."""
 
     model_type: str
     vocab_size: int
@@ -148,14 +148,14 @@ class ModelSpec:
     ropes: tuple[RopeSpec, ...]
     max_positions: int  # how many positions the model was trained for
     norm_eps: float
-    norm_offset: bool = False  # norms multiply by 1 + w
+    norm_offset: bool = False  # norms multiply by 1 + weight
     layer_norm: bool = False  # norms subtract the mean (kernels/rowwise/norm.py)
     norm_bias: bool = False  # norms have biases
     pre_norms: bool = True  # norms before attention and before the feed-forward
     post_norms: bool = False  # norms after attention and after the feed-forward, before the residual sum
     parallel: bool = False  # attention and feed-forward have the same input; both are added to the residual stream
     qk_norm: bool = False  # norms over head_dim on queries and keys, before the rotation
-    qk_norm_last: bool = False  # with qk_norm: after the rotation
+    qk_norm_last: bool = False  # with qk_norm: the norms follow the rotation
     whole_qk_norm: bool = False  # with qk_norm: one norm over all query heads, and one over all key heads
     value_norm: bool = False  # each value is divided by its root mean square
     layer_scales: bool = False  # each layer's output is multiplied by a learned number
@@ -176,7 +176,7 @@ class ModelSpec:
     logit_scale: float = 1.0  # logits are multiplied by this
     logit_softcap: float = 0.0  # if c is not 0, logits become c * tanh(logits / c)
     tied: bool  # whether the output head is the embedding
-    draft_layers: int = 0  # layers after the last one in the checkpoint that are for drafts and not part of the model
+    draft_layers: int = 0  # how many layers for drafts the checkpoint has behind the model's last layer
     labels: int = 0  # rows of the classification head, which replaces the output head; 0: the model has none
     eos_ids: tuple[int, ...]
     dtype: str  # the dtype of the checkpoint: float32, bfloat16 or float16

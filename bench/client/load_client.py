@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from bench.client.http_response import HttpResponse, MalformedResponse
 
-TIMEOUT_S = 900.0  # for one complete response
+TIMEOUT_S = 900.0  # time limit for one complete response
 READ_BYTES = 1 << 16
 NO_DONE = "the stream ended without [DONE]"
 

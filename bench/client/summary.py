@@ -44,7 +44,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def summarize(records: Sequence[Record]) -> Summary:
-    """Computes times in ms, rates in tokens per second of wall clock, and shares in percent. Failed requests are only
+    """Returns times in ms, rates in tokens per second of wall clock, and shares in percent. Failed requests are only
     counted."""
     good = [record for record in records if not record.error]
     wall = max((r.done for r in good), default=0.0) - min((r.sent for r in good), default=0.0)

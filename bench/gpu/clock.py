@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 WARM_UP = 3
-MOST_S = 1.0  # the longest that all samples of one call may take together
+MOST_S = 1.0  # time limit for all samples of one call together
 
 
 class Clock(Protocol):
@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For devices on which a call returns only after its computation has ended."""
+    """The clock for devices on which a call returns only after its computation has ended."""
 
     def wait(self) -> None:
         return None

@@ -24,7 +24,7 @@ from bench.gpu.tables import Table
 
 GRACE_S = 10.0  # seconds by which a task may exceed the budget, so that it can finish
 STDERR = 2
-START_S = 120.0  # how long a process may take until its first event
+START_S = 120.0  # time limit for the first event of a process
 
 
 def _task_message(task: Task) -> dict[str, Any]:

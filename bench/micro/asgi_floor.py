@@ -2,7 +2,7 @@
 
 python -m bench.micro.asgi_floor PORT
 
-Then GET /bare/N or /sse/N returns N chunks as large as a completion's. Each takes one iteration of the event loop.
+Then GET /bare/N or /sse/N returns N chunks as large as a completion's. Each chunk takes one turn of the event loop.
 """
 
 import asyncio

@@ -119,9 +119,8 @@ class StreamReaders:
         begun = time.monotonic()
         while left:
             meanwhile()
-            time.sleep(
-                POLL_S
-            )  # instead of blocking on the sockets: waking the reader would cost the sender time for each stream
+            # sleeps instead of blocking on the sockets: waking the reader would cost the sender time for each stream
+            time.sleep(POLL_S)
             for fd, _ in self._poll.poll(0):
                 data = self._tails.pop(fd, b"") + self._sockets[fd].recv(READ_BYTES)
                 self._check(data)

@@ -18,7 +18,7 @@ from bench.client.server import served
 from bench.client.summary import aligned, number
 from shared.arguments import positive_int
 
-TURN = 200  # tokens
+TURN = 200  # tokens of the next turn
 
 
 def first_token(client: httpx.Client, prompt: list[int]) -> float:

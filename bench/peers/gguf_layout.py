@@ -20,11 +20,8 @@ SHIFTED_MODELS = (  # models whose norms multiply by 1 + weight
     "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron",
 )  # fmt: skip
 TILED_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
-ROWS_OF_VALUES = (
-    "in_proj_qkv.weight",
-    "in_proj_z.weight",
-    "conv1d.weight",
-)  # their last rows belong to values; any rows before belong to queries and keys
+# tensors whose last rows belong to values; any rows before belong to queries and keys
+ROWS_OF_VALUES = ("in_proj_qkv.weight", "in_proj_z.weight", "conv1d.weight")
 ROWS_OF_VALUE_HEADS = ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight")
 
 

@@ -26,7 +26,7 @@ from shared.arguments import comma_separated
 from shared.config import ConfigError
 from shared.flags import Parser
 
-SIDES = ("224", "448", "512", "896", "1024", "2048")  # pixels
+SIDES = ("224", "448", "512", "896", "1024", "2048")  # sides of pictures in pixels
 COARSE = 16  # side in pixels of one-coloured squares, which keep files small
 QUESTIONS = ("What is this?", "Which colours has it?")
 TIMEOUT_S = 300.0

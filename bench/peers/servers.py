@@ -110,7 +110,7 @@ def _wait(url: str, process: psutil.Process) -> None:
 
 
 def process_tree(process: psutil.Process) -> list[psutil.Process]:
-    """Returns a process and its descendants; none if it has ended."""
+    """Returns a process and its descendants; an empty list if the process has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [process, *process.children(recursive=True)]
     return []

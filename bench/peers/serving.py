@@ -15,10 +15,8 @@ from bench.peers.catalog import Peer
 from bench.peers.servers import PeerServer, started_peers
 
 PROMPT = "def main"
-MORE_SEQUENCES = {
-    "sluice": ["--max-batch-size", "256"],
-    "vllm": ["--max-num-seqs", "256"],
-}  # flags added to the catalog's, which they override
+# flags added to the catalog's flags, which they override
+MORE_SEQUENCES = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seqs", "256"]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ Window = list[int]  # token ids
 
 
 def first_predicted(window: int) -> int:
-    """Returns the index of the first token whose logits are scored. They predict the token after it."""
+    """Returns the index of the first token whose logits are scored. These logits predict the token after it."""
     return window // 2
 
 

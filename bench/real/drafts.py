@@ -23,7 +23,7 @@ from shared.gguf.translated import translated
 from worker.engine.load import load_engine
 
 EACH = 8  # number of requests per task
-TEMPERATURES = (0.0, 0.2)  # 0.2 is what the model's authors recommend
+TEMPERATURES = (0.0, 0.2)  # the model's authors recommend 0.2
 SUBJECTS = ("fruits", "countries of Europe", "programming languages", "animals of the forest", "musical instruments",
             "planets and moons", "things to pack for a journey", "tools of a carpenter")  # fmt: skip
 HEROES = ("a fox", "an old king", "two sisters", "a robot", "a fisherman", "a teacher", "a lost dog", "a young pilot")

@@ -24,7 +24,7 @@ CONTEXTS = (64, 256, 512, 1024)
 CHUNKS = (16, 32, 64, 128, 256, 512)
 ROUNDS = 4  # how often each step is timed; the shortest time counts, because other load only adds time
 
-Progress = Callable[[str], None]  # is called with a line of text
+Progress = Callable[[str], None]  # called with a line of text for the user
 
 
 def measure(settings: Settings, progress: Progress = lambda text: None) -> list[Observation]:

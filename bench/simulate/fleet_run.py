@@ -42,7 +42,7 @@ class Result:
     queries: int = 0
     hits: int = 0
     statuses: int = 0
-    status_bytes: int = 0  # of all statuses
+    status_bytes: int = 0  # bytes of all statuses
     rounds: int = 0  # rounds in which every worker sent its status
 
     @property
@@ -176,7 +176,7 @@ class Fleet:
         router.ended(stream)
         if stream.lost_at is None:
             self.result.refused += 1
-        else:  # it was admitted before its worker died: it waits for another worker
+        else:  # a stream that was admitted before its worker died waits for another worker
             self._waiting.append(stream)
 
     # steps
@@ -187,7 +187,7 @@ class Fleet:
 
     def _step_ends(self, worker: SimulatedWorker) -> None:
         if self.workers[worker.index] is not worker:
-            return  # it died in this step
+            return  # the worker died in this step
         for stream, tokens, ended in worker.end(self._now):
             self._took(stream, tokens)
             if ended:

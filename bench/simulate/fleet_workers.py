@@ -73,7 +73,7 @@ class SimulatedWorker:
         return b"%04d" % stream.frontend, stream.submit.id
 
     def begin(self, now: float) -> float | None:
-        """Begins a step, and returns when it ends; None if there is nothing to compute now."""
+        """Begins a step. Returns the time at which the step ends; None if there is nothing to compute now."""
         plan = self.scheduler.plan(now)
         while not plan and plan.preempted:
             plan = self.scheduler.plan(now)

@@ -74,7 +74,7 @@ class Replay:
 
     requests: list[Request]
     timeline: list[Sample]
-    end: float  # seconds
+    end: float  # time of the end in seconds
     preemptions: int
 
     @property
@@ -171,7 +171,7 @@ class _Run:
             self._submit(self._arrivals.popleft(), sent)
 
     def _next_sent(self) -> float:
-        """Returns when the next request is sent; inf if none is left or another one must end first."""
+        """Returns the time at which the next request is sent; inf if none is left or another request must end first."""
         if not self._arrivals or (self._sequential and self._scheduler.has_work):
             return inf
         return max(self._arrivals[0].at, self._last_end) if self._sequential else self._arrivals[0].at

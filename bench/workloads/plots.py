@@ -25,7 +25,7 @@ WIDTHS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # possible bin widths in second
 BINS = 40
 SCATTER = 5000  # maximum number of dots for one mode
 
-Axes = Any  # matplotlib's, which has types only where it is installed
+Axes = Any  # matplotlib's Axes, whose type is known only where matplotlib is installed
 Modes = Mapping[str, Sequence[Record]]  # successful records, by mode
 
 

@@ -224,9 +224,9 @@ def _parser(name: str, about: str) -> Parser:
 
 
 def _body(args: argparse.Namespace, server: Server) -> dict[str, Any]:
-    """Returns a request body with the explicit parameters, and with the sampling that the model's authors recommend.
+    """Returns a request body with the explicit parameters and those that the model's authors recommend for sampling.
 
-    The server chooses the rest.
+    The server chooses all other parameters.
     """
     explicit = {field: getattr(args, field) for field in (*SAMPLING, "stop")}
     given = {field: value for field, value in explicit.items() if value is not None}
@@ -241,7 +241,7 @@ def _body(args: argparse.Namespace, server: Server) -> dict[str, Any]:
 
 
 def _recommended(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the sampling that the authors of the model `name` recommend, if the server says so."""
+    """Returns the sampling parameters that the authors of the model `name` recommend, if the server reports them."""
     found = next((row.get("recommended_sampling") for row in rows if row["id"] == name), None)
     return {field: found[field] for field in SAMPLING if field in found} if isinstance(found, dict) else {}
 
@@ -253,7 +253,7 @@ def _collect(pieces: Iterator[str], collected: list[str]) -> Iterator[str]:
 
 
 def _print(pieces: Iterator[str]) -> None:
-    """Prints each piece as it arrives, and ends the last line, even after a failure."""
+    """Prints each piece of text as it arrives, and ends the last line, even after a failure."""
     last = ""
     try:
         for piece in pieces:

@@ -1,6 +1,6 @@
-"""The table of `sluice` commands: what each does and which function runs it.
+"""The table of `sluice` commands: what each command does and which function runs it.
 
-Functions are named and not imported, so that help and errors appear at once.
+The table holds the names of functions and imports none, so that help and errors appear at once.
 """
 
 from collections.abc import Callable

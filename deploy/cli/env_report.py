@@ -108,7 +108,7 @@ def _kernels() -> str:
 
 
 def _floors() -> dict[str, str]:
-    """Measures the floors with all cores of this process."""
+    """Measures memory bandwidth and rate of multiply-adds, with all cores of this process."""
     from worker.kernels.cpu import floors
 
     cores = usable_cores()
@@ -161,7 +161,7 @@ def _variables() -> str:
 
 
 def _table(path: str) -> dict[str, str]:
-    """Parses lines of "name: value"; the first of equal names counts."""
+    """Parses lines of "name: value"; if a name occurs several times, its first value counts."""
     pairs = [line.partition(":")[::2] for line in _text(path).splitlines()]
     return {name.strip(): value.strip() for name, value in reversed(pairs)}
 

@@ -8,7 +8,7 @@ from shared.config import Settings
 
 
 def fetch(settings: Settings, namespace: argparse.Namespace) -> int:
-    """Prints where the checkpoint is, and the size of its weights. Raises CliError."""
+    """Downloads the checkpoint, then prints its folder and the size of its weights. Raises CliError."""
     if namespace.parent > 0:
         die_with(namespace.parent)
     model = with_local_model(settings).model

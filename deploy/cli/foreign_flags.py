@@ -1,6 +1,6 @@
 """Well-known flags of vLLM, SGLang and llama.cpp's server that Sluice does not have, and what to use instead.
 
-A table, so that someone who brings a command line of another server is told more than that a flag is unknown.
+For users who bring a command line of another server, the error then says more than "unknown flag".
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from shared.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Flags of other servers that mean the same. A server's flags are separated by spaces."""
+    """Flags of other servers with the same meaning. A field holds a server's flags, separated by spaces."""
 
     advice: str  # the end of the error message, after "is a flag of vLLM: "
     vllm: str = ""

@@ -23,7 +23,7 @@ BAD_URL_EXIT_CODE = 2
 
 
 def add_key(parser: Parser) -> None:
-    """Adds the flag for the key of a server."""
+    """Adds the flag for the API key of a server."""
     parser.add_argument(
         "--api-key",
         metavar="KEY",
@@ -34,7 +34,7 @@ def add_key(parser: Parser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """The body of an answer, its headers in small letters, and when its first bytes came (`time.perf_counter()`)."""
+    """The body of an answer, its headers in lower case, and the time of its first bytes (`time.perf_counter()`)."""
 
     text: str
     headers: Mapping[str, str]
@@ -63,11 +63,11 @@ class Server:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def models(self) -> list[str]:
-        """Returns all names of the served models. Raises CliError if there is none, or no answer."""
+        """Returns all names of the served models. Raises CliError if there is no model or no answer."""
         return [str(model["id"]) for model in self.model_rows()]
 
     def model_rows(self) -> list[dict[str, Any]]:
-        """Returns the objects of /v1/models, each with its `id`. Raises CliError if there is none, or no answer."""
+        """Returns the objects of /v1/models, each with its `id`. Raises CliError if there is no model or no answer."""
         with closing(self._connect()) as connection:
             response = self._request(connection, "GET", "/v1/models", None)
             models = _json(self._read(response)).get("data")
@@ -78,7 +78,7 @@ class Server:
         return models
 
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the answer to a request, such as to "receipts/verify". Raises CliError if it is refused or fails."""
+        """Returns the JSON answer to a POST, for example to "receipts/verify". Raises CliError for a failure."""
         with closing(self._connect()) as connection:
             return _json(self._read(self._request(connection, "POST", f"/v1/{route}", body)))
 
@@ -93,7 +93,7 @@ class Server:
 
         route: "chat/completions" or "completions".
         on_reasoning: called with each piece of reasoning.
-        on_finish: called with the reason for which the answer ended, such as "stop" or "length".
+        on_finish: called with the answer's finish reason, such as "stop" or "length".
         Raises CliError if the request is refused or fails, or if the stream ends early.
         """
         with closing(self._connect()) as connection:
@@ -110,7 +110,7 @@ class Server:
                     yield choice.get("text") or delta.get("content") or ""
 
     def ask(self, path: str, body: Mapping[str, Any]) -> WholeAnswer:
-        """Returns the whole answer to a request, also if it is a stream. Raises CliError if the request is refused."""
+        """Returns the whole answer to a request, even if the answer is streamed. Raises CliError if it is refused."""
         with closing(self._connect()) as connection:
             response = self._request(connection, "POST", path, body)
             try:
@@ -144,7 +144,7 @@ class Server:
         return response
 
     def _chunks(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-        """Yields server-sent events up to [DONE]."""
+        """Yields the JSON objects of server-sent events up to [DONE]."""
         while line := self._line(response):
             data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
             if data == b"[DONE]":

@@ -6,17 +6,17 @@ from importlib.util import find_spec
 
 from deploy.supervisor.child_command import CliError
 
-# The packages that a worker needs besides a frontend's (requirements-frontend.txt).
+# Packages that a worker needs in addition to a frontend's packages (requirements-frontend.txt).
 WORKER_PACKAGES = ("torch", "safetensors", "numpy")
 
 
 def missing_package(name: str) -> str:
-    """Returns the message that a package is missing, with the command that installs it."""
+    """Returns an error message for a missing package, with the command that installs it."""
     return f"the package {name} is not installed in this Python; run: {sys.executable} -m pip install {name}"
 
 
 def require_worker_packages() -> None:
-    """Raises CliError if a worker cannot run here. It imports nothing, because importing torch takes seconds."""
+    """Raises CliError if packages of a worker are missing. Imports none of them, because torch takes seconds."""
     missing = [name for name in WORKER_PACKAGES if find_spec(name) is None]
     if missing:
         names = " ".join(missing)

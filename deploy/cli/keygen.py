@@ -57,7 +57,7 @@ def keygen(words: list[str]) -> int:
 
 
 def _receipt_key(file: Path, *, force: bool) -> int:
-    """Makes the key that signs receipts (PEM, mode 0600), and prints its public key, which stands in each receipt."""
+    """Makes the key that signs receipts (PEM, mode 0600), and prints its public key, which every receipt contains."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -80,7 +80,7 @@ def _receipt_key(file: Path, *, force: bool) -> int:
 
 
 def summary(folder: Path, name: str) -> str:
-    """Returns the text to print after the keys for the frontend `name` are made: the files and where to copy them."""
+    """Returns the text that tells the user which files were made for the frontend `name`, and where to copy them."""
     pairs = {role: f"{file}.key_secret, {file}.key" for role, file in (("worker", "worker"), ("frontend", name))}
     files = {**pairs, "allowed": f"{ALLOWED}/{name}.key"}
     width = max(map(len, files.values()))
@@ -91,7 +91,7 @@ def summary(folder: Path, name: str) -> str:
 
 
 def make_keys(folder: Path, *names: str, force: bool = False) -> None:
-    """Makes a key pair for each name: all pairs, or none. All public keys except the worker's become allowed keys, too.
+    """Makes a key pair for each name: all pairs, or none. Public keys, except the worker's, are also put into allowed/.
 
     Raises CliError if a pair exists (unless `force`), OSError if the folder cannot be written.
     """

@@ -73,7 +73,7 @@ def _dispatch(prog: str, name: str, words: list[str]) -> int:
 
 
 def _fail(prog: str, error: object, code: int) -> int:
-    """Prints the error as a line that the launcher recognizes (ERROR_LINE in supervisor/child_process.py)."""
+    """Prints the error in the form that the launcher recognizes (ERROR_LINE in supervisor/child_process.py)."""
     if is_json_set_up():
         log.error("%s: %s", prog, error)
     else:

@@ -1,6 +1,7 @@
 """`sluice probe URL`: a health check for containers, which have no curl.
 
-It checks that the answer is 200 and, if asked to, the age of the last step in a worker's /metrics. Exit code 0 or 1.
+The probe checks that the status is 200 and, with a flag, the age of the last step in a worker's /metrics. It exits with
+0 or 1.
 """
 
 import http.client

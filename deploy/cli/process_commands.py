@@ -77,7 +77,7 @@ def worker(settings: Settings, namespace: argparse.Namespace) -> int:
 
 
 def _hosts(settings: Settings) -> "Hosts | None":
-    """Returns where the processes of --rank-group meet; None if all of them run on this machine."""
+    """Returns the hosts of --rank-group and their meeting point; None if all ranks run on this machine."""
     if settings.worker.rank_group == "local":
         return None
     from shared.wire.curve import keys_for
@@ -100,7 +100,7 @@ def _follow(settings: Settings, hosts: "Hosts") -> int:
         follow(with_local_model(settings), hosts)
     except CheckpointError as error:
         raise CliError(error, 3) from error
-    except (RankLost, Refused) as error:  # a restart may cure it, once the other hosts are in order
+    except (RankLost, Refused) as error:  # a restart may succeed when the other hosts work again
         raise CliError(error, 1) from error
     return 0
 

@@ -1,7 +1,7 @@
-"""Checks settings and files before `sluice serve` starts any process, so that a mistake is reported once and at once.
+"""Checks settings and files before `sluice serve` starts any process, so that a mistake is reported at once and once.
 
-The processes check the same things for themselves, because they can be started alone. Modules are imported only if a
-flag needs them.
+Workers and frontends repeat these checks, because they can also be started alone. Modules are imported only if a flag
+needs them.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from shared.wire.curve import keys_for
 def check_before_start(settings: Settings) -> None:
     """Raises ConfigError, or CliError for a model that cannot be served.
 
-    settings: of all processes; `model` is a folder or a hub id.
+    settings: the settings of all processes; their `model` is a folder or a hub id.
     """
     folder, frontend = Path(settings.model.model), settings.frontend
     if settings.launch.workers and folder.is_dir() and (problem := folder_problem(folder)):

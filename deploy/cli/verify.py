@@ -1,7 +1,7 @@
 """`sluice verify RECEIPT --request FILE`: checks receipts on a running server, or with a model loaded for the check.
 
-Exit code 0: every receipt is identical, and no signature is wrong; 1: a receipt or a signature is not right; 2: the
-receipts could not be checked.
+Exit code 0: every recomputed answer is identical to its receipt, and no signature is wrong; 1: an answer differs or a
+signature is wrong; 2: the receipts could not be checked.
 """
 
 import json

@@ -29,7 +29,7 @@ LINE_BYTES = 1 << 24  # limit on the bytes of one event of a stream
 
 
 def body_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the body of `/v1/completions` for a request of Dynamo. Raises ValueError for fields not passed on."""
+    """Returns the body of `/v1/completions` for a request of Dynamo. Raises ValueError for unsupported fields."""
     sampling, stopping = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
     output = request.get("output_options") or {}
     for name in REFUSED:
@@ -51,7 +51,7 @@ def body_of(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def chunks_of(lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """Yields Dynamo's chunks of a stream of events. Raises RuntimeError if the stream has an error, or no end."""
+    """Turns a stream of events into Dynamo's chunks. Raises RuntimeError if the stream has an error, or no end."""
     reason: str | None = None
     usage: dict[str, Any] | None = None
     async for line in lines:

@@ -25,8 +25,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 ROOT = str(Path(__file__).resolve().parents[2])
-ANSWERS_S = 3600.0  # most seconds between two pieces of an answer
-HOP = frozenset({"host", "connection", "content-length", "transfer-encoding", "keep-alive"})  # not passed on
+ANSWERS_S = 3600.0  # largest pause between two pieces of an answer, in seconds
+# headers that are not passed on
+HOP = frozenset({"host", "connection", "content-length", "transfer-encoding", "keep-alive"})
 
 # Makes the launcher die with the replica, however the replica dies. The launcher's own processes then end, too.
 WITH_PARENT = (

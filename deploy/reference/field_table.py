@@ -1,6 +1,6 @@
 """Generates docs/fields.md: what each field of a request does on each route.
 
-Everything is from the types that bodies are read into.
+All facts come from the types that bodies are parsed into.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from frontend.api.requests.unsupported import WHY
 from frontend.api.routes.body_types import REQUESTS
 from frontend.api.sglang.fields import SamplingParams
 
-GENERATING: Mapping[str, str] = {  # the routes that generate -> their requests
+GENERATING: Mapping[str, str] = {  # route that generates → type of its request
     "/v1/completions": "CompletionRequest",
     "/v1/chat/completions": "ChatCompletionRequest",
     "/v1/responses": "ResponseRequest",
@@ -29,27 +29,28 @@ GENERATING: Mapping[str, str] = {  # the routes that generate -> their requests
     "/infill": "InfillRequest",
     "/generate": "SglangGenerateRequest",
 }
-WITHIN: Mapping[str, type[RequestModel]] = {"options": Options, "sampling_params": SamplingParams}  # fields with fields
-POOLING: Mapping[str, str] = {  # the routes that answer with vectors or scores -> their requests
+# fields that are objects with fields of their own
+WITHIN: Mapping[str, type[RequestModel]] = {"options": Options, "sampling_params": SamplingParams}
+POOLING: Mapping[str, str] = {  # route that answers with vectors or scores → type of its request
     "/v1/embeddings": "EmbeddingRequest",
     "/v1/score": "ScoreRequest",
     "/v1/rerank": "RerankRequest",
     "/api/embed": "EmbedRequest",
     "/embedding": "LlamaCppEmbeddingRequest",
 }
-NO_EFFECT = ("Accepted, no effect", "No effect")  # how descriptions of such fields begin
+NO_EFFECT = ("Accepted, no effect", "No effect")  # how the description of a field without effect begins
 
 
 class Does(Enum):
     WORKS = "works"
     NOTHING = "no effect"
-    ONLY = "only"  # only the values that leave an unsupported feature off are accepted
+    ONLY = "only"  # the field accepts only values that leave an unsupported feature off
     REFUSED = "refused"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a field does on a route. values: the accepted values, for ONLY; within: the object that has the field"""
+    """The effect of a field on a route. values: the accepted values, for ONLY; within: the object with the field"""
 
     does: Does
     values: tuple[object, ...] = ()
@@ -68,7 +69,7 @@ class Cell:
 
 
 def cells(request: str) -> Mapping[str, Cell]:
-    """Returns what the fields of a request do, by name. Fields inside the objects of WITHIN are included."""
+    """Returns the effect of each field of a request, by name. Fields inside the objects of WITHIN are included."""
     found = dict(_of(REQUESTS[request], ""))
     for name, kind in WITHIN.items():
         if name in found and found[name].does is Does.WORKS:

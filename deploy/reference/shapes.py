@@ -1,6 +1,7 @@
-"""JSON Schemas in a few words for people: "integer, from 1 to 128", "array of (string), at most 16".
+"""Describes JSON Schemas in a few words: "integer, from 1 to 128", "array of (string), at most 16".
 
-Knows the keywords of the schemas of requests; another keyword raises KeyError, so that no description is wrong.
+Knows only the keywords that occur in the schemas of requests. Any other keyword raises KeyError, so that no description
+leaves something out.
 """
 
 import json
@@ -9,17 +10,17 @@ from collections.abc import Iterator, Mapping
 from frontend.api.requests.request_model import MOST, SMALLEST
 from frontend.api.requests.request_schema import Schema
 
-BOUNDLESS = 1e9  # a bound beyond it is not worth mentioning
+BOUNDLESS = 1e9  # a bound above this is not mentioned
 
 
 def words(shape: Schema) -> str:
-    """Describes the values that a schema allows, apart from null; an object is only called object."""
+    """Describes the values that a schema allows, apart from null; an object is described only as "object"."""
     kinds = list(dict.fromkeys(_words(one) for one in _alternatives(shape)))
     return " or ".join(kinds) or "anything"
 
 
 def _alternatives(schema: Schema) -> Iterator[Schema]:
-    """Yields the alternatives of a schema, recursively; of an `allOf`, only the first part counts."""
+    """Yields the alternatives of a schema, recursively. Only the first part of an `allOf` counts."""
     if "anyOf" in schema:
         for one in schema["anyOf"]:
             yield from _alternatives(one)
@@ -59,7 +60,7 @@ def _bounds(schema: Schema) -> str:
 
 
 def inner(name: str, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
-    """Yields the fields of the objects in a schema: path (`messages[].role`), schema, whether the field is required."""
+    """Yields path (for example `messages[].role`), schema and "is required" of every field of objects in a schema."""
     for one in _alternatives(schema):
         if one.get("type") == "array":
             yield from inner(f"{name}[]", one["items"])
@@ -79,5 +80,5 @@ def merged(found: Iterator[tuple[str, Schema, bool]]) -> Mapping[str, tuple[str,
 
 
 def default(shape: Schema) -> str:
-    """Returns the default as JSON; empty if the schema has none, as for null and values that clients cannot send."""
+    """Returns the default as JSON; empty if the schema has no default, or null, or a value that clients cannot send."""
     return f"`{json.dumps(shape['default'])}`" if "default" in shape else ""

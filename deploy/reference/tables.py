@@ -1,6 +1,6 @@
 """Generates the tables of docs/ from the same definitions that the programs use.
 
-TABLES names for each marker the function that returns its Markdown.
+TABLES maps each marker to the function that returns its Markdown.
 """
 
 import typing

@@ -1,7 +1,7 @@
-"""`python -m deploy.release [--registry R] [--build] [--push]`: gives a release's images their names, everywhere.
+"""`python -m deploy.release [--registry R] [--build] [--push]`: writes the names of a release's images everywhere.
 
-The version comes from shared/build.py. The names and tags are written into the chart and the compose file, and the
-manifests are rendered from the chart; --build and --push run docker. It is run in a checkout.
+The version comes from shared/build.py. The command writes names and tags into the chart and the compose file, and
+renders the manifests from the chart; --build and --push run docker. Run it in a checkout.
 """
 
 import argparse

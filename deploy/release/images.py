@@ -1,4 +1,4 @@
-"""Names and tags of the images, and how they are built. Chart, manifests and compose file repeat them."""
+"""Defines names and tags of the images, and how they are built. Chart, manifests and compose file repeat the names."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class Image:
     """An image of a release.
 
     target: stage of the Dockerfile
-    variant: end of the tag
-    torch_index: whether torch may come from an index of its own
+    variant: suffix of the tag
+    torch_index: whether torch may come from a separate package index
     """
 
     name: str
@@ -20,12 +20,12 @@ class Image:
     torch_index: bool = False
 
     def reference(self, version: str, registry: str = "") -> str:
-        """Returns the whole name with its tag."""
+        """Returns the full name of the image with its tag."""
         place = f"{registry.rstrip('/')}/" if registry else ""
         return f"{place}{self.name}:{version}{self.variant}"
 
     def build(self, version: str, registry: str, commit: str, torch_index: str) -> list[str]:
-        """Returns the command that builds the image, in the root of a checkout."""
+        """Returns the command that builds the image; run it in the root of a checkout."""
         arguments = [f"COMMIT={commit}"] if commit else []
         arguments += [f"PIP_EXTRA_INDEX_URL={torch_index}"] if torch_index and self.torch_index else []
         words = ["docker", "build", "-f", DOCKERFILE, "--target", self.target]
@@ -35,6 +35,7 @@ class Image:
 
 IMAGES = (
     Image("sluice-frontend", "frontend"),
-    Image("sluice-worker", "worker"),  # torch from the package index serves NVIDIA GPUs, and CPUs too
-    Image("sluice-worker", "worker", "-cpu", torch_index=True),  # without CUDA's libraries: a tenth of the size
+    Image("sluice-worker", "worker"),  # PyPI's torch supports NVIDIA GPUs and CPUs
+    # an image without CUDA's libraries has a tenth of the size
+    Image("sluice-worker", "worker", "-cpu", torch_index=True),
 )

@@ -1,4 +1,4 @@
-"""deploy/kubernetes/ and deploy/gateway/pool.yaml, rendered from the Helm chart, as Helm itself makes the objects."""
+"""Renders deploy/kubernetes/ and deploy/gateway/pool.yaml from the Helm chart with `helm template`."""
 
 import re
 import shutil
@@ -22,7 +22,7 @@ class NoHelm(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A rendered file: the templates in it, and the values that differ from the chart's own."""
+    """A rendered file: its templates, and the values that differ from the chart's defaults."""
 
     templates: tuple[str, ...]
     values: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ FILES: Mapping[str, Rendering] = {
 
 
 def helm() -> str:
-    """Returns Helm's program, of this environment or the PATH. Raises NoHelm."""
+    """Returns the path of the program `helm`, from this Python environment or the PATH. Raises NoHelm."""
     beside = Path(sys.executable).parent / "helm"
     found = str(beside) if beside.is_file() else shutil.which("helm")
     if found is None:
@@ -62,7 +62,7 @@ def helm() -> str:
 
 
 def template(*arguments: str, release: str = "sluice", chart: Path = CHART) -> str:
-    """Returns what `helm template` prints. Raises NoHelm, and CalledProcessError with its `stderr`."""
+    """Returns the output of `helm template`. Raises NoHelm, and CalledProcessError with Helm's `stderr`."""
     command = [helm(), "template", release, str(chart), "--namespace", "sluice", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

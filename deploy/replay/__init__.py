@@ -3,7 +3,7 @@
 command             reads the arguments and runs the replay
 record_file         reads a record
 model_names         translates recorded names of models into the server's names
-sending             sends requests at some pace, and measures
+sending             sends the requests at their recorded times or one after another, and measures latencies
 answers             the parts of an answer that are compared, and where two answers differ
 report              the differences and the latencies, as text
 plot                the latencies as a picture

@@ -1,6 +1,6 @@
-"""Compares answers: all texts and numbers in them that the request and the model decide, in any API format.
+"""Compares two answers in any API format: all texts and numbers that depend only on the request and the model.
 
-An answer becomes a text, or a list of numbers, for each path in its JSON. The events of a stream may cut a text
+Each path in the JSON of an answer gets its text, or its list of numbers. The events of a stream may cut a text
 anywhere, so the pieces at one path are joined over all events.
 """
 
@@ -23,7 +23,7 @@ NOT_COMPARED = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The place where two answers begin to differ: a path, and the first other character or number there."""
+    """The place where two answers begin to differ: a path, and the index of the first different character or number."""
 
     path: str
     position: int
@@ -32,11 +32,11 @@ class Difference:
 
 
 class FailedAnswer(Exception):
-    """A stream ended with an error; the message is the server's."""
+    """A stream ended with an error. The message is the server's message."""
 
 
 def parts_of(answer: str) -> dict[str, Part]:
-    """Returns the parts of an answer by path. Raises FailedAnswer for an error, ValueError for text that is no JSON."""
+    """Returns path → value of an answer. Raises FailedAnswer for an error, ValueError for text that is not JSON."""
     texts: dict[str, list[str]] = {}
     numbers: dict[str, list[str]] = {}
     for event in _events(answer):
@@ -81,9 +81,9 @@ def _add(texts: dict[str, list[str]], numbers: dict[str, list[str]], path: str, 
 
 
 def difference(recorded: Parts, replayed: Parts) -> Difference | None:
-    """Returns where the first of the recorded parts differs; None if all are equal.
+    """Returns the first difference in the order of the recorded paths; None if all values are equal.
 
-    Paths that only the replayed answer has are no difference: another version may tell more.
+    A path that only the replayed answer has is no difference, because a newer version may report more.
     """
     for path, one in recorded.items():
         other = replayed.get(path, "")

@@ -1,4 +1,4 @@
-"""`sluice replay FILE --url URL`: the gate for a rollout."""
+"""`sluice replay FILE --url URL`: checks before a rollout that the new server gives the recorded answers."""
 
 import sys
 from pathlib import Path

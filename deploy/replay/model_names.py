@@ -1,4 +1,4 @@
-"""Translates names of models: the server may call its model by another name than the recorded server did."""
+"""Translates names of models, because the server may have another name for its model than the recorded server had."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,11 +7,11 @@ import msgspec
 from deploy.supervisor.child_command import CliError
 from shared.logs.record import RecordedRequest
 
-ALL = ""  # stands for every name
+ALL = ""  # as an old name: stands for every recorded name
 
 
 def parse(words: Sequence[str]) -> dict[str, str]:
-    """Returns new names by old ones from texts like "NEW" and "OLD=NEW". Raises CliError for a text that is neither."""
+    """Returns old name → new name, from texts like "NEW" and "OLD=NEW". Raises CliError for any other text."""
     names = {}
     for word in words:
         old, _, new = word.rpartition("=")
@@ -22,7 +22,7 @@ def parse(words: Sequence[str]) -> dict[str, str]:
 
 
 def proposed(requests: Sequence[RecordedRequest], served: Sequence[str]) -> dict[str, str]:
-    """Returns names for the recorded names that the server does not have, if the record is of one model.
+    """Returns recorded name → name of the server, if the record is of one model and the server lacks recorded names.
 
     served: the names that the server has for its model.
     """
@@ -33,7 +33,7 @@ def proposed(requests: Sequence[RecordedRequest], served: Sequence[str]) -> dict
 
 
 def renamed(requests: Sequence[RecordedRequest], names: Mapping[str, str]) -> list[RecordedRequest]:
-    """Returns the requests with new names in their bodies."""
+    """Returns the requests with the new names of models in their bodies."""
     return [_renamed(request, names) for request in requests]
 
 

@@ -1,4 +1,4 @@
-"""Draws the latencies of a replay: how many answers had arrived after each time. Needs matplotlib."""
+"""Plots the latencies of a replay: the share of answers that had arrived after each time. Needs matplotlib."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -7,12 +7,12 @@ from pathlib import Path
 from deploy.replay.report import Latencies
 from deploy.supervisor.child_command import CliError
 
-BAD_USE = 2  # the exit code
+BAD_USE = 2  # exit code
 FORMATS = (".png", ".svg", ".pdf")
 
 
 def check(path: Path) -> None:
-    """Raises CliError if nothing can be drawn, before any request is sent."""
+    """Raises CliError if the picture could not be drawn. Called before any request is sent."""
     if path.suffix not in FORMATS:
         raise CliError(f"--plot {path}: its name must end with {', '.join(FORMATS)}", BAD_USE)
     if find_spec("matplotlib") is None:

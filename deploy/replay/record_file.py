@@ -18,7 +18,7 @@ BEGIN = b'{"sluice_record":'  # how every line begins
 class Record:
     """The requests that can be sent, in the order of their arrival.
 
-    notes: sentences on what was left out
+    notes: sentences on requests that were left out
     """
 
     requests: Sequence[RecordedRequest]
@@ -28,7 +28,7 @@ class Record:
 def read_record(path: Path) -> Record:
     """Reads the file of a record, and its older files.
 
-    Raises CliError, with a sentence that names the file, if there is nothing to send.
+    Raises CliError, whose message names the file, if there is nothing to send.
     """
     requests: list[RecordedRequest] = []
     notes: list[str] = []
@@ -66,9 +66,10 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_file(path: Path) -> tuple[list[RecordedRequest], list[str]]:
-    """Returns the requests, and notes on lines that are incomplete: the disk was full, or a process was killed."""
+    """Returns the requests of a file, and notes on incomplete lines, which a full disk or a killed process leaves."""
     try:
-        *lines, rest = path.read_bytes().split(b"\n")  # every complete line has a line end
+        # A complete line has a line end, so `rest` is empty or an incomplete line.
+        *lines, rest = path.read_bytes().split(b"\n")
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror}", BAD_FILE) from error
     notes = [f"the last line of {path} is incomplete and was left out"] if rest else []

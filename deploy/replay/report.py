@@ -1,4 +1,4 @@
-"""The report of a replay: what differs and where, the latencies as a table, and the verdict in the last line."""
+"""Writes the report of a replay: the differences, a table of latencies, and the verdict in the last line."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,14 @@ from deploy.replay.answers import Difference, Part
 from deploy.replay.sending import LATE_S, Replayed
 from shared.logs.record import RecordedRequest
 
-CONTEXT = 40  # how many characters of each text are shown, from the first difference on
+CONTEXT = 40  # characters that are shown of each text, from the first difference on
 COLUMNS = ("p50", "p95", "p99", "max")
 
 Latencies = tuple[str, Sequence[float], Sequence[float]]  # name, recorded times, replayed times
 
 
 def report(results: Sequence[Replayed], url: str, notes: Sequence[str] = ()) -> Iterator[str]:
-    """Yields the lines."""
+    """Yields the lines of the report."""
     yield f"{len(results)} requests of {_fingerprints([one.request.fingerprint for one in results])}"
     yield f"were sent to {url}, {_fingerprints([one.fingerprint for one in results if not one.error])}"
     yield from (f"note: {note}" for note in notes)
@@ -33,7 +33,7 @@ def report(results: Sequence[Replayed], url: str, notes: Sequence[str] = ()) -> 
 
 
 def latencies(results: Sequence[Replayed]) -> list[Latencies]:
-    """Returns the times of answers that arrived: to the first token of streams, and in all."""
+    """Returns recorded and replayed times of the answers that arrived: TTFT of streams, and total time."""
     arrived = [one for one in results if not one.error]
     streams = [one for one in arrived if one.request.stream and one.request.ttft_ms is not None]
     return [

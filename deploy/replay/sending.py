@@ -1,8 +1,8 @@
 """Sends recorded requests to a server, several at a time, and measures how long the answers take.
 
-A request is sent with the seeds that were drawn for it. One seed cannot always express them: several prompts that came
-without a seed got unrelated ones. Then each choice is sent as a request of its own. A chat is sent with the time at
-which it was recorded, as some chat templates write the date.
+A request is sent with the recorded seeds of its choices. If these cannot be expressed by one seed, as for several
+prompts without a seed, each choice is sent as a request of its own. A chat is sent with the time at which it was
+recorded, because some chat templates write the date.
 """
 
 import time
@@ -18,7 +18,7 @@ from deploy.supervisor.child_command import CliError
 from shared.logs.record import RecordedRequest
 
 OLLAMA = "/api/"
-CONVERSATION = {"messages", "input"}  # the fields of chats and of responses
+CONVERSATION = {"messages", "input"}  # fields with a conversation, in bodies of chats and of responses
 VARIABLES = "chat_template_kwargs"
 LATE_S = 1.0
 SEEDS = 1 << 64
@@ -26,7 +26,7 @@ SEEDS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The outcome of a request. Times are in milliseconds; `late_s` says how much too late it was sent."""
+    """The outcome of a replayed request. Times are in milliseconds. late_s: how many seconds too late it was sent"""
 
     request: RecordedRequest
     difference: Difference | None = None
@@ -47,7 +47,7 @@ def replay(
 ) -> list[Replayed]:
     """Sends the requests, which are in the order of their arrival, and returns their outcomes.
 
-    paced: whether requests keep the distances at which they arrived; else each is sent as soon as another has ended
+    paced: whether requests keep their recorded intervals; else a request is sent as soon as another one has ended
     concurrency: how many requests run at a time
     on_done: called with the number of requests that have ended
     """
@@ -91,14 +91,14 @@ def replay_one(server: Server, request: RecordedRequest, late_s: float) -> Repla
 
 
 def _at(choice: int, path: str) -> str:
-    """Returns the path in the whole answer; llama.cpp's objects have an index and no `choices` around them."""
+    """Returns the path of a choice in the whole answer. llama.cpp's answers have an index instead of `choices`."""
     if path.startswith("[0]"):
         return f"[{choice}]{path[3:]}"
     return path.replace("choices[0]", f"choices[{choice}]", 1)
 
 
 def bodies_of(request: RecordedRequest) -> Iterator[tuple[int | None, dict[str, Any]]]:
-    """Yields the bodies to send, each with the number of the choice that it asks for; None: it asks for all choices."""
+    """Yields the bodies to send, each with the index of the choice that the body asks for; None: all choices."""
     body, seeds = with_time(request), request.seeds
     if all(seed == (seeds[0] + i % request.n) % SEEDS for i, seed in enumerate(seeds)):
         yield None, with_seed(request.route, body, seeds[0])
@@ -111,7 +111,7 @@ def bodies_of(request: RecordedRequest) -> Iterator[tuple[int | None, dict[str, 
 
 
 def with_time(request: RecordedRequest) -> dict[str, Any]:
-    """Returns the body with the time for the chat template, if the request has messages or stands for some."""
+    """Returns the body with the recorded time for the chat template, if the route applies the template."""
     body: dict[str, Any] = request.request
     if not (request.route.startswith(OLLAMA) or body.keys() & CONVERSATION):
         return body
@@ -119,7 +119,7 @@ def with_time(request: RecordedRequest) -> dict[str, Any]:
 
 
 def with_seed(route: str, body: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Returns the body with a seed where the route's API format has it."""
+    """Returns the body with a seed in the field where the route's API format expects it."""
     if route.startswith(OLLAMA):
         return body | {"options": (body.get("options") or {}) | {"seed": seed}}
     return body | {"seed": seed}

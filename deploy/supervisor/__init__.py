@@ -4,7 +4,7 @@ serve               `sluice serve`: from settings to running processes
 supervisor          starts children, restarts them, stops them
 child_process       one child: its process, its restarts, its backoff
 child_command       the command line of a child
-models/             many models in one server: which are loaded
+models/             many models in one server: which models are loaded
 packaged_model      the default model, fetched from a Python package
 watchdog            detects children that hang
 readiness           polls /ready

@@ -1,4 +1,4 @@
-"""The command lines and environments of child processes, and the model's folder, which all of them share."""
+"""Makes the command lines and environments of child processes, and finds the folder of the model that they share."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ def child_environment() -> dict[str, str]:
 
 
 def with_local_model(settings: Settings) -> Settings:
-    """Replaces the name of a local model by its folder. Clients use its short name, or the name that was given here."""
+    """Replaces the name of a local model by its folder. Clients may still use --model's name, or the short name."""
     model = settings.model
     names = model.served_model_name or ",".join(dict.fromkeys((short_name(model.model), model.model)))
     folder = _model_folder(model.model, model.mmproj)
@@ -55,7 +55,7 @@ def with_local_model(settings: Settings) -> Settings:
 
 
 def with_default_model(settings: Settings) -> Settings:
-    """For a server without --model: chooses the toy if the default model cannot be fetched, and says so on stderr.
+    """For a server without --model: switches to the toy, with a notice on stderr, if the default cannot be fetched.
 
     Raises CliError if the toy is missing.
     """
@@ -90,7 +90,7 @@ def with_tokenizer_files(settings: Settings) -> Settings:
 
 
 def _model_folder(model: str, mmproj: str) -> str:
-    """Returns the folder of a model by its name or of a local checkpoint, else `model` itself, which is then a hub id.
+    """Returns the folder of a built-in model or of a local checkpoint; a hub id is returned unchanged.
 
     A GGUF file is translated into a folder, which is returned. Raises CliError.
     """

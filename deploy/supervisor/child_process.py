@@ -21,9 +21,8 @@ from deploy.supervisor.console import Console, LineSplitter
 from deploy.supervisor.watchdog import CHECK_INTERVAL_S, Watchdog, is_stopped
 from shared.logs.log_lines import LOG_START
 
-ERROR_LINE = re.compile(
-    r'sluice [a-z]+: |\{"level":"error",.*"logger":"sluice\.cli"'
-)  # matches the line that _fail in cli/main.py writes
+# matches the line that _fail in cli/main.py writes
+ERROR_LINE = re.compile(r'sluice [a-z]+: |\{"level":"error",.*"logger":"sluice\.cli"')
 
 
 async def start_process(
@@ -31,7 +30,7 @@ async def start_process(
 ) -> Process:
     """Starts a process in a session of its own, so that a Ctrl-C at the terminal reaches only the launcher.
 
-    fds: what it inherits. output: where its stdout and stderr go. Raises OSError.
+    fds: descriptors that the process inherits. output: the descriptor of its stdout and stderr. Raises OSError.
     """
     return await asyncio.create_subprocess_exec(
         *command,
@@ -46,20 +45,20 @@ async def start_process(
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A child's name in the log, its command, and what it inherits."""
+    """The description of a child: its name in the log, its command, and the descriptors that it inherits."""
 
     name: str
     command: Callable[[int], list[str]]  # makes the command from the number of the incarnation: 1, 2, …
     environment: Callable[[int], Mapping[str, str]]
     fds: tuple[int, ...] = ()
     watchdog: Watchdog | None = None  # None: hangs are not detected
-    successor: "Callable[[], ChildSpec] | None" = None  # makes a child that can take over while this one serves
+    successor: "Callable[[], ChildSpec] | None" = None  # makes a child that takes over while this child still serves
     start: Callable[[Sequence[str], Mapping[str, str], tuple[int, ...], int], Awaitable[Process]] = start_process
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses between restarts, in seconds. They double, and are short again after a process that lived long enough."""
+    """Pauses between restarts, in seconds. The pauses double, and are short again after a process lived `healthy`."""
 
     first: float = 0.5
     longest: float = 30.0
@@ -74,7 +73,7 @@ class Backoff:
 
 
 class Child:
-    """The successive processes of one `ChildSpec`."""
+    """A supervised child: the successive processes of one `ChildSpec`."""
 
     def __init__(self, spec: ChildSpec, console: Console, backoff: Backoff, on_exit: Callable[[int], None]) -> None:
         """`on_exit` is called with the pid of every process that ended."""
@@ -111,8 +110,8 @@ class Child:
     async def run(self, is_final: Callable[[int], bool]) -> int:
         """Restarts the process until `stop`, or until an exit code is final.
 
-        Returns the last exit code (-9: killed by signal 9), but 0 if `stop` comes before the restart of a process that
-        had served: the stop itself is clean.
+        Returns the last exit code (-9: killed by signal 9). Returns 0 if `stop` comes during the pause before a restart
+        and an earlier process had served, because the stop itself is clean.
         """
         while True:
             started = time.monotonic()
@@ -128,13 +127,13 @@ class Child:
                 return 0 if self._was_ready else code
 
     def show_held_line(self) -> None:
-        """Shows an error message that was held back because it may be the reason why the process cannot start."""
+        """Shows the held-back error message, which may say why the process cannot start."""
         if self._held_line:
             self._console.line(self.spec.name, self._held_line)
         self._held_line = ""
 
     def mark_ready(self) -> None:
-        """Records that the current process has served: if it dies, that is not a crash loop."""
+        """Records that the current process has served, so that its death does not count as a crash loop."""
         self._was_ready = True
 
     def stop(self) -> None:
@@ -202,7 +201,7 @@ class Child:
     async def _output_pipe(self) -> AsyncIterator[int]:
         """Yields the write end of a pipe whose lines go to the console.
 
-        asyncio's own pipe would not do: `Process.wait` would also wait for other processes that hold the pipe open.
+        With asyncio's own pipe, `Process.wait` would also wait for other processes that hold the pipe open.
         """
         read_end, write_end = os.pipe()
         reader = asyncio.StreamReader()
@@ -227,7 +226,7 @@ class Child:
     def _show(self, lines: list[str]) -> None:
         for line in lines:
             self.show_held_line()
-            if ERROR_LINE.match(line):  # held back: if the process ends for good, the supervisor shows it
+            if ERROR_LINE.match(line):  # hold the line back: if the process ends for good, the supervisor shows it
                 self._held_line = line
             else:
                 self._console.line(self.spec.name, line)
@@ -235,7 +234,7 @@ class Child:
 
 
 async def watch_children(children: Collection[Child]) -> None:
-    """Checks every child in the collection, which may change, in an endless loop."""
+    """Checks for ever whether children hang. The collection of children may change meanwhile."""
     last = time.monotonic()
     while True:
         await asyncio.sleep(CHECK_INTERVAL_S)

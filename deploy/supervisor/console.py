@@ -25,7 +25,7 @@ class Sink(Protocol):
 
 
 class LineSplitter:
-    """Splits arbitrary chunks of bytes into lines. If a line is redrawn with \\r, only its last state is kept."""
+    """Splits arbitrary chunks of bytes into lines. Of a line that is redrawn with \\r, only the last state is kept."""
 
     def __init__(self, limit: int = 1 << 16) -> None:
         self._rest = b""
@@ -54,7 +54,7 @@ class Console:
 
         names: the names of all processes, which determine the width and the colours of labels.
         data: receives lines of JSON, which are for programs; stdout if None.
-        as_json: whether log lines are JSON, which get a field with the name of the process, as the other lines do.
+        as_json: whether log lines are JSON; all lines then get a field with the name of the process.
         """
         self._as_json = as_json
         self._stream = stream

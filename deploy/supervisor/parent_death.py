@@ -1,6 +1,6 @@
-"""Kills a child process when its parent dies, however it dies.
+"""Kills a child process when its parent dies, whatever the cause.
 
-The child arranges this itself as its first action, so nothing has to run between fork and exec.
+The child arranges this itself in its first action, so that no code has to run between fork and exec.
 """
 
 import ctypes
@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PR_SET_PDEATHSIG = 1  # from prctl(2)
 
 
 def die_with(parent: int) -> None:

@@ -1,6 +1,6 @@
 """Divides a machine among several workers: GPUs, threads, memory, ports and folders.
 
-Knows settings; starts nothing. A single worker gets everything as the settings say.
+Knows settings; starts nothing. A single worker gets the whole machine, as the settings say.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,9 +72,9 @@ def folder(settings: Settings, index: int) -> Path:
 
 
 def addresses(settings: Settings) -> str:
-    """Returns --worker-addresses for the frontends: this server's workers, then external ones.
+    """Returns --worker-addresses for the frontends: this server's workers, then external workers.
 
-    It is empty if a single worker under --run-dir is all there is.
+    The list is empty if there is only a single worker under --run-dir.
     """
     external, count = settings.frontend.worker_addresses, settings.launch.workers
     if count == 1:
@@ -86,14 +86,14 @@ def addresses(settings: Settings) -> str:
 
 
 def _kv_events(settings: Settings, index: int) -> dict[str, str]:
-    """Returns where worker `index` publishes the pages of its prefix cache."""
+    """Returns the addresses on which worker `index` publishes the K/V events of its prefix cache."""
     names = ("kv_events_endpoint", "kv_events_replay_endpoint")
     given = {name: getattr(settings.worker, name) for name in names}
     return {name: with_port_offset(endpoint, index) for name, endpoint in given.items() if endpoint}
 
 
 def _divide(settings: Settings, count: int, *, on_cpu: bool) -> Settings:
-    """Divides the threads, and on the CPU the memory, equally, so that all workers can hold equally long sequences."""
+    """Divides threads, and on the CPU memory, equally, so that all workers can hold sequences of the same length."""
     worker = settings.worker
     values: dict[str, object] = {"threads": max(1, (worker.threads or usable_cores()) // count)}
     if on_cpu and not worker.kv_cache_gb:

@@ -1,4 +1,4 @@
-"""Polls a server's /ready, and writes the message for a server that is ready. Knows no other route."""
+"""Polls a server's /ready, and makes the message that a ready server prints. Knows no other route."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ TEXT = {"prompt": "Once upon a time", "max_tokens": 48}
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """The response of /ready. progress: how far loading is, from 0 to 1. task: the use of the server once it is ready.
+    """The response of /ready. progress: progress of loading, from 0 to 1. task: what the ready server is used for.
 
-    `task` is one of EXAMPLES: "chat" if the model has a chat template, else the task of the model.
+    `task` is a key of EXAMPLES: "chat" if the model has a chat template, else the task of the model.
     """
 
     ready: bool = False
@@ -28,7 +28,7 @@ class Readiness:
 
 EXAMPLES: Mapping[
     str, tuple[tuple[str, str, Mapping[str, Any]], ...]
-] = {  # examples by task: words, path, body without model
+] = {  # task → (words for its use, path, body of an example without `model`)
     "chat": (
         ("ask a question", "/v1/chat/completions", {"messages": [QUESTION], "stream": True}),
         ("stream of typed events, one per token", "/v1/completions", {**TEXT, "stream_format": "events"}),
@@ -83,7 +83,7 @@ def _parse(response: bytes) -> Readiness:
 def ready_message(url: str, model: str, task: str, *, keys: bool) -> str:
     """Returns the message for a server that is ready: how to use it, as commands to paste."""
     auth = ' -H "Authorization: Bearer $API_KEY"' if keys else ""
-    insecure = " -k" if url.startswith("https:") else ""  # not needed where the certificate is trusted
+    insecure = " -k" if url.startswith("https:") else ""  # curl does not need -k where the certificate is trusted
     lines = [f"\n{model} is ready at {url} (open it in a browser for a playground)\n"]
     for words, path, body in EXAMPLES.get(task, ()):
         data = shlex.quote(json.dumps({"model": model, **body}))

@@ -1,7 +1,7 @@
-"""The run folder: sockets, heartbeats and metrics of one server, private to its user, removed when it ends.
+"""The run folder: sockets, heartbeats and metrics of one server, private to its user, removed when the server ends.
 
-A lock in it shows that its server is alive. If a server is killed without a chance to clean up, the next server that
-starts removes its folder.
+A locked file in the folder shows that the server is alive. If a server is killed without a chance to clean up, the next
+server that starts removes the folder.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def _prepare(folder: Path, lock: int) -> None:
         os.write(lock, str(os.getpid()).encode())
         shutil.rmtree(folder / "metrics", ignore_errors=True)
         (folder / "metrics").mkdir()
-        (folder / "adapters.json").unlink(missing_ok=True)  # what was loaded into an earlier server
+        (folder / "adapters.json").unlink(missing_ok=True)  # the adapters that were loaded into an earlier server
 
 
 @contextlib.contextmanager
@@ -63,8 +63,8 @@ def _as_run_dir_error(folder: Path) -> Iterator[None]:
 
 
 def running_servers(path: str = "") -> list[int]:
-    """Returns the process ids of running servers: of the one in folder `path` or, if it is empty, of all those in this
-    user's temporary folders."""
+    """Returns the process ids of running servers: of the server with the run folder `path`, or of all servers with
+    temporary run folders of this user if `path` is empty."""
     folders = [Path(path)] if path else [folder for folder in _temporary() if folder.stat().st_uid == os.getuid()]
     return [pid for folder in folders if (pid := _server_pid(folder))]
 
@@ -90,8 +90,8 @@ def _temporary() -> Iterable[Path]:
 def reserve_metrics(folder: Path, name: str) -> bool:
     """Allocates the metrics files of process `name` in advance; returns False if the disk has no space.
 
-    prometheus-client maps its files sparsely: on a full disk, counting one more request would kill the process. The
-    counts of an earlier process of this name are kept.
+    prometheus-client maps sparse files, so on a full disk, counting one more request would kill the process. The counts
+    of an earlier process of this name are kept.
     """
     created: list[Path] = []
     try:
@@ -134,10 +134,10 @@ def _locked(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _locked_against_cleanup(folder: Path) -> Iterator[None]:
-    """Locks the folder itself, too: programs that clean up temporary files skip locked folders."""
+    """Locks the folder itself, too, because programs that clean up temporary files skip locked folders."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # not every file system supports it
+        with contextlib.suppress(OSError):  # not every file system supports locks on folders
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
@@ -147,8 +147,7 @@ def _locked_against_cleanup(folder: Path) -> Iterator[None]:
 def _remove_dead() -> None:
     for folder in _temporary():
         with contextlib.suppress(OSError, RunDirError):
-            if (
-                folder.stat().st_uid == os.getuid() and (folder / "lock").stat().st_size
-            ):  # the lock file is empty while its server is starting
+            # the lock file is empty while its server is starting
+            if folder.stat().st_uid == os.getuid() and (folder / "lock").stat().st_size:
                 with _locked(folder):
                     shutil.rmtree(folder, ignore_errors=True)

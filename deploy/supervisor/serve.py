@@ -1,8 +1,8 @@
 """The launcher behind `sluice serve`: keeps N workers and M frontends running until it is stopped.
 
-It owns what must outlive its children (the run folder, the listening sockets), and sees only the children's exit codes,
-log lines, heartbeats (watchdog.py) and /ready. Children die with it, however it dies (parent_death.py). SIGHUP replaces
-the frontends, one after another, without refusing a request.
+The launcher owns what must outlive its children (the run folder, the listening sockets). Of its children it sees only
+exit codes, log lines, heartbeats (watchdog.py) and /ready. They die with the launcher, whatever the cause
+(parent_death.py). SIGHUP replaces the frontends, one after another, without refusing a request.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ async def report_readiness(
 ) -> None:
     """Shows the loading progress, prints `ready_text(task)` when the server is ready, then every change of readiness.
 
-    interval: seconds between polls of a server that is ready; until then, there are five polls a second.
+    interval: seconds between polls once the server is ready; before, there are five polls a second.
     """
     last = Readiness()
     while True:
@@ -63,8 +63,8 @@ async def report_readiness(
 def serve(settings: Settings, explicit: Collection[str]) -> int:
     """Runs until SIGTERM or Ctrl-C and returns the exit code. Raises ListenError, RunDirError and ConfigError.
 
-    explicit: names of the settings that the user gave. A metrics port that is taken is replaced only if the user did
-    not give it.
+    explicit: names of the settings that the user gave. A metrics port in use is replaced by a free one only if the user
+    did not give it.
     """
     listeners = listen(settings.frontend.host, settings.frontend.port, settings.launch.frontends)
     with contextlib.ExitStack() as stack:
@@ -136,7 +136,7 @@ async def _run_supervisor(
 
 
 def _metrics_port(settings: Settings, port: int, explicit: Collection[str]) -> int:
-    """Returns `port` for a worker's /metrics, or a free port if `port` is taken and the user did not choose it."""
+    """Returns `port` for a worker's /metrics, or a free port if `port` is in use and the user did not choose it."""
     host = settings.worker.worker_host
     if not is_taken(host, port):
         return port
@@ -167,7 +167,7 @@ def _worker_spec(worker: WorkerPlacement, folder: Path) -> ChildSpec:
         *child_command.command_line("worker", worker.settings, WORKER_FLAGS),
         f"--heartbeat={watchdog.heartbeat.file}",
     ]
-    # Each worker has a folder of its own for metrics, because all workers count under the same names.
+    # Each worker has its own metrics folder, because all workers use the same metric names.
     metrics = folder / "metrics" / worker.heartbeat.removesuffix(".heartbeat")
     metrics.mkdir(parents=True, exist_ok=True)
     variables = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)} | worker.environment
@@ -185,7 +185,7 @@ def _frontend_specs(settings: Settings, listeners: list[socket.socket], folder: 
 
 
 def _frontend_spec(index: int, settings: Settings, fd: int, folder: Path, generation: int = 0) -> ChildSpec:
-    """Returns the spec of one socket's frontend; `generation` counts the replacements of that frontend.
+    """Returns the spec of the frontend on one socket; `generation` counts the replacements of this frontend.
 
     The first process of a replacement accepts no connection before it can serve (`--hold`).
     """

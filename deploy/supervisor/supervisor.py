@@ -1,6 +1,6 @@
 """Starts child processes, restarts them, replaces them and stops them.
 
-Knows processes and signals, not what the children are for: serve.py decides what is started.
+Knows processes and signals, but not the roles of children: serve.py decides what is started.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Supervisor:
         start_timeout: float = 60.0,
         ends_process: bool = False,
     ) -> None:
-        """Starts nothing yet.
+        """Starts no process yet.
 
         stop_timeout: seconds between SIGTERM and SIGKILL.
         on_exit: called with the pid of every process that ended.
@@ -62,13 +62,13 @@ class Supervisor:
 
     @property
     def running(self) -> int:
-        """How many children run, including draining ones."""
+        """The number of running children, including draining ones."""
         return len(self._tasks)
 
     def request_stop(self, code: int = 0) -> None:
-        """The first call sends SIGTERM to the children and gives them time; the second kills them.
+        """The first call sends SIGTERM to the children and gives them time to drain; the second call kills them.
 
-        Repeats within a second of the first call have no effect (shared/processes/stop_requests.py).
+        A call within a second of the first has no effect (shared/processes/stop_requests.py).
 
         code: the result of `run` if the server was never ready
         """
@@ -109,9 +109,9 @@ class Supervisor:
         return ended
 
     def start_beside(self, spec: ChildSpec, is_final: Callable[[Child, int], bool]) -> tuple[Child, asyncio.Task[int]]:
-        """Starts a child whose end does not end the server. `Child.stop` ends it; so does the end of all others.
+        """Starts a child whose end does not end the server. The child ends by `Child.stop`, or when the server ends.
 
-        is_final: whether it is not restarted after this exit code
+        is_final: returns whether the child is not restarted after an exit code
         """
         child = self._make(spec)
         if self._stopping:
@@ -127,13 +127,13 @@ class Supervisor:
     def _is_final(self, child: Child, code: int) -> bool:
         """Whether a child that exited with `code` is not restarted.
 
-        True for a replacement that does not serve yet (the old child still does), and for a permanent failure before
-        the server was ever ready.
+        True for a replacement that does not serve yet, because the old child still serves, and for a permanent failure
+        before the server was ever ready.
         """
         return child not in self._children or (code in PERMANENT_FAILURES and not self.ready_once)
 
     async def reload(self) -> None:
-        """Replaces every child that has a successor, one after another; the new child serves before the old drains."""
+        """Replaces the children that have successors, one by one; the new child serves before the old one drains."""
         async with self._reloading:
             for index, child in enumerate(self._children):
                 if child.spec.successor is not None and not self._stopping:
@@ -182,14 +182,14 @@ class Supervisor:
         return list(await asyncio.gather(*tasks.values()))
 
     def kill(self) -> None:
-        """Kills all children, and starts none again."""
+        """Kills all children without restarting any."""
         for child in self._tasks:
             child.stop()
             child.kill()
 
 
 def _combine(codes: Sequence[int]) -> int:
-    """Returns 0 if every child ended cleanly, else 1. Dying of our SIGTERM before having a handler is clean, too."""
+    """Returns 0 if every child ended cleanly, else 1. Death by our SIGTERM before the child had a handler is clean."""
     return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
 
 
@@ -199,7 +199,7 @@ def _signal_handlers(
 ) -> Iterator[None]:
     """Handles SIGTERM, SIGINT and SIGHUP. SIGHUP reloads, or stops if it comes because the terminal was closed.
 
-    ends_process: signals to stop are ignored afterwards, from one moment to the next: a late repeat must not keep the
+    ends_process: afterwards, stop signals are ignored without a gap, so that a repeated signal cannot prevent the
         process from cleaning up.
     """
     loop, terminal = asyncio.get_running_loop(), sys.stderr.isatty()
@@ -208,7 +208,8 @@ def _signal_handlers(
         number: signal.signal(number, lambda *_, code=code: loop.call_soon_threadsafe(stop, code))
         for number, code in codes.items()
     }
-    # This handler also lets the others wake the loop. Those are not set by asyncio: its removal restores the default.
+    # asyncio's handler for SIGHUP also lets the other signals wake the loop. The other handlers are not set by asyncio,
+    # because its removal of a handler restores the default action.
     loop.add_signal_handler(signal.SIGHUP, lambda: stop(0) if terminal and not sys.stderr.isatty() else reload())
     try:
         yield

@@ -1,7 +1,7 @@
-"""Judges whether a process hangs, by its heartbeat, and whether its own work killed it, by its exit code.
+"""Judges by its heartbeat whether a process hangs, and by its exit code whether its own work killed it.
 
-It knows how long each counter may stand still; it kills no process. Time is the sum of the check intervals, each of
-them capped: a machine that was asleep, or a stopped launcher, is no evidence against a process.
+Knows how long each counter may stand still; kills no process. Time is the sum of the intervals between checks, and each
+interval is capped, so that a machine that was asleep, or a stopped launcher, does not make a process look hung.
 
     serving          `alive` or `progress` standing still for `stall_s` is a hang
     before serving   no `progress` and no output for `load_s` is a hang
@@ -62,7 +62,7 @@ class Watchdog:
         """Describes how the process hangs; returns an empty string if it does not.
 
         elapsed: seconds since the last check.
-        output_bytes: a count that grows with everything that the process prints.
+        output_bytes: the number of bytes that the process has printed so far.
         """
         serving, elapsed = self.serving, min(elapsed, 2 * CHECK_INTERVAL_S)
         silent = self._alive.update(self.heartbeat.alive_count, elapsed)
@@ -74,7 +74,7 @@ class Watchdog:
         return f"no progress for {stuck:.0f} s" if stuck > self._timeouts.stall_s else ""
 
     def ended(self, code: int, *, hung: bool) -> None:
-        """Records for the next process whether this process died of its own work; a `kill -9` does not count."""
+        """Records for the next process whether its own work killed this process; a `kill -9` does not count."""
         if self.serving:
             own_work = code != -signal.SIGKILL or hung or self._oom_kills() > self._oom_kills_before
             self.heartbeat.blamed = own_work and code not in CLEAN_EXITS

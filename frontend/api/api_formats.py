@@ -40,7 +40,7 @@ class ApiFormat(Protocol):
     def stream_error(self, exc: SluiceError, request_id: str, context: ResponseContext) -> bytes: ...
 
 
-API_FORMATS: Mapping[str, ApiFormat] = {  # by path: all routes that generate text
+API_FORMATS: Mapping[str, ApiFormat] = {  # path of each route that generates text → its format
     "/v1/completions": completions,
     "/v1/chat/completions": chat,
     "/chat/completions": chat,

@@ -28,7 +28,7 @@ class ModelContext:
     style: ModelFormat = field(default_factory=ModelFormat)  # how the model writes reasoning and tool calls
     recommended: Mapping[str, Any] = field(default_factory=dict)  # defaults of sampling, from generation_config.json
     names: frozenset[str] = frozenset()  # the model's other names
-    any_name: bool = False  # accept every name as this model's
+    any_name: bool = False  # whether every name is accepted as this model's
     task: Task = GENERATE
     hidden_size: int = 0  # dimensions of an embedding; 0: no worker has reported it yet
     trusts_templates: bool = False  # whether a request may bring its own chat template

@@ -141,7 +141,7 @@ class ModelTable:
     def scaled(self, scales: Mapping[int, float]) -> ServedModel:
         """Returns the first model, with the adapter whose scale is not 0 if there is one.
 
-        scales: by the index of the adapter. Raises Unprocessable for an unknown index, and if several scales are not 0.
+        scales: by adapter index. Raises Unprocessable for an unknown index, and if several scales are not 0.
         """
         known = [] if self.registry is None else [*self.registry.adapters.values()]
         used = scaled_adapter(known, scales, "lora")
@@ -251,7 +251,7 @@ class ModelTable:
 
 
 def scaled_adapter(known: Sequence[Adapter], scales: Mapping[int, float], field: str) -> Adapter | None:
-    """Returns the one adapter whose scale is not 0; None if there is none. scales: by index in `known`
+    """Returns the one adapter whose scale is not 0; None if there is none. scales: index in `known` → scale
 
     field: the request field, for errors. Raises Unprocessable for an unknown index, and if several scales are not 0.
     """

@@ -59,7 +59,7 @@ async def prepare(
 ) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field.
 
-    begins: the state of reasoning where the output begins; pictures: those of the prompt, which is then the only one
+    begins: the state of reasoning where the output begins; pictures: those of the request's only prompt
     """
     fields, whole = reading.fields, prompts
     prompts = [truncated(ids, reading.max_tokens, fields, context) for ids in whole]

@@ -20,7 +20,7 @@ class ResponseContext:
     request: GenerationRequest
     tokenizer: Tokenizer
     prefix: str = "cmpl"
-    fingerprint: str = ""  # of the server, see shared/fingerprint.py; empty if the workers report none
+    fingerprint: str = ""  # the server's, see shared/fingerprint.py; empty if the workers report none
     route: str = ""  # the path of the request
     signer: Signer | None = None  # signs receipts
     nonce: str = field(default_factory=lambda: secrets.token_hex(12))

@@ -40,7 +40,7 @@ class Choice:
         self.last_at = 0.0  # when the last tokens arrived; 0 before the first
         self.prompt = request.prompts[index // request.n]
         self.text = text
-        self.logprobs: list[Logprobs] = []  # those that arrived and that no extra has taken yet
+        self.logprobs: list[Logprobs] = []  # log-probabilities that no extra has taken yet
         self._brought = request.brought
         self._extras = extras
         self._index = index

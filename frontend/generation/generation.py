@@ -57,7 +57,7 @@ class Generation:
         self._generates = generates
         self.ended = False  # whether the last `poll` returned the last deltas
         self.error: SluiceError | None = None  # why the generation ended without success
-        self.reason = ""  # why it was closed before every choice had a `finish`
+        self.reason = ""  # why this was closed before every choice had a `finish`
         self._failure: SluiceError | None = None  # the argument of `fail`
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()

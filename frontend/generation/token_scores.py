@@ -15,7 +15,7 @@ class TokenScores:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._tells_output = request.sampling.logprobs is not None
-        self._prompt_top = request.features.prompt_logprobs  # None: do not report the prompt's
+        self._prompt_top = request.features.prompt_logprobs  # None: report none of the prompt
         self._told = request.brought  # the offset of the next token in the output
         self._output: ByOffset = {}
         self._prompt: ByOffset = {}

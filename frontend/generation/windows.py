@@ -20,7 +20,7 @@ class Windows:
     Each has the next WINDOW prompts, or fewer if the workers have less room.
 
     choices, reason: the same as in a Generation, for all generations that have begun
-    fingerprint: that of the workers, the same for all prompts; empty before the first prompts are admitted
+    fingerprint: the workers' fingerprint, the same for all prompts; empty before the first prompts are admitted
     """
 
     def __init__(self, service: Service, request: GenerationRequest, arrived_at: float) -> None:

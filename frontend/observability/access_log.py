@@ -25,11 +25,11 @@ OUTCOMES = {
     "": "finished", "client": "client_gone", "deadline_exceeded": "deadline", "shutdown": "shutdown",
     "write_timeout": "write_timeout",
 }  # fmt: skip
-MAX_FINISH_REASONS = 128  # in one line
+MAX_FINISH_REASONS = 128  # a line has at most so many
 NO_TIMINGS = Timings()
 
 _encode = msgspec.json.Encoder().encode
-# Paths of probes and scrapes, and of the page: not in the log if successful.
+# Paths of probes, of scrapes and of the web page. A successful request for them is not logged.
 QUIET_PATHS = frozenset({
     "/", "/health", "/v1/health", "/ready", "/ping", "/stats", "/metrics", "/load", "/version", "/favicon.ico",
     "/slots", "/health_generate",
@@ -37,7 +37,7 @@ QUIET_PATHS = frozenset({
 
 
 class RequestRecord:
-    """One HTTP request until it ends. The middleware creates and ends it, the route adds what it knows."""
+    """What is known of an HTTP request until it ends. The middleware creates the record, and the route adds to it."""
 
     __slots__ = (
         "admission", "answer", "api_format", "began_at", "body", "error", "fingerprint", "generation",
@@ -50,17 +50,17 @@ class RequestRecord:
         self.method = method
         self.path = path[:256]
         self.trace = trace  # the W3C traceparent header
-        self.tenant = ""  # the name of its API key
-        self.admission: Mapping[str, Any] = {}  # what its headers say of its place among others
+        self.tenant = ""  # the name of the request's API key
+        self.admission: Mapping[str, Any] = {}  # tenant and priority, as the request's headers say
         self.status: int | None = None
-        self.outcome = ""  # how it ended, if it has no generation
+        self.outcome = ""  # how the request ended, if it has no generation
         self.error: str | None = None
         self.api_format: str | None = None
         self.generation_request: GenerationRequest | None = None
         self.generation: Generation | Windows | None = None
         self.fingerprint = ""
-        self.body = b""  # of the request and, in `answer`, of its response; only with --record-text
-        self.answer: list[bytes] = []
+        self.body = b""  # the request's body; only with --record-text
+        self.answer: list[bytes] = []  # pieces of the response's body; only with --record-text
 
     def failed(self, error: SluiceError) -> None:
         self.error = error.code or error.kind
@@ -125,7 +125,7 @@ def _add_generation(entry: LogEntry, generation: Generation | Windows, began_at:
     each = entry.n or 1  # choices of one prompt count its cached tokens once
     cached = [timing.cached_tokens for timing in timings]
     entry.cached_tokens = sum([min(cached[at : at + each]) for at in range(0, len(cached), each)])
-    entry.queue_ms = round(max([timing.queue_ms for timing in timings]), 3)  # of the slowest choice
+    entry.queue_ms = round(max([timing.queue_ms for timing in timings]), 3)  # the slowest choice's time
     entry.prefill_ms = round(max([timing.prefill_ms for timing in timings]), 3)
     entry.decode_ms = round(max([timing.decode_ms for timing in timings]), 3)
     first = min([choice.first_at for choice in choices if choice.first_at], default=0.0)
@@ -134,18 +134,18 @@ def _add_generation(entry: LogEntry, generation: Generation | Windows, began_at:
 
 
 def _timings(choice: Choice) -> Timings:
-    """Returns the worker's times; those sent with the first token if the frontend ended the choice."""
+    """Returns the times in the worker's End or, if the frontend ended the choice, those sent with the first token."""
     end = choice.stream.end
     return choice.timings(end if end is not None and end.timings != NO_TIMINGS else None)
 
 
 def as_json(entry: LogEntry) -> bytes:
-    """Encodes the line in JSON."""
+    """Encodes an entry as a line of JSON."""
     return _encode(entry) + b"\n"
 
 
 def as_text(entry: LogEntry) -> bytes:
-    """Encodes a readable line."""
+    """Encodes an entry as a line for people."""
     path = entry.path if entry.path.isprintable() else ascii(entry.path)
     clock = time.strftime("%H:%M:%S")
     line = f"{clock} INFO    {entry.method} {path} {entry.status or '-'} {entry.outcome}"
@@ -167,7 +167,7 @@ class AccessLog:
         self._render = render
 
     def __call__(self, entry: LogEntry) -> None:
-        """Writes the line, unless it is of a successful probe or scrape, or of a file of the page."""
+        """Writes the entry, unless it is a successful request of a probe or a scrape, or for a file of the web page."""
         if entry.outcome != "finished" or not (entry.path in QUIET_PATHS or entry.path.startswith("/web/")):
             self.writer.put(self._render(entry))
 

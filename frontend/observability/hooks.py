@@ -1,6 +1,6 @@
 """Hooks called for each request that has ended: access log, record, counts by API key, traces.
 
-Their errors never reach the request.
+An error in a hook never reaches the request.
 """
 
 import logging
@@ -45,8 +45,8 @@ class EndHooks:
 
 
 def end_hooks(config: FrontendConfig, metrics: PrometheusMetrics) -> EndHooks:
-    """Creates the hooks that the settings ask for. Raises ConfigError when the record cannot be written, or when traces
-    are requested and cannot be sent."""
+    """Creates the hooks that the settings ask for. Raises ConfigError if the record cannot be written, or if traces are
+    requested but cannot be sent."""
     hooks = EndHooks()
     hooks.add(lambda entry, record: metrics.request_ended(entry.key, entry.prompt_tokens, entry.completion_tokens))
     if (access := access_log(config)) is not None:
@@ -60,8 +60,8 @@ def end_hooks(config: FrontendConfig, metrics: PrometheusMetrics) -> EndHooks:
 
 
 def _add_tracing(hooks: EndHooks, endpoint: str) -> None:
-    """Adds the tracing hook. If it fails, that is an error if the flag asked for tracing, but only a warning if the
-    environment variable did, which other programs share."""
+    """Adds the tracing hook. If this fails, raises ConfigError if the flag asked for tracing. If the environment
+    variable did, which may be meant for other programs, only logs a warning."""
     try:
         from frontend.observability.tracing import Tracing  # loaded on demand, because it imports a lot
 

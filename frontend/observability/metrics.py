@@ -1,9 +1,9 @@
-"""Prometheus metrics of a frontend: those of each model, and those of HTTP, which belong to no model.
+"""Prometheus metrics of a frontend: the metrics of each model, and the metrics of HTTP, which belong to no model.
 
-Workers export what they compute; no name is exported by both. Observations are additions in plain Python; `flush`
-carries them over to prometheus-client once a second and at every scrape. With PROMETHEUS_MULTIPROC_DIR set (before
-prometheus-client is imported) the values lie in files of that folder, so that any frontend reports for all of them, and
-the counts of a process that died remain.
+Workers export metrics of their own, under other names. Observations are additions in plain Python; `flush` carries
+them over to prometheus-client once a second and at every scrape. With PROMETHEUS_MULTIPROC_DIR set (before
+prometheus-client is imported) the values lie in files of that folder, so that any frontend reports for all frontends,
+and the counts of a process that died remain.
 """
 
 import os
@@ -22,7 +22,7 @@ from shared.logs.prometheus_adapter import BulkHistogram
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 MAX_KEYS = 256  # names of API keys that have a label of their own
 OTHER_KEYS = "(others)"
-MAX_MODELS = 1024  # names of models that have a label of their own; a table may be replaced while the server runs
+MAX_MODELS = 1024  # model names with a label of their own; a running server may get new names
 OTHER_MODELS = "(others)"
 
 # Known label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it.
@@ -36,16 +36,16 @@ REFUSED = (
 class PrometheusMetrics:
     """Counts what the middleware and the HTTP protocol report; `text` is the answer of /metrics.
 
-    models: the metrics of each model by its name, which its service counts
+    models: the name of each model → its metrics, which the model's service counts
     """
 
     def __init__(
         self, prefix: str = "sluice_", names: Sequence[str] = ("",), aliases: str = "none", *, on_demand: bool = False
     ) -> None:
         """
-        names: of the models. Series that belong to no model have the first one in their label, as dashboards choose
-            series by it; an empty name makes no label
-        aliases: --metrics-aliases: the server whose names the page has, too
+        names: the names of the models. Series that belong to no model get the first name as their label, because
+            dashboards select series by this label; an empty name makes no label
+        aliases: the value of --metrics-aliases: another server, whose metric names the page has in addition
         on_demand: the models are loaded on demand, and their workers have no pages
         """
         self._prefix = prefix
@@ -117,7 +117,7 @@ class PrometheusMetrics:
     # reading
 
     def flush(self) -> None:
-        """Carries what was observed since the last call over to prometheus-client; the models flush for themselves."""
+        """Carries observations since the last call over to prometheus-client. Models have a `flush` of their own."""
         self._lag.flush()
         self._pictures.flush()
         for key, counts in self._new_by_key.items():
@@ -126,16 +126,16 @@ class PrometheusMetrics:
             counts[:] = 0, 0, 0
 
     def text(self) -> bytes:
-        """Returns Prometheus' text format: the counts of all frontends that share the folder, and this one's gauges.
+        """Returns Prometheus' text format: the counts of all frontends that share the folder, and our own gauges.
 
-        What a model has counted is in it up to the model's last flush.
+        The counts of a model are as old as the last flush of its metrics.
         """
         self.flush()
         return generate_latest(self._page)
 
 
 class _Multiprocess:
-    """The files that the frontends of one port write, read anew at each scrape."""
+    """Reads the files that the frontends of one port write, anew at each scrape."""
 
     def collect(self) -> Iterable[Metric]:
         yield from MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """Prometheus metrics of each model: its requests, tokens and latencies as clients see them, and its workers.
 
-The models share the families of metrics; each has series of its own, told apart by the label `model_name`. Without a
-name there is one model, and no such label.
+The models share the families of metrics. Each model has its own series, with its name in the label `model_name`. If
+there is only one model and it has no name, series have no such label.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -65,7 +65,7 @@ class ModelFamilies:
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """What becomes of a model that the launcher loads on demand. waiters: requests of this frontend that wait for it"""
+    """The state of a model that is loaded on demand. waiters: how many requests of this frontend wait for the model"""
 
     state: ModelState
     waiters: int
@@ -79,7 +79,7 @@ class ModelMetrics(RequestMetrics):
     """
 
     def __init__(self, families: ModelFamilies, name: str) -> None:
-        """name: the first one that the model is served as; empty if series have no label of it"""
+        """name: the first name that the model is served under; empty if series have no label with it"""
         self.name = name
         self.workers: Sequence[WorkerStatus] = ()
         self.residence: Residence | None = None
@@ -95,7 +95,7 @@ class ModelMetrics(RequestMetrics):
         self._aborted = families.aborted
         self._wire = {event: self._own(counter) for event, counter in families.wire.items()}
         self._flushed_wire = WireCounters()
-        self._new_tokens = [0, 0]  # prompt, generation; since the last flush
+        self._new_tokens = [0, 0]  # prompt tokens and generated tokens since the last flush
         for reason in ABORTED:
             self._aborted.labels(*self._label, reason)
 
@@ -121,7 +121,7 @@ class ModelMetrics(RequestMetrics):
         self._aborted.labels(*self._label, reason).inc()
 
     def flush(self, wire: WireCounters, workers: Sequence[WorkerStatus]) -> None:
-        """Carries what was observed since the last call over to prometheus-client.
+        """Carries observations since the last call over to prometheus-client.
 
         wire: the pool's counts, which only grow
         workers: how the pool sees its workers now
@@ -140,7 +140,7 @@ class ModelMetrics(RequestMetrics):
 
 
 class WorkerGauges:
-    """What this frontend sees of the workers of each model."""
+    """Collects how many workers of each model this frontend knows, and how many of them are ready."""
 
     def __init__(self, prefix: str, models: Collection[ModelMetrics]) -> None:
         self._prefix = prefix

@@ -22,7 +22,7 @@ class ServerNames:
 
     same: the frontend's metric families that have the same name on that server
     workers: the metrics that are computed from the statuses of workers
-    sums: that server's counters of seconds -> the frontend's histograms whose sums these counters show
+    sums: that server's counters of seconds → the frontend's histograms whose sums these counters show
     labelled: whether the series have labels; False: there is one series for all models
     """
 
@@ -33,7 +33,8 @@ class ServerNames:
     labelled: bool = True
 
 
-OTHERS: Mapping[str, ServerNames] = {  # by the values of --metrics-aliases
+# The value of --metrics-aliases → the metrics of that server.
+OTHERS: Mapping[str, ServerNames] = {
     "vllm": ServerNames(ALIASES["vllm"], ("prompt_tokens", "generation_tokens", "request_success", *LATENCIES)),
     "sglang": ServerNames(
         ALIASES["sglang"],

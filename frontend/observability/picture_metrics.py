@@ -9,7 +9,7 @@ OUTCOMES = ("decoded", "refused", "not_decoded")
 
 
 class PictureMetrics:
-    """The families of metrics of pictures."""
+    """The Prometheus metrics of pictures."""
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
         pictures = Counter(
@@ -20,7 +20,7 @@ class PictureMetrics:
         self._seconds = Counter(prefix + "picture_decode_seconds", text, registry=registry)
 
     def flush(self) -> None:
-        """Carries over what this process has counted since the last call."""
+        """Carries the counts since the last call over to prometheus-client."""
         counts = picture_counts()
         for outcome in OUTCOMES:
             self._outcomes[outcome].inc(getattr(counts, outcome))
@@ -32,8 +32,9 @@ class PictureMetrics:
 class PictureCounts:
     """Counts since the last flush.
 
-    refused: what is no picture, or one that the server does not accept
-    not_decoded: lost for a reason that is not the picture's own
+    refused: files that are no picture, or that the server does not accept
+    not_decoded: files that were not decoded for a reason outside the file, such as a child that did not start
+    seconds: time that all files waited for a child process and were decoded in it
     """
 
     decoded: int = 0
@@ -48,5 +49,5 @@ class PictureCounts:
 
 @cache
 def picture_counts() -> PictureCounts:
-    """Returns the counts of this process, whose child processes all models share."""
+    """Returns the counts of this process: all its models share the child processes that decode."""
     return PictureCounts()

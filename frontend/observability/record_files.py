@@ -1,9 +1,9 @@
-"""The files of a record: FILE, to which lines are added, and FILE.1, FILE.2 and so on, which are older and older.
+"""The files of a record: FILE, to which lines are added, and older files, from FILE.1 (the newest of them) upwards.
 
 Several processes may add to one record. The process that finds FILE full renames all files; a lock keeps the other
-processes from doing the same. They then see that FILE is another file, and open it. A line that they add meanwhile
-comes to lie in FILE.1.
-Nothing that fails here loses lines that the open file still takes.
+processes from doing the same. The other processes then notice that FILE is a new file, and open it. Lines that they
+add before that are in FILE.1.
+If renaming fails, lines are still added to the open file.
 """
 
 import errno
@@ -18,13 +18,13 @@ from shared.logs.record import older_files
 
 
 class RecordFiles:
-    """Writes to the newest file, and renames the files when it is full. Not for files without a size, such as pipes."""
+    """Writes to the newest file. When it is full, renames all files, but never files without a size, such as pipes."""
 
     def __init__(self, path: str, max_bytes: int, count: int) -> None:
         """Opens the file, which only its owner may read. Raises OSError, also if the file is another user's.
 
-        max_bytes: the size at which the file is full; 0: it never is
-        count: how many files are kept, the newest included
+        max_bytes: the size at which the newest file is full; 0: no limit
+        count: how many files are kept, including the newest
         """
         self._path = Path(path).resolve()
         self._max_bytes, self._count = max_bytes, count
@@ -32,7 +32,7 @@ class RecordFiles:
         self._rotates = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
 
     def write(self, data: bytes) -> int:
-        """Returns how many bytes of whole lines were written; fewer than given if the disk is full."""
+        """Writes lines; returns how many bytes of whole lines were written, which are fewer if the disk is full."""
         if self._rotates:
             with suppress(OSError):
                 self._reopen_if_replaced()
@@ -65,7 +65,7 @@ class RecordFiles:
     def _reopen_if_replaced(self) -> None:
         if not self._is_current():
             old, self._descriptor = self._descriptor, self._open()
-            os.close(old)  # which also unlocks it
+            os.close(old)  # closing the file also releases its lock
 
     def _rename(self) -> None:
         try:

@@ -1,7 +1,7 @@
 """The record of requests (`--record`): a line for each generating request that has ended, see shared/logs/record.py.
 
 Contains no key and no header. Prompts and answers are hashes, unless --record-text asks for them. A thread writes the
-lines, so that a full disk costs lines and never delays a stream; each line says how many were lost before it.
+lines, so that a full disk costs lines and never delays a stream; each line says how many lines were lost before it.
 """
 
 import json
@@ -65,7 +65,7 @@ class Recorder:
 
 
 def line_of(entry: LogEntry, record: RequestRecord, lost: int) -> RecordedRequest:
-    """Returns the line of a request that has been read. lost: how many lines before it could not be written"""
+    """Returns the line of a request that was parsed. lost: how many lines before this one could not be written"""
     request, generation = record.generation_request, record.generation
     assert request is not None
     choices = generation.choices if generation else ()
@@ -87,7 +87,7 @@ def _numbers(sampling: Sampling) -> dict[str, Any]:
 
 
 def _on_one_line(body: bytes) -> msgspec.Raw | None:
-    """Returns the body for a line of JSON."""
+    """Returns a JSON body without line breaks; None if it is empty."""
     if not body:
         return None
     return msgspec.Raw(json.dumps(json.loads(body)).encode() if b"\n" in body else body)

@@ -11,9 +11,10 @@ from frontend.workers.status import ConnectionState, WorkerStatus, aggregate
 from shared.messages import Status, WorkerState
 
 Count = Annotated[int, Meta(ge=0)]
-Fingerprint = Callable[[str], str]  # returns the fingerprint of answers from the worker's
+Fingerprint = Callable[[str], str]  # a worker's fingerprint → the fingerprint of answers that it computes
 
-_NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state=WorkerState.LOADING, progress=0.0)  # no worker
+# stands for the Status of a worker that has not reported
+_NONE = Status(epoch=0, pid=0, model="", device="", dtype="", state=WorkerState.LOADING, progress=0.0)
 _ABSENT = WorkerStatus("", ConnectionState.CONNECTING, "")
 
 
@@ -25,7 +26,7 @@ class Pages(msgspec.Struct, kw_only=True):
 
 
 class KVUsage(msgspec.Struct, kw_only=True):
-    """Pages of one kind of layers. owned: held by sequences; bytes: memory of the owned ones."""
+    """Pages of one kind of layers. owned: pages that sequences hold; bytes: memory of the owned pages."""
 
     owned: Count = 0
     total: Count = 0
@@ -33,7 +34,7 @@ class KVUsage(msgspec.Struct, kw_only=True):
 
 
 class KVCacheStats(msgspec.Struct, kw_only=True):
-    """What layers keep of sequences: all positions, those of a sliding window, or a recurrent state."""
+    """Pages by kind of layer: layers keep all positions of a sequence, a sliding window, or a recurrent state."""
 
     full: KVUsage
     window: KVUsage
@@ -41,7 +42,7 @@ class KVCacheStats(msgspec.Struct, kw_only=True):
 
 
 class PrefixCacheStats(msgspec.Struct, kw_only=True):
-    """Tokens that were looked up in the prefix cache, and found."""
+    """How many tokens were looked up in the prefix cache, and how many of them were found."""
 
     queries: Count
     hits: Count
@@ -87,7 +88,7 @@ class Latency(msgspec.Struct, kw_only=True):
 
 
 class Rank(msgspec.Struct, kw_only=True):
-    """One of the processes that compute a model together. stage: of their pipeline, from 0 on."""
+    """One of the processes that compute a model together. stage: the pipeline stage of the process, from 0 on."""
 
     rank: Count
     pid: Count
@@ -134,9 +135,9 @@ class Frontend(msgspec.Struct, kw_only=True):
 
 
 class Stats(msgspec.Struct, kw_only=True):
-    """Counts and speeds are sums over the workers, latencies the slowest worker's; `worker` is the first one.
+    """Counts and speeds are sums over the workers, latencies are the slowest worker's; `worker` is the first worker.
 
-    `fingerprint` is empty if no worker is ready, or if the ready ones differ."""
+    `fingerprint` is empty if no worker is ready, or if the fingerprints of the ready workers differ."""
 
     running: Count
     waiting: Count
@@ -156,7 +157,7 @@ class Stats(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The workers of one model. name: what the model is served as"""
+    """The workers of one model. name: the name that the model is served under"""
 
     workers: Sequence[WorkerStatus]
     name: str
@@ -189,7 +190,7 @@ def stats(pools: Sequence[Pool], draining: bool) -> Stats:
 
 
 def _common(fingerprints: Sequence[str]) -> str:
-    """Returns the fingerprint that all of them have; empty if they differ."""
+    """Returns the common fingerprint; empty if the fingerprints differ."""
     return fingerprints[0] if len(set(fingerprints)) == 1 else ""
 
 

@@ -53,7 +53,7 @@ class Tracing:
         except ImportError as error:
             raise ConfigError(MISSING_PACKAGES) from error
         for name in ("opentelemetry.sdk", "opentelemetry.exporter"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # they log a traceback for every batch that is lost
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # else a traceback for each lost batch
         exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces" if endpoint else None, timeout=5)
         return cls(BatchSpanProcessor(exporter))
 
@@ -75,7 +75,7 @@ class Tracing:
         span.end(end)
 
     def _phases(self, entry: LogEntry, within: object, end: int) -> None:
-        """Adds the phases that the worker measured; the last one ends with the request."""
+        """Adds the phases that the worker measured; the last phase ends with the request."""
         lengths = [_ns(getattr(entry, f"{phase}_ms") or 0.0) for phase in PHASES]
         at = end - sum(lengths)
         for phase, length in zip(PHASES, lengths, strict=True):

@@ -1,6 +1,6 @@
-"""What a frontend tells of the workers of each model, from their last statuses, where these have no page of their own.
+"""Metrics of the workers of each model, from their last statuses, for workers without a metrics page of their own.
 
-All frontends of the same workers show the same values: a sum over frontends counts them several times.
+All frontends of the same workers show the same values, so a sum over frontends counts each value several times.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from shared.messages import Status
 
 
 class Row(NamedTuple):
-    """One metric of workers. kind: "gauge" or "counter"; value: of the status of some workers together"""
+    """One metric of workers. kind: "gauge" or "counter"; value: computes it from the merged Status of the workers"""
 
     name: str
     kind: str
@@ -25,11 +25,12 @@ class Row(NamedTuple):
 
 
 def cache_share(status: Status) -> float:
-    """Returns which share of the K/V pages sequences own, 0 to 1; of the fullest kind."""
+    """Returns the share of pages that sequences own, 0 to 1, for the kind of pages with the largest share."""
     return max((kind.owned / (kind.total or 1) for kind in status.kv_cache), default=0.0)
 
 
-OWN: Sequence[Row] = (  # as workers name them
+# The metrics under the names that workers themselves use.
+OWN: Sequence[Row] = (
     Row("num_requests_running", "gauge", "Sequences running", lambda s: s.running),
     Row("num_requests_waiting", "gauge", "Sequences waiting", lambda s: s.waiting),
     Row("kv_cache_usage_perc", "gauge", "Share of the K/V pages that sequences own, 0 to 1", cache_share),
@@ -39,7 +40,7 @@ OWN: Sequence[Row] = (  # as workers name them
 
 
 class WorkerSums:
-    """What the workers of each model tell, as sums over them.
+    """Collects the metrics of `rows`, over all workers of each model.
 
     labelled: the series have labels; without them, there is one series for the workers of all models
     """
@@ -60,7 +61,7 @@ class WorkerSums:
             yield family
 
     def _groups(self) -> Iterator[tuple[dict[str, str], Iterable[WorkerStatus]]]:
-        """Yields the labels of a series and the workers that it is about."""
+        """Yields the labels of each series, and the workers that the series is computed from."""
         if not self._labelled:
             yield {}, chain.from_iterable(model.workers for model in self._models)
             return

@@ -1,10 +1,10 @@
 """Generation from Python, without HTTP.
 
 llm                 `LLM`: generates with a worker of its own
-start               starts that worker
+start               starts the worker of an `LLM`
 inputs              prompts and options as requests
-contexts            the model that reads them, or the model with an adapter
-pictures            images of Pillow and files, as requests have them
+contexts            chooses what requests are read with: the model, or the model with an adapter
+pictures            turns Pillow images and files into the parts of a request
 batch               runs many requests with bounded concurrency
 pooled              vectors and scores
 loop_thread         an event loop in a thread, for synchronous callers

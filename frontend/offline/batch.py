@@ -30,20 +30,20 @@ from shared.messages import Refusal, Timings
 OnDelta = Callable[[int, Delta], None]  # called with the index of the request, and its next delta
 
 FULL = frozenset({Refusal.QUEUE_FULL.value})  # refusals that pass when a running request ends
-UNAVAILABLE = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # they pass when a worker is back
+UNAVAILABLE = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # these pass when a worker is back
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished output. `text` ends where a stop string began; `ids` include the tokens that completed it."""
+    """One finished output. `text` ends before a stop string, but `ids` include the tokens that completed the string."""
 
     text: str
     ids: tuple[int, ...]
     finish: Finish  # a str: "eos", "stop" or "length"
     usage: Usage
     seed: int  # a request with this seed gets the same output
-    stop: str | int | None = None  # the stop string or id that ended it
+    stop: str | int | None = None  # the stop string or id that ended the output
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per id
     timings: Timings = field(default_factory=Timings)
 
@@ -62,7 +62,7 @@ async def run_all(
     concurrency: how many requests run at a time
     recovery_timeout: seconds to wait for a worker that is unavailable; the wait for a full queue has no limit
 
-    Raises the first SluiceError; then, and when it is cancelled, all other requests are aborted.
+    Raises the first SluiceError. All other requests are then aborted, and also when this function is cancelled.
     """
     queue = iter(enumerate(requests))
     tasks = [
@@ -187,7 +187,7 @@ class BatchRunner:
         return job
 
     def verification(self, asked: Mapping[str, Any]) -> Job[dict[str, Any]]:
-        """Returns a job that checks the receipt of a request, and emits what `/v1/receipts/verify` answers."""
+        """Returns a job that checks the receipt of a request, and emits the answer of `/v1/receipts/verify`."""
 
         async def job(emit: Emit[dict[str, Any]]) -> None:
             membership = self.service.pool.membership

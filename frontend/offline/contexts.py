@@ -1,4 +1,4 @@
-"""What a Python caller's requests are read with: the model, or the model with an adapter that the caller names."""
+"""Chooses what a Python caller's requests are read with: the model, or the model with the adapter that they name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,18 +8,18 @@ from frontend.errors import Unprocessable
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Adapter
 
-ContextOf = Callable[[str | None], ModelContext]  # by the name of an adapter; None: the model without one
+ContextOf = Callable[[str | None], ModelContext]  # takes an adapter's name; None: no adapter
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """base: the model without an adapter; adapters: those of the setting lora_modules, by name"""
+    """The contexts of an `LLM`. base: the model without an adapter; adapters: those of the setting lora_modules"""
 
     base: ModelContext
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
     def of(self, adapter: str | None) -> ModelContext:
-        """Raises Unprocessable if there is no adapter of this name."""
+        """Returns the context of the model with this adapter. Raises Unprocessable for an unknown name."""
         if adapter is None:
             return self.base
         found = self.adapters.get(adapter)

@@ -26,7 +26,7 @@ SLICE = MAX_PROMPTS  # how many prompts one request body may have
 class CommonOptions(TypedDict, total=False):
     """How tokens are chosen and when an output ends; an option that is absent or None has the HTTP API's default."""
 
-    adapter: str | None  # a LoRA adapter by its name in the setting lora_modules; None: the model without one
+    adapter: str | None  # a LoRA adapter by its name in the setting lora_modules; None: no adapter
     max_tokens: int | None
     temperature: float | None  # 0 is greedy
     top_p: float | None
@@ -41,14 +41,14 @@ class CommonOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     min_tokens: int | None
-    response_format: Mapping[str, Any] | None  # at most one of these six constrains the output
+    response_format: Mapping[str, Any] | None  # at most one of the six fields from here on may be set
     guided_json: Mapping[str, Any] | str | None
     guided_regex: str | None
     guided_choice: Sequence[str] | None
     guided_grammar: str | None
     structured_outputs: Mapping[str, Any] | None
     cache_salt: str | None  # the prefix cache is shared between equal values only
-    priority: int | None  # lower is served first
+    priority: int | None  # lower values are served first
     deadline_ms: int | None  # the whole output must be complete within this time
 
 
@@ -124,7 +124,7 @@ def chat_requests(chats: list[Messages], options: Mapping[str, Any]) -> ReadRequ
 
 
 def _as_body(messages: Messages) -> Messages:
-    """Returns the messages as a JSON body has them. Raises BadRequest for a picture that cannot be read."""
+    """Returns the messages in the form of a JSON body. Raises BadRequest for a picture that cannot be read."""
     if all(isinstance(message.get("content"), str) for message in messages):
         return list(map(dict, messages))
     from frontend.offline.pictures import with_urls
@@ -133,7 +133,7 @@ def _as_body(messages: Messages) -> Messages:
 
 
 def _body(options: Mapping[str, Any], kind: type) -> tuple[str | None, dict[str, Any]]:
-    """Returns the name of the adapter, and the other options as a JSON body has them."""
+    """Returns the name of the adapter, and the other options in the form of a JSON body."""
     if unknown := options.keys() - kind.__annotations__.keys():
         raise TypeError(f"there is no option {', '.join(map(repr, sorted(unknown)))}")
     return options.get("adapter"), {name: _as_json(value) for name, value in options.items() if name != "adapter"}

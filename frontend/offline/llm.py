@@ -88,7 +88,7 @@ class LLM:
         self._finalize = weakref.finalize(self, self._loop_thread.close)
 
     def close(self) -> None:
-        """Ends the worker. Requests that run, and later calls, raise `Closed`. Idempotent."""
+        """Ends the worker. Running requests and later calls raise `Closed`. Idempotent."""
         self._finalize()
 
     def __enter__(self) -> Self:
@@ -162,8 +162,8 @@ class LLM:
         """Like `generate`, for a conversation or for each of a list of them.
 
         A conversation is a list of dicts with `role` and `content`, or the text of a single message of the user. The
-        content may be a list of parts, as over HTTP; that of a picture, `{"type": "image", "image": ...}`, has a path
-        or an image of Pillow.
+        content may be a list of parts, as over HTTP. The part `{"type": "image", "image": ...}` has a picture, as a
+        path or as a Pillow image.
 
         The model's chat template renders a conversation.
 
@@ -179,14 +179,14 @@ class LLM:
     def complete(
         self, prompts: Prompt | Prompts, *, progress: bool | None = None, **options: Unpack[Options]
     ) -> list[Answer]:
-        """Like `generate`, with ids, finish, usage and seed of each output; a single prompt returns a list of one."""
+        """Like `generate`, but returns an Answer for each output: its text, ids, finish, usage and seed."""
         prompt_list, _ = as_prompts(prompts)
         return self._answers(prompt_requests(prompt_list, options), len(prompt_list), progress)
 
     def complete_chat(
         self, messages: Chat | Chats, *, progress: bool | None = None, **options: Unpack[ChatOptions]
     ) -> list[Answer]:
-        """Like `chat`, with ids, finish, usage and seed of each output."""
+        """Like `chat`, but returns an Answer for each output: its text, ids, finish, usage and seed."""
         chats, _ = as_chats(messages)
         return self._answers(chat_requests(chats, options), len(chats), progress)
 

@@ -45,7 +45,7 @@ class LoopThread(Generic[R]):
         self._thread.start()
         try:
             self.resource = self._opened.result()
-        except BaseException:  # Ctrl-C too
+        except BaseException:  # also Ctrl-C
             self.close()
             raise
 
@@ -59,7 +59,7 @@ class LoopThread(Generic[R]):
         with self._lock:
             self._closed = True
         self._running.wait()
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # raised if the loop has ended
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
@@ -81,7 +81,7 @@ class LoopThread(Generic[R]):
         outbox: asyncio.Queue[Any] = asyncio.Queue()
 
         def emit(item: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is gone
+            with contextlib.suppress(RuntimeError):  # raised if the caller's loop has ended
                 caller_loop.call_soon_threadsafe(outbox.put_nowait, item)
 
         future = self._submit(job, emit)

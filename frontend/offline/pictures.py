@@ -1,4 +1,4 @@
-"""Pictures in a Python caller's conversations: Pillow's images, and paths of files, become the parts that HTTP has."""
+"""Turns pictures in a Python caller's conversations (Pillow images, paths) into the parts that the HTTP API takes."""
 
 import io
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from typing import Any
 from frontend.errors import BadRequest
 from shared.pictures.data_url import data_url, file_as_url
 
-KINDS = ("image", "image_pil")  # the types of such parts, whose picture stands under the same name
-MODES = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")  # of the images that a PNG can hold
+KINDS = ("image", "image_pil")  # types of parts with a picture, which is in the field of the same name
+MODES = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")  # Pillow's modes of the images that a PNG can hold
 
 
 def with_urls(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def _with_url(part: Any) -> Any:
 
 
 def _encoded(image: Any) -> str:
-    """Returns an image of Pillow as a data: URL of a PNG, without a loss and with its orientation."""
+    """Returns a Pillow image as a data: URL of a PNG, lossless and with its EXIF orientation."""
     if not (hasattr(image, "save") and hasattr(image, "convert")):
         raise ValueError(f"is a {type(image).__name__}, neither an image of Pillow nor a path")
     file, exif = io.BytesIO(), image.getexif()

@@ -54,5 +54,5 @@ def one_by_one(request: GenerationRequest) -> list[GenerationRequest]:
 
 
 def scores(request: GenerationRequest, packed: list[bytes]) -> list[float]:
-    """Returns the scores that the vectors of a request's prompts mean."""
+    """Computes the scores of a request from the vectors of its prompts."""
     return relevance.scores_of(request, Vectors(packed, Usage(0, 0)))

@@ -40,7 +40,7 @@ OpenRunner = Callable[[], AbstractAsyncContextManager[BatchRunner]]
 
 
 def runner_of(model: str, settings_by_name: Mapping[str, Any]) -> OpenRunner:
-    """Checks the settings, and returns what starts the worker and ends it. Raises ConfigError or CannotStart."""
+    """Checks the settings. Returns a function that starts and later ends a worker. Raises ConfigError, CannotStart."""
     if unknown := settings_by_name.keys() - SETTINGS.keys():
         raise ConfigError(f"there is no setting {', '.join(sorted(unknown))}")
     values = {name: _typed(SETTINGS[name], value) for name, value in settings_by_name.items()}

@@ -1,4 +1,4 @@
-"""Pieces of text for a Python caller, awaited or not; and the progress bar."""
+"""Gives a Python caller the pieces of an output's text, awaited or not; and shows the progress bar."""
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator

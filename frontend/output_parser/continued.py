@@ -1,6 +1,6 @@
-"""Parses the rest of an output as the end of the whole output, and yields the events of the rest only.
+"""Parses output that continues earlier text: parses both as one output, but yields only the events of the continuation.
 
-A tool call that began before the rest is yielded as a whole, with its name, as no client could use the end of its
+A tool call that began in the earlier text is yielded as a whole, with its name, as no client could use the end of its
 arguments alone.
 """
 
@@ -12,13 +12,13 @@ from frontend.output_parser.parser import OutputParser
 
 
 class ContinuedParser:
-    """An OutputParser of the rest. It numbers calls from the first one that it yields."""
+    """An OutputParser of the continuation. The first call that it yields has number 0."""
 
     def __init__(self, parser: OutputParser, before: Sequence[str]) -> None:
-        """before: the texts before the rest. `parser` has parsed nothing yet."""
+        """before: the earlier texts. `parser` has parsed nothing yet."""
         self._parser = parser
-        self._complete = 0  # the number of calls that were complete before the rest
-        self._open: list[Event] = []  # the events of the call that was not complete
+        self._complete = 0  # the number of complete calls in the earlier texts
+        self._open: list[Event] = []  # the events of the call that the earlier texts leave incomplete
         for event in parser.feed("".join(before)):
             match event:
                 case CallStart():
@@ -30,12 +30,12 @@ class ContinuedParser:
 
     @property
     def reasoning(self) -> Reasoning:
-        """Whether the parser is now inside reasoning, after it, or reasoning may still begin."""
+        """Whether the parser is inside reasoning, is past it, or may still see it begin."""
         return self._parser.reasoning
 
     @property
     def called(self) -> bool:
-        """Whether the whole output has completed a call, and has no incomplete one."""
+        """Whether the whole output has a complete call and no incomplete call."""
         return self._parser.called
 
     def feed(self, text: str) -> list[Event]:

@@ -10,10 +10,11 @@ from frontend.output_parser.parser import OutputParser
 def feed_counting(parser: OutputParser, texts: Sequence[str], tokens: int) -> tuple[list[Event], int]:
     """Feeds the texts of the next tokens to a parser. Returns its events, and how many of the tokens are reasoning.
 
-    texts: a text for each of `tokens` tokens, and perhaps one more text that became certain after the last token
+    texts: a text for each of `tokens` tokens, and perhaps, after the last token of the output, one more text that
+        was left over from earlier tokens
 
-    The tags count, too, but not an opening tag that is still incomplete. After reasoning, a call of this costs one
-    check.
+    Tokens of the tags around reasoning count, too, except tokens that leave the opening tag incomplete. After
+    reasoning, a call of this function costs one check.
     """
     if len(texts) == 1:
         before, events = parser.reasoning, parser.feed(texts[0])

@@ -1,6 +1,6 @@
 """The events that the parser emits: text, reasoning, parts of tool calls.
 
-Joined, the events of an output do not depend on the pieces in which its text arrived.
+If adjacent fragments are joined, the events of an output do not depend on the pieces in which its text arrived.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class CallStart(NamedTuple):
 
 
 class CallArguments(NamedTuple):
-    """The next fragment of a call's arguments. Joined, they are JSON as the model wrote it, or its beginning."""
+    """The next fragment of a call's arguments. All fragments joined are JSON, or its beginning in a cut-off call."""
 
     call: int
     fragment: str

@@ -24,27 +24,25 @@ class ToolFormat(StrEnum):
     MISTRAL_ARGS = "mistral-args"  # [TOOL_CALLS]NAME[ARGS]{…}, repeated
     HARMONY = "harmony"  # <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
     QWEN_XML = "qwen-xml"  # <tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>
-    SEED = "seed"  # the same in <seed:tool_call>
+    SEED = "seed"  # as QWEN_XML, but in <seed:tool_call>
     GLM = "glm"  # <tool_call>NAME<arg_key>KEY</arg_key><arg_value>…</arg_value></tool_call>
     GLM4 = "glm4"  # NAME, {…} on the next line, and nothing else
     MINIMAX = "minimax"  # <minimax:tool_call><invoke name="NAME"><parameter name="KEY">…</parameter></invoke>…
-    DEEPSEEK_V3 = (
-        "deepseek-v3"  # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME ```json {…} ```…
-    )
-    DEEPSEEK_V31 = (
-        "deepseek-v31"  # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…
-    )
+    # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME ```json {…} ```…
+    DEEPSEEK_V3 = "deepseek-v3"
+    # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…
+    DEEPSEEK_V31 = "deepseek-v31"
     KIMI = "kimi"  # <|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}…
     GRANITE = "granite"  # <|tool_call|>[{"name": …, "arguments": {…}}, …]
     NEMOTRON = "nemotron"  # <TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>
     PYTHONIC = "pythonic"  # [NAME(key="…", …), …] and nothing else
     LFM2 = "lfm2"  # <|tool_call_start|>[NAME(key="…", …), …]<|tool_call_end|>
     OLMO3 = "olmo3"  # <function_calls>NAME(key="…", …)</function_calls>, one call a line
-    GEMMA3 = "gemma3"  # the same in a block of code: ```tool_code
+    GEMMA3 = "gemma3"  # as OLMO3, but in a block of code: ```tool_code
     GEMMA4 = "gemma4"  # <|tool_call>call:NAME{key:<|"|>…<|"|>, …}<tool_call|>
 
 
-# The words in a template that writes calls of a format. The first row counts whose words are all in the template.
+# Words by which a chat template shows the format of its calls. The first row whose words are all there decides.
 TEMPLATE_WORDS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (ToolFormat.HARMONY, ("<|channel|>",)),  # harmony is the format of all output, not of calls only
     (ToolFormat.SEED, ("<seed:tool_call>", "<function=")),
@@ -69,25 +67,28 @@ TEMPLATE_WORDS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (ToolFormat.PYTHONIC, ("[func_name1(",)),
     (ToolFormat.GLM4, ("<|observation|>", '"metadata"')),
 )
-DESCRIBED = frozenset({ToolFormat.DEEPSEEK_V3, ToolFormat.DEEPSEEK_V31})  # templates of both show calls, but no tools
+# formats whose templates render calls, but no list of tools
+DESCRIBED = frozenset({ToolFormat.DEEPSEEK_V3, ToolFormat.DEEPSEEK_V31})
 KNOWN_WITHOUT_TOOLS = DESCRIBED | {ToolFormat.HARMONY, ToolFormat.MISTRAL_ARGS}
-ARGUMENTS_AS_TEXT = re.compile(r"""arguments(['"]\])?\s*\+""")  # a template that does this: `… + call.arguments + …`
+ARGUMENTS_AS_TEXT = re.compile(r"""arguments(['"]\])?\s*\+""")  # matches a template with `… + call.arguments + …`
 # Matches a template that reads the variable `thinking` (DeepSeek V3.1), but not one that reads `message.thinking`.
 ASKS_FOR_THINKING = re.compile(r"(?<![.\w])thinking is (not )?defined")
+# The special tokens that a format cannot be parsed without, and the stand-in for each of them.
 MARKS: Mapping[ToolFormat, Mapping[str, str]] = {
     ToolFormat.HARMONY: marks.HARMONY,
     ToolFormat.MISTRAL_ARGS: marks.MISTRAL_ARGS,
-}  # the tags of formats that cannot be parsed without tags
+}
 Tags = tuple[str, str]  # the texts that open and close reasoning
 THINK: Tags = ("<think>", "</think>")
+# A model's tags are the first pair of which its template contains at least one tag.
 TAGS: tuple[Tags, ...] = (
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
     ("<|channel>thought", "<channel|>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     THINK,
-)  # the first pair of which a template has one tag is the model's
-# The degrees nearest to a client's effort, for models that know fewer. Gpt-oss always thinks.
+)
+# A client's reasoning effort → the nearest one that the format knows. Gpt-oss always reasons, so it has no "none".
 DEGREES: Mapping[ToolFormat, Mapping[str, str]] = {
     ToolFormat.HARMONY: {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 }
@@ -96,7 +97,7 @@ DEGREES: Mapping[ToolFormat, Mapping[str, str]] = {
 class Reasoning(StrEnum):
     """Whether a place in the output lies within reasoning."""
 
-    DONE = "done"  # it lies after reasoning, or there is none: an opening tag is text. Harmony: within the answer
+    DONE = "done"  # after reasoning, or without any: an opening tag would be text. Harmony: within the answer
     UNDECIDED = "undecided"  # the output may open its reasoning here. Harmony: a message begins
     OPEN = "open"  # reasoning has begun, in the prompt or in the output
 
@@ -112,8 +113,8 @@ class ModelFormat:
     has_reasoning_effort: bool = False  # the template reads the variable `reasoning_effort`
     tags: Tags = THINK
     tools_as_text: bool = False  # the template has no place for tools: a system message describes them
-    calls_as_text: bool = False  # the template has no place for calls and results: they are text of messages
-    arguments_as_text: bool = False  # the template takes a call's arguments for text
+    calls_as_text: bool = False  # the template has no place for calls and results: messages have them in their text
+    arguments_as_text: bool = False  # the template expects a call's arguments as a string of JSON, not as an object
 
     @classmethod
     def of(
@@ -140,10 +141,10 @@ class ModelFormat:
         )
 
     def output_begins(self, prompt: str, continued: str = "") -> Reasoning:
-        """Returns where an output begins: inside its reasoning, after it, or where it may open it.
+        """Returns whether an output begins inside reasoning, after reasoning, or where reasoning may open.
 
         prompt: the rendered prompt
-        continued: the beginning of the answer, with which the prompt ends; the output continues it
+        continued: the beginning of the answer that the prompt ends with, if the output continues an answer
         """
         if self.tool_format is ToolFormat.HARMONY:
             return _open_message(prompt)
@@ -165,11 +166,11 @@ class ModelFormat:
         must_call: bool = False,
         specials: Collection[str] = (),
     ) -> "ParserConfig | None":
-        """Returns how to parse an output; None if there is nothing to look for, because all of it is text.
+        """Returns how to parse an output; None if all of the output is text.
 
         functions: the functions that the output may call
-        must_call: the output calls one of these functions and says nothing else
-        specials: the words of the format and of the tags that are special tokens of the model's vocabulary
+        must_call: after reasoning, the output consists only of calls
+        specials: special tokens of the model's vocabulary that are words of the format or tags around reasoning
         """
         callable_functions = tuple(functions)
         if begins is Reasoning.DONE and not callable_functions and self.tool_format not in MARKS:
@@ -186,7 +187,7 @@ class ModelFormat:
         )
 
     def degree(self, effort: str) -> str:
-        """Returns the degree of reasoning that the model knows and that is nearest to a client's."""
+        """Returns the reasoning effort that the model knows and that is nearest to a client's `effort`."""
         return DEGREES.get(self.tool_format, {}).get(effort, effort)
 
 
@@ -195,7 +196,7 @@ def _plain_switch(source: str) -> str:
 
 
 def _open_message(prompt: str) -> Reasoning:
-    """Returns which of harmony's messages is open at the end of a prompt; UNDECIDED if none has content yet."""
+    """Returns OPEN if a harmony prompt ends inside a message of reasoning, DONE inside another one, else UNDECIDED."""
     last = prompt[prompt.rfind("<|start|>") :]
     header, message, _ = last.partition("<|message|>")
     if not message or last.endswith(("<|end|>", "<|return|>", "<|call|>")):
@@ -211,15 +212,15 @@ def _tool_format(source: str) -> ToolFormat:
 class ParserConfig:
     """What to look for in one output.
 
-    reasoning: whether the output begins inside its reasoning, after it, or may open it
+    reasoning: whether the output begins inside reasoning, after reasoning, or where reasoning may open
     tool_format: how the output writes calls
     function_names: the functions that the output may call
     reasoning_is_text: reasoning stays in the text
     tags: the texts that open and close reasoning
-    must_call: the output is calls and nothing else, after its reasoning
+    must_call: after reasoning, the output consists only of calls
     kinds: the kinds of values that each function's parameters may have
     shown: special tokens whose spelling the parser must see
-    reasoning_in_pieces: a stream has reasoning as it is generated; else each block of it in one piece, at its end
+    reasoning_in_pieces: a stream sends reasoning as it is generated; otherwise it sends each block of reasoning whole
     """
 
     reasoning: Reasoning = Reasoning.DONE
@@ -234,12 +235,16 @@ class ParserConfig:
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """The special tokens that the parser must see, and the stand-in of each in the text that the parser gets."""
+        """The special tokens that the parser must see, each with its stand-in in the text that the parser gets."""
         return MARKS.get(self.tool_format) or {spelling: spelling for spelling in self.shown}
 
 
 def with_reasoning(parser_config: ParserConfig | None, separate: bool, in_pieces: bool) -> ParserConfig | None:
-    """Returns how to parse an output: with reasoning in a field of its own, or in the text if `separate` is False."""
+    """Returns the config with these choices of a request.
+
+    separate: reasoning is in a field of its own, otherwise it is part of the text
+    in_pieces: see `reasoning_in_pieces`
+    """
     if parser_config is None or (separate and in_pieces):
         return parser_config
     is_text = parser_config.reasoning_is_text or not separate

@@ -3,13 +3,13 @@
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
 
-The channel `analysis` is reasoning; every other is text for the user, and so is `commentary` without a recipient. The
-recipient stands before or after the channel. https://cookbook.openai.com/articles/openai-harmony
+The channel `analysis` is reasoning. Every other channel is text for the user, also `commentary` without a recipient.
+The recipient stands before or after the channel. https://cookbook.openai.com/articles/openai-harmony
 
-What is not a message of the format is not lost. A recipient that is no offered function is text with its content, or
-reasoning, as the channel says, and so are arguments that are not JSON. Words in the place of a header that cannot be
-one are text, too. Only headers are dropped, and one that the output's end cuts off. Messages of one kind are joined by
-a line break.
+Malformed output is not lost. A message to a recipient that is no offered function becomes text or, in the channel
+`analysis`, reasoning; so do arguments that are not JSON. Words in the place of a header that cannot be a header become
+text. Only headers are dropped, also a header that the end of the output cuts off. Messages of one kind are joined by a
+line break.
 """
 
 import re
@@ -55,7 +55,7 @@ def _recipient(header: str) -> str:
 
 
 def _begins_again(header: str, mark: str) -> bool:
-    """Whether a mark begins another header, as it stands only once in one."""
+    """Whether a special token begins another header: START is always a header's first one, and CHANNEL occurs once."""
     return mark == START or (mark == CHANNEL and CHANNEL in header)
 
 
@@ -65,12 +65,12 @@ class HarmonyParser:
     def __init__(self, parser_config: ParserConfig) -> None:
         self._names = parser_config.function_names
         self._reasoning: Kind = Text if parser_config.reasoning_is_text else ReasoningText
-        self._header: str | None = None  # so far; None within a message's content
+        self._header: str | None = None  # the open header so far; None within a message's content
         self._kind: Kind = Text  # the kind of the open message
         self._feed_content: Callable[[str], list[Event]] = self._say
         self._name = ""  # the function that the open message calls
-        self._messages = 0  # how many have begun
-        self._said: dict[Kind, int] = {}  # the last message that had text of this kind
+        self._messages = 0  # how many messages have begun
+        self._said: dict[Kind, int] = {}  # kind → number of the last message with text of this kind
         self._calls = Calls()
         self._begin(ANALYSIS if parser_config.reasoning is Reasoning.OPEN else "")
         if parser_config.reasoning is Reasoning.UNDECIDED:
@@ -78,13 +78,13 @@ class HarmonyParser:
 
     @property
     def reasoning(self) -> Reasoning:
-        """Whether the parser is now inside reasoning, or reasoning may still begin: each message may be reasoning."""
+        """Whether the parser is inside reasoning, or may still see it begin: each message may be reasoning."""
         inside = self._header is None and self._kind is ReasoningText
         return Reasoning.OPEN if inside else Reasoning.UNDECIDED
 
     @property
     def called(self) -> bool:
-        """Whether the output has completed a call, and has no incomplete one."""
+        """Whether the output has a complete call and no incomplete call."""
         return self._calls.called
 
     def feed(self, text: str) -> list[Event]:
@@ -115,7 +115,7 @@ class HarmonyParser:
         return self._say(HEADER_WORDS.sub("", header))
 
     def _begin_after(self, header: str) -> list[Event]:
-        """Begins the content of a message with this header."""
+        """Begins the content of the message that has this header."""
         self._begin(_channel(header))
         recipient = _recipient(header)
         self._name = recipient.removeprefix("functions.")
@@ -130,7 +130,7 @@ class HarmonyParser:
         self._messages += 1
 
     def _end_header(self, following: str = "") -> list[Event]:
-        """Ends a header that has no content. A header without any mark becomes text, unless it is blank."""
+        """Ends a header that has no content. A header without special tokens becomes text, unless it is blank."""
         header, self._header = self._header or "", following
         if not header or header[0] in ALL or CHANNEL in header or (self._messages > 1 and not header.strip()):
             return []
@@ -140,7 +140,7 @@ class HarmonyParser:
     # content
 
     def _feed_within(self, piece: str) -> list[Event]:
-        """Feeds content. A new header may begin without an end; other marks have no meaning here."""
+        """Feeds content. A header may begin although the message has not ended; other special tokens are ignored."""
         if piece in (START, CHANNEL):
             events = self._end_message()
             self._header = piece
@@ -148,7 +148,10 @@ class HarmonyParser:
         return [] if piece in ALL else self._feed_content(piece)
 
     def _end_message(self, cut_off: bool = False) -> list[Event]:
-        """Ends what is open, which may be cut off. A call that the model ended without content has no arguments."""
+        """Ends the open header or message. A call that the model ended without content has no arguments.
+
+        cut_off: the output has ended
+        """
         if self._header is not None:
             return self._end_header()
         self._header = ""
@@ -192,9 +195,9 @@ class HarmonyParser:
 
 
 class UserText:
-    """Blanks out all but text for the user, so that stop strings are found there only. Keeps the length.
+    """Blanks out everything except text for the user, so that stop strings are found there only. Keeps the length.
 
-    A message that is not well-formed is blanked out.
+    A malformed message is blanked out, too.
     """
 
     def __init__(self, parser_config: ParserConfig) -> None:

@@ -15,7 +15,7 @@ class Kind(Enum):
 
     TEXT = auto()  # a string, as it stands
     JSON = auto()  # JSON of another type
-    EITHER = auto()  # JSON of another type if it is such JSON, else a string
+    EITHER = auto()  # JSON of another type if the text is such JSON, else a string
 
 
 def kinds_of(schema: Mapping[str, Any]) -> dict[str, Kind]:
@@ -38,7 +38,7 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema that a reference within `root` leads to; an empty one if it leads nowhere."""
+    """Returns the schema that a reference within `root` leads to; an empty schema if the reference leads nowhere."""
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             break
@@ -81,7 +81,7 @@ def _type_of(value: Any) -> str:
 
 
 def as_json(text: str, kind: Kind) -> str:
-    """Returns the JSON of a value's whole text. Text that should be JSON and is not becomes a string."""
+    """Returns the JSON of a value, from its whole text. Text of the kind JSON that is no JSON becomes a string."""
     if kind is not Kind.TEXT:
         stripped = text.strip()
         try:

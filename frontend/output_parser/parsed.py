@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(slots=True)
 class ParsedOutput:
-    """`parts` have the order of the output; adjacent parts of one kind are merged."""
+    """The parts of one output, in its order. Adjacent parts of one kind are merged."""
 
     parser: OutputParser
     parts: list[Text | ReasoningText | Call] = field(default_factory=list)
@@ -39,7 +39,7 @@ class ParsedOutput:
     def parse(
         cls, texts: Sequence[str], parser_config: ParserConfig, tokens: int = 0, before: Sequence[str] = ()
     ) -> Self:
-        """texts: as for `feed_counting`; before: the texts that they continue."""
+        """Parses a whole output. texts, tokens: as for `feed_counting`; before: earlier texts that `texts` continue"""
         parser = output_parser(parser_config)
         parsed = cls(ContinuedParser(parser, before) if before else parser)
         events, parsed.reasoning_tokens = feed_counting(parsed.parser, texts, tokens)

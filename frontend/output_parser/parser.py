@@ -31,11 +31,11 @@ class OutputParser(Protocol):
 
     @property
     def reasoning(self) -> Reasoning:
-        """Whether the parser is now inside reasoning, after it, or reasoning may still begin."""
+        """Whether the parser is inside reasoning, is past it, or may still see it begin."""
 
     @property
     def called(self) -> bool:
-        """Whether the output has completed a call, and has no incomplete one."""
+        """Whether the output has a complete call and no incomplete call."""
 
     def feed(self, text: str) -> list[Event]: ...
     def finish(self) -> list[Event]: ...
@@ -49,17 +49,17 @@ class TaggedParser:
         self._opening, self._closing = parser_config.tags
         self._calls = CallParser(parser_config) if parser_config.function_names else None
         self._body: Body = self._calls or TextOnly()
-        self._text = ""  # text that is not decided yet
+        self._text = ""  # text that may still turn out to be a tag
         self._leading = True  # no reasoning has come yet: line breaks belong to the opening tag and are dropped
 
     @property
     def reasoning(self) -> Reasoning:
-        """Whether the parser is now inside reasoning, after it, or reasoning may still begin."""
+        """Whether the parser is inside reasoning, is past it, or may still see it begin."""
         return self._reasoning
 
     @property
     def called(self) -> bool:
-        """Whether the output has completed a call, and has no incomplete one."""
+        """Whether the output has a complete call and no incomplete call."""
         return self._calls is not None and self._calls.calls.called
 
     def feed(self, text: str) -> list[Event]:
@@ -116,7 +116,7 @@ class TextOnly:
 
 
 class _SkipLineBreaks:
-    """Drops the line breaks after reasoning, and passes the rest on."""
+    """Drops the line breaks after reasoning, and passes the rest of the text on."""
 
     def __init__(self, body: Body) -> None:
         self._body = body

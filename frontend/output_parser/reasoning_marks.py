@@ -1,4 +1,4 @@
-"""Knows the marks around reasoning, and the text that ends it when its budget is used up, for each output format."""
+"""Knows, for each format, the marks around reasoning, and the text that ends reasoning when its budget is used up."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ class ReasoningMarks:
     """The texts that stand around reasoning. Each entry is encoded by itself, so marks become single tokens."""
 
     opening: tuple[str, ...]
-    closing: str  # a single token
+    closing: str  # the text that ends reasoning: a single token
     forced: tuple[str, ...]  # `closing`, and the text that leads on to the answer
     anywhere: bool = False  # reasoning may open again, and not only at the beginning of an output
-    forbidden: tuple[str, ...] = ()  # marks that may not follow each other once the budget is used up
+    forbidden: tuple[str, ...] = ()  # marks that would reopen reasoning: not allowed once the budget is used up
 
 
 _HARMONY = ReasoningMarks(

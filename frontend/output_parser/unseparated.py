@@ -1,4 +1,4 @@
-"""Parses output for clients that want reasoning and its tags left in the text. Tool calls are found behind it only."""
+"""Parses output for clients that want reasoning and its tags in the text. Looks for tool calls only after reasoning."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from frontend.output_parser.formats import Reasoning, Tags
 
 
 class Body(Protocol):
-    """Parses what follows the reasoning."""
+    """Parses the output after its reasoning."""
 
     @property
     def called(self) -> bool: ...
@@ -22,7 +22,7 @@ class UnseparatedParser:
         self._reasoning = reasoning
         self._opening, self._closing = tags
         self._body = body
-        self._held = ""  # may still become an opening tag
+        self._held = ""  # text that may still become an opening tag
         self._tail = ""  # the last characters of reasoning: they may belong to the closing tag
 
     @property
@@ -48,7 +48,7 @@ class UnseparatedParser:
         return [Text(text[:cut]), *self._body.feed(text[cut:])]
 
     def _decide(self, text: str) -> str:
-        """Holds the text back until it shows whether it begins with reasoning. Returns it then, and "" before."""
+        """Holds text back until it shows whether the output begins with reasoning. Returns all text then, "" before."""
         self._held += text
         start = self._held.lstrip()
         if len(start) < len(self._opening) and self._opening.startswith(start):

@@ -1,6 +1,6 @@
-"""Decodes and resizes one picture, in a child process that a hostile file may end (shared/processes/expendable.py).
+"""Decodes and resizes one picture, in a child process that a hostile file may crash (shared/processes/expendable.py).
 
-It does what the image processors of transformers do with Pillow, up to the normalization, which the worker does.
+Does the same as the Pillow-based image processors of transformers, except normalization, which the worker does.
 """
 
 import io
@@ -11,10 +11,10 @@ from typing import Any
 from frontend.pictures.grid import best_grid, is_cut
 
 DECODE = f"{__name__}:decode"
-SECONDS, MEGABYTES = 10.0, 1024  # for one picture
+SECONDS, MEGABYTES = 10.0, 1024  # limits for one picture
 KINDS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_TILES = 64
-MOST_RATIO = 200  # of the sides of a picture that keeps its shape, as in transformers
+MOST_RATIO = 200  # longer side / shorter side of a picture that keeps its shape, as in transformers
 
 Tile = tuple[int, int, bytes]  # height, width, uint8 RGB row by row
 
@@ -23,9 +23,9 @@ def decode(
     data: bytes, most_pixels: int, kind: str, side: int, longest: int, cuts: bool, resample: int,
     area: Sequence[int] = (0, 0), grid: Sequence[int] = (),
 ) -> list[Any]:  # fmt: skip
-    """Returns rows, columns and the tiles of a picture; or ["…"], what is wrong with it.
+    """Returns [rows, columns, tiles] of a picture, or [problem], a text that says what is wrong with the picture.
 
-    The other arguments are the fields of a PictureFormat.
+    The arguments from `kind` on are the fields of a PictureFormat.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -40,7 +40,7 @@ def decode(
         raise
     except UnidentifiedImageError:
         return ["is no PNG, JPEG, WebP or GIF"]
-    except Exception as error:  # Pillow raises anything for broken files
+    except Exception as error:  # Pillow may raise any exception for a broken file
         return [f"is broken: {error}"]
     if kind == "square":
         return [0, 0, [_bytes(image.resize((side, side), resample))]]
@@ -77,7 +77,7 @@ def _cut(image: Any, side: int, rows: int, columns: int) -> list[Tile]:
 
 
 def _grid(image: Any, side: int, cuts: bool, resample: int, area: Sequence[int], grid: Sequence[int]) -> list[Any]:
-    """Returns what decode does, of the kind `grid`. grid: the fields of a Grid"""
+    """Returns the result of `decode` for the kind `grid`. grid: the fields of a Grid"""
     tile, least, most, above, whole = grid
     size = _of_area(image.width, image.height, side, *area, fewest=1)
     if not cuts or not is_cut(image.width, image.height, side, above):
@@ -90,7 +90,7 @@ def _grid(image: Any, side: int, cuts: bool, resample: int, area: Sequence[int],
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
-    """Returns the size whose longer side is `longest`; the other one is even."""
+    """Returns the width and height with `longest` as the longer side, and an even shorter side."""
     ratio = width / height
     if width >= height:
         other = int(longest / ratio)
@@ -100,9 +100,9 @@ def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
 
 
 def _of_area(width: int, height: int, step: int, least: int, most: int, *, fewest: int = 0) -> tuple[int, int]:
-    """Returns multiples of `step` of about the picture's shape, with `least` to `most` pixels together.
+    """Returns a width and a height in multiples of `step`, of about the picture's shape and `least` to `most` pixels.
 
-    fewest: steps of a side when its picture is compared with these bounds
+    fewest: a side counts as at least so many steps when the size is compared with these bounds
     """
     across, down = max(fewest, round(width / step)), max(fewest, round(height / step))
     if across * down * step * step > most:
@@ -115,7 +115,7 @@ def _of_area(width: int, height: int, step: int, least: int, most: int, *, fewes
 
 
 def _fitted(width: int, height: int, step: int, most: int) -> tuple[int, int]:
-    """Returns the largest multiples of `step` of the picture's shape that have no more than `most` pixels together."""
+    """Returns the largest width and height in multiples of `step`, of the picture's shape and at most `most` pixels."""
     factor = math.sqrt(most / (height * width))
     across, down = (math.floor(factor * side / step) for side in (width, height))
     longest = most // step**2
@@ -127,7 +127,7 @@ def _fitted(width: int, height: int, step: int, most: int) -> tuple[int, int]:
 
 
 def _within(width: int, height: int, step: int, longest: int) -> tuple[int, int]:
-    """Shrinks the picture until no side is longer than `longest`. Returns the next larger multiples of `step`."""
+    """Shrinks the size until no side is longer than `longest`, then rounds both sides up to multiples of `step`."""
     ratio = max(height / longest, width / longest)
     if ratio > 1:
         width, height = (max(1, math.floor(side / ratio)) for side in (width, height))
@@ -135,7 +135,7 @@ def _within(width: int, height: int, step: int, longest: int) -> tuple[int, int]
 
 
 def _whole_tiles(width: int, height: int, side: int) -> tuple[int, int]:
-    """Returns the next larger size of whole tiles."""
+    """Returns the size, rounded up to whole tiles and with about the same shape."""
     ratio = width / height
     if width >= height:
         width = math.ceil(width / side) * side

@@ -15,14 +15,14 @@ from shared.pictures.digest import picture_digest
 from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised
 
 CHILDREN = 2
-MAX_WAITING = 64  # pictures
+MAX_WAITING = 64  # pictures that may wait for a child process
 
 
 class Decoded(NamedTuple):
-    """A picture as the model sees it. The last tile is the whole picture, unless a grid of tiles is all that it sees.
+    """A picture as the model sees it: tiles of a grid, followed by a tile with the whole picture if the format has one.
 
-    rows, columns: of the other tiles; 0 if it is not cut
-    digests: of the tiles
+    rows, columns: the size of the grid; 0 if the picture is not cut
+    digests: the digest of each tile
     """
 
     rows: int
@@ -36,7 +36,7 @@ class Decoded(NamedTuple):
 
 
 async def decoded(name: str, data: bytes, seen: PictureFormat, most_pixels: int) -> Decoded:
-    """Decodes, resizes and cuts a picture. name: what an error calls it, "picture 2"
+    """Decodes, resizes and cuts a picture. name: what errors call the picture: "picture 2"
 
     Raises BadRequest for a file that is no picture, or that cannot be decoded; Overloaded if too many wait.
     """
@@ -77,7 +77,7 @@ def refused(name: str, problem: str) -> BadRequest:
 
 
 class _Children:
-    """Idle children, which threads take and give back. Other work has other threads, and does not wait for pictures."""
+    """Child processes, and threads that wait for them. Other work has other threads, so pictures do not delay it."""
 
     def __init__(self) -> None:
         self.waiting = 0

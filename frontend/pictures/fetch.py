@@ -19,15 +19,15 @@ from frontend.pictures.decoding import refused
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-SECONDS = 10.0  # for connecting, and for each wait for more of the answer
-ALL_SECONDS = 30.0  # for the whole answer, its head included
+SECONDS = 10.0  # time limit for connecting, and for each wait for more of the answer
+ALL_SECONDS = 30.0  # time limit for the whole answer, including its head
 PIECE = 1 << 16
 
 
 def fetched(name: str, url: str, allowed: Sequence[str], most: int) -> bytes:
-    """Returns what a host answers, of at most `most` bytes. Blocks. Raises BadRequest, which says what is wrong.
+    """Returns the file that a host sends, of at most `most` bytes. Blocks. Raises BadRequest, which says what is wrong.
 
-    allowed: names of hosts, and addresses. An address of a private network is only connected to if it is listed itself.
+    allowed: names and addresses of hosts. A host in a private network must be listed by its address, not by its name.
     """
     if not allowed:
         raise refused(name, "is on the web, and the server fetches none (--allowed-media-domains); send it as data")
@@ -57,7 +57,7 @@ def _split(name: str, url: str) -> SplitResult:
 
 
 def _address(name: str, host: str) -> str:
-    """Returns an address of the host. Raises BadRequest for one of a private network, unless the URL has it itself."""
+    """Returns an address of the host. Raises BadRequest if its name leads to an address in a private network."""
     found = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     for address in found:
         if address != host and not ipaddress.ip_address(address.split("%")[0]).is_global:
@@ -66,7 +66,7 @@ def _address(name: str, host: str) -> str:
 
 
 class _UntilDeadline(io.RawIOBase):
-    """What a socket receives within `ALL_SECONDS`. Its own timeout begins again with every byte."""
+    """Reads from a socket for at most `ALL_SECONDS`. The socket's own timeout would begin again with every byte."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._end = sock, time.monotonic() + ALL_SECONDS
@@ -88,7 +88,7 @@ class _UntilDeadline(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """A response whose head, too, must come in time: it may be headers byte by byte, or 100s without end."""
+    """A response whose head must come in time, too: a host may send it byte by byte, or endless `100 Continue`."""
 
     def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
         super().__init__(sock, *args, **more)
@@ -97,7 +97,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Connection(http.client.HTTPConnection):
-    """Connects to an address, and speaks with the host that the URL names."""
+    """Connects to a given address, but uses the host name of the URL in TLS and in the request."""
 
     response_class = _Response
 
@@ -119,7 +119,7 @@ def _answer(name: str, connection: _Connection, parts: SplitResult, most: int) -
     if response.status != 200:
         moved = ", and redirects are not followed" if 300 <= response.status < 400 else ""
         raise refused(name, f"cannot be fetched: the host answers {response.status}{moved}")
-    size = response.length  # None: up to the end of the connection, or of the last chunk
+    size = response.length  # None: the body ends with the connection or with the last chunk
     data = bytearray()
     while size is None or len(data) < size:
         if not (piece := response.read1(PIECE)):

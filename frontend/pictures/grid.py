@@ -8,10 +8,10 @@ def is_cut(width: int, height: int, step: int, above: int) -> bool:
 
 
 def best_grid(width: int, height: int, tile: int, least: int, most: int) -> tuple[int, int]:
-    """Returns the columns and rows of tiles whose shape is next to the picture's, `least` to `most` tiles together.
+    """Returns the columns and rows of the grid whose shape is nearest to the picture's, with `least` to `most` tiles.
 
-    Several grids may have the same shape. A larger one of them is taken if the picture, in its own size, would fill
-    more than half of it.
+    If several grids have this shape, a larger grid is taken as long as the picture, in its own size, would fill more
+    than half of the grid.
     """
     grids = [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)]
     grids = sorted((one for one in grids if one[0] * one[1] >= least), key=lambda one: one[0] * one[1])

@@ -1,4 +1,4 @@
-"""Puts pictures into a prompt: what stands for them in the text, and where their tokens are among its ids."""
+"""Puts pictures into a prompt: writes their tokens into its text, and finds the places of these tokens in its ids."""
 
 import re
 from collections.abc import Sequence
@@ -45,9 +45,9 @@ async def pictures_of(sources: Sequence[Source], seen: PictureFormat, config: Fr
 
 
 def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureFormat) -> str:
-    """Returns the rendered conversation with what stands for each picture.
+    """Returns the rendered conversation, with the tokens of a picture in place of each placeholder.
 
-    mark: stands before spellings that a client has written (frontend/api/chat/untrusted.py), which are not replaced.
+    mark: stands before placeholders that a client has written (frontend/api/chat/untrusted.py); these are not replaced.
     Raises Unprocessable unless the template shows each picture once.
     """
     own = re.compile((f"(?<!{re.escape(mark)})" if mark else "") + re.escape(seen.placeholder))
@@ -70,7 +70,7 @@ def placed(
 ) -> tuple[Picture, ...]:
     """Returns the tiles of all pictures, each with the place of its tokens in the prompt.
 
-    Raises Unprocessable if the tokenizer has no such token.
+    Raises Unprocessable if the tokenizer does not encode these tokens as one id each.
     """
     placeholder = tokenizer.ids_of({seen.token: ""})
     tiles = [tile for one in pictures for tile in one.tiles]

@@ -8,11 +8,11 @@ from hashlib import sha256
 from frontend.pictures.decoding import Decoded
 from frontend.text.grammar_check import tenant
 
-MAX_BYTES = 64 << 20  # of pixels
+MAX_BYTES = 64 << 20  # limit for the pixels of all kept pictures
 
 
 class RecentPictures:
-    """Drops the least recently used pictures first. Keys name the tenant, so no time tells what other tenants sent."""
+    """An LRU cache of pictures. Keys have the tenant, so response times do not tell what other tenants sent."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Decoded] = OrderedDict()
@@ -34,11 +34,11 @@ class RecentPictures:
 
 
 def key_of(data: bytes, *how: Hashable) -> Hashable:
-    """Returns what tells a file apart from others, of the same tenant. how: what else the decoded picture depends on"""
+    """Returns the key of a file that the present tenant sent. how: what else the decoded picture depends on"""
     return tenant.get(), sha256(data).digest(), *how
 
 
 @cache
 def recent_pictures() -> RecentPictures:
-    """Returns those of this process."""
+    """Returns the cache of this process."""
     return RecentPictures()

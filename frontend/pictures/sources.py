@@ -1,4 +1,4 @@
-"""Reads a picture from the URL that a request gives: its own data, the web, or a folder of the server."""
+"""Reads a picture from the URL that a request gives: data in the URL, the web, or a folder of the server."""
 
 import asyncio
 import base64
@@ -13,12 +13,12 @@ from frontend.pictures.decoding import refused
 from frontend.text.picture_marks import Source
 from shared.config import FrontendConfig, words
 
-MAX_BYTES = 20 << 20  # of a file
-FETCHES = 8  # at once
+MAX_BYTES = 20 << 20  # limit for the file of a picture
+FETCHES = 8  # pictures that are fetched from the web at the same time
 
 
 async def read(name: str, source: Source, config: FrontendConfig) -> bytes:
-    """Returns the file of a picture. name: what an error calls it. Raises BadRequest, which says what is wrong."""
+    """Returns the file of a picture. Raises BadRequest, which says what is wrong. name: what errors call the picture"""
     scheme = source.url.split(":", 1)[0].lower()
     match scheme:
         case "data":
@@ -62,7 +62,7 @@ def _from_folder(name: str, url: str, allowed: str) -> bytes:
     root = Path(allowed).resolve()
     try:
         file = _named(url, root)
-    except (OSError, RuntimeError, ValueError) as error:  # too long; a circle of links; a zero byte, half a host
+    except (OSError, RuntimeError, ValueError) as error:  # a long path, a loop of links, a zero byte
         raise refused(name, "has a URL that names no file") from error
     if not file.is_relative_to(root):
         raise refused(name, "is not below the folder that the server reads pictures from")

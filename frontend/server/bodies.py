@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, and limits their size: that of each body, and that of all bodies in memory.
+"""Reads the bodies of requests, and limits the size of each body and the size of all bodies in memory together.
 
 Knows HTTP's requests, but no route, API format or model.
 """

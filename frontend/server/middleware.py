@@ -28,9 +28,8 @@ from frontend.text import grammar_check
 
 log = logging.getLogger("sluice.frontend")
 
-PROBES = frozenset(
-    {"/health", "/v1/health", "/ping", "/ready", "/health_generate"}
-)  # contain no data; their hosts are not checked, because probes use addresses that no setting can list
+# Routes that show no data. Their hosts are not checked, because probes use addresses that no setting can list.
+PROBES = frozenset({"/health", "/v1/health", "/ping", "/ready", "/health_generate"})
 OPEN_ROUTES = PROBES | {"/"}  # the playground's page and files contain no data either
 PAGE_FILES = "/web/"
 API_FORMAT = "sluice.api_format"  # key in a request's scope: the API format, which the route adds

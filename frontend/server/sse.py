@@ -115,7 +115,7 @@ class EventStream(EventSourceResponse):
         self._close = close
         self._send = send
         self._direct = direct
-        self._wakeup = asyncio.Event()  # wakes the task
+        self._wakeup = asyncio.Event()  # wakes the task that writes
         self._sending = False  # whether the task holds bytes that are not written yet
         self._ended = False
         self._written_at = time.monotonic()

@@ -6,7 +6,7 @@ spellings           finds and marks the spellings of added tokens in texts
 aliased_engine      a copy of a tokenizer that encodes a spelled-out added token as plain text
 token_length        how many characters of a text one token can stand for
 chat_template       renders a chat as prompt text
-detokenizer         ids to text as they arrive, without ever cutting a character
+detokenizer         turns ids into text as they arrive, without ever cutting a character
 picture_marks       the marks that stand for pictures in a text, from the request to the chat template
 picture_format      reads from a checkpoint how pictures are resized, and how a prompt shows them
 stop_strings        finds stop strings across the pieces of a stream

@@ -84,13 +84,14 @@ def _environment() -> jinja2.Environment:
 
 
 def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
-    """Compiles a template. Raises jinja2.TemplateError, whatever fails: Jinja computes constants, too."""
+    """Compiles a template. Raises jinja2.TemplateError for any error; Jinja also computes constants, which may fail."""
     try:
         return environment.from_string(source)
     except jinja2.TemplateError:
         raise
     except Exception as error:
-        raise jinja2.TemplateError(getattr(error, "msg", "") or _words(error)) from error  # its line is of Jinja's code
+        # The line number of `error` is left out: it is a line of Jinja's code.
+        raise jinja2.TemplateError(getattr(error, "msg", "") or _words(error)) from error
 
 
 def _words(error: Exception) -> str:
@@ -98,7 +99,7 @@ def _words(error: Exception) -> str:
 
 
 def given_template(file: Path) -> dict[str, str]:
-    """Returns the template of `--chat-template` by its name. Raises ConfigError if it cannot be read or compiled."""
+    """Returns {"default": the template of `--chat-template`}. Raises ConfigError if it cannot be read or compiled."""
     try:
         source = file.expanduser().read_text(encoding="utf-8")
         _compiled(_environment(), source)
@@ -137,7 +138,7 @@ class ChatTemplate:
         self._called, self._field = (f"`{field}`", field) if field else ("the model's chat template", "messages")
         self._templates = dict(templates)
         self._sees, self._renderer = sees, renderer
-        self.takes_parts = sees and self.mentions("image")  # if not, they get texts
+        self.takes_parts = sees and self.mentions("image")  # whether templates get a message as parts, not as text
         self._compiled: dict[str, jinja2.Template] = {}
         self._environment = _environment()
         self._specials: dict[str, object] = dict(specials)
@@ -177,7 +178,7 @@ class ChatTemplate:
         /,
         **kwargs: object,
     ) -> str:
-        """Renders the prompt for `messages`. It has its special tokens, so encode it without adding any.
+        """Renders the prompt for `messages`. The prompt has its special tokens, so encode it without adding any.
 
         kwargs: variables of the template (`enable_thinking=False`). They replace anything but the messages, so a
             client's `chat_template_kwargs` can be passed on unchecked. `strftime_now` is the time to render with, in

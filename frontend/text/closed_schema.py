@@ -8,33 +8,22 @@ the original schema allows, too.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-BY_NAME = (
-    "properties",
-    "$defs",
-    "definitions",
-    "patternProperties",
-    "dependentSchemas",
-)  # keywords that map names to subschemas
+# keywords that map names to subschemas
+BY_NAME = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
+# keywords with a list of subschemas
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-SINGLE = (
-    "items",
-    "additionalProperties",
-    "contains",
-    "then",
-    "else",
-)  # one subschema each; `not` and `if` are left out
-OWN = {
-    "properties",
-    "required",
-    "patternProperties",
-    "additionalProperties",
-}  # keywords that describe the object itself
+# keywords with one subschema, except `not` and `if`: closing their subschemas could allow more values
+SINGLE = ("items", "additionalProperties", "contains", "then", "else")
+# keywords that describe the object itself
+OWN = {"properties", "required", "patternProperties", "additionalProperties"}
+# keywords by which other subschemas describe the same object, too
 ELSEWHERE = {"anyOf", "oneOf", "allOf", "if", "then", "else", "dependentSchemas", "$ref", "$dynamicRef", "not"}
+# keywords that say which unnamed properties are allowed
 OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns the closed schema; the original if several of its parts describe one object together.
+    """Returns the closed schema; the original schema if several of its parts describe one object together.
 
     Raises RecursionError for a schema that is nested too deeply.
     """
@@ -65,7 +54,7 @@ def _may_close(schema: Mapping[str, Any]) -> bool:
 
 
 def _combines(schema: Mapping[str, Any]) -> bool:
-    """Whether several subschemas apply to one object. Closing one would forbid properties that another names."""
+    """Whether several subschemas apply to one object: closing one would forbid properties that another one names."""
     parts = schema.get("allOf")
     return isinstance(parts, list) and len(parts) > 1 if OWN.isdisjoint(schema) else not ELSEWHERE.isdisjoint(schema)
 

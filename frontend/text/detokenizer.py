@@ -128,7 +128,7 @@ class WindowText:
         self._decode = decode
         self._hidden = hidden  # special and unknown ids: a window must not begin with one
         self._window: list[int] = []
-        self._returned = 0  # the text of so many ids of the window was returned
+        self._returned = 0  # how many ids of the window have had their text returned
 
     def push(self, ids: list[int]) -> list[str]:
         return [self._one(token) for token in ids]
@@ -157,7 +157,7 @@ class WindowText:
 
 
 class MarkedText:
-    """Shows some special tokens that `detokenizer` hides. One inside a character leaves the character incomplete.
+    """Shows some special tokens that `detokenizer` hides. A character that such a token interrupts becomes U+FFFD.
 
     marks: maps the id of each of these tokens to the text to show
     """

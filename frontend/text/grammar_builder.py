@@ -59,10 +59,8 @@ def one_of(options: Sequence[str], param: str) -> str:
     if not options:
         raise _refused(param, "there is nothing to choose from")
     texts = " | ".join(_json(option, param) for option in options if option)
-    start = (
-        "start: CHOICE" + (' | ""' if "" in options else "") if texts else 'start: ""'
-    )  # an empty text cannot be a terminal
-    # one terminal, because llguidance's parser fails if the output has more than 2000 alternatives
+    # An empty text cannot be a terminal. The others form one terminal: llguidance fails with over 2000 alternatives.
+    start = "start: CHOICE" + (' | ""' if "" in options else "") if texts else 'start: ""'
     return _checked(_of_lark(f"{start}\nCHOICE: {texts}" if texts else start), param)
 
 
@@ -79,7 +77,7 @@ def lark(text: str, param: str) -> str:
 
 
 def composed(text: str, param: str, answer: str = "") -> str:
-    """Builds a grammar from Lark that we wrote ourselves. `@answer` in it refers to `answer`, a grammar built above."""
+    """Builds a grammar from Lark that we wrote ourselves. There, `@answer` means `answer`, a grammar built above."""
     if not answer:
         return _checked(_of_lark(text), param)
     (part,) = msgspec.json.decode(answer)["grammars"]

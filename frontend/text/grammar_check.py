@@ -32,7 +32,7 @@ class Unknown(Exception):
 
 @lru_cache(maxsize=64)
 def error(grammar: str) -> str:
-    """Returns why a grammar is not valid; empty if it is. Blocks for up to the time limit.
+    """Returns why a grammar is not valid; empty if it is valid. Blocks for up to the time limit.
 
     Raises:
         TookTooLong, Killed: the check failed; not cached, because the next try may succeed.

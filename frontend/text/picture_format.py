@@ -1,6 +1,6 @@
 """Reads from a checkpoint how pictures are resized and cut into tiles, and which tokens a prompt has for them.
 
-FORMATS has a row for each model family. It does the same as the family's Pillow-based processor in transformers.
+FORMATS has a row for each model family, which does the same as the family's Pillow-based processor in transformers.
 """
 
 import json
@@ -38,7 +38,8 @@ class PictureFormat:
         any: one tile with about the picture's aspect ratio; its height and width are multiples of `side`
         within: like `any`, but of the picture's own size unless a side is longer than `longest`
         fit: like `any`, but with as many pixels as `area` allows
-        grid: a small picture becomes one tile as in `any`; a large one several tiles, and one more with all of it
+        grid: a small picture becomes one tile as in `any`; a large picture becomes several tiles, and perhaps one
+            more with the whole picture
     tokens: how many tokens the prompt has for each tile; for the kinds `any`, `within`, `fit` and `grid`: for each
         square of `side` x `side` pixels
     longest: for `tiles` and `within`: the longest side in pixels that a picture is resized to; otherwise 0
@@ -103,7 +104,7 @@ def picture_format(folder: Path, config: Config, named_tokens: Mapping[str, str]
         return None
     try:
         found = make(config, vision, _processor(folder), named_tokens)
-    except (TypeError, ValueError, KeyError, ZeroDivisionError, AttributeError):  # the worker says what is wrong
+    except (TypeError, ValueError, KeyError, ZeroDivisionError, AttributeError):  # the worker reports the problem
         return None
     if found is None:
         return None
@@ -155,7 +156,7 @@ def _qwen2_5(config: Config, vision: Config, processor: Config, named: Mapping[s
 
 def _pixtral(config: Config, vision: Config, processor: Config, named: Mapping[str, str]) -> PictureFormat | None:
     """Reads the settings of Pixtral and Mistral 3. The worker encodes at most MAX_PATCHES patches of a picture."""
-    if vision.get("model_type") != "pixtral":  # a LLaVA with another tower
+    if vision.get("model_type") != "pixtral":  # a LLaVA model with another vision encoder
         return None
     merge = config.get("spatial_merge_size", 2) if config.get("model_type") == "mistral3" else 1
     patch, size = vision.get("patch_size", 16), processor.get("size") or {}

@@ -33,7 +33,7 @@ def base64_source(data: str, kind: str = "image/*") -> Source:
 
 
 def found_in(parts: Iterable[Any]) -> dict[str, Any]:
-    """Returns `{"pictures": sources by their marks}`, to add to a message; {} if its parts have no picture."""
+    """Returns `{"pictures": {mark: source, ...}}`, to add to a message; {} if the message's parts have no picture."""
     sources = [source for part in parts if (source := getattr(part, "source", None)) is not None]
     return {PICTURES: {source.mark: source for source in sources}} if sources else {}
 

@@ -1,4 +1,4 @@
-"""Finds spellings of added tokens in untrusted texts, and puts marks before them that survive a chat template."""
+"""Finds spellings of added tokens in untrusted texts. Puts a mark before each, which survives a chat template."""
 
 import re
 import secrets
@@ -25,7 +25,7 @@ class Spellings:
         self._longest = max(map(len, self.texts), default=0)
 
     def occur_in(self, text: str) -> bool:
-        """Whether the text has a spelling, or ends with part of one, which the text after it could complete."""
+        """Whether the text has a spelling, or ends with part of a spelling, which the text after it could complete."""
         for first in self._firsts:
             if first in text:
                 return self._pattern.search(text) is not None or self._open_end(text) is not None
@@ -59,7 +59,7 @@ class Spellings:
         return "".join([*shown, text[begin:]])
 
     def _open_end(self, text: str) -> int | None:
-        """Returns where an incomplete spelling at the end of the text begins, apart from blanks; None if none."""
+        """Returns where the text ends in an incomplete spelling, which blanks may follow; None if it does not."""
         length = len(text.rstrip())
         start = max(length - self._longest, 0)
         for first in self._firsts:

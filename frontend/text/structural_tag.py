@@ -21,7 +21,7 @@ META = re.compile(r"[\\.+*?()|\[\]{}^$/]")
 def structural_tag(value: dict[str, Any] | str, param: str) -> str:
     """Returns the grammar of a structural tag, given as an object or as JSON.
 
-    Raises Unprocessable with the part of the structural tag that is wrong.
+    Raises Unprocessable, which says what is wrong with the structural tag.
     """
     if isinstance(value, str):
         try:
@@ -88,7 +88,7 @@ class _Rules:
         return name
 
     def _tag(self, tag: Any, depth: int, trigger: str = "") -> str:
-        """Returns the expression of a tag, without `trigger`, the first characters of its `begin`."""
+        """Returns the expression of a tag without `trigger`, with which the tag's `begin` starts."""
         match tag:
             case {"begin": str(begin), "content": {"type": "any_text"}, "end": str(end)} if end:
                 body = self._rule(f"/(?s:.*){_escaped(end)}/", lazy=True)

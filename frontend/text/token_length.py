@@ -16,8 +16,8 @@ Part = dict[str, Any]  # a normalizer or a pre-tokenizer of tokenizer.json
 
 # Normalizer -> how many characters it may combine into one. NFC: up to 4, the longest canonical decomposition.
 CHARS_TO_ONE = {"NFC": 4, "Prepend": 1}
-SLICE = 1 << 16  # characters
-KEEPS_ALL_TEXT = frozenset({"ByteLevel", "Digits", "Metaspace"})  # pre-tokenizers
+SLICE = 1 << 16  # characters that are counted at a time
+KEEPS_ALL_TEXT = frozenset({"ByteLevel", "Digits", "Metaspace"})  # pre-tokenizers that drop no text
 
 
 class _Model(msgspec.Struct):
@@ -60,7 +60,7 @@ class TokenLength(msgspec.Struct, frozen=True):
         normalizing = [_chars_to_one(part) for part in _flat(parts.normalizer, "normalizers")]
         splitting = _flat(parts.pre_tokenizer, "pretokenizers")
         vocabulary = engine.get_vocab(with_added_tokens=True)
-        swallows = any(added.lstrip or added.rstrip for added in parts.added_tokens)  # any amount of white space
+        swallows = any(added.lstrip or added.rstrip for added in parts.added_tokens)  # these swallow any run of blanks
         byte_level = any(part["type"] == "ByteLevel" for part in splitting)
         letters = alphabet if byte_level else {f"<0x{byte:02X}>" for byte in range(256)}
         drops_nothing = parts.model.type == "BPE" and (byte_level or parts.model.byte_fallback)

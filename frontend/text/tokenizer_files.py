@@ -43,9 +43,9 @@ class TokenizerFiles:
     engine: Engine  # the library's tokenizer, which neither truncates nor pads
     decoding: Decoding
     templates: dict[str, str]  # chat template sources by name
-    named_tokens: dict[str, str]  # "bos_token" and the like
+    named_tokens: dict[str, str]  # the texts of special tokens by name ("bos_token", ...)
     eos_ids: tuple[int, ...]
-    generation: Settings  # generation_config.json
+    generation: Settings  # the content of generation_config.json
     task: Task
     pictures: PictureFormat | None = None
 

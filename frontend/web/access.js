@@ -27,7 +27,7 @@ function say(hint) {
 }
 
 function take(key) {
-  if (!/^[!-~]*$/.test(key)) return say("odd"); // a browser cannot send it
+  if (!/^[!-~]*$/.test(key)) return say("odd"); // a browser cannot send such a key in a header
   say(key ? "tried" : "none");
   apiKey.set(key);
 }

@@ -1,22 +1,22 @@
-// The answer of a turn on the page. It draws what its turn has, once a frame: a fast stream costs no more than a slow one.
+// The answer of a turn on the page. It is drawn at most once a frame, so a fast stream costs no more than a slow one.
 
 import { Calls, copyOf } from "./calls.js";
 import { Prose } from "./prose.js";
 import { milliseconds, timingLine } from "./timing.js";
 import { tokenSpan } from "./tokens.js";
 
-const LONG_MS = 16; // a pause that is worth a timer
+const LONG_MS = 16; // shorter pauses between two draws are left out
 
 export class Answer {
   #log;
   #frame = 0;
-  #pause = 0; // a timer: the next draw waits until it ends
+  #pause = 0; // the timer that the next draw waits for; 0: none
   #drawn = { thought: 0, text: 0, tokens: 0 }; // how much of the turn the page shows
-  #before = Infinity; // requests that are computed before this one
+  #before = Infinity; // how many waiting requests the server computes before this one
   #hasMarkdown;
   #prose; // the text as Markdown, from its first piece on
 
-  // The question is hidden for results of tool calls, which are shown where they were typed.
+  // A turn with results of tool calls has no question to show: the results are shown where they were typed.
   constructor(log, turn, hasMarkdown) {
     this.#log = log;
     this.#hasMarkdown = hasMarkdown;
@@ -34,8 +34,9 @@ export class Answer {
     log.scrollTop = log.scrollHeight;
   }
 
-  // The turn has changed: draws it with the next frame or, if the answer has ended, at once. A block that is still growing is
-  // read again with each draw: after a draw that took long there is a pause, so that drawing takes a fifth of the time at most.
+  // Called when the turn has changed. Draws it with the next frame or, if the answer has ended, at once. Each draw
+  // parses the growing block again, so a pause follows a draw that took long: drawing takes at most a fifth of the
+  // time.
   follow() {
     if (this.turn.state !== "running") this.draw();
     else if (!this.#pause) this.#frame ||= requestAnimationFrame(() => this.#drawAndRest());
@@ -52,7 +53,7 @@ export class Answer {
     }, pause);
   }
 
-  // If the log was scrolled to its end, it stays there.
+  // Draws the turn. A log that was scrolled to its end stays at its end.
   draw() {
     cancelAnimationFrame(this.#frame);
     clearTimeout(this.#pause);
@@ -100,7 +101,8 @@ export class Answer {
     else delete this.fold.dataset.going;
   }
 
-  // `count` requests wait at the server. The queue is first come, first served, so those that came later are not counted.
+  // Shows how many requests are before this one. `count` requests wait at the server, and the queue is first come,
+  // first served, so requests that came later are not counted.
   sayWaiting(count) {
     const { state, clock } = this.turn;
     if (state !== "running" || clock.first) return;
@@ -117,7 +119,7 @@ export class Answer {
     if (this.error.textContent !== said) this.error.textContent = said;
   }
 
-  // Shows fields for the results of its calls; `give(messages)` receives them.
+  // Shows fields for the results of the answer's tool calls; `give(messages)` receives the results.
   offer(give) {
     this.calls.offer(give);
   }

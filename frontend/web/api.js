@@ -10,7 +10,8 @@ export class Failure extends Error {
   }
 }
 
-// Dispatches "changed" when the key changes, "refused" or "accepted" when a response shows whether the server knows it.
+// Dispatches "changed" when the key changes, and "refused" or "accepted" when a response shows whether the key is
+// valid.
 export const access = new EventTarget();
 const tell = (name) => access.dispatchEvent(new Event(name));
 
@@ -28,7 +29,7 @@ function headers() {
   return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
 }
 
-// An error in the server's own words.
+// Makes a Failure of an error response, with the server's own message.
 async function refusal(answer) {
   const said = await answer.json().catch(() => null);
   const error = said?.error ?? {};
@@ -49,7 +50,7 @@ async function reach(path, options) {
   }
 }
 
-// For requests that are answered at once.
+// The options of a request that the server answers at once: it fails after PATIENCE_MS.
 const soon = () => ({ signal: AbortSignal.timeout(PATIENCE_MS) });
 
 export async function get(path) {
@@ -59,13 +60,13 @@ export async function get(path) {
   return answer.json();
 }
 
-// {ready, reason}: /ready gives the reason with a 503, which is not a failure here.
+// Returns {ready, reason}. A 503 of /ready has the reason in its body, so it is not a failure here.
 export async function readiness() {
   const said = await (await reach("ready", soon())).json();
   return { ready: said.status === "ready", reason: said.reason ?? "" };
 }
 
-// The chunks of a response; ends after [DONE] only, any other end is a Failure.
+// Yields the chunks of a streamed response. Throws a Failure if the stream ends without [DONE].
 export async function* stream(path, body, signal) {
   const answer = await reach(path, { method: "POST", body, signal });
   if (!answer.ok) throw await refusal(answer);

@@ -1,5 +1,5 @@
-// How the API formats of chat and text completion differ: the path, the question in a request, the text of a chunk.
-// A token is {text, name, logprob, top: [[name, logprob], …]}; the texts of a chunk's tokens joined are its text.
+// How the API formats of chat and text completion differ: the path, the question in a request, the text of a chunk. A
+// token is {text, name, logprob, top: [[name, logprob], …]}; the joined texts of a chunk's tokens are the chunk's text.
 
 import { withFiles } from "./files.js";
 
@@ -12,11 +12,11 @@ export const chat = {
   placeholder: "Say something. Enter sends, Shift+Enter makes a new line.",
   enterSends: true,
   takesFiles: true,
-  hasMarkdown: true, // its answers
+  hasMarkdown: true, // answers are shown as Markdown
   extras: ["system", "tools", "response_format"],
   probabilities: { logprobs: "true", top_logprobs: String(RIVALS) },
 
-  // `turn` is the new turn, `turns` are the earlier ones that were answered.
+  // Returns the messages of a request. `turn` is the new turn, `turns` are the earlier turns with an answer.
   question(turn, turns, system) {
     const messages = turns.flatMap((earlier) => [...asked(earlier), answered(earlier)]);
     if (system) messages.unshift({ role: "system", content: system });
@@ -25,8 +25,9 @@ export const chat = {
 
   said: ({ delta }) => ({ thought: delta.reasoning_content ?? "", text: delta.content ?? "", calls: delta.tool_calls ?? [] }),
 
-  // A chunk has its tokens' bytes, but a character may span several tokens: `decoder` lives as long as the answer.
-  // Marks around reasoning and calls are tokens, too, but not part of the text: marks before the text are left out.
+  // Returns the tokens of a chunk. A chunk has the bytes of its tokens, but a character may span several tokens, so one
+  // `decoder` serves the whole answer. The special tokens around reasoning and calls are not part of the text; those
+  // before the text are left out.
   tokens(choice, decoder) {
     const { thought, text } = chat.said(choice);
     const entries = (choice.logprobs?.content ?? []).map((entry) => ({
@@ -47,7 +48,8 @@ export const chat = {
 
 const asked = ({ question, files, results }) => results ?? [{ role: "user", content: withFiles(question, files) }];
 
-// Reasoning is sent back only with calls: the model reads it again together with their results.
+// Returns an answer as a message. It has the reasoning only if it has calls, as a model needs the reasoning for its
+// calls' results.
 function answered({ text, thought, calls }) {
   if (!calls.length) return { role: "assistant", content: text };
   return { role: "assistant", content: text, tool_calls: calls, ...(thought && { reasoning_content: thought }) };
@@ -68,7 +70,8 @@ export const completion = {
 
   said: ({ text }) => ({ thought: "", text, calls: [] }),
 
-  // The server counts characters, JavaScript counts UTF-16 units: hence the array.
+  // Returns the tokens of a chunk. The server's offsets count characters, but JavaScript counts UTF-16 units, so the
+  // text is made an array of characters.
   tokens(choice) {
     const scores = choice.logprobs;
     if (!scores) return [];

@@ -5,7 +5,7 @@ export const copyOf = (id) => document.getElementById(id).content.cloneNode(true
 export class Calls {
   #form;
   #blocks = [];
-  #list = []; // as in a message: {id, type, function: {name, arguments}}
+  #list = []; // the calls, as in a message: {id, type, function: {name, arguments}}
 
   constructor(form) {
     this.#form = form;
@@ -41,7 +41,7 @@ export class Calls {
     for (const button of this.#form.querySelectorAll("button")) button.remove();
   }
 
-  // Shows fields for the results; `give(messages)` receives them.
+  // Shows a field for the result of each call; `give(messages)` receives the results.
   offer(give) {
     if (this.#form.querySelector("button")) return;
     const fields = this.#blocks.map((block) => block.querySelector("textarea"));

@@ -1,18 +1,18 @@
-// A line chart of the last two minutes on a canvas. Knows samples {at (ms), values}, not their source.
-// Colours are read from the legend, which CSS colours for both themes, so that lines and legend cannot differ.
+// A line chart of the last two minutes on a canvas. Knows samples {at (ms), values}, but not where they come from.
+// A line's colour is read from the legend, which CSS colours for both themes, so that lines and legend cannot differ.
 
 export const WINDOW_MS = 120_000;
-const GAP_MS = 3500; // a line breaks where nothing was requested for this long: the page was hidden
+const GAP_MS = 3500; // a line breaks where no sample came for this long, because the page was hidden
 const PAD = { left: 46, right: 8, top: 8, bottom: 18 };
 
-// The smallest of 1, 2, 5 times a power of ten that is not below `value`.
+// Returns the smallest number that is 1, 2 or 5 times a power of ten and not below `value`.
 export function ceiling(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((step) => step * power).find((limit) => limit >= value * 0.999);
 }
 
 export class Chart {
-  // `spec`: {title, unit, least (the smallest end of the axis), most (its fixed end, if any), lines: [name…], write(value)}
+  // `spec`: {title, lines: [name…], write(value) as text, and the end of the value axis: `most`, or at least `least`}
   constructor(spec, parent) {
     this.spec = spec;
     const fresh = document.getElementById("chart").content.cloneNode(true);
@@ -27,7 +27,7 @@ export class Chart {
     parent.append(fresh);
   }
 
-  // `marks`: the times of events that change what the lines mean.
+  // `marks`: the times of events, such as the restart of a worker, after which the values are of another process.
   draw(samples, now, marks) {
     const { spec, canvas } = this;
     const latest = samples.at(-1)?.values;
@@ -36,7 +36,7 @@ export class Chart {
     });
     canvas.setAttribute("aria-label", `${spec.title}, last two minutes: ${this.keys.map((key) => key.textContent).join(", ")}`);
     const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-    if (!width) return; // folded away
+    if (!width) return; // the charts are folded away
     const sharp = devicePixelRatio || 1;
     canvas.width = width * sharp;
     canvas.height = height * sharp;

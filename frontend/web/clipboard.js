@@ -1,4 +1,4 @@
-// Copying text, and saying so.
+// Copies text to the clipboard, and says whether it was copied.
 
 const SAID_MS = 1500;
 
@@ -16,7 +16,7 @@ export async function copyBy(button, makeText) {
   setTimeout(() => Object.assign(button, { textContent: name, ariaLabel: label }), SAID_MS);
 }
 
-// Browsers offer the clipboard to https and localhost only; elsewhere the old way still works.
+// Browsers offer `navigator.clipboard` to https and localhost only; elsewhere `execCommand` still works.
 async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = document.body.appendChild(document.createElement("textarea"));

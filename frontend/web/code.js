@@ -4,9 +4,10 @@ import hljs from "./vendor/highlight.min.js";
 
 import { copyBy } from "./clipboard.js";
 
-const LONGEST = 100_000; // characters that are coloured
+const LONGEST = 100_000; // longer code, in characters, is not coloured
 
-// `isCutOff`: more of it is to come, so that colours would have to be found again with each token.
+// `isCutOff`: more of the code will follow. It is not coloured yet, as it would have to be coloured again with each
+// token.
 export function codeBlock(text, language, isCutOff) {
   const node = Object.assign(document.createElement("figure"), { className: "code" });
   const head = document.createElement("figcaption");
@@ -21,7 +22,7 @@ export function codeBlock(text, language, isCutOff) {
   return node;
 }
 
-// The highlighter's tree as spans: its own output is HTML, which this page never parses.
+// Makes spans of the highlighter's tree, because its own output is HTML, which this page never parses.
 function coloured(text, language) {
   const stack = [document.createDocumentFragment()];
   hljs.highlight(text, { language, ignoreIllegals: true })._emitter.walk({
@@ -36,7 +37,7 @@ function coloured(text, language) {
   return stack[0];
 }
 
-// One listener for all: an answer that streams replaces its blocks.
+// One listener serves all blocks of code, because a streaming answer replaces its blocks again and again.
 document.addEventListener("click", ({ target }) => {
   if (target.matches(".code .copy")) copyBy(target, () => target.closest(".code").querySelector("code").textContent);
 });

@@ -1,15 +1,16 @@
-// The field for the next question and its files. What is not sent yet is kept for this browser tab, one draft for each
-// conversation, so that a reload does not lose it.
+// The field for the next question and its files. A question that is not sent yet is kept as a draft of this browser
+// tab, one draft for each conversation, so that a reload does not lose it.
 
 import { Attached } from "./files.js";
 
 const keyOf = (name) => `draft ${name}`;
 
 export class Composer {
-  #name = ""; // of the draft
+  #name = ""; // the name of the draft
   #apiFormat;
 
-  // `on` has `send()`, called by the keys and the button; `changed()`, after each input; and `extras`, kept with the draft.
+  // `on` has `send()`, called by the keys and the button; `changed()`, called after each input; and `extras()`, which
+  // returns the additions to keep with the draft.
   constructor(root, apiFormat, on) {
     const form = root.querySelector(".composer");
     this.#apiFormat = apiFormat;
@@ -30,7 +31,7 @@ export class Composer {
     return !this.input.value.trim();
   }
 
-  // What is asked now: {question, files}.
+  // The question and the files that would be sent now: {question, files}.
   get asked() {
     return { question: this.input.value, files: this.attached.files };
   }
@@ -40,14 +41,14 @@ export class Composer {
     this.#note();
   }
 
-  // The question has been sent.
+  // Called when the question has been sent.
   clear() {
     if (this.#apiFormat.enterSends) this.input.value = "";
     this.attached.show([]);
     this.#note();
   }
 
-  // Shows the draft of that name; what was there is kept under its own. Returns the draft.
+  // Shows and returns the draft of this name. The draft that was shown before stays kept under its own name.
   open(name) {
     this.#name = name;
     const draft = JSON.parse(sessionStorage.getItem(keyOf(name)) ?? "{}");
@@ -56,7 +57,7 @@ export class Composer {
     return draft;
   }
 
-  // Gives the draft another name: its conversation has got one.
+  // Gives the draft another name. Called when its conversation gets an id.
   rename(name) {
     sessionStorage.removeItem(keyOf(this.#name));
     this.#name = name;
@@ -69,7 +70,7 @@ export class Composer {
       if (draft.question || draft.files.length || Object.keys(draft.extras).length) sessionStorage.setItem(keyOf(this.#name), JSON.stringify(draft));
       else sessionStorage.removeItem(keyOf(this.#name));
     } catch {
-      sessionStorage.removeItem(keyOf(this.#name)); // files that are too large to be kept here
+      sessionStorage.removeItem(keyOf(this.#name)); // the files are too large for the tab's storage
     }
   }
 
@@ -79,7 +80,7 @@ export class Composer {
   }
 }
 
-// Whether a key sends what was typed; if so, it has no other effect.
+// Returns whether a key event sends the typed text. If it does, the key has no other effect.
 export function sendsBy(event, apiFormat) {
   const sends = event.ctrlKey || event.metaKey || (apiFormat.enterSends && !event.shiftKey);
   if (event.key !== "Enter" || event.isComposing || !sends) return false;

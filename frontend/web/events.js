@@ -1,20 +1,20 @@
-// What happened to the server while the page was open: a short list under the charts, and marks in them.
+// Events of the server since the page was opened: a short list under the charts, and marks in the charts.
 
 const MOST = 6;
 
 export class Events {
   marks = []; // when a worker restarted, in ms
   #list;
-  #epochs = new Map(); // by the worker's address
+  #epochs = new Map(); // address of a worker → its latest epoch
 
   constructor(list) {
     this.#list = list;
   }
 
-  // `workers` as in /stats. A worker with another epoch than before is another process.
+  // Adds an event for each worker that was restarted, which its new epoch shows. `workers` is the list in /stats.
   see(workers, now) {
     for (const { address, epoch, pid } of workers) {
-      if (!epoch) continue; // not connected at the moment
+      if (!epoch) continue; // the worker is not connected at the moment
       const before = this.#epochs.get(address) ?? epoch;
       this.#epochs.set(address, epoch);
       if (epoch === before) continue;

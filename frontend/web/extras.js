@@ -1,4 +1,4 @@
-// The additions to every question of a tab: a system prompt, tools, a JSON schema. The fold names those in use.
+// The additions to every question of a tab: a system prompt, tools, a JSON schema. The fold names the additions in use.
 
 import { Failure } from "./api.js";
 
@@ -23,7 +23,7 @@ const SAMPLES = {
 const NAMES = { system: "System prompt", tools: "tools", response_format: "JSON schema" };
 
 export class Extras {
-  // `offered`: the fields that this tab has.
+  // `offered`: the names of the fields that this tab has; the other fields are removed.
   constructor(root, offered) {
     const all = [...root.querySelectorAll("textarea")];
     this.fields = all.filter((field) => offered.includes(field.name));
@@ -47,7 +47,7 @@ export class Extras {
     this.root.querySelector(".used").textContent = used.length ? `in use: ${used.join(", ")}` : "";
   }
 
-  // {field: text} of the fields in use.
+  // The fields in use, as {field: text}.
   get values() {
     return Object.fromEntries(this.fields.filter(({ value }) => value.trim()).map(({ name, value }) => [name, value]));
   }
@@ -65,7 +65,7 @@ export class Extras {
     return this.#text("system");
   }
 
-  // {field: JSON text}. Throws a Failure for invalid JSON.
+  // The fields of a request, as {field: JSON text}. Throws a Failure for invalid JSON.
   get asked() {
     const [tools, schema] = [this.#json("tools"), this.#json("response_format")];
     return {

@@ -1,5 +1,5 @@
-// Text files and pictures that go with a question: read in the browser, checked, listed, and put into the message. A text
-// file is {name, size, text}; a picture has its data: URL, as `picture`, and no text.
+// Text files and pictures that go with a question: read in the browser, checked, listed, and put into the message. A
+// text file is {name, size, text}; a picture has its data: URL, as `picture`, and no text.
 
 import { Failure } from "./api.js";
 
@@ -19,7 +19,7 @@ const unreadable = (file) => () => {
   throw new Failure(`${file.name} cannot be read`);
 };
 
-// A file as it is kept. Throws a Failure for one that is too large, or neither a picture nor text.
+// Reads a file into the form above. Throws a Failure for a file that is too large, or neither a picture nor text.
 function read(file) {
   const [isSeen, most] = PICTURES.includes(file.type) ? [true, MOST_PICTURE_BYTES] : [false, MOST_BYTES];
   if (file.size > most) throw new Failure(`${file.name} has ${size(file.size)}: ${isSeen ? "pictures" : "files"} up to ${size(most)} can be attached`);
@@ -42,26 +42,28 @@ async function readText(file) {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
     if (!text.includes("\0")) return { name: file.name, size: file.size, text };
   } catch {
-    // not UTF-8
+    // the file is not UTF-8
   }
   throw new Failure(`${file.name} is neither text in UTF-8 nor a PNG, JPEG, WebP or GIF picture`);
 }
 
-// A fence is longer than any run of backticks in the file, so the file cannot end it.
+// Returns a text file as fenced Markdown. The fence is longer than any run of backticks in the file, so the file cannot
+// end the fence.
 function fenced({ name, text }) {
   const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
   const fence = "`".repeat(longest + 1);
   return `File ${JSON.stringify(name)}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}\n\n`;
 }
 
-// The question as the content of a message: a text, or parts if there are pictures, which stand before the text.
+// Returns a question and its files as the content of a message: a text or, with pictures, the pictures and then the
+// text.
 export function withFiles(question, files) {
   const text = files.filter(({ picture }) => !picture).map(fenced).join("") + question;
   const pictures = files.filter(({ picture }) => picture).map(({ picture }) => ({ type: "image_url", image_url: { url: picture } }));
   return pictures.length ? [...pictures, { type: "text", text }] : text;
 }
 
-// The files that the next question will have: a list with a button to remove each.
+// The files that go with the next question: a list with a button to remove each file.
 export class Attached {
   files = [];
   #list;
@@ -78,7 +80,7 @@ export class Attached {
     button.addEventListener("click", () => picker.click());
     picker.addEventListener("change", () => {
       this.take([...picker.files]);
-      picker.value = ""; // the same file can be chosen again
+      picker.value = ""; // otherwise the same file could not be chosen again
     });
     root.addEventListener("paste", (event) => this.#takeFrom(event, event.clipboardData));
     root.addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
@@ -114,7 +116,7 @@ export class Attached {
 
   #item({ name, size: bytes, picture }) {
     const [item, button] = [document.createElement("li"), document.createElement("button")];
-    if (picture) item.append(image(picture, ""), " "); // its name stands beside it
+    if (picture) item.append(image(picture, ""), " "); // no alternative text, as the name stands beside the picture
     button.type = "button";
     button.textContent = "×";
     button.setAttribute("aria-label", `Remove ${name}`);
@@ -136,7 +138,7 @@ function image(url, text) {
   return element;
 }
 
-// What a question had, to be seen again: each picture, and a fold for each other file.
+// Returns elements that show the files of a sent question: each picture, and a fold for each text file.
 export function folds(files) {
   return files.map(({ name, size: bytes, text, picture }) => {
     if (picture) return image(picture, name);

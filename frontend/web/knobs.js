@@ -1,5 +1,5 @@
-// The settings as fields of a request. Values are JSON text, not JavaScript values: a seed has 64 bits, and text that is
-// not a number goes to the server as it was typed, whose error then says what is wrong.
+// The settings as fields of a request. Values are JSON text, not JavaScript values, because a seed has 64 bits. Text
+// that is not a number is sent as it was typed, and the server's error then says what is wrong.
 
 const form = document.getElementById("knobs");
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
@@ -12,7 +12,7 @@ export const setProbabilities = (on) => (form.probabilities.checked = on);
 const asJson = (text) => (/^-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$/i.test(text) ? text : JSON.stringify(text));
 const unescaped = (line) => line.replaceAll("\\n", "\n").replaceAll("\\t", "\t");
 
-// {field: JSON text}; empty fields are left to the server.
+// Returns the fields that are filled in, as {field: JSON text}. The server has defaults for the others.
 export function sampling() {
   const given = NUMBERS.map((name) => [name, form[name].value.trim()]).filter(([, text]) => text);
   const fields = Object.fromEntries(given.map(([name, text]) => [name, asJson(text)]));
@@ -20,7 +20,7 @@ export function sampling() {
   return stops.length ? { ...fields, stop: JSON.stringify(stops) } : fields;
 }
 
-// Shows in empty fields what is sent for them: what is recommended, else what the server takes.
+// Shows in each empty field the value that applies: the recommended one, which is sent, or else the server's default.
 export function showRecommended(fields) {
   for (const name of NUMBERS) {
     form[name].dataset.plain ??= form[name].placeholder;
@@ -28,7 +28,8 @@ export function showRecommended(fields) {
   }
 }
 
-// Marks only the field among `fields` that the server refused. The error may name a part of it: `tools[0].function`.
+// Marks the field that the server refused, and no other. The error may name a part of a field, such as
+// `tools[0].function`. `fields` are those outside the settings.
 export function blame(param, fields = []) {
   const name = /^\w+/.exec(param ?? "")?.[0];
   for (const field of [...form.elements, ...fields]) {
@@ -39,7 +40,7 @@ export function blame(param, fields = []) {
 
 addEventListener("input", (event) => event.target.removeAttribute("aria-invalid"));
 
-// Restores the settings of this browser, and keeps them as they change.
+// Restores the settings that this browser has kept, and keeps each change.
 export function keepSettings() {
   const kept = JSON.parse(localStorage.getItem("settings") ?? "{}");
   const fields = [...form.elements].filter(({ name }) => name);

@@ -42,10 +42,10 @@ export class Live {
   #charts = CHARTS.map((spec) => new Chart(spec, document.getElementById("charts")));
   #events = new Events(document.getElementById("events"));
   #samples = []; // {at, stats or null}
-  #since = 0; // since when the server has been ready without a break
+  #since = 0; // when the server last became ready, in ms; 0 while it is not ready
   #shut = false; // /stats has refused the key
 
-  // `onReady` is called each time the server becomes ready, `onStats` with each answer of /stats.
+  // `onReady` is called each time the server becomes ready, and `onStats` with each answer of /stats.
   constructor(onReady, onStats) {
     Object.assign(this, { onReady, onStats });
     access.addEventListener("changed", () => {
@@ -75,10 +75,10 @@ export class Live {
 
   #sayState({ ready, reason }, now) {
     const [fresh, lost] = [ready && !this.#since, !ready && this.#since > 0];
-    if (!ready) this.#shut = false; // the server may return without keys
+    if (!ready) this.#shut = false; // the server may come back without API keys
     this.#since = ready ? this.#since || now : 0;
     const said = ready ? "ready" : `not ready: ${reason}`;
-    if (state.textContent !== said) state.textContent = said; // else a screen reader would repeat it each second
+    if (state.textContent !== said) state.textContent = said; // otherwise a screen reader would repeat the state each second
     state.dataset.ready = document.body.dataset.ready = ready;
     if (lost) this.#events.add(said, now);
     if (fresh) this.#events.add("ready", now);

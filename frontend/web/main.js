@@ -1,10 +1,10 @@
 // Puts the page together: conversations, tabs, theme, and the parameters of the address.
 //
-// The part of the address after `#` is the id of the conversation that is open. `/?prompt=…` fills in the question;
-// `&send=1` sends it as soon as the server is ready; `&tab=completion`, `&probabilities=1` and `&theme=dark` set what they
-// name. Useful for links, demonstrations and screenshots.
+// The part of the address after `#` is the id of the open conversation. `/?prompt=…` fills in the question; `&send=1`
+// sends the question as soon as the server is ready; `&tab=completion`, `&probabilities=1` and `&theme=dark` set the
+// tab, the probabilities and the theme. These parameters are for links, demonstrations and screenshots.
 //
-// The scripts of the page, each of which says more at its head:
+// The scripts of the page (the head of each script says more):
 //
 // conversations    turns (a turn as plain data), tree (the turns of one conversation), store (all of them, in the browser's
 //                  database), transfer and shapes (as a file, which is checked), sidebar (their list)
@@ -71,7 +71,7 @@ for (const [i, name] of names.entries()) {
 
 // Opens the conversation that the address names.
 async function open() {
-  const conversation = current() && (await store.conversation(current()).catch(() => null)); // the sidebar says why
+  const conversation = current() && (await store.conversation(current()).catch(() => null)); // the sidebar reports the error
   if (conversation) show(conversation.kind);
   await panels[shown].open(conversation?.id ?? "");
   sidebar.draw();
@@ -122,7 +122,7 @@ show(asked.get("tab") === "completion" ? "completion" : "chat");
 for (const name of names) if (name !== shown) await panels[name].open("");
 await runs.returned();
 await open();
-const isNew = !panels[shown].id; // a reload of the address does not ask its question again
+const isNew = !panels[shown].id; // a reload must not ask the question of the address again
 if (isNew && asked.has("prompt")) panels[shown].composer.fill(asked.get("prompt"));
 let waiting = isNew && asked.get("send") === "1";
 

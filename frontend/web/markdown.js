@@ -1,5 +1,6 @@
-// Markdown as nodes of the page. A model's answer is hostile input: no HTML is ever made from it or parsed. The parser gives
-// tokens, and this file makes an element for each, of a fixed set and with a fixed set of attributes; raw HTML stays text.
+// Turns Markdown into nodes of the page. A model's answer is hostile input, so no HTML is made from it or parsed. The
+// parser gives tokens; this file makes an element for each token, with only a few kinds of elements and attributes. Raw
+// HTML stays text.
 
 import MarkdownIt from "./vendor/markdown-it.esm.min.mjs";
 
@@ -11,18 +12,18 @@ const ELEMENTS = new Set("p ul ol li blockquote table thead tbody tr th td em st
 
 const parser = new MarkdownIt({ html: false, linkify: true, breaks: true });
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false }); // main.py is a file, not a host in Paraguay
-parser.validateLink = isLinked; // what is refused stays the text that it was
+parser.validateLink = isLinked; // a refused link stays text
 readMaths(parser);
 
-// The whole text as a DocumentFragment.
+// Returns the whole text as a DocumentFragment.
 export function renderMarkdown(text) {
   const whole = document.createDocumentFragment();
   whole.append(...blocks(text, {}).map(({ node }) => node));
   return whole;
 }
 
-// The blocks of a text, as {at: where in the text the block begins, node}. `env` keeps the definitions of links for further
-// texts; `env.open` says that the text goes on, so that a block which its end cuts off is shown as a part.
+// Returns the blocks of a text, each as {at: the position of the block in the text, node}. `env` keeps the definitions
+// of links for later texts. `env.open` says that the text is not complete, so that its last block is shown as a part.
 export function blocks(text, env) {
   const lines = [0, ...Array.from(text.matchAll(/\r\n?|\n/g), (end) => end.index + end[0].length)];
   const count = lines.length - (lines.at(-1) === text.length ? 1 : 0);
@@ -38,7 +39,7 @@ export function blocks(text, env) {
   return found;
 }
 
-// `stack` has the element that is being filled at its end.
+// Appends the elements of `tokens` to `root`. The last element of `stack` is the one that is being filled.
 function build(tokens, root, isCutOff) {
   const stack = [root];
   for (const token of tokens) {
@@ -54,7 +55,7 @@ function build(tokens, root, isCutOff) {
 // Adds the element of a token to its parent, and returns it.
 function open(token, parent) {
   if (token.type === "link_open") return parent.appendChild(link(token.attrGet("href")));
-  const node = element(token.type === "heading_open" ? `h${Math.min(6, Number(token.tag[1]) + 1)}` : token.tag); // h1 is the page's
+  const node = element(token.type === "heading_open" ? `h${Math.min(6, Number(token.tag[1]) + 1)}` : token.tag); // h1 is the page's own heading
   if (token.type === "ordered_list_open") node.start = token.attrGet("start") ?? 1;
   const aligned = /^text-align:(left|center|right)$/.exec(token.attrGet("style") ?? "");
   if (aligned) node.style.textAlign = aligned[1];
@@ -62,7 +63,7 @@ function open(token, parent) {
   return parent.appendChild(node);
 }
 
-// A wide table scrolls by itself, with the keyboard, too.
+// Returns a box in which a wide table can be scrolled, also with the keyboard.
 function scrolling() {
   const box = document.createElement("div");
   return Object.assign(box, { className: "wide", tabIndex: 0, role: "region", ariaLabel: "Table" });
@@ -102,7 +103,8 @@ function link(address) {
   return Object.assign(document.createElement("a"), { href: address, target: "_blank", rel: "noopener noreferrer" });
 }
 
-// An image would be fetched from where the model says, with what it says in the address: its description is shown instead.
+// Shows the description of an image instead of the image: loading it would send a request to an address that the model
+// chose, with any data that the model put into the address.
 function refused(token) {
   const node = link(token.attrGet("src"));
   node.className = "refused";

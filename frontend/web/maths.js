@@ -1,14 +1,14 @@
-// Formulas between $ $, \( \), $$ $$ and \[ \]: rules for the Markdown parser, and KaTeX, which sets them.
+// Formulas between $ $, \( \), $$ $$ and \[ \]: rules for the Markdown parser, and their rendering with KaTeX.
 
 import "./vendor/katex.min.js";
 
 const { katex } = globalThis;
 const DELIMITERS = [["$$", "$$"], ["\\[", "\\]"], ["\\(", "\\)"], ["$", "$"]];
 const DISPLAYED = DELIMITERS.slice(0, 2);
-const LONGEST = 10_000; // characters of a formula: the search for an end looks no further
-// `trust` would admit links and images. Sizes are in em.
+const LONGEST = 10_000; // the end of a formula in a line is searched within so many characters
+// `trust` would allow links and images. `maxSize` is in em.
 const OPTIONS = { trust: false, throwOnError: true, strict: "ignore", maxSize: 30, maxExpand: 300 };
-const STYLED = /\\(pmb|fcolorbox)/; // KaTeX writes their MathML with style attributes, which the page's policy refuses
+const STYLED = /\\(pmb|fcolorbox)/; // for these, KaTeX writes MathML with style attributes, which the page's policy refuses
 
 export function readMaths(parser) {
   parser.inline.ruler.before("escape", "maths_inline", readInline);
@@ -31,8 +31,8 @@ function readInline(state, silent) {
   return true;
 }
 
-// What is between the delimiters at the start of `text`, or null. A single $ may be a price: a formula has no space inside of
-// its delimiters, and no digit after them.
+// Returns the formula at the start of `text`, without its delimiters; null if there is none. A single $ may be a price,
+// so a formula between single $ has no space next to its delimiters and no digit after them.
 function between(text, open, close) {
   const single = /^\$(?![\s$])((?:\\[^]|[^\\$])*?)(?<!\s)\$(?!\d)/;
   if (open === "$") return single.exec(text)?.[1] || null;
@@ -41,7 +41,8 @@ function between(text, open, close) {
   return end > 0 && content.trim() ? content : null;
 }
 
-// A displayed formula begins a line and ends one; the lines between are not read as Markdown.
+// Reads a displayed formula, which begins at the start of a line and ends at the end of a line. Its lines are not
+// Markdown.
 function readBlock(state, first, last, silent) {
   const start = state.bMarks[first] + state.tShift[first];
   const delimiters = DISPLAYED.find(([open]) => state.src.startsWith(open, start));
@@ -54,7 +55,7 @@ function readBlock(state, first, last, silent) {
     if (end < 0) continue;
     return !text.slice(end + 2).trim() && finishBlock(state, delimiters, lines, first, silent);
   }
-  return Boolean(state.env.open) && finishBlock(state, [delimiters[0], ""], lines, first, silent); // its end is to come
+  return Boolean(state.env.open) && finishBlock(state, [delimiters[0], ""], lines, first, silent); // the end of the formula has not arrived
 }
 
 function finishBlock(state, delimiters, lines, first, silent) {
@@ -64,7 +65,7 @@ function finishBlock(state, delimiters, lines, first, silent) {
   return true;
 }
 
-// The formula of a token as an element; its source where its end is to come, or where KaTeX cannot read it.
+// Returns an element with the formula of a token, or with its source if it is incomplete or KaTeX cannot read it.
 export function formula({ content, markup, info }, tag) {
   const node = document.createElement(tag);
   const displayMode = DISPLAYED.some(([open]) => open === markup);

@@ -1,4 +1,4 @@
-// Which model answers: a choice in the header, which is shown if the server lists several models or adapters.
+// The choice of the model in the header, which is shown if the server lists several models or adapters.
 
 import { access, get } from "./api.js";
 import { showRecommended } from "./knobs.js";
@@ -9,13 +9,14 @@ const select = document.getElementById("model");
 let known = false;
 let rows = [];
 
-// The model name that requests have. Asked of the server until it has answered once.
+// Returns the name of the chosen model. Requests the list of models first, unless the server has already sent it.
 export async function model() {
   if (!known) await refresh();
   return select.value;
 }
 
-// What the authors of the chosen model recommend for the fields that the settings leave empty: {field: JSON text}.
+// Returns the values that the authors of the chosen model recommend, for fields that the settings leave empty, as
+// {field: JSON text}.
 export function recommended() {
   const found = rows.find(({ id }) => id === select.value)?.recommended_sampling ?? {};
   return Object.fromEntries(Object.entries(found).map(([name, value]) => [name, JSON.stringify(value)]));
@@ -43,7 +44,8 @@ function described({ id, parent, status }) {
 
 let timer = 0;
 
-// A failure shows again when a request fails, so it is not repeated here: a server that wants a key would ask for it often.
+// Reads the list of models again and again, if there are several models. Stops after a failure, because a server with
+// API keys would otherwise ask for a key again and again; the next request of the user shows the failure anyway.
 async function follow() {
   clearTimeout(timer);
   const listed = document.hidden ? null : await refresh().catch(() => []);

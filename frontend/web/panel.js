@@ -1,5 +1,5 @@
 // One tab of the page: the conversation that it shows, and the buttons around it. api_formats.js knows how chat and
-// completion differ, tree.js the versions, runs.js the answers that are being generated.
+// completion differ, tree.js knows the versions of turns, and runs.js the answers that are being generated.
 
 import { Failure } from "./api.js";
 import { copyOf } from "./calls.js";
@@ -23,12 +23,12 @@ export class Panel {
   #apiFormat;
   #runs;
   #tree = new Tree();
-  #views = new Map(); // by the turn's id
-  #opening = null; // a mark of the conversation that is being opened
+  #views = new Map(); // id of a turn → its TurnView
+  #opening = null; // a Symbol for the latest call of `open`
   #last = ""; // the body of the last request
-  id = ""; // of the conversation that is shown; "" until the first question is asked
+  id = ""; // the id of the conversation that is shown; "" until the first question is asked
 
-  // `moved(panel)` is called when the panel shows another conversation by itself.
+  // `moved(panel)` is called when the panel shows another conversation without a call of `open` or `begin`.
   constructor(root, apiFormat, runs, moved) {
     root.append(copyOf("panel"));
     const find = (selector) => root.querySelector(selector);
@@ -57,11 +57,11 @@ export class Panel {
     store.changes.addEventListener("change", ({ detail }) => detail.conversation === this.id && this.#see(detail));
   }
 
-  // Shows a conversation, or none: the next question then begins one.
+  // Shows the conversation with this id. With "", shows none, and the next question begins a conversation.
   async open(id) {
     const opening = (this.#opening = Symbol(id));
     const [conversation, turns] = id ? await Promise.all([store.conversation(id), store.turnsOf(id)]) : [null, []];
-    if (opening !== this.#opening) return; // another was chosen meanwhile
+    if (opening !== this.#opening) return; // another conversation was chosen meanwhile
     this.id = conversation ? id : "";
     for (const view of this.#views.values()) view.remove();
     this.#views.clear();
@@ -69,12 +69,12 @@ export class Panel {
     this.#last = this.#tree.path.at(-1)?.request ?? "";
     const draft = this.composer.open(this.id || this.#apiFormat.name);
     this.extras.fill(conversation?.extras ?? draft.extras ?? {});
-    this.log.setAttribute("aria-live", "off"); // until something new is said
+    this.log.setAttribute("aria-live", "off"); // until a new question is asked
     this.#draw();
     this.log.scrollTop = this.log.scrollHeight;
   }
 
-  // Begins a new conversation; the system prompt and its neighbours stay as they are.
+  // Begins a new conversation. The system prompt, tools and JSON schema stay as they are.
   async begin() {
     const { values } = this.extras;
     await this.open("");
@@ -100,8 +100,8 @@ export class Panel {
     if (this.#tree.isBusy) this.#runs.stop(this.id);
   }
 
-  // Asks after a turn, or at the beginning where `parent` is null. What is asked is settled before anything is awaited:
-  // meanwhile another conversation may be opened.
+  // Asks a question after the turn `parent`, or at the beginning if `parent` is null. Everything that the request needs
+  // is read before the first `await`, because another conversation may be opened meanwhile.
   async #ask(parent, asked) {
     const isNew = !this.id;
     this.id ||= newId();
@@ -109,7 +109,7 @@ export class Panel {
     turn.scored = showsProbabilities();
     const extras = this.extras.values;
     const request = this.#begun(turn);
-    request.catch(() => {}); // #start tells what was wrong
+    request.catch(() => {}); // #start reports the error
     this.#tree.put(turn);
     this.#tree.choose(turn);
     const { chosen } = this.#tree;
@@ -131,7 +131,7 @@ export class Panel {
     await store.create({ id, kind: this.#apiFormat.name, title, created, changed: created, chosen: {}, extras: {} });
   }
 
-  // A promise of the request as JSON text.
+  // Returns a promise of the request as JSON text.
   #begun(turn) {
     blame(null, this.extras.fields);
     try {
@@ -154,7 +154,7 @@ export class Panel {
     await this.#runs.start(turn);
   }
 
-  // The fields of a request as JSON text, but for the model's name.
+  // Returns the fields of a request, without the model's name, as {field: JSON text}.
   #fields(turn) {
     return {
       ...this.#apiFormat.question(turn, this.#tree.before(turn.parent).filter(isAnswered), this.extras.system),
@@ -167,7 +167,7 @@ export class Panel {
     };
   }
 
-  // A turn of this conversation that this tab runs has changed.
+  // Called when a turn of this conversation has changed that this tab runs.
   #follow(turn) {
     if (turn.error) blame(turn.error.param, this.extras.fields);
     const view = this.#views.get(turn.id);
@@ -176,7 +176,7 @@ export class Panel {
     this.#draw();
   }
 
-  // The conversation has been written, by this tab or another one.
+  // Called when the conversation has been written, by this tab or another one.
   async #see({ conversation, turn: id, isOwn }) {
     if (isOwn && id) return;
     const [known, turn] = [await store.conversation(conversation), id && (await store.turn(id))];
@@ -189,20 +189,20 @@ export class Panel {
     this.#draw();
   }
 
-  // Turns that an import has added.
+  // Shows turns that an import has added.
   #addNew(turns) {
     const added = turns.filter(({ id, conversation }) => conversation === this.id && !this.#tree.get(id));
     for (const turn of added) this.#tree.put(turn);
     if (added.length) this.#draw();
   }
 
-  // The conversation has been deleted.
+  // Called when the conversation has been deleted.
   async #leave() {
     await this.open("");
     this.moved(this);
   }
 
-  // `count` requests wait at the server.
+  // Shows in the waiting answers that `count` requests wait at the server.
   sayWaiting(count) {
     for (const view of this.#views.values()) view.sayWaiting(count);
   }
@@ -223,7 +223,7 @@ export class Panel {
     this.#enable();
   }
 
-  // What the buttons of a turn do.
+  // The actions of a turn's buttons.
   #acts = {
     again: ({ parent, question, files, results }) => this.#ask(parent, { question, files, results }),
     edit: ({ parent, files }, question) => this.#ask(parent, { question, files }),
@@ -252,7 +252,7 @@ export class Panel {
     this.log.setAttribute("aria-busy", String(busy));
   }
 
-  // The request that would be sent now or, with nothing typed, the last one.
+  // Copies the request that would be sent now or, if nothing is typed, the last request, as a command for the shell.
   #copyCurl() {
     const parent = this.#tree.path.at(-1)?.id ?? null;
     copyBy(this.buttons.curl, async () => {

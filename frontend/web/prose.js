@@ -1,5 +1,6 @@
-// Markdown that grows. A block is finished when another one follows: then it is never read again, and while an answer streams
-// only its last block is. The nodes that are there stay where they can, with their scroll position, selection and focus.
+// Shows Markdown text that grows. A block is finished when another block follows. Finished blocks are not parsed again:
+// while an answer streams, only its last block is. Nodes are reused where possible, with their scroll position,
+// selection and focus.
 
 import { blocks } from "./markdown.js";
 
@@ -7,7 +8,7 @@ export class Prose {
   #box;
   #env = { open: true };
   #text = "";
-  #read = 0; // characters of the finished blocks
+  #read = 0; // number of characters in the finished blocks
   #finished = 0; // number of finished blocks; each is one DOM node
 
   constructor(box) {
@@ -15,12 +16,12 @@ export class Prose {
     box.classList.add("prose");
   }
 
-  // Shows all of the text that there is by now; `isWhole` says that no more will come.
+  // Shows `text`, which is all text so far; `isWhole` says that no more will follow.
   show(text, isWhole) {
     if (!text.startsWith(this.#text)) this.#begin();
     this.#text = text;
     this.#env.open = !isWhole;
-    if (isWhole && this.#env.references && Object.keys(this.#env.references).length) this.#begin(); // a late link has early uses
+    if (isWhole && this.#env.references && Object.keys(this.#env.references).length) this.#begin(); // earlier blocks may use links that were defined later
     const found = blocks(text.slice(this.#read), this.#env);
     fill(this.#box, this.#finished, found.map(({ node }) => node));
     const open = found.at(-1);
@@ -34,7 +35,7 @@ export class Prose {
   }
 }
 
-// Makes the children of `box` from `start` on like `nodes`.
+// Makes the children of `box`, from index `start` on, equal to `nodes`; reuses the nodes that are there.
 function fill(box, start, nodes) {
   while (box.childNodes.length > start + nodes.length) box.lastChild.remove();
   for (const [i, node] of nodes.entries()) {

@@ -1,7 +1,7 @@
-// An answer that is being generated. A run sends the request of its turn and adds to the turn what arrives.
+// An answer that is being generated. A run sends the request of its turn, and adds the output that arrives to the turn.
 //
-// The server gives the same bytes for the same request and seed. A turn with text from before a reload is therefore sent
-// again as it was: what arrives is compared with the text that is there, and added from its end on.
+// The server gives the same bytes for the same request and seed. So if a turn has text from before a reload, the same
+// request is sent again: the new output is compared with this text, and added to the turn from the end of this text on.
 
 import { stream } from "./api.js";
 import { add, beyond, confirmWhole, nothing, plain } from "./turns.js";
@@ -12,11 +12,11 @@ const now = () => performance.timeOrigin + performance.now();
 export class Run {
   #apiFormat;
   #controller = new AbortController();
-  #again = nothing(); // what this stream has brought, until it has as much as the turn
+  #again = nothing(); // the output of this stream, until it has as much as the turn
   #behind;
-  #kept = 0; // when the turn was kept last
+  #kept = 0; // when the turn was last given to `keep`
 
-  // `keep(turn, isProgress)` is called when the turn has changed for good, and now and then before.
+  // `keep(turn, isProgress)` stores the turn: called at its end, and at most every KEEP_EVERY_MS before, as progress.
   constructor(turn, apiFormat, { keep, drawn }) {
     Object.assign(this, { turn, keep, drawn });
     this.#apiFormat = apiFormat;
@@ -27,7 +27,7 @@ export class Run {
     this.#controller.abort();
   }
 
-  // Never throws: the turn's state says whether it is done, stopped or failed.
+  // Runs the turn to its end. Never throws: the turn's state says whether it is done, stopped or failed.
   async go() {
     const { turn } = this;
     turn.clock.sent ||= now();

@@ -1,8 +1,8 @@
-// The answers that this tab generates, also those of conversations that it does not show at the moment.
+// The answers that this tab generates, also in conversations that it does not show at the moment.
 //
-// One tab runs a turn: it holds a lock of that name, which the browser releases when the tab is closed or reloaded. The
-// tab that then gets the lock takes the answer up. Browsers have locks on https and localhost only; elsewhere two tabs
-// may run the same turn, which gives the same text twice.
+// The tab that runs a turn holds a lock for the turn, which the browser releases when the tab is closed or reloaded.
+// The tab that then gets the lock takes the answer up again. Browsers have locks on https and localhost only; elsewhere
+// two tabs may run the same turn, which gives the same text twice.
 
 import * as apiFormats from "./api_formats.js";
 import { Run } from "./run.js";
@@ -10,19 +10,20 @@ import * as store from "./store.js";
 
 const exclusively = (turn, work) => (navigator.locks ? navigator.locks.request(`turn ${turn.id}`, work) : work());
 
-// A page that is closed can no longer write to the store, but to the tab's own storage, which a reload does not clear.
+// A page that is being closed cannot write to the store, but it can write to the tab's own storage, which a reload
+// keeps.
 const LEFT = "left ";
 
 function leave(turn) {
   try {
     sessionStorage.setItem(LEFT + turn.id, JSON.stringify(turn));
   } catch {
-    // too large: what the store has is at most a second older
+    // The turn is too large for the tab's storage. The store has it as it was at most a second before.
   }
 }
 
 export class Runs extends EventTarget {
-  #running = new Map(); // by the turn's id
+  #running = new Map(); // id of a turn → its Run
   #awaited = new Set(); // ids of turns whose lock this tab waits for
 
   constructor() {
@@ -31,12 +32,13 @@ export class Runs extends EventTarget {
     store.changes.addEventListener("stop", ({ detail }) => this.#stopOwn(detail.conversation));
   }
 
-  // The turn as this tab has it while it runs, else undefined.
+  // Returns the turn with this id while this tab runs it, else undefined.
   turn(id) {
     return this.#running.get(id)?.turn;
   }
 
-  // Runs a turn whose request is set; "draw" is dispatched with the turn whenever it has more. Resolves at its end.
+  // Runs a turn that has its request. Dispatches "draw" with the turn whenever the turn has changed; resolves at its
+  // end.
   start(turn) {
     return exclusively(turn, () => this.#run(turn));
   }
@@ -53,7 +55,7 @@ export class Runs extends EventTarget {
     drawn(turn);
   }
 
-  // Brings back what the page had shown before a reload.
+  // Stores the turns that the page left in the tab's storage before a reload.
   async returned() {
     for (const key of Object.keys(sessionStorage).filter((name) => name.startsWith(LEFT))) {
       await store.extend(JSON.parse(sessionStorage.getItem(key)));
@@ -61,7 +63,8 @@ export class Runs extends EventTarget {
     }
   }
 
-  // Takes up answers that a reload or a closed tab has left, at once or when the tab that runs them is closed.
+  // Takes up the unfinished answers of all conversations: at once or, if another tab runs them, when that tab is
+  // closed.
   async takeUp() {
     for (const { id } of await store.running()) this.takeUpLater(id);
   }

@@ -21,7 +21,7 @@ const array = is(Array.isArray, "an array");
 
 export const oneOf = (choices) => is((value) => choices.includes(value), `one of ${choices.join(", ")}`);
 
-// What is null or absent stays so.
+// A shape for a value that may be null or absent, and then stays null or absent.
 export const maybe = (shape) => (value, where) => (value === null || value === undefined ? value : taken(value, shape, where));
 
 export const mapOf = (shape) => (value, where) =>
@@ -32,7 +32,8 @@ export const pair = (first, second) => (value, where) => {
   return [taken(value[0], first, `${where}[0]`), taken(value[1], second, `${where}[1]`)];
 };
 
-// The part of `value` that has the shape. Throws a Failure that names the first place where it has not.
+// Returns the part of `value` that the shape names. Throws a Failure that names the first place where the shape does
+// not fit.
 export function taken(value, shape, where) {
   if (typeof shape === "function") return shape(value, where);
   if (Array.isArray(shape)) return array(value, where).map((each, i) => taken(each, shape[0], `${where}[${i}]`));

@@ -1,4 +1,5 @@
-// The list of conversations: opened by a link, found by a word, renamed, deleted (with undo), exported and imported.
+// The list of conversations. They are opened by a link, found by a word, renamed, deleted (with undo), exported,
+// imported.
 
 import { copyOf } from "./calls.js";
 import * as store from "./store.js";
@@ -10,7 +11,7 @@ const AROUND = 30; // letters of context before a word that was found
 
 export const current = () => location.hash.slice(1);
 
-// {id: the place where the text was found, or "" for the title}
+// Returns the conversations that contain `word`, as a Map: id → the text around the word; "" if the title contains it.
 async function search(word) {
   const { conversations, turns } = await store.everything();
   const needle = word.toLowerCase();
@@ -31,7 +32,7 @@ function excerpt(text, at) {
 
 export class Sidebar {
   #drawing = Promise.resolve();
-  #undo = null; // what was deleted last
+  #undo = null; // the conversation that was deleted last, for `store.add`
   #timer = 0;
 
   constructor() {
@@ -57,7 +58,7 @@ export class Sidebar {
     const shown = found ? all.filter(({ id }) => found.has(id)) : all;
     const busy = new Set(running.map(({ conversation }) => conversation));
     const focus = document.activeElement.closest("#list li");
-    if (focus?.querySelector("input")) return; // a name is being typed; the list is drawn after that
+    if (focus?.querySelector("input")) return; // a name is being typed; `#rename` draws the list afterwards
     const [id, name] = [focus?.dataset.id, document.activeElement.className];
     $("list").replaceChildren(...shown.map((one) => this.#item(one, found?.get(one.id), busy.has(one.id))));
     $("found").textContent = found ? `${shown.length} of ${all.length} conversations` : "";
@@ -88,12 +89,12 @@ export class Sidebar {
     if (target.matches(".delete")) this.#delete(item);
   }
 
-  // Enter and leaving the field keep the name, Escape keeps the old one.
+  // Shows a field for a new name. Enter or leaving the field accepts the new name; Escape keeps the old name.
   #rename(item) {
     const [link, field] = [item.querySelector("a"), document.createElement("input")];
     field.value = link.textContent;
     field.setAttribute("aria-label", "Name of the conversation");
-    let ended = false; // taking the field away blurs it
+    let ended = false; // removing the field causes a second call, by "blur"
     const end = async (title) => {
       if (ended) return;
       ended = true;
@@ -105,7 +106,7 @@ export class Sidebar {
     };
     field.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;
-      event.preventDefault(); // it would press the button that gets the focus
+      event.preventDefault(); // otherwise the key would also press the button that gets the focus
       end(event.key === "Enter" ? field.value.trim() : "");
     });
     field.addEventListener("blur", () => end(field.value.trim()));
@@ -115,7 +116,7 @@ export class Sidebar {
 
   async #delete(item) {
     const neighbour = item.nextElementSibling ?? item.previousElementSibling;
-    neighbour?.querySelector("a").focus(); // not its button: a key that repeats would press it
+    neighbour?.querySelector("a").focus(); // not the button: a held key would delete the neighbour, too
     const [id, title] = [item.dataset.id, item.querySelector("a").textContent];
     store.askToStop(id);
     this.#undo = await store.remove(id);
@@ -154,7 +155,7 @@ export class Sidebar {
     try {
       const content = contentOf(await file.text());
       const changed = await store.add(content);
-      if (changed === undefined) return; // the store has said why
+      if (changed === undefined) return; // the store has reported the failure
       const known = content.conversations.length - changed;
       this.#say(`Imported ${changed} conversation${changed === 1 ? "" : "s"}${known ? `; ${known} were here already` : ""}.`);
     } catch (error) {

@@ -1,13 +1,13 @@
-// Conversations and their turns in the browser's IndexedDB. All tabs share them: a turn is written by the tab that runs
-// it, and a conversation is changed within one transaction, so no tab undoes what another has written.
+// Conversations and their turns in the browser's IndexedDB, which all tabs share. A turn is written by the tab that
+// runs it, and a conversation is changed within one transaction, so no tab undoes what another tab has written.
 //
 // A conversation is {id, kind, title, created, changed, chosen (see tree.js), extras: {field: text}}.
 
 const NAME = "sluice";
 const channel = new BroadcastChannel(NAME);
 
-// Dispatches "change" with {conversation, turn, isProgress} after each write, of other tabs as well; `isOwn` tells them
-// apart. Dispatches "stop" with {conversation} when another tab wants its answers stopped, and "failure" with an Error.
+// Dispatches "change" with {conversation, turn, isProgress, isOwn} after each write of any tab; `isOwn` says whether it
+// was this tab's. Dispatches "stop" with {conversation} when a tab stops its answers, and "failure" with an Error.
 export const changes = new EventTarget();
 const tell = (name, detail) => changes.dispatchEvent(new CustomEvent(name, { detail }));
 channel.addEventListener("message", ({ data: { name, detail } }) => tell(name, { ...detail, isOwn: false }));
@@ -40,7 +40,7 @@ async function database() {
   return found;
 }
 
-// Runs `work(conversations, turns)` in one transaction, and resolves with what it returned once that is written.
+// Runs `work(conversations, turns)` in one transaction. Resolves with the result of `work` when everything is written.
 async function transaction(mode, work) {
   const parts = (await (opened ??= database())).transaction(["conversations", "turns"], mode);
   const written = new Promise((resolve, reject) => {
@@ -55,7 +55,8 @@ async function transaction(mode, work) {
 
 const read = (work) => transaction("readonly", work);
 
-// A write that fails dispatches "failure" and resolves with undefined, so that the page goes on without it.
+// Runs `work` in a transaction that writes. If it fails, dispatches "failure" and resolves with undefined; nothing
+// throws.
 async function write(work, ...changed) {
   try {
     const result = await transaction("readwrite", work);
@@ -74,7 +75,7 @@ export const turn = (id) => read((_, turns) => value(turns.get(id)));
 export const turnsOf = (id) => read((_, turns) => ofOne(turns, id));
 export const running = () => read((_, turns) => value(turns.index("state").getAll("running")));
 
-// Every conversation, the last changed first.
+// Returns all conversations, the last changed one first.
 export async function conversations() {
   const all = await read((found) => value(found.getAll()));
   return all.sort((a, b) => b.changed - a.changed);
@@ -85,7 +86,7 @@ export const everything = () =>
 
 export const create = (made) => write((conversations) => void conversations.put(made), { conversation: made.id });
 
-// `edit` changes the conversation as it is now, whoever has changed it before.
+// Changes a conversation by `edit(conversation)`, which gets it as it is now, with the changes of other tabs.
 export const change = (id, edit, isProgress = false) =>
   write(async (conversations) => {
     const current = await value(conversations.get(id));
@@ -100,7 +101,7 @@ export const keep = (turn, isProgress = false) =>
     if (await value(conversations.getKey(turn.conversation))) turns.put(turn);
   }, { conversation: turn.conversation, turn: turn.id, isProgress });
 
-// Writes a turn that is still running, unless the store has as much of it.
+// Writes a turn that is still running, unless the store has at least as much of its text.
 export const extend = (turn) =>
   write(async (_, turns) => {
     const known = await value(turns.get(turn.id));
@@ -108,7 +109,7 @@ export const extend = (turn) =>
     if (known?.state === "running" && size(known) < size(turn)) turns.put(turn);
   });
 
-// Returns what was removed, as `add` takes it.
+// Removes a conversation with its turns. Returns both in the form that `add` takes.
 export const remove = (id) =>
   write(async (conversations, turns) => {
     const removed = { conversations: [await value(conversations.get(id))], turns: await ofOne(turns, id) };
@@ -117,7 +118,8 @@ export const remove = (id) =>
     return removed;
   }, { conversation: id });
 
-// Adds what is not there yet, all or nothing, and returns the number of conversations that got something new.
+// Adds the conversations and turns that are not there yet: all of them, or none after an error. Returns how many
+// conversations have changed.
 export const add = (added) =>
   write(async (conversations, turns) => {
     const changed = new Set();

@@ -1,4 +1,5 @@
-// The line under an answer, and the format of numbers. The page measures times; the parts in ms are the server's.
+// The line under an answer, and the format of numbers. The page measures TTFT and speed; the server measures queue,
+// prefill and decode.
 
 export function milliseconds(ms) {
   if (ms >= 9950) return `${(ms / 1000).toFixed(0)} s`;
@@ -8,7 +9,8 @@ export function milliseconds(ms) {
 
 const FINISH = { stop: "finished: stop", length: "finished: length (max_tokens reached)" };
 
-// Of a turn whose answer has ended; `clock` has the moments of sending, of the first text and of the last.
+// Returns the line for a turn whose answer has ended. `clock` has the times of sending, of the first text and of the
+// last.
 export function timingLine({ state, clock, taken, end: { finish, stop, seed, usage, timings } }) {
   const parts = [];
   if (state === "stopped") parts.push("stopped by you");
@@ -23,7 +25,7 @@ export function timingLine({ state, clock, taken, end: { finish, stop, seed, usa
   return parts.join(" · ");
 }
 
-// `span`: ms from the first text to the last, 0 where the page did not see all of it
+// `span`: milliseconds from the first text to the last; 0 if the page did not see all of the answer
 function counts(span, usage) {
   const { prompt_tokens: prompt, completion_tokens: made, prompt_tokens_details: details } = usage;
   const speed = made > 1 && span > 0 ? [`${(((made - 1) * 1000) / span).toFixed(0)} tokens/s`] : [];

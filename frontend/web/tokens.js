@@ -1,24 +1,24 @@
 // The token-probability view: an answer as spans, and the alternatives of the clicked token.
-// The model's text becomes textContent only.
+// The model's text is only ever set as `textContent`, never parsed as HTML.
 
 const rivals = document.getElementById("rivals");
 
 export const percent = (p) => (p >= 0.9995 ? "100 %" : p < 0.0005 ? "< 0.1 %" : `${(p * 100).toFixed(1)} %`);
 
-// Spaces and line ends shown, so that tokens like " a" and "a" can be told apart.
+// Returns a text with visible spaces and line ends, so that tokens like " a" and "a" can be told apart.
 const visible = (text) => text.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
 
 export function paint(span, p) {
   span.style.setProperty("--doubt", `${Math.round((1 - p) * 100)}%`);
 }
 
-// Only the first token of an answer is in the tab order; the arrow keys move from there.
+// Returns the span of a token. Only the first token of an answer is in the tab order; arrow keys move to the others.
 export function tokenSpan(token, first) {
   const span = document.createElement("span");
   const p = Math.exp(token.logprob);
   span.className = "token";
   span.textContent = token.text;
-  if (!token.text) span.dataset.silent = visible(token.name); // part of a character, or an end mark
+  if (!token.text) span.dataset.silent = visible(token.name); // the token is part of a character, or an end token
   span.tabIndex = first ? 0 : -1;
   span.setAttribute("role", "button");
   span.setAttribute("aria-label", `${visible(token.name)}, ${percent(p)}`);

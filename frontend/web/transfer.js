@@ -1,4 +1,4 @@
-// Conversations as one JSON file. A file is read and checked as a whole before anything is written.
+// Exports and imports conversations as one JSON file. A file is read and checked as a whole before anything is stored.
 
 import { Failure } from "./api.js";
 import * as apiFormats from "./api_formats.js";
@@ -55,10 +55,10 @@ export function fileOf({ conversations, turns }) {
   return JSON.stringify({ format: FORMAT, version: VERSION, exported: new Date().toISOString(), conversations: whole }, null, 1);
 }
 
-// A turn without what its conversation says, and what is true for a moment only.
+// Returns a turn without the fields that its conversation has, and without `repeated`, which is temporary.
 const bare = ({ conversation, kind, repeated, ...turn }) => turn;
 
-// {conversations, turns} of a file's text. Throws a Failure that names what is wrong, and where.
+// Returns {conversations, turns} of a file's text. Throws a Failure that says what is wrong, and where.
 export function contentOf(text) {
   const file = parsed(text);
   need(file?.format === FORMAT, `it has no "format": "${FORMAT}"`);
@@ -98,5 +98,5 @@ function checkIds(items, name) {
   need(new Set(items.map(({ id }) => id)).size === items.length, `two of its ${name} have the same id`);
 }
 
-// An answer that ran when the file was written does not run here.
+// An answer that was running when the file was written is stopped here.
 const atRest = (turn) => ({ ...turn, repeated: null, state: turn.state === "running" ? "stopped" : turn.state });

@@ -1,7 +1,7 @@
 // The turns of one conversation as a tree, and the path through it that the page shows.
 
 export class Tree {
-  #turns = new Map(); // by id
+  #turns = new Map(); // id → turn
   #chosen; // {the parent's id, or "" for the beginning: the id of the version that is shown}
 
   constructor(turns = [], chosen = {}) {
@@ -25,7 +25,7 @@ export class Tree {
     return this.all.some(({ state }) => state === "running");
   }
 
-  // All turns after the same turn, oldest first.
+  // Returns all turns whose parent is `parent`, oldest first.
   #after(parent) {
     return this.all.filter((turn) => (turn.parent ?? null) === parent).sort((a, b) => a.created - b.created || (a.id < b.id ? -1 : 1));
   }
@@ -42,7 +42,7 @@ export class Tree {
     return { ...this.#chosen };
   }
 
-  // From the first turn to the last; where nothing is chosen, the newest version.
+  // The turns on the page, from the first to the last. Of several versions, the chosen one is shown, else the newest.
   get path() {
     const path = [];
     for (let parent = null; ; parent = path.at(-1).id) {
@@ -52,7 +52,7 @@ export class Tree {
     }
   }
 
-  // The turns before a turn whose parent is given, oldest first.
+  // Returns the turns up to the turn with the id `parent`, oldest first.
   before(parent) {
     const turns = [];
     for (let turn = this.get(parent); turn; turn = this.get(turn.parent)) turns.unshift(turn);

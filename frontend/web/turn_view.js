@@ -13,7 +13,7 @@ export class TurnView {
   #acts;
   #versions = [];
 
-  // `acts`: what the buttons do; see panel.js.
+  // `acts`: the actions of the buttons; see panel.js.
   constructor(log, turn, apiFormat, acts) {
     this.turn = turn;
     this.#apiFormat = apiFormat;
@@ -42,7 +42,7 @@ export class TurnView {
     this.article.remove();
   }
 
-  // More of the answer has arrived.
+  // Called when more of the answer has arrived.
   follow() {
     this.#answer.follow();
   }
@@ -51,7 +51,7 @@ export class TurnView {
     this.#answer.sayWaiting(count);
   }
 
-  // `turn` is this turn as it is now; `versions` has all turns in its place, `next` is the one after it on the page.
+  // Shows the turn as it is now. `versions` are all versions of this turn; `next` is the turn after it on the page.
   update(turn, { versions, next, isBusy }) {
     this.turn = this.#answer.turn = turn;
     this.#versions = versions;
@@ -70,7 +70,7 @@ export class TurnView {
     else this.#answer.calls.close([]);
   }
 
-  // Shows the neighbouring version, whose buttons get the focus.
+  // Shows the previous (-1) or next (1) version of the turn, and focuses its buttons.
   #step(by) {
     const at = this.#versions.findIndex(({ id }) => id === this.turn.id);
     const view = this.#acts.choose(this.#versions[at + by]);
@@ -100,7 +100,7 @@ export class TurnView {
       send();
     });
     form.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") event.preventDefault(); // it stops no answer
+      if (event.key === "Escape") event.preventDefault(); // otherwise the key would also stop the answer
       if (event.key === "Escape") end();
       else if (event.target === field && sendsBy(event, this.#apiFormat)) send();
     });

@@ -1,13 +1,14 @@
-// A turn of a conversation: a question, the request that was sent, and what has arrived of the answer. Turns are plain
-// objects, kept as they are; they form a tree, because a question that is edited or asked again is one more child.
+// A turn of a conversation: a question, the request that was sent, and the answer as far as it has arrived. Turns are
+// plain objects, stored as they are. They form a tree: editing a question, or asking it again, adds a child to its
+// parent.
 //
 // id, conversation, parent (the turn before it, or null), kind (the name in api_formats.js), created (in ms)
-// question (null with results), files: [{name, size, text, picture}], results (messages of tools, or null)
-// request (the body as JSON text, until the answer is done), scored (whether it asked for probabilities)
+// question (null if it has results), files: [{name, size, text, picture}], results (messages of tools, or null)
+// request (the body as JSON text, until the answer is done), scored (whether the request asked for probabilities)
 // state: "running", "done", "stopped" or "failed"; error: {message, status, param, retryAfter} or null
-// thought, text, calls (as in a message), tokens (see api_formats.js; with `thinks` those of the thought)
-// repeated: while the answer is taken up again, how many letters the server has given again, else null
-// clock: {sent, first, last, thought} in ms since 1970, 0 before; taken: how often it was taken up again
+// thought (reasoning), text, calls (as in a message), tokens (see api_formats.js; tokens of the thought have `thinks`)
+// repeated: while the answer is taken up again, how many characters the server has sent again, else null
+// clock: {sent, first, last, thought} in ms since 1970, 0 if not yet; taken: how often the answer was taken up again
 // end: {finish, stop, seed, usage, timings}
 
 import { Failure } from "./api.js";
@@ -17,10 +18,10 @@ const OTHER_TEXT =
 
 export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
-// A seed of the page's own, as digits: with it, the same request gives the same bytes again.
+// Returns a random seed as digits. With an explicit seed, the same request gives the same bytes again.
 export const drawnSeed = () => String(crypto.getRandomValues(new BigUint64Array(1))[0]);
 
-// An error as it is kept with a turn.
+// Returns an error in the form that a turn stores.
 export function plain(error) {
   if (!(error instanceof Failure)) console.error(error);
   const { message, status = 0, param = null, retryAfter = null } = error;
@@ -36,12 +37,12 @@ export function newTurn(conversation, kind, parent, { question = null, files = [
   };
 }
 
-// Whether the turn is part of the conversation that further questions send.
+// Whether later questions send this turn as a part of the conversation.
 export const isAnswered = ({ state, text }) => state === "done" || (state === "stopped" && text !== "");
 
 export const waitsForResults = ({ state, end, calls }) => state === "done" && end.finish === "tool_calls" && calls.length > 0;
 
-// Adds a piece of a stream, {thought, text, calls, tokens}, to what has arrived.
+// Adds a piece of a stream, {thought, text, calls, tokens}, to the output that has arrived.
 export function add(arrived, { thought, text, calls, tokens }) {
   arrived.thought += thought;
   arrived.text += text;
@@ -55,7 +56,7 @@ export function add(arrived, { thought, text, calls, tokens }) {
 const written = ({ calls }) => calls.map((call) => call.function.name + call.function.arguments);
 const strings = (arrived) => [arrived.thought, arrived.text, ...written(arrived)];
 
-// The piece that `again` has beyond `shown`, or null while it has less. Throws a Failure where the two differ.
+// Returns the piece of `again` that `shown` lacks; null while `again` has less. Throws a Failure if the two differ.
 export function beyond(again, shown) {
   const [now, before] = [strings(again), strings(shown)];
   for (const [i, text] of now.entries()) {
@@ -79,7 +80,7 @@ function rest(again, shown) {
   };
 }
 
-// Throws a Failure unless a stream that has ended has all that was shown.
+// Throws a Failure if the output `again` of a complete stream is shorter than the text that was shown.
 export function confirmWhole(again, shown) {
   if (beyond(again, shown) === null) throw new Failure(OTHER_TEXT);
 }

@@ -1,10 +1,10 @@
 """The worker pool, as one frontend sees it.
 
-pool                all workers as one: chooses a worker for a stream, moves streams when a worker is lost
+pool                treats all workers as one: chooses a worker for a stream, moves streams when a worker is lost
 discovery           worker addresses from flags, a file or DNS
 membership          the workers that belong to the pool, and whether they are compatible
 picture_memory      bounds the pixels that a frontend keeps for its streams
-placement           which worker has which stream, and how many tokens are left to each
+placement           which worker has which stream, and how many tokens each worker still has to compute
 routing             chooses the worker for a request by load and prefix affinity
 reported_prefixes   which prefixes the workers have in their caches, as they report
 connection          the connection to one worker: handshake, leases, repair

@@ -1,10 +1,10 @@
 """The connection to one worker: handshake, submits, output, leases, and repair of what was lost on the way.
 
-Knows ids, offsets and epochs; nothing of text, HTTP or other workers. Its listener (pool.py) decides what happens to a
-stream whose worker is lost or rejects it. It lives in the event loop's thread: ZeroMQ is read through its file
-descriptor until it is empty, which costs a tenth of an asyncio-wrapped socket.
+Knows ids, offsets and epochs; nothing of text, HTTP or other workers. The listener (pool.py) decides what happens to a
+stream whose worker is lost or rejects it. A connection lives in the event loop's thread: when the descriptor of its
+ZeroMQ socket signals, it reads the socket until nothing is left, at a tenth of the cost of an asyncio-wrapped socket.
 
-    Hello → Welcome      nothing is submitted before the Welcome; repeated after every silence
+    Hello → Welcome      the handshake, again after every silence; nothing is submitted before the Welcome
     Submit → Step        `_unanswered`: sent again until the stream is admitted or rejected
     Resync → Step        `_missing`: sent again until the gap in a stream's output is filled
     Lease                each second: which streams this frontend still wants
@@ -30,9 +30,9 @@ from shared.wire.codec import decode_event, encode, pack_u32, unpack_u32
 from shared.wire.sockets import connect
 
 LEASE_S = 1.0
-RETRY_S, MAX_RETRY_S = 1.0, 8.0  # until an unanswered Submit is sent again; doubles each time
-SILENCE_S = 2.0  # without a Status, which comes every 0.25 s: the worker is lost
-NO_EPOCH = -1  # the worker holds none of our streams
+RETRY_S, MAX_RETRY_S = 1.0, 8.0  # pause before an unanswered Submit is sent again; doubles each time
+SILENCE_S = 2.0  # a worker is lost after this time without a Status; it sends one every 0.25 s
+NO_EPOCH = -1  # the `epoch` of a connection whose worker holds none of our streams
 
 
 class WorkerConnection:
@@ -48,15 +48,15 @@ class WorkerConnection:
         stall_timeout: float,
     ) -> None:
         """
-        id: the id of this frontend, which is also the topic of its events
+        id: the id of this frontend, and the topic under which the worker publishes events for it
         stall_timeout: seconds without progress of the compute loop after which the worker gets nothing new
         """
         self.address = address
-        self.status: m.Status | None = None  # the latest one
+        self.status: m.Status | None = None  # the latest Status
         self.welcome: m.Welcome | None = None  # None before the handshake, and after the worker was lost
-        self.fingerprint = ""  # of the latest Welcome, also while the worker is lost
+        self.fingerprint = ""  # from the latest Welcome; stays while the worker is lost
         self.incompatible = ""  # why the worker cannot be used; set by the membership
-        self.leaving = False  # its address is no longer configured; set by the membership
+        self.leaving = False  # the worker's address is no longer configured; set by the membership
         self.streams: dict[int, Stream] = {}
         self.epoch = NO_EPOCH  # the epoch of the worker that holds our streams
         self.lost_since = time.monotonic()
@@ -65,10 +65,10 @@ class WorkerConnection:
         self._counters = counters
         self._stall_timeout = stall_timeout
         self._missing: dict[int, int] = {}  # id of a stream with a gap → number of the first frame that can fill it
-        self._unanswered: dict[int, tuple[float, float]] = {}  # id → when to submit again, and the pause after that
-        self._last_id = 0  # the id of the latest Submit here; ids only grow
-        self._orphans: dict[int, Stream] = {}  # released while the worker was away; aborted when it is back
-        self._seq = 0  # the number of the next Step
+        self._unanswered: dict[int, tuple[float, float]] = {}  # id → time of the next Submit, and the pause after it
+        self._last_id = 0  # the id in the latest Submit to this worker; ids only grow
+        self._orphans: dict[int, Stream] = {}  # streams released while the worker was away; aborted when it is back
+        self._seq = 0  # the sequence number that the next Step should have
         self._nonce = secrets.randbits(48)
         self._heard_at = 0.0  # time of the last Status
         self._leased_at = 0.0  # time of the last Lease
@@ -178,7 +178,7 @@ class WorkerConnection:
             self._send(m.Lease(len(self.streams), self._last_id, pack_u32(self.streams)))
 
     def _has_peer(self) -> bool:
-        """Whether the worker is connected: if it dies, its socket closes at once; a vanished host only falls silent."""
+        """Whether the socket is connected. A worker that dies closes it at once; a vanished host only falls silent."""
         return bool(int(self._requests.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def _lose(self, now: float) -> None:
@@ -187,8 +187,8 @@ class WorkerConnection:
         self._listener.connection_lost(self)
 
     def _abort_orphans(self) -> None:
-        """Aborts the streams released while the worker was away. It had not died after all, so it is removed from
-        their `deaths`."""
+        """Aborts the streams released while the worker was away. The worker had not died after all, so it is removed
+        from their `deaths`."""
         for stream in self._orphans.values():
             stream.deaths.discard((self.address.name, self.epoch))
         if self._orphans:
@@ -196,7 +196,7 @@ class WorkerConnection:
             self._orphans.clear()
 
     def _submit_unanswered(self, now: float) -> None:
-        """Sends unanswered Submits again. A worker that gets one twice answers twice and runs it once."""
+        """Sends unanswered Submits again. A worker that gets a Submit twice answers both, but runs the request once."""
         if self.welcome is None:
             return
         for id, (due, pause) in list(self._unanswered.items()):
@@ -209,7 +209,7 @@ class WorkerConnection:
     # events
 
     def _receive(self) -> None:
-        """Reads until nothing is left: the descriptor signals edges, not levels."""
+        """Reads all events that have arrived: the descriptor is edge-triggered, so it does not signal leftovers."""
         while True:
             try:
                 frames = self._events.recv_multipart(zmq.NOBLOCK)
@@ -311,7 +311,7 @@ class WorkerConnection:
                 continue
             if not stream.add_tokens(start, new):
                 self._resync(stream, step.seq + 1)
-            elif missing and step.seq >= missing.get(id, 0):  # a late frame from before the gap does not fill it
+            elif missing and step.seq >= missing.get(id, 0):  # a frame older than the gap cannot fill it
                 missing.pop(id, None)
 
     def _on_end(self, end: m.End, seq: int) -> None:
@@ -327,7 +327,7 @@ class WorkerConnection:
     # repair
 
     def _on_gap(self, seq: int) -> None:
-        """Requests all output again, as some of the frames before number `seq` are missing."""
+        """Requests the missing output of all streams, as frames before number `seq` were lost."""
         self._counters.gaps += 1
         self._resync_all(seq)
 
@@ -336,7 +336,7 @@ class WorkerConnection:
             self._resync(stream, seq)
 
     def _resync(self, stream: Stream, seq: int) -> None:
-        """Requests missing output, repeatedly (see `tick`) until a frame numbered `seq` or later continues it."""
+        """Requests a stream's missing output, again in each `tick` until frame `seq` or a later one continues it."""
         self._missing[stream.id] = max(seq, self._missing.get(stream.id, 0))
         self._send_resync(stream)
 

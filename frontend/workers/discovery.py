@@ -1,6 +1,6 @@
 """Worker addresses from the flags, from the lines of a file, and from DNS.
 
-Knows no sockets. A file or name that cannot be read at the moment leaves the addresses as they were and is logged once.
+Knows no sockets. If the file cannot be read, or DNS fails, the addresses last found stay, and the log says so once.
 """
 
 import logging
@@ -20,7 +20,7 @@ def look_up(host: str) -> list[str]:
 
 
 class Discovery:
-    """Finds the workers' addresses. `resolve` blocks (file, DNS): call it off the event loop if they are `changing`."""
+    """Finds the workers' addresses. If `changing`, `resolve` reads a file or asks DNS: call it off the event loop."""
 
     def __init__(
         self, fixed: list[Address], file: Path | None = None, look_up: Callable[[str], list[str]] = look_up
@@ -29,13 +29,13 @@ class Discovery:
         self._fixed = fixed
         self._file = file
         self._look_up = look_up
-        self._stamp = (0, 0)  # the file's time and size
+        self._stamp = (0, 0)  # modification time and size of the file when it was read
         self._from_file: list[Address] = []
-        self._ips: dict[str, list[str]] = {}  # by host name
+        self._ips: dict[str, list[str]] = {}  # host name → its IP addresses
         self._problem = ""
 
     def resolve(self) -> list[Address]:
-        """Returns the address of every worker, each once, in order."""
+        """Returns the addresses of all workers, without duplicates: first from the flags, then from the file."""
         problems: list[str] = []
         configured = [*self._fixed, *self._read_file(problems)]
         resolved = list(dict.fromkeys(each for address in configured for each in self._expand(address, problems)))
@@ -58,7 +58,7 @@ class Discovery:
         return self._from_file
 
     def _expand(self, address: Address, problems: list[str]) -> Iterator[Address]:
-        """Yields the address itself, or one for each IP address of its host name."""
+        """Yields the address itself or, if it has a host name, an address for each IP address of the host."""
         if not (host := address.host):
             yield address
             return

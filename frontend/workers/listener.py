@@ -1,4 +1,4 @@
-"""The events that a connection reports to its listener, and its counts for /metrics."""
+"""The events that a connection reports to its listener, and the counters of all connections for /metrics."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class WireCounters:
     """Events of all connections since the process started."""
 
-    gaps: int = 0  # gaps in the numbers of a worker's frames
+    gaps: int = 0  # gaps in the sequence numbers of a worker's frames
     resyncs: int = 0  # streams whose output was requested again
     resumed: int = 0  # streams submitted again after their worker was lost
     moved: int = 0  # resumed streams that went to another worker
@@ -33,7 +33,7 @@ class ConnectionListener(Protocol):
         or has dropped this frontend."""
 
     def connection_lost(self, connection: "WorkerConnection") -> None:
-        """Called when the worker does not answer. It may return with all streams, or under a new epoch with none."""
+        """Called when the worker falls silent. It may return with all streams, or under a new epoch with no stream."""
 
     def stream_rejected(self, connection: "WorkerConnection", stream: Stream, rejected: m.Rejected) -> None:
         """Called when the worker did not admit the stream, which has left the connection."""

@@ -21,20 +21,20 @@ from shared.wire.sockets import MAX_SOCKETS, large_context
 log = logging.getLogger("sluice.pool")
 
 FILES_OF_A_WORKER = 4  # two sockets, each with its connection and a descriptor that wakes its reader
-RESOLVE_S = 3.0  # between two reads of files and host names
+RESOLVE_S = 3.0  # pause between two look-ups of the workers' addresses in the file and in DNS
 
 
 def most_workers() -> int:
-    """Returns how many workers a frontend may connect to: they get half of the open files that the system allows."""
+    """Returns how many workers a frontend may connect to with half of the open files that the system allows."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     sockets = MAX_SOCKETS // 2
     return sockets if files == resource.RLIM_INFINITY else min(sockets, files // 2 // FILES_OF_A_WORKER)
 
 
 class Membership:
-    """Holds the workers in the order of joining, as `connections`.
+    """Holds the connections to the workers, in the order of joining.
 
-    Uses only workers that serve the same as the first one: what it reported in its handshake is kept as `welcome`.
+    A worker is used only if it serves the same as the first worker, whose Welcome is kept as `welcome`.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Membership:
         ]
 
     def may_return(self, fingerprint: str) -> bool:
-        """Whether a worker that had this fingerprint last belongs to the pool, even if it is away."""
+        """Whether the pool has a worker whose latest fingerprint is this one, even if the worker is lost now."""
         return not fingerprint or any(connection.fingerprint == fingerprint for connection in self.connections)
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of all ready workers; empty if they differ, or none is ready."""
+        """The common fingerprint of all ready workers; empty if their fingerprints differ or no worker is ready."""
         found = {connection.fingerprint for connection in self.ready()}
         return found.pop() if len(found) == 1 else ""
 
@@ -111,7 +111,7 @@ class Membership:
 
     @property
     def handshaking(self) -> bool:
-        """Whether no worker can serve requests now, but one may be able to at any moment."""
+        """Whether no worker is ready, but a worker may become ready at any moment."""
         return not self.ready() and any(connection.state in STARTING for connection in self.connections)
 
     def statuses(self) -> list[WorkerStatus]:
@@ -145,7 +145,7 @@ class Membership:
             known[address].leaving = True
 
     def _with_room(self, new: list[Address]) -> list[Address]:
-        """Returns as many of the new addresses as may join; raises ConfigError if the flags alone name too many."""
+        """Returns the new addresses, cut to the number that may join. Raises ConfigError if the flags name too many."""
         most = most_workers()
         room = max(0, most - len(self.connections))
         if len(new) > room:
@@ -162,7 +162,7 @@ class Membership:
         connection = self._connect(address)
         try:
             connection.open(self._context, self._wire)
-        except ConfigError as error:  # there are no keys for it
+        except ConfigError as error:  # no keys are configured for the worker
             if not self._discovery.changing:
                 raise
             log.warning("the worker at %s cannot be used: %s", address.name, error)
@@ -178,7 +178,10 @@ class Membership:
     # compatibility
 
     def check_compatible(self) -> None:
-        """Checks that all workers serve the same as the first one, or as the next if no such worker is left."""
+        """Records why workers are incompatible: this frontend cannot use them, or they do not match `welcome`.
+
+        If no usable worker matches `welcome`, it is first replaced by the Welcome of the first usable worker.
+        """
         usable = [
             connection.welcome
             for connection in self.connections

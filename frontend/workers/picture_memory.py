@@ -1,15 +1,15 @@
-"""Bounds the pixels that a frontend keeps: a stream keeps those of its prompt, to go on after its worker is lost."""
+"""Bounds the pixels that a frontend keeps. A stream keeps its pictures until its end, as its worker may be lost."""
 
 from collections.abc import Iterable, Sequence
 
 from frontend.errors import Overloaded
 from shared.messages import Picture
 
-MAX_BYTES = 1 << 30  # of all requests that run
+MAX_BYTES = 1 << 30  # pixels of all running requests
 
 
 def check_memory(pictures: Sequence[Picture], running: Iterable[Sequence[Picture] | None]) -> None:
-    """Raises Overloaded if the pictures of a request do not fit beside those of the streams that run."""
+    """Raises Overloaded if the pictures of a request do not fit beside the pictures of the running streams."""
     if _nbytes(pictures) + sum(_nbytes(each) for each in running if each is not None) > MAX_BYTES:
         raise Overloaded(
             f"the pictures of all requests have more than {MAX_BYTES >> 20} MiB of pixels",

@@ -1,7 +1,7 @@
-"""Which worker has which stream, and how many tokens are left to each worker.
+"""Which worker has which stream, and how many tokens each worker still has to compute.
 
-A worker's load is a sum that changes when a stream comes and goes, and is counted anew at most every REFRESH_S. So a
-choice among many workers with many streams reads one number for each worker.
+The load of a worker is kept as a number, which is changed when a stream comes or goes, and counted anew at most every
+REFRESH_S. So a choice among many workers with many streams reads one number for each worker.
 """
 
 import time
@@ -19,11 +19,10 @@ class Placement:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._homes: dict[Stream, WorkerConnection | None] = {}
-        self._groups: dict[
-            int, tuple[WorkerConnection, int]
-        ] = {}  # group → its worker and its number of running requests
+        # group (of the sequences of one prompt) → the worker of its latest sequence, and how many are live
+        self._groups: dict[int, tuple[WorkerConnection, int]] = {}
         self._loads: dict[WorkerConnection, int] = {}
-        self._saved: dict[Stream, int] = {}
+        self._saved: dict[Stream, int] = {}  # stream → tokens of its prompt that the worker may have cached
         self._clock = clock
         self._counted_at = 0.0
 
@@ -55,7 +54,7 @@ class Placement:
             self._groups[group] = connection, members + 1
 
     def pop(self, stream: Stream) -> WorkerConnection | None:
-        """Forgets a stream. Returns the worker that it had."""
+        """Forgets a stream. Returns its worker; None if the stream waited for a worker."""
         self._leave(stream)
         return self._homes.pop(stream, None)
 
@@ -64,7 +63,7 @@ class Placement:
             self.pop(stream)
 
     def group_home(self, group: int) -> WorkerConnection | None:
-        """Returns the worker that the latest sequence of a prompt went to; None if none of them is live."""
+        """Returns the worker that the latest sequence of a prompt went to; None if no sequence of it is live."""
         found = self._groups.get(group)
         return found[0] if found else None
 
@@ -77,7 +76,7 @@ class Placement:
         return [self._loads[one] for one in connections]
 
     def _leave(self, stream: Stream) -> None:
-        """Takes a stream from its worker's load and from its group."""
+        """Removes a stream from the load of its worker and from its group."""
         home, group = self._homes.get(stream), stream.submit.group
         if home is None:
             return

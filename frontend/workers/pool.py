@@ -2,12 +2,12 @@
 
 Knows streams and connections; nothing of sockets, of addresses, or of how a worker is chosen (routing.py).
 
-    a worker is lost (silent, disconnected, stalled)   its streams move to another ready worker, or wait for it
-    it returns under the same epoch                    streams that moved are aborted there, the rest is repaired
+    a worker is lost (silent, disconnected, stalled)   its streams move to another ready worker, or else wait
+    it returns under the same epoch                    it aborts the streams that moved; the others are repaired
     it returns under a new epoch                       waiting streams are submitted again with the received output
     it drains or leaves                                it gets nothing new; its streams finish
     it returns with another fingerprint                waiting streams fail: no answer mixes two fingerprints
-    it is full                                         the next worker is tried; a stream admitted before waits
+    it is full                                         the next worker is tried; a stream that was admitted waits
 """
 
 import asyncio
@@ -64,8 +64,8 @@ class WorkerPool:
         self._stall_timeout = stall_timeout
         self._recovery_timeout = recovery_timeout
         self._placement = Placement()
-        self._waiting: dict[Stream, float] = {}  # streams without a worker, and since when
-        self._tried: dict[Stream, list[WorkerConnection]] = {}  # workers that did not admit a new request
+        self._waiting: dict[Stream, float] = {}  # stream without a worker → when its wait began
+        self._tried: dict[Stream, list[WorkerConnection]] = {}  # new stream → workers that did not admit it
         self._router = Router()
         self._next_id = 0
         self._retried_at = 0.0
@@ -95,13 +95,13 @@ class WorkerPool:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the ready worker with the least load, for sequences whose answers belong together."""
+        """The fingerprint of the least loaded ready worker, for sequences that must all have the same fingerprint."""
         ready = self.membership.ready()
         loads = zip(self._placement.loads(ready), [one.fingerprint for one in ready], strict=True)
         return min(loads, default=(0, ""))[1]
 
     def places(self, fingerprint: str = "") -> int:
-        """Returns how many sequences the ready workers can hold; 0 if one does not tell. fingerprint: "" for any"""
+        """Returns how many sequences the ready workers with this fingerprint ("": all) can hold; 0 if unknown."""
         ready = [one.welcome for one in self.membership.ready(fingerprint=fingerprint)]
         known = [welcome.limits.max_sequences if welcome else 0 for welcome in ready]
         return sum(known) if all(known) else 0
@@ -125,9 +125,9 @@ class WorkerPool:
         pictures: Sequence[m.Picture] = (),
         predicted: Sequence[int] | None = None,
     ) -> Stream:
-        """Submits a sequence, and returns when a worker has admitted it: one with this fingerprint, unless it is "".
+        """Submits a sequence; returns its stream when a worker with this fingerprint ("": any worker) has admitted it.
 
-        generated: the output so far, which the sequence goes on from
+        generated: output tokens that the sequence already has and continues
         scored_from: see shared.messages.Submit
 
         Raises:
@@ -162,7 +162,7 @@ class WorkerPool:
         return stream
 
     def end_waiting(self) -> None:
-        """Ends the streams that wait for a worker, with `shutdown`: this process will not see one come back."""
+        """Ends, with `shutdown`, the streams without a connected worker: this process stops before one comes back."""
         for stream in list(self._placement):
             if (home := self._placement.home(stream)) is None or home.welcome is None:
                 self._fail(stream, m.Outcome.SHUTDOWN, "the server is shutting down, and its worker is lost")
@@ -181,7 +181,7 @@ class WorkerPool:
         return self._next_id
 
     def _choose(self, stream: Stream, connections: Sequence[WorkerConnection]) -> tuple[WorkerConnection, int]:
-        """Chooses a worker; says how much of the prompt it may have cached. Sequences of one prompt stay together."""
+        """Returns a worker, and how many prompt tokens it may have cached. Sequences of a prompt stay on one worker."""
         if len(connections) == 1:
             return connections[0], 0
         submit, prompt = stream.submit, stream.submit.prompt
@@ -226,7 +226,7 @@ class WorkerPool:
             self._resume(stream)
 
     def connection_lost(self, connection: WorkerConnection) -> None:
-        """Moves its streams to another worker; if there is none, those that were admitted wait."""
+        """Moves the connection's streams to other workers. If there are none, admitted streams wait, new ones fail."""
         self._evacuate(connection)
         for stream in list(connection.streams.values()):
             if not stream.admission.done():
@@ -256,7 +256,7 @@ class WorkerPool:
 
     def stream_ended(self, stream: Stream, end: m.End) -> None:
         others = len(self.membership.connections) > 1
-        if end.outcome is m.Outcome.SHUTDOWN and others:  # its worker had no time to finish it
+        if end.outcome is m.Outcome.SHUTDOWN and others:  # the worker stopped before it finished the stream
             self._resume(stream)
             return
         self._remove(stream)
@@ -267,7 +267,7 @@ class WorkerPool:
     # moving streams
 
     def _evacuate(self, connection: WorkerConnection) -> None:
-        """Moves the streams of a worker that does not answer to others that are ready and compute the same bits."""
+        """Moves the streams of an unresponsive worker to ready workers that compute the same bits."""
         others = {other.fingerprint for other in self.membership.ready([connection])} if connection.streams else set()
         streams = [s for s in connection.streams.values() if others and (not s.fingerprint or s.fingerprint in others)]
         connection.release(streams)
@@ -276,14 +276,14 @@ class WorkerPool:
             self._resume(stream)
 
     def _record_death(self, stream: Stream, connection: WorkerConnection) -> None:
-        """Records that the stream may have killed its worker. The connection reverts this if the worker is alive."""
+        """Records that the stream may have killed its worker. The connection undoes this if the worker is alive."""
         if not stream.admission.done():
             self._tried.setdefault(stream, []).append(connection)
         if connection.epoch != NO_EPOCH:
             stream.lost_worker((connection.address.name, connection.epoch))
 
     def _resume(self, stream: Stream) -> None:
-        """Submits a stream to a ready worker, or lets it wait. A stream that is not yet admitted tries two at most."""
+        """Submits a stream to a ready worker, or lets it wait. A stream not yet admitted tries two workers at most."""
         ready = self.membership.ready(fingerprint=stream.fingerprint)
         if not stream.admission.done() and (len(self._tried.get(stream, ())) > 1 or not ready):
             self._fail_unadmitted(stream)

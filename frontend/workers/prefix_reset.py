@@ -1,4 +1,4 @@
-"""Empties the prefix caches of all workers, and waits until they say so."""
+"""Empties the prefix caches of all workers, and waits until the workers confirm it."""
 
 import asyncio
 import secrets
@@ -8,13 +8,13 @@ from typing import Protocol
 from frontend.errors import Overloaded
 from shared import messages as m
 
-ANSWER_S = 10.0  # a worker answers after its present step
+ANSWER_S = 10.0  # time limit for a worker's confirmation, which it sends after its current step
 RESEND_S = 1.0
 POLL_S = 0.02
 
 
 class Worker(Protocol):
-    """What this module needs of a WorkerConnection."""
+    """The part of WorkerConnection that this module needs."""
 
     @property
     def welcome(self) -> m.Welcome | None: ...
@@ -29,9 +29,9 @@ class Workers(Protocol):
 
 
 async def reset_prefix_caches(workers: Workers, answer_s: float = ANSWER_S) -> int:
-    """Returns how many workers have emptied their prefix cache. Raises Overloaded if one does not answer in time.
+    """Empties the prefix cache of each worker; returns their number. Raises Overloaded if a worker answers too late.
 
-    A worker's Status names the latest reset, so another frontend's reset may hide this one: it is then sent again.
+    A worker's Status names only its latest reset, so another frontend's reset may hide ours; ours is then sent again.
     """
     asked, nonce = list(workers.connections), secrets.randbits(48)
     loop = asyncio.get_running_loop()

@@ -1,7 +1,8 @@
 """Tracks which prefixes the workers have in their prefix caches, or will have soon, from the workers' Statuses.
 
-A Status has the changes since the last one, a part of all keys of the worker, and a checksum of all its keys. By the
-checksum, a frontend notices that it has missed a Status. It then collects the parts until it knows all keys again.
+A Status lists the keys that came and went since the last Status, and has a checksum of all keys of the worker. By the
+checksum, a frontend notices that it has missed a Status. Each Status also lists a part of all keys; the frontend then
+collects these parts until it knows all keys again.
 """
 
 from array import array
@@ -16,12 +17,12 @@ from shared.wire.codec import unpack_u32
 class _Known:
     """The prefixes of one worker.
 
-    collected: the keys of the parts so far, while all keys are collected; None: no sweep is followed
+    collected: the keys of the parts received so far; None while no parts are collected
     expected: the position at which the next part must begin
     """
 
     keys: set[int] = field(default_factory=set)
-    check: int = 0  # all keys, xor
+    check: int = 0  # XOR of all keys
     collected: set[int] | None = None
     expected: int = 0
 
@@ -41,9 +42,9 @@ class ReportedPrefixes:
         return self._holders.get(key, ())
 
     def take(self, worker: str, report: CachedPrefixes) -> "array[int]":
-        """Applies the report of a worker's Status, and returns the keys that it says have gone.
+        """Applies the report in a worker's Status, and returns the keys that the worker no longer has.
 
-        Raises ValueError if its columns are broken.
+        Raises ValueError if a column of the report is broken.
         """
         known = self._workers.get(worker)
         if known is None:
@@ -75,7 +76,7 @@ class ReportedPrefixes:
             self._add(worker, known, collected)
 
     def forget(self, worker: str) -> None:
-        """Forgets what a worker has, as its cache is gone."""
+        """Forgets all keys of a worker, whose cache is gone."""
         known = self._workers.pop(worker, None)
         if known is not None:
             self._remove(worker, known, [*known.keys])

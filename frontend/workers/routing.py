@@ -1,6 +1,6 @@
-"""Chooses the worker for a request: the least loaded one, or one nearly as free that has cached a prefix of the prompt.
+"""Chooses the worker for a request: the least loaded one, or a nearly as free one with a cached prefix of the prompt.
 
-Pure: counts and names in, a choice out. Load is in tokens that may still have to be computed.
+Does no I/O: takes counts and names, and returns a choice. A load is a number of tokens that may have to be computed.
 """
 
 from collections import OrderedDict
@@ -15,20 +15,21 @@ from shared.messages import EXPECTED_TOKENS, CachedPrefixes, Status
 from shared.prefix_identity import PREFIX_LENGTHS, prefix_keys
 
 MAX_PREFIXES = 20_000
-KEY_TOKENS = 256  # the first tokens of a prompt, which decide its homes
-HOMES = 8  # homes of a key; they are tried in pairs, so that two workers get all of its prompts while their load allows
-MAX_HOMES = 4096  # how many keys' homes are remembered
+# The first tokens of a prompt, hashed, are its key, which decides its homes: the workers that its prefix is sent to.
+KEY_TOKENS = 256
+HOMES = 8  # homes of a key, tried in pairs: two workers get all prompts with this key while their load allows
+MAX_HOMES = 4096  # number of keys whose homes are remembered
 NOTHING: Mapping[Stream, int] = {}
-_MIX, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1  # multiplication by it spreads the bits of a key over its weight
-# A worker with a cached prefix is preferred while its load exceeds the least load by at most so many tokens, or by a
-# quarter of the least load, or by the tokens that the prefix saves, if that is more.
+_MIX, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1  # multiplication by _MIX spreads the bits of a key over its weight
+# A worker with a cached prefix is preferred while its load exceeds the least load by at most this many tokens, a
+# quarter of the least load, or the tokens that the prefix saves, whichever is most.
 AFFINITY_MARGIN = 1024
 
 
 def load(streams: Iterable[Stream], status: Status | None, saved: Mapping[Stream, int] = NOTHING) -> int:
-    """Counts the tokens left to a worker: those of our `streams`, and what its `status` counts beyond them.
+    """Counts the tokens that a worker still has to compute: for our `streams`, and for other frontends by its `status`.
 
-    saved: tokens of a stream's prompt that are expected to be in the worker's prefix cache
+    saved: how many prompt tokens of a stream are expected to be in the worker's prefix cache
     """
     tokens = cached = 0
     for stream in streams:
@@ -54,10 +55,10 @@ def choose(
 
     loads: `loads[i]` is the load of worker i
     cached_by: sets of workers that have a prefix of the prompt, those with the longest prefix first
-    turn: of several workers with the least load, the first one from this index on is taken, cyclically
+    turn: if several workers have the least load, the first of them from this index on is taken, cyclically
     saved: for each set in `cached_by`, how many tokens its workers need not compute again
     homes: workers to which other frontends may have sent a prefix of the prompt, in pairs, the best pair first
-    hope: how many tokens a home can save at most; a home whose load exceeds the least load by more is not taken
+    hope: how many tokens a home may save; a home is not taken if its load exceeds the least load by more than this
     """
     least = min(loads)
     margin = max(AFFINITY_MARGIN, least // 4)
@@ -97,7 +98,7 @@ class PrefixAffinity:
             self._workers.popitem(last=False)
 
     def evicted(self, prefixes: Iterable[int], worker: str) -> None:
-        """Notes that the worker has these prefixes no more."""
+        """Records that the worker no longer has these prefixes."""
         for prefix in prefixes:
             if prefix in self._workers:
                 self._workers[prefix].discard(worker)
@@ -115,11 +116,11 @@ def seed_of(name: str) -> int:
 def homes(key: bytes, seeds: Sequence[int], most: int = HOMES) -> list[int]:
     """Returns the positions of the `most` workers with the highest random weights for a key (rendezvous hashing).
 
-    Every frontend finds the same workers. When a worker comes or goes, only the keys that it gains or had get other
-    homes.
+    Every frontend finds the same workers. When a worker comes, only the keys that it gains get other homes; when it
+    goes, only the keys that it had.
 
     key: 8 bytes
-    seeds: of the workers' names
+    seeds: `seed_of` the name of each worker
     """
     number = int.from_bytes(key, "big")
     weights = [(seed ^ number) * _MIX & _MASK for seed in seeds]
@@ -129,17 +130,17 @@ def homes(key: bytes, seeds: Sequence[int], most: int = HOMES) -> list[int]:
 class Router:
     """Chooses the worker of each request.
 
-    First come workers that have a prefix of the prompt, as they report or because this frontend has sent it there, then
-    the homes of its first tokens, which all frontends agree on, then the least loaded one.
+    Prefers workers that have a prefix of the prompt (they report it, or this frontend sent it to them), then the homes
+    of the prompt's first tokens (all frontends agree on these homes), then the least loaded worker.
     """
 
     def __init__(self, most_homes: int = HOMES) -> None:
-        """most_homes: of a prefix; 0 means that frontends learn prefixes each alone (the simulator compares)"""
+        """most_homes: homes of a prompt; 0 means none: frontends then share no placement (the simulator has both)"""
         self._most_homes = most_homes
         self._reported = ReportedPrefixes()
         self._affinity, self._turn = PrefixAffinity(), 0
-        self._homes: OrderedDict[bytes, list[int]] = OrderedDict()  # by key; the latest ones
-        self._names: list[str] = []  # of the workers that these are for
+        self._homes: OrderedDict[bytes, list[int]] = OrderedDict()  # key → its homes, for the latest keys
+        self._names: list[str] = []  # the workers, in the order that the positions in `_homes` refer to
         self._position: dict[str, int] = {}
         self._seeds: list[int] = []
 
@@ -147,7 +148,7 @@ class Router:
         """Returns the position of the worker to take, and how many tokens of the prompt it is expected to have cached.
 
         identity: the text of a PrefixIdentity
-        loads: of the workers with these names
+        names, loads: the ready workers, and the load of each
         """
         if names != self._names:
             self._know(names)
@@ -161,18 +162,18 @@ class Router:
         return chosen, saved
 
     def learn(self, worker: str, report: CachedPrefixes) -> None:
-        """Takes what a worker reports of its prefix cache; raises ValueError if the report is broken."""
+        """Applies a worker's report of its prefix cache; raises ValueError if the report is broken."""
         self._affinity.evicted(self._reported.take(worker, report), worker)
 
     def _know(self, names: Sequence[str]) -> None:
-        """Notes that there are these workers now, in this order."""
+        """Records the names of the present workers, in this order."""
         self._names, self._position = [*names], {name: at for at, name in enumerate(names)}
         self._seeds = [seed_of(name) for name in names]
         self._homes.clear()
 
     def _known(self, keys: Sequence[int]) -> tuple[list[Collection[int]], list[int]]:
-        """Returns the workers that have a prefix of the prompt, the best ones first, and what each of these prefixes
-        saves in tokens. keys: of the prefixes, the longest first"""
+        """Returns, for each prefix of the prompt that a worker has, the positions of its workers and its length in
+        tokens, as two lists. keys: the keys of the prompt's prefixes, from the longest to the shortest"""
         position, known, lengths = self._position, list[Collection[int]](), list[int]()
         for length, key in zip(reversed(PREFIX_LENGTHS[: len(keys)]), keys, strict=True):
             names = {*self._affinity.workers_with(key), *self._reported.holders(key)}

@@ -1,4 +1,4 @@
-"""The state of each worker for /ready, /stats and /metrics, as one `WorkerStatus` each or one Status for all."""
+"""The state of the workers for /ready, /stats and /metrics: a `WorkerStatus` for each worker, or one Status for all."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Readiness(NamedTuple):
     """Whether requests can be served now and, if not, why: `code` for programs, `text` for people."""
 
     ready: bool
-    code: str  # of the error that requests get: "draining" or "not_ready"; else "ready"
+    code: str  # the code of the error that requests get: "draining" or "not_ready"; "ready" if they get none
     text: str
 
 
@@ -31,18 +31,18 @@ NO_TOKENIZER = not_ready("the tokenizer did not load")
 
 
 class ConnectionState(Enum):
-    """The state of the connection to one worker. New requests go to READY ones only."""
+    """The state of the connection to one worker. Only workers in state READY get new requests."""
 
     CONNECTING = auto()  # nothing was received from the worker yet
-    LOADING = auto()  # it downloads or loads its model
-    HANDSHAKE = auto()  # it is ready, and its Welcome is awaited
+    LOADING = auto()  # the worker downloads or loads its model
+    HANDSHAKE = auto()  # the worker is ready, but its Welcome has not arrived
     READY = auto()
-    STALLED = auto()  # it answers, but its compute loop makes no progress
-    LOST = auto()  # it fell silent, or its connection broke
-    INCOMPATIBLE = auto()  # it does not serve what this frontend and the other workers serve
-    LEAVING = auto()  # its address is no longer configured; its streams finish
-    DRAINING = auto()  # it shuts down; its streams finish
-    FAILED = auto()  # it reported an error from which it cannot recover
+    STALLED = auto()  # the worker answers, but its compute loop makes no progress
+    LOST = auto()  # the worker fell silent, or its connection broke
+    INCOMPATIBLE = auto()  # the worker does not serve what this frontend and the other workers serve
+    LEAVING = auto()  # the worker's address is no longer configured; its streams finish
+    DRAINING = auto()  # the worker shuts down; its streams finish
+    FAILED = auto()  # the worker reported an error from which it cannot recover
 
 
 REPORTED = {
@@ -51,7 +51,7 @@ REPORTED = {
     m.WorkerState.DRAINING: ConnectionState.DRAINING,
     m.WorkerState.FAILED: ConnectionState.FAILED,
 }
-STARTING = (ConnectionState.CONNECTING, ConnectionState.HANDSHAKE)  # may become READY at any moment
+STARTING = (ConnectionState.CONNECTING, ConnectionState.HANDSHAKE)  # states that may become READY at any moment
 TEXTS = {
     ConnectionState.CONNECTING: "no worker yet",
     ConnectionState.HANDSHAKE: "greeting the worker",
@@ -64,7 +64,7 @@ def readiness_of(state: ConnectionState, status: m.Status | None, incompatible: 
     """Returns the readiness of one worker.
 
     status: the worker's latest Status
-    incompatible: why the worker cannot be used, in that state
+    incompatible: why the worker cannot be used, if its state is INCOMPATIBLE
     step_age: seconds since the worker's compute loop made progress
     """
     match state:
@@ -96,12 +96,12 @@ class WorkerStatus:
 
     address: str
     state: ConnectionState
-    reason: str  # "ready", or why it is not
-    status: m.Status | None = None  # the latest one received
+    reason: str  # "ready", or why the worker is not ready
+    status: m.Status | None = None  # the latest Status received
     streams: int = 0  # this frontend's streams that the worker has now
     load: int = 0  # tokens that these streams may still need
-    connected: bool = True  # it answers, so its latest Status still holds
-    fingerprint: str = ""  # of what decides its bits; empty while not known
+    connected: bool = True  # the worker answers, so its latest Status is still true
+    fingerprint: str = ""  # identifies everything that decides the bits of the worker's output; empty while unknown
 
     @property
     def ready(self) -> bool:
@@ -109,9 +109,10 @@ class WorkerStatus:
 
 
 def aggregate(workers: Iterable[WorkerStatus]) -> m.Status | None:
-    """Merges the workers into one Status: counts and rates are sums, ages and latencies those of the slowest.
+    """Merges the workers into one Status: counts and rates are added, ages and latencies are the largest ones.
 
-    Its identity (pid, epoch, device, ...) is the first worker's. Lost workers count only if all are lost.
+    Other fields (pid, epoch, device, ...) are the first worker's. Lost workers are left out; if all are lost, the
+    latest Status of the first one stands for all. None if no worker has sent a Status.
     """
     known = [worker for worker in workers if worker.status is not None]
     connected = [worker for worker in known if worker.connected] or known[:1]
@@ -162,7 +163,7 @@ def _worst(quantiles: Sequence[m.Quantiles]) -> m.Quantiles:
 
 
 def _frontends(frontends: Iterable[m.ConnectedFrontend]) -> tuple[m.ConnectedFrontend, ...]:
-    """Returns each frontend once, with its streams at all workers."""
+    """Returns each frontend once, with the sum of its streams at all workers."""
     merged: dict[str, m.ConnectedFrontend] = {}
     for frontend in frontends:
         streams = frontend.streams + (merged[frontend.id].streams if frontend.id in merged else 0)

@@ -39,20 +39,20 @@ class Stream:
     submit: m.Submit
     admission: asyncio.Future[int]
     seed: int = 0
-    fingerprint: str = ""  # only workers with this one may compute it; "": any, until one has admitted it
-    output: list[int] = field(default_factory=list)  # what the Submit brings and everything received, for resuming
+    fingerprint: str = ""  # only workers with it may compute the stream; "": any worker, until one has admitted it
+    output: list[int] = field(default_factory=list)  # tokens in the Submit and all received ones; a resubmit sends them
     started: m.Timings = field(default_factory=m.Timings)  # the worker's timings up to the first token
     end: m.End | None = None
-    vector: bytes = b""  # packed float32, if the Submit has `pooling`; it arrives with the end
-    deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since its last token
+    vector: bytes = b""  # the pooled vector (packed float32) if the Submit has `pooling`; arrives with the end
+    deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since the last token
     submitted_at: float = field(default_factory=time.monotonic)
-    acknowledged: bool = False  # whether its current worker has admitted it
+    acknowledged: bool = False  # whether the current worker has admitted the stream
     fresh: bool = False  # something has arrived since the last `gather`
     on_fresh: Callable[[], None] = ignore  # called whenever something arrives
     _output_at_death: int = -1  # length of the output at the latest death
     _gathered: int = 0  # length of the output at the last `gather`
     _logprobs: list[m.Logprobs] = field(default_factory=list)
-    _next_logprob: list[int] = field(init=False)  # next offset: output, prompt (its first has none)
+    _next_logprob: list[int] = field(init=False)  # next offset with logprobs: in the output, in the prompt
     _resynced_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Stream:
             self.admission.set_result(seed)
 
     def resubmit(self, id: int) -> None:
-        """Makes `submit` the message that continues after the received output, under a new id."""
+        """Replaces `submit` by a message that continues after the received output, under a new id."""
         sampling, now = self.submit.sampling, time.monotonic()
         if self.admission.done():
             sampling = msgspec.structs.replace(sampling, seed=self.seed)
@@ -109,7 +109,7 @@ class Stream:
         return True
 
     def add_logprobs(self, logprobs: m.Logprobs) -> None:
-        """Keeps log-probabilities that continue those here; others are duplicates, or arrive again after a Resync."""
+        """Keeps log-probabilities that continue those received. Others are duplicates, or will come again in order."""
         expected = self._next_logprob[logprobs.prompt]
         end = logprobs.start + len(logprobs.chosen) // 4
         if logprobs.start <= expected < end:
@@ -127,7 +127,7 @@ class Stream:
         self.on_fresh()
 
     def lost_worker(self, worker: tuple[str, int]) -> None:
-        """Records that the worker was lost. Counts only workers that admitted the stream, since its last token."""
+        """Adds the worker to `deaths` if it had admitted the stream; workers lost before the last token are dropped."""
         if not self.acknowledged:
             return
         if len(self.output) != self._output_at_death:

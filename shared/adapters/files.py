@@ -1,7 +1,7 @@
-"""Reads the files of an adapter, and hashes them: two in a folder of PEFT, or one in GGUF. It does not know what they
+"""Reads and hashes the files of an adapter: two files in a PEFT folder, or one GGUF file. Does not know what the files
 mean.
 
-A hash stands for the content: if the files have changed, they are another adapter under the same name.
+The hash identifies the adapter: after a change of its files, it is another adapter under the same name.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ MAX_WEIGHTS_BYTES = 4 << 30
 
 
 class AdapterError(ValueError):
-    """An adapter cannot be used; the message is one sentence that names the file, or what the adapter asks for."""
+    """An adapter cannot be used; the message is one sentence that names the file or the unsupported feature."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """The bytes of both files, read once, so that hash and content belong together.
+    """The bytes of an adapter's files, read once, so that hash and content belong together.
 
     config: None for a GGUF file, all of whose bytes are `weights`
     """
@@ -35,7 +35,7 @@ class AdapterFiles:
 
     @property
     def sha256(self) -> str:
-        """The hash of the adapter: of the hashes of its files."""
+        """The hash of the adapter, which is a hash over the hashes of its files."""
         contents = [content for content in (self.config, self.weights) if content is not None]
         each = [hashlib.sha256(content).digest() for content in contents]
         return hashlib.sha256(b"".join(each)).hexdigest()

@@ -1,8 +1,8 @@
-"""What a GGUF adapter of llama.cpp says: for each tensor of the base model two matrices A and B, and their scale.
+"""Reads GGUF adapters of llama.cpp: two matrices A and B, and a scale, for each changed tensor of the base model.
 
-llama.cpp's convert_lora_to_gguf.py makes such files of PEFT folders. A tensor `blk.0.attn_q.weight` has the matrices
-`….lora_a` and `….lora_b`. The scale of a product is adapter.lora.alpha / rank, or 1 without an alpha. The library
-`gguf` loads numpy, which frontends must not, so the header is read here. Knows no names of Hugging Face.
+llama.cpp's convert_lora_to_gguf.py makes these files from PEFT folders. A tensor `blk.0.attn_q.weight` has the matrices
+`….lora_a` and `….lora_b`. The scale of a product is adapter.lora.alpha / rank, or 1 without an alpha. This module reads
+the header itself, because the library `gguf` loads numpy, which frontends must not load. Knows no Hugging Face names.
 """
 
 import math
@@ -18,17 +18,17 @@ from shared.adapters.low_rank import LowRank, StoredFactor
 MAX_FIELDS, MAX_TENSORS, MAX_NAME_BYTES = 1000, 100_000, 1024
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-# number in the file → how `struct` reads it; a text and an array have formats of their own
+# type number in the file → format of `struct`; texts and arrays have formats of their own
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 TEXT, ARRAY = 8, 9
-# number in the file → name, numbers in a block, bytes of a block
+# type number in the file → name, values in a block, bytes of a block
 DTYPES = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 8: ("Q8_0", 32, 34), 30: ("BF16", 1, 2)}
 FACTOR = re.compile(r"(?P<module>.+)\.weight\.lora_(?P<which>[ab])")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufAdapter:
-    """architecture: of the base model, as llama.cpp calls it; products: by the name of a tensor without `.weight`"""
+    """architecture: of the base model, in llama.cpp's spelling; products: by the tensor's name without `.weight`"""
 
     architecture: str
     products: dict[str, LowRank]
@@ -73,7 +73,7 @@ def _low_rank(name: str, pair: dict[str, StoredFactor], alpha: float, max_rank: 
 
 
 def _header(content: bytes) -> tuple[dict[str, Any], dict[str, StoredFactor]]:
-    """Returns the metadata, without arrays, and the tensors, whose bytes are all there."""
+    """Returns the metadata without arrays, and the tensors. Checks that the file holds all bytes of the tensors."""
     magic, version, tensors, count = struct.unpack_from("<4sIQQ", content)
     if magic != b"GGUF" or version not in VERSIONS:
         raise AdapterError(f"the file is not GGUF of version {' or '.join(map(str, VERSIONS))}")
@@ -97,7 +97,7 @@ def _header(content: bytes) -> tuple[dict[str, Any], dict[str, StoredFactor]]:
 
 
 def _entries(content: bytes, at: int, count: int) -> Iterator[tuple[str, tuple[int, ...], int, int, int]]:
-    """Yields of each tensor: its name, shape (rows first), type, offset, and the end of its entry."""
+    """Yields the name, shape (rows first), type and offset of each tensor, and the position behind its entry."""
     for _ in range(count):
         name, at = _text(content, at, MAX_NAME_BYTES)
         (dimensions,) = struct.unpack_from("<I", content, at)
@@ -131,7 +131,7 @@ def _text(content: bytes, at: int, most: int) -> tuple[str, int]:
 
 
 def _value(content: bytes, at: int, kind: int) -> tuple[Any, int]:
-    """Returns a value of the metadata, None for an array, and where it ends."""
+    """Returns a value of the metadata (None for an array) and the position behind it."""
     if kind == TEXT:
         return _text(content, at, len(content))
     if kind != ARRAY:
@@ -141,7 +141,7 @@ def _value(content: bytes, at: int, kind: int) -> tuple[Any, int]:
     at += 12
     if kind != TEXT:
         return None, at + count * struct.calcsize(_scalar(kind))
-    for _ in range(count):  # each takes 8 bytes at least, so the file's end bounds them
+    for _ in range(count):  # an entry takes at least 8 bytes, so the length of the file bounds the loop
         _, at = _text(content, at, len(content))
     return None, at
 

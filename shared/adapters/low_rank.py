@@ -1,8 +1,8 @@
-"""What the files of a PEFT adapter say: for each module two matrices A and B, and the scale of their product.
+"""Reads the files of a PEFT adapter: for each module two matrices A and B, and the scale of their product.
 
 The output of a module with the weight W becomes W x + scale * B (A x), where scale is lora_alpha / r, or
-lora_alpha / sqrt(r) with use_rslora. rank_pattern and alpha_pattern give some modules other values. Everything that
-would make another formula is refused by name (https://huggingface.co/docs/peft/package_reference/lora).
+lora_alpha / sqrt(r) with use_rslora. rank_pattern and alpha_pattern give some modules other values. An option that
+changes the formula is refused by name (https://huggingface.co/docs/peft/package_reference/lora).
 """
 
 import json
@@ -16,23 +16,24 @@ from shared.adapters.files import CONFIG, WEIGHTS, AdapterError, AdapterFiles
 from shared.adapters.patterns import first_matches
 
 MAX_HEADER_BYTES = 16 << 20
-DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number
-# names of tensors: the module, which matrix, and the name of the adapter where PEFT has left it in
+DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a value of this dtype
+# names of tensors: module, matrix, and the name of the adapter, which PEFT sometimes leaves in the name
 FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
-# options that would change the formula → their values that do not
+# options that can change the formula → their values that do not change it
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (None, False), "modules_to_save": (None, []), "bias": (None, "none"), "lora_bias": (None, False),
     "fan_in_fan_out": (None, False), "use_qalora": (None, False), "layer_replication": (None, []),
     "trainable_token_indices": (None, [], {}), "alora_invocation_tokens": (None, []),
     "megatron_config": (None,), "arrow_config": (None,), "use_bdlora": (None, False),
 }  # fmt: skip
-EXPERTS, INNER = ".experts", ".base_layer"  # how names of modules end whose parameters are the weights of all experts
-STACKED = ("gate_up_proj", "down_proj")  # these parameters, in the order in which PEFT wraps a module for each
+# endings of the names of modules with the weights of all experts
+EXPERTS, INNER = ".experts", ".base_layer"
+STACKED = ("gate_up_proj", "down_proj")  # parameters with all experts' weights, in the order in which PEFT wraps them
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFactor:
-    """A matrix in the file of weights: its format (of DTYPES, or Q8_0 in GGUF), its shape, the place of its bytes."""
+    """A matrix in the weights file: its format (of DTYPES, or Q8_0 in GGUF), its shape, the place of its bytes."""
 
     dtype: str
     shape: tuple[int, int]
@@ -42,10 +43,10 @@ class StoredFactor:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The product of a module. a: [rank, inputs]; b: [outputs, rank].
+    """The low-rank product of a module. a: [rank, inputs]; b: [outputs, rank].
 
-    experts: of how many experts the file has the products together, a [experts * rank, inputs] and
-        b [outputs, rank * experts]; 0: the module is one linear
+    experts: the number of experts whose products are stored together, with a: [experts * rank, inputs] and
+        b: [outputs, rank * experts]; 0: the module is a single linear
     """
 
     a: StoredFactor
@@ -59,9 +60,9 @@ class LowRank:
 
 
 def low_rank_modules(files: AdapterFiles, max_rank: int = 0) -> dict[str, LowRank]:
-    """Returns the products by the names of their modules, as the base model spells these. Raises AdapterError.
+    """Returns the products by module, named as in the base model. Raises AdapterError.
 
-    The products of all experts of a layer have the name of the parameter that holds the weights of all of them.
+    The product for all experts of a layer is listed under the parameter that holds the weights of all experts.
     max_rank: the highest rank that is accepted; 0: any
     """
     config, header = _config(files.config or b""), _header(files.weights)
@@ -97,7 +98,7 @@ def _low_rank(
 
 
 def _with_parameter(module: str, parameters: list[str]) -> str:
-    """Returns the name of the parameter of a module of experts that is changed; the name itself of another module."""
+    """Returns the name of the parameter that an experts module's product changes; any other name stays as it is."""
     experts = module.removesuffix(INNER)
     if not parameters or not experts.endswith(EXPERTS):
         return module
@@ -106,7 +107,7 @@ def _with_parameter(module: str, parameters: list[str]) -> str:
 
 
 def _values(config: dict[str, Any], pattern: str, default: str, modules: list[str]) -> dict[str, float]:
-    """Returns the value of each module: of the first pattern that its name ends with, else the default."""
+    """Returns a value for each module: that of the first pattern that matches the end of its name, else the default."""
     given = config[pattern]
     values = [*(_number(value, pattern) for value in given.values()), config[default]]
     return {module: values[i] for module, i in zip(modules, first_matches(pattern, [*given], modules), strict=True)}
@@ -135,7 +136,7 @@ def _config(content: bytes) -> dict[str, Any]:
 
 
 def _parameters(names: Any) -> list[str]:
-    """Returns which of STACKED an adapter changes."""
+    """Returns the parameters of STACKED that an adapter changes."""
     ends = {str(name).rpartition(".")[2] for name in names} if isinstance(names, list) else {str(names)}
     if ends - {*STACKED}:
         raise AdapterError(
@@ -151,7 +152,7 @@ def _number(value: Any, key: str) -> float:
 
 
 def _header(content: bytes) -> dict[str, StoredFactor]:
-    """Returns the tensors of a safetensors file, whose bytes are all there."""
+    """Returns the tensors of a safetensors file. Checks that the file holds all their bytes."""
     size = 8 + int.from_bytes(content[:8], "little")
     if size > min(len(content), MAX_HEADER_BYTES) or len(content) < 8:
         raise AdapterError(f"{WEIGHTS} is not a complete safetensors file")

@@ -1,4 +1,4 @@
-"""Adapters by name and folder, as `--lora-modules` and the route that loads one name them."""
+"""Adapters with a name and a folder, as `--lora-modules` and the route that loads an adapter state them."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.config import ConfigError, ModelConfig
 
-MAX_NAME_CHARS = 256  # of an adapter, which is the name of a model in requests
+MAX_NAME_CHARS = 256  # length of an adapter's name, which requests state as the model
 FLAG = "--lora-modules"
 JSON_KEYS = {"name", "path", "base_model_name"}
 
@@ -41,7 +41,7 @@ def named_adapters(model: ModelConfig) -> tuple[NamedAdapter, ...]:
 
 
 def name_problem(name: str) -> str:
-    """Says what is wrong with the name of an adapter; empty if nothing is."""
+    """Returns what is wrong with the name of an adapter; empty if nothing is wrong."""
     if not name or len(name) > MAX_NAME_CHARS:
         return f"must have 1 to {MAX_NAME_CHARS} characters"
     if any(not letter.isprintable() or "\ud800" <= letter <= "\udfff" for letter in name):
@@ -50,7 +50,7 @@ def name_problem(name: str) -> str:
 
 
 def _each(text: str) -> Iterator[NamedAdapter]:
-    """Yields the adapters of a list of NAME=PATH and JSON objects, separated by commas or white space."""
+    """Yields the adapters in a list of NAME=PATH entries and JSON objects, separated by commas or white space."""
     decoder = json.JSONDecoder()
     rest = text.strip(", \t\n")
     while rest:
@@ -80,9 +80,9 @@ def _absolute(path: str) -> str:
 
 
 def path_problem(path: str, model: ModelConfig) -> str:
-    """Says why the folder of an adapter may not be read; empty if it may.
+    """Returns why the folder of an adapter may not be read; empty if it may.
 
-    It may if a flag names it, or if it really is below the folder of --allow-runtime-lora, wherever links lead.
+    A folder may be read if a flag names it, or if it lies below the folder of --allow-runtime-lora with links resolved.
     """
     try:
         real = os.path.realpath(path)

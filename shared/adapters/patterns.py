@@ -1,7 +1,8 @@
-"""Which pattern of `rank_pattern` or `alpha_pattern` is a module's: the first that the end of its name matches.
+"""Finds the pattern of `rank_pattern` or `alpha_pattern` for a module: the first that matches the end of its name.
 
-Patterns are regular expressions of whoever made the adapter, and some take years: `(a*)*b`. Those that repeat or choose
-are matched in a child process, whose end costs one adapter; plain names, which most are, without one.
+Patterns are regular expressions written by the author of the adapter, and matching can take years, as for `(a*)*b`.
+Patterns with repetition or alternatives are matched in a child process, whose death costs only this adapter. Plain
+names, the usual case, are matched without a child.
 """
 
 import re
@@ -15,9 +16,9 @@ MATCH, SECONDS, MEGABYTES = "shared.adapters.patterns:matches", 5.0, 256
 
 
 def first_matches(field: str, patterns: Sequence[str], modules: Sequence[str]) -> list[int]:
-    """Returns for each module the index of its pattern, -1 if it has none. Blocks for up to `SECONDS`.
+    """Returns the index of each module's pattern, -1 if no pattern matches. Blocks for up to `SECONDS`.
 
-    field: of the configuration, for errors. Raises AdapterError.
+    field: the field of the configuration, for errors. Raises AdapterError.
     """
     if all(PLAIN.fullmatch(pattern) for pattern in patterns):
         return matches(patterns, modules)
@@ -36,6 +37,6 @@ def first_matches(field: str, patterns: Sequence[str], modules: Sequence[str]) -
 
 
 def matches(patterns: Sequence[str], modules: Sequence[str]) -> list[int]:
-    """Returns for each module the index of the first pattern that its name ends with, -1 if there is none."""
+    """Returns for each module the index of the first pattern that matches the end of its name; -1 for no match."""
     compiled = [re.compile(rf"(.*\.)?({pattern})$") for pattern in patterns]
     return [next((i for i, one in enumerate(compiled) if one.match(module)), -1) for module in modules]

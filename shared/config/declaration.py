@@ -1,4 +1,4 @@
-"""How a setting is declared: its default, its meaning, its unit and its bounds.
+"""Declares settings: `setting` makes a field with a default, a meaning, a unit and bounds.
 
 Knows no setting.
 """
@@ -30,8 +30,8 @@ def setting(
     """Declares a field of a settings record.
 
     shown: the default in words, for a default that is determined later.
-    many: the text is a list, which `words` splits; its flag takes several values and may be repeated.
-    secret: child processes get it in their environment, because everyone on the machine can read a command line.
+    many: the text is a list, which `words` splits; the flag takes several values and may be repeated.
+    secret: child processes get the value in their environment, because every user can read a command line.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "unit": unit, "choices": choices, "shown": shown, "many": many, "secret": secret}
@@ -39,7 +39,7 @@ def setting(
 
 
 def words(text: str) -> list[str]:
-    """Returns the values of a setting that takes many: they are separated by commas or white space."""
+    """Returns the values of a list setting, whose text separates them by commas or white space."""
     return text.replace(",", " ").split()
 
 

@@ -7,7 +7,7 @@ from shared.config.declaration import setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsConfig:
-    """Many models behind one port: which, and how many are loaded at a time."""
+    """Many models behind one port: which models there are, and how many are loaded at a time."""
 
     models: str = setting(
         "", "file (TOML, or JSON if its name ends in .json) that describes the models of a server, each of which is "

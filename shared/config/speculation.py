@@ -9,13 +9,13 @@ from shared.config.declaration import ConfigError
 FLAG = "--speculative-config"
 METHODS = ("ngram", "draft_model", "mtp", "eagle3")
 WITH_MODEL = ("draft_model", "eagle3")  # the methods that need a checkpoint besides the served one
-MOST_DRAFTS = 15  # a step computes 16 rows, of which one is no draft
+MOST_DRAFTS = 15  # a step computes at most 16 rows of a sequence: its last sampled token and the drafts
 KEYS = {"method", "model", "num_speculative_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """model: the checkpoint that drafts, as for --model; empty with methods that need none."""
+    """model: the checkpoint that drafts, named as for --model; empty with methods that need no checkpoint."""
 
     method: str
     model: str
@@ -23,27 +23,27 @@ class SpeculativeConfig:
 
     @property
     def runs_a_model(self) -> bool:
-        """Whether drafts come from weights, and not from the text."""
+        """Whether a model computes the drafts; otherwise they are found in the text."""
         return self.method != "ngram"
 
 
 def read_speculative_config(text: str, default_drafts: int) -> SpeculativeConfig:
-    """Raises ConfigError, which names the key that is wrong.
+    """Parses and checks the JSON text. Raises ConfigError, which names the wrong key.
 
-    default_drafts: how many drafts there are if the text does not say.
+    default_drafts: the number of drafts if the text states none.
     """
     try:
-        told: Any = json.loads(text)
+        stated: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{FLAG} must be JSON, and is not: {error}") from error
-    if not isinstance(told, dict):
+    if not isinstance(stated, dict):
         raise ConfigError(f"{FLAG} must be a JSON object")
-    if unknown := sorted(told.keys() - KEYS):
+    if unknown := sorted(stated.keys() - KEYS):
         raise ConfigError(f"{FLAG} has the unknown key {unknown[0]!r}: use {', '.join(sorted(KEYS))}")
-    method = told.get("method", "draft_model" if told.get("model") else None)
+    method = stated.get("method", "draft_model" if stated.get("model") else None)
     if method not in METHODS:
         raise ConfigError(f"{FLAG}: method must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")
-    model, drafts = told.get("model", ""), told.get("num_speculative_tokens", default_drafts)
+    model, drafts = stated.get("model", ""), stated.get("num_speculative_tokens", default_drafts)
     if not isinstance(model, str) or bool(model) != (method in WITH_MODEL):
         raise ConfigError(
             f"{FLAG}: model must be the path or name of what drafts with {' and '.join(WITH_MODEL)}, and only then"

@@ -204,7 +204,7 @@ class WorkerConfig:
 
     @property
     def ranks(self) -> int:
-        """How many processes compute the model together."""
+        """The number of processes that compute the model together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property

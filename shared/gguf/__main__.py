@@ -1,9 +1,9 @@
 """Translates the files of one GGUF model: `python -m shared.gguf model FOLDER HOW TOWER FILE...` writes into FOLDER.
 
-TOWER is the file of a vision tower, or empty. HOW is `given` if it must fit the model, or `found`: then the text model
-is served without it, for a reason that config.json states. With `text` instead of `model` it writes only what a
-frontend needs, from the first file and the tower's. Exits with 3 and one sentence on stderr if the files cannot be
-served.
+TOWER is the file of a vision tower, or empty. HOW is `given` or `found`. A tower that is `given` must fit the model. If
+a `found` tower does not fit, the text model is served without it, and config.json states the reason. With `text`
+instead of `model`, the command writes only what a frontend needs, from the first file and the file of the tower. Exits
+with 3 and one sentence on stderr if the files cannot be served.
 """
 
 import json
@@ -29,9 +29,10 @@ from shared.gguf.text.tokenizer import Vocabulary, tokenizer_of
 from shared.gguf.tower_file import TowerFile
 
 PLAIN = ("F32", "F16", "BF16")
-OF_BOTH = ("tie_word_embeddings", "dtype", "quantization_config")  # what config.json states for both
-MTP_ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")  # whose MTP heads are read
-TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # their converter reorders value heads, if key heads have several
+# keys of config.json that hold for the text model and the tower
+OF_BOTH = ("tie_word_embeddings", "dtype", "quantization_config")
+MTP_ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")  # models whose MTP heads are read
+TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # the converter reorders value heads where a key head has several
 
 
 def translate(files: Sequence[Path], folder: Path, tower: TowerFile | None) -> None:
@@ -59,7 +60,7 @@ def translate(files: Sequence[Path], folder: Path, tower: TowerFile | None) -> N
 
 
 def translate_text(files: Sequence[Path], folder: Path, tower: TowerFile | None) -> None:
-    """Writes the files that a frontend needs, from the metadata in the first file and in that of the tower."""
+    """Writes the files that a frontend needs, from the metadata of the first file and of the tower's file."""
     container = Container.read_first(files[0])
     sight, reason = _sight(container, tower)
     _write_text(container, folder, _seeing({}, sight, reason), sight)
@@ -67,7 +68,7 @@ def translate_text(files: Sequence[Path], folder: Path, tower: TowerFile | None)
 
 
 def _sight(container: Container, tower: TowerFile | None) -> tuple[Sight | None, str]:
-    """Returns what a tower adds to the model; or None, and why the text model is served without it."""
+    """Returns what a tower adds to the model; or None, and the reason why the text model is served without it."""
     if tower is None:
         return None, ""
     try:
@@ -79,7 +80,7 @@ def _sight(container: Container, tower: TowerFile | None) -> tuple[Sight | None,
 
 
 def _seeing(config: dict[str, Any], sight: Sight | None, reason: str) -> dict[str, Any]:
-    """Returns config.json of a text model with a tower beside it. reason: why the tower is not served"""
+    """Returns config.json of a text model with a tower. reason: why the tower is not served; empty if it is"""
     if sight is None:
         return config | ({"vision_config": {"not_served": reason}} if reason else {})
     whole = {name: config[name] for name in OF_BOTH if name in config}
@@ -88,7 +89,7 @@ def _seeing(config: dict[str, Any], sight: Sight | None, reason: str) -> dict[st
 
 
 def _with_tower(index: Index, file: Path, sight: Sight) -> Index:
-    """Adds the tensors of the tower, which replace those that the text model's files may have of it."""
+    """Adds the tensors of the tower; they replace any tensors of a tower in the text model's files."""
     own = {name: entry for name, entry in index.tensors.items() if not name.startswith(OF_TOWER)}
     number = len(index.files)
     added = {name: Entry(number, one.type, one.shape, one.offset, one.nbytes) for name, one in sight.tensors.items()}
@@ -141,13 +142,13 @@ def _index(container: Container, files: Sequence[Path], config: dict[str, Any]) 
 
 
 def _count_heads(container: Container, layers: int) -> int:
-    """Returns how many MTP heads there are behind the layers of the model that can be read."""
+    """Returns the number of readable MTP heads, which stand behind the model's layers."""
     architecture = container.text("general.architecture")
     return container.integer(f"{architecture}.block_count") - layers if architecture in MTP_ARCHITECTURES else 0
 
 
 def _unread_heads(container: Container, layers: int) -> tuple[str, ...]:
-    """Returns the prefixes of names of MTP heads that cannot be read."""
+    """Returns the prefixes of the tensor names of MTP heads that cannot be read."""
     architecture = container.text("general.architecture")
     every = container.integer(f"{architecture}.block_count")
     return tuple(f"blk.{i}." for i in range(layers + _count_heads(container, layers), every))

@@ -16,7 +16,7 @@ from shared.gguf.errors import GgufError
 from shared.gguf.naming import MAGIC
 
 SPLIT_COUNT = "split.count"
-WIDEST = 4  # bytes of the largest number in a tensor; tensors begin at multiples of it
+WIDEST = 4  # bytes of the largest number in a tensor; tensors begin at multiples of WIDEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Container:
 
     @classmethod
     def read(cls, files: Sequence[Path]) -> "Container":
-        """Reads all files of one model, in their order. Raises GgufError."""
+        """Reads all files of one model, given in the order of their numbers. Raises GgufError."""
         metadata, tensors = _read(files[0])
         if int(metadata.get(SPLIT_COUNT, 1)) not in (0, len(files)):
             raise GgufError(f"{files[0]} is one of {metadata[SPLIT_COUNT]} files, but {len(files)} are there")
@@ -59,11 +59,11 @@ class Container:
 
     @classmethod
     def read_first(cls, file: Path) -> "Container":
-        """Reads the first file of a model. Only the metadata is complete if it is split. Raises GgufError."""
+        """Reads the first file of a model. If the model is split, only the metadata is complete. Raises GgufError."""
         return cls(file.name, *_read(file))
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Returns a whole number of the metadata. Raises GgufError when it is missing and has no default."""
+        """Returns a whole number from the metadata. Raises GgufError when it is missing and no default is given."""
         found: int = self._value(key, int, "a whole number", default)
         return found
 
@@ -79,7 +79,7 @@ class Container:
         return found
 
     def entries(self, key: str, kind: Any, default: list[Any] | None = None) -> list[Any]:
-        """Returns a list of the metadata, whose entries are of the type `kind`."""
+        """Returns a list from the metadata, whose entries must be of the type `kind`."""
         found: list[Any] = self._value(key, list, "a list", default)
         if not all(isinstance(entry, kind) for entry in found):
             raise GgufError(f"{self.name}: {key} holds values of a wrong type")
@@ -95,9 +95,9 @@ class Container:
 
 
 class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the library
-    """The library's reader, but a file that ends too early is an error, and an array is one list.
+    """The library's reader with two changes: a truncated file is an error, and an array of the metadata is one list.
 
-    The library makes several small arrays for each entry, which takes seconds for a vocabulary.
+    The library makes several small NumPy arrays for each entry, which takes seconds for a vocabulary.
     """
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
@@ -121,7 +121,7 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
 
 
 def _strings(data: memoryview, at: int, count: int) -> tuple[list[str], int]:
-    """Returns `count` texts, each behind its length, and where they end."""
+    """Returns `count` texts, each stored behind its length, and the offset of their end."""
     found = []
     for _ in range(count):
         (length,) = struct.unpack_from("<Q", data, at)
@@ -153,7 +153,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 
 def _plain(field: ReaderField) -> Any:
-    """Returns a field's value. Numbers in float32 become the shortest decimals that mean them: 1e-06."""
+    """Returns a field's value. A float32 becomes the shortest decimal that rounds to it, for example 1e-06."""
     if field.types == [GGUFValueType.FLOAT32]:
         return float(str(field.parts[field.data[0]][0]))
     return field.parts[field.data[0]] if field.types[:1] == [GGUFValueType.ARRAY] else field.contents()

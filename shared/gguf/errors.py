@@ -2,4 +2,4 @@
 
 
 class GgufError(ValueError):
-    """The file or name cannot be served. The message is one sentence that names the file and what is supported."""
+    """The file or name cannot be served. The message is one sentence that names the file and the supported values."""

@@ -9,7 +9,7 @@ from shared.gguf.tower_file import OFF, TowerFile, given_tower, tower_among
 from shared.gguf.translated import gguf_cache, temporary_folder, translated
 from shared.hf_hub import Progress, cached_file, fetch, fetch_beginning, file_names
 
-BEGINNING = 32 << 20  # bytes: the metadata of the largest vocabularies takes a third of it
+BEGINNING = 32 << 20  # bytes; the metadata of the largest vocabularies takes a third of this
 
 
 def fetch_model(
@@ -20,10 +20,10 @@ def fetch_model(
     prefer_cache: bool = False,
     on_progress: Progress = lambda done, total: None,
 ) -> tuple[list[Path], TowerFile | None]:
-    """Returns the files that `name` means, and that of the model's vision tower; downloads what the cache lacks.
+    """Returns the files that `name` means, and the file of the model's vision tower; downloads what the cache lacks.
 
     name: must match HUB_NAME. mmproj: the value of --mmproj; empty: the tower that lies beside the model.
-    prefer_cache: if the cache has all of them, use those without asking the hub for newer ones.
+    prefer_cache: if the cache has all these files, use them without asking the hub for newer ones.
     Raises GgufError when the repository has no such files, and HubError when it cannot be reached.
     """
     if prefer_cache:
@@ -61,19 +61,19 @@ def fetch_text(name: str, revision: str = "", mmproj: str = "") -> Path:
     beside = TowerFile(_beginning(repository, tower, revision), given=False) if tower else None
     try:
         return translated([file], tower=_given(mmproj) or beside, only_text=True)
-    except GgufError:  # the file is broken, or its metadata is longer
+    except GgufError:  # the file is broken, or its metadata is longer than BEGINNING
         files, whole = fetch_model(name, revision, mmproj=mmproj)
         return translated(files, tower=whole, only_text=True)
 
 
 def _beginning(repository: str, file: str, revision: str) -> Path:
-    """Returns a file of the cache, or one that has the beginning of the hub's."""
+    """Returns the file in the hub's cache, or else a file with only the beginning of the hub's file."""
     cached = cached_file(repository, file, revision=revision)
     return cached or fetch_beginning(repository, file, BEGINNING, _writable_cache(), revision=revision)
 
 
 def _model(name: str, revision: str, mmproj: str, prefer_cache: bool) -> tuple[str, Model, str | None]:
-    """Returns the repository, the names of the files, and that of the tower beside them unless --mmproj decides."""
+    """Returns the repository, the names of the model's files, and the tower's name unless --mmproj names the tower."""
     found = HUB_NAME.fullmatch(name)
     assert found is not None
     names = file_names(found["repository"], revision=revision, prefer_cache=prefer_cache)
@@ -91,7 +91,7 @@ def _writable_cache() -> Path:
 def check_not_only_gguf(repository: str, revision: str = "") -> list[str]:
     """Returns the names of a repository's files.
 
-    Raises GgufError that lists the quantizations if the weights are GGUF files.
+    Raises a GgufError that lists the quantizations if the weights are GGUF files.
     """
     names = file_names(repository, revision=revision)
     if models := models_among(names):

@@ -8,7 +8,7 @@ from shared.gguf.naming import INDEX
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A tensor. file: its number in Index.files. shape: rows first. offset, nbytes: in the file."""
+    """A tensor. file: its index in Index.files. shape: rows first. offset, nbytes: its place in the file, in bytes."""
 
     file: int
     type: str
@@ -20,9 +20,9 @@ class Entry(msgspec.Struct, frozen=True):
 class Index(msgspec.Struct, frozen=True):
     """architecture: general.architecture. files: the paths of the GGUF files, and the name of a file beside the index.
 
-    head_dim, kv_heads: of the model.
+    head_dim, kv_heads: size and number of the model's K/V heads.
     tiled_heads: how the value heads of recurrent layers are stored, if not in the order of Hugging Face.
-    projector: the kind of the vision tower among the files; empty: there is none. tower_heads: of its attention
+    projector: the kind of the vision tower among the files; empty: no tower. tower_heads: attention heads of the tower
     """
 
     architecture: str
@@ -36,9 +36,9 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class TiledHeads(msgspec.Struct, frozen=True):
-    """The order of value heads in some files: the first value head of every key head, then the second of every one, …
+    """The order of value heads in some files: first value head 0 of every key head, then value head 1 of every one, …
 
-    Hugging Face has all value heads of the first key head first. per_key: value heads of one key head.
+    In Hugging Face's order, all value heads of key head 0 come first. per_key: value heads of one key head.
     value_dim: the size of a value head.
     """
 

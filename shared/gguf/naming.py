@@ -1,5 +1,5 @@
-"""Which GGUF files a name means: a file, a set of split files, a folder, or a quantization in a hub repository; and
-what clients call a model.
+"""Finds the GGUF files that a name means (a file, split files, a folder, or a quantization in a hub repository), and
+the name that clients use for a model.
 
 A model is a list of file names: one file, or split files in their order.
 """
@@ -12,7 +12,7 @@ from shared.gguf.errors import GgufError
 
 MAGIC = b"GGUF"
 INDEX = "gguf.json"  # the index of the tensors in the folder of a translated model
-NUMBERS = "numbers.bin"  # tensors that the metadata states as numbers, in that folder
+NUMBERS = "numbers.bin"  # in the same folder: tensors that the metadata states as numbers
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 QUANTIZATION = re.compile(
@@ -25,7 +25,7 @@ Model = list[str]
 
 
 def models_among(names: Iterable[str]) -> list[Model]:
-    """Returns the models that these files are; split files of one model together, in their order."""
+    """Groups files into models: split files of one model form one entry, in the order of their numbers."""
     models: dict[str, Model] = {}
     for name in sorted(names):
         if name.lower().endswith(SUFFIX) and not NO_MODEL.search(name):
@@ -35,7 +35,7 @@ def models_among(names: Iterable[str]) -> list[Model]:
 
 
 def quantization_of(model: Model) -> str:
-    """Returns the quantization in the name of the model's first file, in capitals; the file's name if it has none."""
+    """Returns the quantization in the name of the model's first file, in capitals; the whole name if it has none."""
     split = SPLIT.fullmatch(model[0])
     stem = split["stem"] if split else model[0][: -len(SUFFIX)]
     found = QUANTIZATION.search(stem.rpartition("/")[2])
@@ -43,7 +43,7 @@ def quantization_of(model: Model) -> str:
 
 
 def check_complete(model: Model, where: object) -> Model:
-    """Returns the model. Raises GgufError if some of its split files are missing. where: for the message."""
+    """Returns the model unchanged. Raises GgufError if split files are missing. where: the place named in the error."""
     split = SPLIT.fullmatch(model[0])
     if split is None:
         return model
@@ -56,7 +56,7 @@ def check_complete(model: Model, where: object) -> Model:
 
 
 def local_model(path: Path) -> list[Path] | None:
-    """Returns the GGUF files that a path means; None if it means something else.
+    """Returns the GGUF files that a path means; None if the path is no GGUF model.
 
     path: a file, any of several split files, or a folder that holds one model and no safetensors.
     Raises GgufError when the folder holds several models, or split files are missing.
@@ -74,9 +74,9 @@ def local_model(path: Path) -> list[Path] | None:
 
 
 def short_name(model: str) -> str:
-    """Returns what clients call a model: of a path the name of its file or folder, of anything else `model` itself.
+    """Returns the name of a model for clients: the last part of a local path; any other `model` is the name itself.
 
-    A folder in the hub's cache has the name of its repository.
+    A folder in the hub's cache gets the name of its repository.
     """
     path = Path(model).expanduser()
     if not path.exists():
@@ -108,9 +108,9 @@ def _has_magic(path: Path) -> bool:
 
 
 def chosen(repository: str, names: Iterable[str], wanted: str) -> Model:
-    """Returns the model of a repository that `wanted` means: a quantization or a file name, in any case.
+    """Returns the model of a repository that `wanted` names by its quantization or file name; case does not matter.
 
-    Raises GgufError that lists what there is.
+    Raises a GgufError that lists the models if `wanted` names none of them.
     """
     models, sought = models_among(names), wanted.casefold()
     if not models:

@@ -1,4 +1,4 @@
-"""Which file holds the vision tower of a GGUF model (llama.cpp's "mmproj"): one that is named, or the one beside it."""
+"""Finds the file with the vision tower of a GGUF model (llama.cpp's "mmproj"): named by a flag, or beside the model."""
 
 import re
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from pathlib import Path
 from shared.gguf.errors import GgufError
 from shared.gguf.naming import QUANTIZATION, SPLIT, SUFFIX, Model, models_among
 
-OFF = "off"  # as a value of --mmproj: no tower, even if one is there
+OFF = "off"  # value of --mmproj: use no tower, even if a file of one lies beside the model
 MMPROJ = re.compile(r"(^|[._-])mmproj([._-]|$)", re.IGNORECASE)
-PREFERRED = ("F16", "BF16", "F32")  # the types of towers, if there are several
+PREFERRED = ("F16", "BF16", "F32")  # the number formats to prefer if several files hold the tower
 
 
 @dataclass(frozen=True, slots=True)
 class TowerFile:
-    """given: whether it was named. Then it must fit the model; one that was found is left out, with a reason."""
+    """given: --mmproj names the tower, so it must fit the model. A tower that was only found may be left out."""
 
     path: Path
     given: bool
@@ -47,9 +47,9 @@ def given_tower(mmproj: str) -> TowerFile:
 
 
 def tower_among(names: Iterable[str], model: Model) -> str | None:
-    """Returns the file of the model's tower among the files of its folder or repository; None if none is.
+    """Returns the tower's file among the files of the model's folder or repository; None if there is no tower.
 
-    Where there are several models, the tower has the name of its model, but for the quantization.
+    Where there are several models, a tower belongs to the model with the same name, apart from the quantization.
     """
     listed = list(names)
     folder = model[0].rpartition("/")[0]
@@ -61,7 +61,7 @@ def tower_among(names: Iterable[str], model: Model) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """Returns a file's name without its quantization, its number among split files and the word mmproj."""
+    """Returns a file's name without its quantization, without its number among split files and without "mmproj"."""
     file = name.rpartition("/")[2]
     split = SPLIT.fullmatch(file)
     stem = QUANTIZATION.sub("", split["stem"] if split else file[: -len(SUFFIX)])

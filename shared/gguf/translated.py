@@ -1,4 +1,4 @@
-"""Gives the folder of a translated GGUF model: the files of a Hugging Face checkpoint, without weights.
+"""Translates a GGUF model into a folder with the files of a Hugging Face checkpoint, without weights.
 
 The folder is kept in a cache (XDG_CACHE_HOME/sluice/gguf). Its name depends on the paths, sizes and times of the GGUF
 files, and on the code that translates. Several processes may translate the same files at once: each writes a folder of
@@ -37,7 +37,7 @@ def translated(
     tower: the file of the model's vision tower, if there is one.
     only_text: write only what a frontend needs. The beginning of the first file is enough.
     """
-    files = [file.absolute() for file in files]  # not resolved: links of the hub's cache have better names
+    files = [file.absolute() for file in files]  # unresolved: only the links in the hub's cache have readable names
     tower = tower and replace(tower, path=tower.path.absolute())
     try:
         cache = cache or gguf_cache()
@@ -66,12 +66,12 @@ def gguf_cache() -> Path:
 
 
 def temporary_folder() -> Path:
-    """Makes a folder for a translation that cannot be kept."""
+    """Makes a folder for a translation that cannot be kept in the cache."""
     return Path(tempfile.mkdtemp(prefix=TEMPORARY))
 
 
 def is_translation(folder: Path) -> bool:
-    """Returns whether `translated` made a folder: it lies in the cache, or is a temporary one of this user's."""
+    """Returns whether `translated` made the folder: it lies in the cache, or is a temporary folder of this user."""
     parent = folder.absolute().parent
     if parent == (cache_folder() / "gguf").absolute():
         return True
@@ -104,7 +104,7 @@ def _translate(files: Sequence[Path], folder: Path, tower: TowerFile | None, onl
 
 
 def _move(staging: Path, folder: Path) -> None:
-    """Renames the folder; if another process has been faster, its folder stays."""
+    """Renames the folder. If another process has been faster, the folder of the other process stays."""
     with suppress(OSError):
         staging.rename(folder)
         return

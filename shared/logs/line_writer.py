@@ -1,8 +1,8 @@
 """A stream that never blocks its writer: a thread writes the lines; lines beyond the buffer are dropped and counted.
 
-It is for processes that must not stall on a full disk or an unread pipe. It knows bytes and a file descriptor. The
-standard library's QueueListener does not fit: it bounds records instead of bytes, makes one system call per line, and
-waits without limit when it stops.
+It is for processes that must not stall on a full disk or an unread pipe. It knows only bytes and a file descriptor. The
+standard library's QueueListener bounds records instead of bytes, makes one system call per line, and waits without
+limit when it stops.
 """
 
 import os
@@ -19,7 +19,7 @@ MAX_WRITE_BYTES = 4096  # a pipe accepts this much atomically, so lines of sever
 
 
 def write_all(descriptor: int, data: bytes) -> int:
-    """Returns how many bytes were written: fewer than given if that failed."""
+    """Writes data to a descriptor. Returns the number of bytes written, fewer than given after an error."""
     written = 0
     with suppress(OSError):
         while written < len(data):
@@ -28,16 +28,16 @@ def write_all(descriptor: int, data: bytes) -> int:
 
 
 class NonBlockingWriter:
-    """Gives lines to a function, from a thread."""
+    """Passes lines to a function, in a thread of its own."""
 
     def __init__(self, write: Callable[[bytes], int], limit: int = MAX_PENDING_BYTES) -> None:
         """
-        write: takes whole lines, and returns how many bytes of them it could write
-        limit: the most bytes that may wait
+        write: gets whole lines, and returns how many bytes of them it has written
+        limit: the most bytes that may wait to be written
         """
-        self.dropped = 0  # lines
+        self.dropped = 0  # number of dropped lines
         self._write = write
-        self._torn = False  # only a part of the last line was written
+        self._torn = False  # whether only a part of the last line was written
         self._limit = limit
         self._lines: deque[bytes] = deque()
         self._pending_bytes = 0
@@ -47,7 +47,7 @@ class NonBlockingWriter:
 
     @classmethod
     def to(cls, descriptor: int, limit: int = MAX_PENDING_BYTES) -> Self:
-        """Returns a writer to a descriptor that its caller owns and closes."""
+        """Returns a writer to a descriptor; the caller owns and closes the descriptor."""
         return cls(partial(write_all, descriptor), limit)
 
     def put(self, line: bytes) -> None:
@@ -71,7 +71,7 @@ class NonBlockingWriter:
         self._has_lines.set()
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="line-writer", daemon=True)
-            with suppress(RuntimeError):  # the system cannot start a thread: the next line tries again
+            with suppress(RuntimeError):  # no thread can be started now; the next line tries again
                 thread.start()
                 self._thread = thread
 
@@ -79,7 +79,7 @@ class NonBlockingWriter:
         while not self._closed.is_set():
             self._has_lines.wait()
             self._closed.wait(BATCH_DELAY_S)
-            self._has_lines.clear()  # first, then the queue is read: a line that is put after this sets it again
+            self._has_lines.clear()  # cleared before the queue is read, so a line put later sets the event again
             self._write_pending()
         self._write_pending()
 
@@ -94,7 +94,7 @@ class NonBlockingWriter:
             self._pending_bytes -= size
 
     def _give(self, data: bytes, count: int) -> None:
-        """Writes lines. After a torn one, what follows begins on a line of its own."""
+        """Writes lines. After a line that was written in part, the next line begins on a new line."""
         data = b"\n" + data if self._torn else data
         written = self._write(data)
         if written < len(data):
@@ -104,7 +104,7 @@ class NonBlockingWriter:
 
 
 class NonBlockingStream:
-    """A text stream over a NonBlockingWriter; `close` writes what is pending and leaves `stream` open."""
+    """A text stream over a NonBlockingWriter; `close` writes the pending lines and leaves `stream` open."""
 
     def __init__(self, stream: TextIO) -> None:
         self._writer = NonBlockingWriter.to(stream.fileno())

@@ -1,7 +1,7 @@
 """The log lines of a process: readable ones, or with `--log-format json` one JSON object each.
 
-Knows logging and standard error, and neither processes nor requests. In JSON, everything that Python code writes to
-standard error becomes a log line too: warnings, tracebacks and prints of libraries.
+Knows logging and standard error, but no processes or requests. With JSON, everything that Python code writes to
+standard error becomes a log line, too: warnings, tracebacks and prints of libraries.
 """
 
 import io
@@ -20,7 +20,7 @@ log = logging.getLogger("sluice")
 
 
 def is_json_wanted(words: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a command line asks for JSON. It may be one with mistakes, which are to be told in JSON, too."""
+    """Whether a command line asks for JSON. The command line may have mistakes, since their errors are in JSON, too."""
     pairs = zip(words, [*words[1:], ""], strict=False)
     given = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--log-format"]
     return (given[-1] if given else environment.get("SLUICE_LOG_FORMAT", "")) == "json"
@@ -52,7 +52,7 @@ def is_json_set_up() -> bool:
 
 
 def json_line(level: str, message: str, **fields: Any) -> str:
-    """Returns a log line without its end. fields: those that are None are left out."""
+    """Returns a log line without its line end. fields: further keys; a key whose value is None is left out."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     content = {"level": level, "time": now, "message": message}
     more = {name: value for name, value in fields.items() if value is not None}
@@ -67,7 +67,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Prints(io.TextIOBase):
-    """Standard error for everything but log lines: makes a log line of each line."""
+    """Replaces standard error: turns each line that is written, such as a library's print, into a log line."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

@@ -1,7 +1,7 @@
 """Makes the metrics pages of frontends and workers: adds the labels that every series has, and `sluice_build_info`.
 
-A page is made of collectors of prometheus-client. Their series get their common labels when the page is read, so the
-code that counts does not carry these along.
+A page is made of collectors of prometheus-client. Series get their common labels when the page is read, so the code
+that counts need not know these labels.
 """
 
 import platform
@@ -15,11 +15,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from shared.build import commit, version
 
 MODEL_LABEL = "model_name"  # the first name that a model is served as
-BUILD_INFO = "sluice_build_info"  # with every prefix: it says which server this is
+BUILD_INFO = "sluice_build_info"  # has this name with every --metrics-prefix, so that it shows which server this is
 
 
 class Collector(Protocol):
-    """A registry, or what can be registered in one."""
+    """A registry, or anything that can be registered in a registry."""
 
     def collect(self) -> Iterable[Metric]: ...
 
@@ -29,23 +29,23 @@ class Naming:
     """How another server names labels and finish reasons in its metrics, as its dashboards expect."""
 
     labels: Mapping[str, str] = field(default_factory=dict)  # the labels of every series
-    reasons: Mapping[str, str] = field(default_factory=dict)  # our `finished_reason` → theirs
+    reasons: Mapping[str, str] = field(default_factory=dict)  # our `finished_reason` → the other server's
 
     def reason(self, ours: str) -> str:
         return self.reasons.get(ours, ours)
 
 
-# vLLM numbers its engines within a process, and does not distinguish how an answer that is complete has ended.
+# vLLM numbers the engines of a process, and has one finish reason for all complete answers.
 NAMINGS = {"vllm:": Naming({"engine": "0"}, {"eos": "stop", "pooled": "stop", "checked": "stop"})}
 
 
 def naming(prefix: str) -> Naming:
-    """Returns what belongs to a --metrics-prefix."""
+    """Returns the Naming for a --metrics-prefix."""
     return NAMINGS.get(prefix, Naming())
 
 
 class MetricsPage:
-    """Everything that one process exports.
+    """All metrics that one process exports.
 
     model_name: the name under which the model is served; a label of every series, unless empty
     packages: the packages whose versions `sluice_build_info` states
@@ -65,7 +65,7 @@ class MetricsPage:
                 yield family
 
     def registry(self) -> CollectorRegistry:
-        """Returns a registry with this page alone."""
+        """Returns a registry that holds only this page."""
         registry = CollectorRegistry()
         registry.register(self)
         return registry

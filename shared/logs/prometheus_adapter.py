@@ -1,4 +1,4 @@
-"""Uses names that prometheus-client does not document. The test says which version they were checked with."""
+"""Uses undocumented names of prometheus-client. The test of this module states the version they were checked with."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Histogram, values
 
 
 class BulkHistogram(Histogram):
-    """A histogram that also takes many observations at once: `observe` takes one, and looks for its bucket."""
+    """A histogram that takes many observations at once. The `observe` of prometheus-client takes only one."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Adds `counts[i]` observations to bucket i (the last is +Inf); the sum of their values is `total`."""
@@ -18,9 +18,9 @@ class BulkHistogram(Histogram):
 
 
 def name_process(name: str) -> None:
-    """Names the files that hold this process's values after `name` instead of its id. Call it before making metrics.
+    """Names the files of this process's values after `name` instead of the process id. Call it before making metrics.
 
-    The next process of this name continues the values. A process id would not do: another process may get it.
+    The next process with this name continues the values. A process id could be reused by an unrelated process.
     """
     values.ValueClass = values.MultiProcessValue(lambda: name)  # type: ignore[no-untyped-call]
 

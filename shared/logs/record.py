@@ -1,4 +1,4 @@
-"""The lines of a record of requests: a frontend writes them (`--record`), and `sluice replay` reads them."""
+"""The format of a record of requests, which a frontend writes (`--record`) and `sluice replay` reads, line by line."""
 
 import hashlib
 import re
@@ -29,21 +29,21 @@ class RecordedRequest(msgspec.Struct, omit_defaults=True, gc=False):
     model: str = ""
     stream: bool = False
     n: int = 1
-    sampling: dict[str, Any] = {}  # as used; what may contain text is left out
-    prompts: list[str] = []  # hashes
+    sampling: dict[str, Any] = {}  # as used for the request; options that may contain text are left out
+    prompts: list[str] = []  # hash of each prompt
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     seeds: list[int] = []
-    outputs: list[str] = []  # hashes
+    outputs: list[str] = []  # hash of each output
     finish_reasons: list[str | None] = []
-    request: Any = None  # the body as it was sent, an object; this and `answer` only with --record-text
-    answer: str = ""  # the whole body of the response as it was sent, also if it was streamed
-    lost: int = 0  # lines before this one that could not be written
+    request: Any = None  # the JSON object that the client sent; `request` and `answer` need --record-text
+    answer: str = ""  # the whole body of the response as it was sent, streamed or not
+    lost: int = 0  # number of lines before this line that could not be written
 
 
 def older_files(path: Path) -> dict[int, Path]:
-    """Returns the older files of a record by their number: FILE.1 is the newest of them."""
+    """Returns number → file, for the older files of a record: FILE.1 is the newest of them."""
     named = re.compile(re.escape(path.name) + r"\.([1-9]\d{0,8})")
     return {int(match[1]): file for file in path.parent.iterdir() if (match := named.fullmatch(file.name))}
 

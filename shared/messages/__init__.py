@@ -1,6 +1,6 @@
 """The wire protocol: all messages between frontends and workers.
 
-Knows nothing of sockets, tokenizers or tensors. Two unions:
+Knows nothing of sockets, tokenizers or tensors. Each direction has a union of its messages:
 
     Request = Hello | Lease | Submit | Abort | Resync | ResetPrefixCache      frontend -> worker  (DEALER -> ROUTER)
     Event   = Welcome | Step | Status                                         worker -> frontend  (XPUB -> SUB)
@@ -10,13 +10,13 @@ sequence number `seq` per frontend, and every run of tokens carries its start of
 therefore detected at once and repaired by `Resync`, and a duplicate is harmless. Columns (`bytes`) are packed
 little-endian (codec.py).
 
-base        what both directions share
+base        the types that both directions share
 sampling    what a request asks for
-pictures    what a vision encoder is given
+pictures    the inputs of a vision encoder
 samplers    chains of samplers, which few requests ask for
 requests    the messages of a frontend
 events      the messages of a worker
-status      its state, which it broadcasts
+status      the state that a worker broadcasts
 """
 
 from shared.messages.base import BROADCAST, PROTOCOL_VERSION, TOPIC_BYTES, U32, Outcome, Refusal

@@ -1,4 +1,4 @@
-"""What the messages of both directions share."""
+"""Types that the messages of both directions share."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -7,9 +7,9 @@ import msgspec
 
 PROTOCOL_VERSION = 4
 TOPIC_BYTES = 8  # length of a frontend's id, which is the topic of its events
-BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status
+BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status, to which every frontend subscribes
 
-U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # the decoder checks the range, because columns hold 32 bits
+U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # columns hold 32 bits, so the decoder checks the range
 
 
 class Outcome(StrEnum):
@@ -18,8 +18,8 @@ class Outcome(StrEnum):
     EOS = "eos"
     STOP = "stop"  # a stop token (found by the worker) or a stop string (found by the frontend, which then aborts)
     LENGTH = "length"
-    POOLED = "pooled"  # what the request asked for instead of text was computed and sent
-    CHECKED = "checked"  # an answer was recomputed up to its end, or to the first token that differs
+    POOLED = "pooled"  # the vector that the request asked for instead of text was sent
+    CHECKED = "checked"  # `Submit.answer` was recomputed to its end, or to the first id that differs
     ABORTED = "aborted"
     DEADLINE = "deadline"
     DEAD_END = "dead_end"  # the request's grammar or token rules allow no further token, or cost too much

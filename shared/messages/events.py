@@ -12,14 +12,14 @@ class Limits(msgspec.Struct, frozen=True, gc=False, array_like=True):
     max_seq_len: int  # tokens of prompt and output together
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    hidden_size: int = 0  # numbers in a vector that `pooling` asks for
-    max_sequences: int = 0  # that can run and wait at once; 0 from a worker that does not tell
+    hidden_size: int = 0  # length of the vector that `Submit.pooling` asks for
+    max_sequences: int = 0  # most sequences that can run and wait at once; 0: the worker does not say
 
 
 class Welcome(Message, frozen=True):
     """Answers Hello on the frontend's own topic; its arrival proves that the subscription works."""
 
-    nonce: int  # of the Hello
+    nonce: int  # the nonce of the Hello
     epoch: int  # incarnation of the worker; rises with each restart
     pid: int
     model: str  # the served name
@@ -27,7 +27,7 @@ class Welcome(Message, frozen=True):
     limits: Limits
     version: int = PROTOCOL_VERSION
     seq: int = 0  # sequence number of the next Step for this frontend
-    fingerprint: str = ""  # a hash of everything that decides the worker's bits; "" from a worker that makes none
+    fingerprint: str = ""  # a hash of everything that decides the worker's bits; "": the worker makes none
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -42,7 +42,7 @@ class Rejected(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     id: int
     reason: Refusal
-    message: str  # for the client
+    message: str  # the text of the error that the client gets
     retry_after_s: float = 0.0
 
 
@@ -57,7 +57,7 @@ class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Times of a request at its first token, for requests that the frontend ends at a stop string."""
+    """Times of a request at its first token. When the frontend ends a request at a stop string, no End brings them."""
 
     id: int
     timings: Timings
@@ -68,7 +68,7 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     id: int
     outcome: Outcome
-    tokens: int  # output tokens in all
+    tokens: int  # all output tokens of the request
     error: str = ""
     timings: Timings = Timings()
     predicted: tuple[int, int] | None = None  # drafts from Submit.prediction: (accepted, rejected)
@@ -84,7 +84,7 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
     top_ids: bytes  # packed uint32 [count * k], most likely first
     top_logprobs: bytes  # packed float32 [count * k]
     prompt: bool = False  # whether the tokens are the prompt's; the first prompt token has no log-probability
-    ranks: bytes = b""  # of the prompt's tokens among all tokens, from 1 on: packed uint32 [count]
+    ranks: bytes = b""  # ranks of the prompt's tokens by probability, from 1 on: packed uint32 [count]
 
 
 class Pooled(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -9,9 +9,9 @@ class Hello(Message, frozen=True):
     """Begins the handshake; the frontend repeats it until a Welcome with this nonce arrives on its topic."""
 
     nonce: int  # the Welcome returns it
-    pid: int  # of the frontend, for logs
+    pid: int  # process id of the frontend, for logs
     version: int = PROTOCOL_VERSION
-    host: str = ""  # of the frontend, for logs
+    host: str = ""  # host name of the frontend, for logs
 
 
 class Lease(Message, frozen=True):
@@ -29,12 +29,12 @@ class Lease(Message, frozen=True):
 class Submit(Message, frozen=True):
     """One sequence to complete. `id` is unique within the frontend's lifetime and fits 32 bits.
 
-    `generated` holds output that exists already, because a stream is resumed after its worker was lost or because the
-    client goes on from there: it is prefilled, but neither sampled nor sent again.
+    `generated` holds output that exists already, because a stream is resumed after its worker was lost, or because the
+    client continues an answer. This output is prefilled, but neither sampled nor sent again.
 
     With `answer`, the output is recomputed without decoding: the ids of the answer are prefilled like a prompt, and an
     id is sampled at each of their positions. The output is what was sampled, up to the first id that differs from the
-    answer, or to the end of the answer. It ends with CHECKED if it does not end there by itself.
+    answer, or to the end of the answer. Unless a stop token or a limit ends it at that point, its outcome is CHECKED.
     """
 
     id: U32
@@ -48,12 +48,12 @@ class Submit(Message, frozen=True):
     crashes: U32 = 0  # how many workers have died with this request in flight since its last token
     tenant: str = ""  # name of the API key that the request came with; the queue is fair between tenants
     original_id: U32 = 0  # id of the request's first Submit if another worker had it before; 0 if this is the first
-    pooling: Pooling | None = None  # asks for a vector; `max_tokens` is then 0
+    pooling: Pooling | None = None  # asks for a vector instead of text; `max_tokens` is then 0
     answer: bytes | None = None  # packed uint32: an answer to check, as described above
-    scored_from: U32 = 0  # with `prompt_logprobs`: only of the prompt's tokens from this index on
-    adapter: Adapter | None = None  # changes the weights for this sequence
-    pictures: list[Picture] | None = None  # of the prompt, in the order of their tokens
-    prediction: bytes | None = None  # packed uint32: what the client expects as the output, whose ids become drafts
+    scored_from: U32 = 0  # `prompt_logprobs` are computed for the prompt's tokens from this index on
+    adapter: Adapter | None = None  # the LoRA adapter of this sequence
+    pictures: list[Picture] | None = None  # the prompt's pictures, in the order of their tokens
+    prediction: bytes | None = None  # packed uint32: the output that the client expects; its ids become drafts
 
 
 class Abort(Message, frozen=True):
@@ -72,7 +72,7 @@ class Resync(Message, frozen=True):
 class ResetPrefixCache(Message, frozen=True):
     """Empties the prefix cache for requests that arrive later; running ones go on. Idempotent."""
 
-    nonce: int  # Status returns it when it is done
+    nonce: int  # Status returns the nonce when the cache has been emptied
 
 
 Request = Hello | Lease | Submit | Abort | Resync | ResetPrefixCache

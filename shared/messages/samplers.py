@@ -1,4 +1,4 @@
-"""A chain of samplers, by llama.cpp's names: it stands in place of one temperature, top-k, top-p and min-p."""
+"""A chain of samplers, with llama.cpp's names; it replaces `Sampling`'s temperature, top-k, top-p and min-p."""
 
 import msgspec
 
@@ -6,16 +6,16 @@ import msgspec
 class WindowPenalties(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Penalties on the tokens that occur among the last `last_n` tokens of prompt and output."""
 
-    last_n: int  # -1: all
+    last_n: int  # -1: all tokens
     repetition: float = 1.0
     presence: float = 0.0
     frequency: float = 0.0
 
 
 class LongBreaker(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Ids that end a repetition if they follow each other: one of `heads`, and then all of `tail`."""
+    """A sequence of ids that ends a repetition: one of `heads`, followed by all ids of `tail`."""
 
-    heads: bytes  # packed ids
+    heads: bytes  # packed uint32 ids
     tail: tuple[int, ...]
 
 
@@ -25,7 +25,7 @@ class Dry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     multiplier: float
     base: float
     allowed_length: int
-    last_n: int  # tokens of prompt and output in which repetitions are looked for; -1: all
+    last_n: int  # DRY looks for repetitions in the last `last_n` tokens of prompt and output; -1: all
     breakers: bytes = b""  # packed ids in ascending order, each of which ends a repetition
     long_breakers: tuple[LongBreaker, ...] = ()
 
@@ -33,11 +33,11 @@ class Dry(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The samplers of `order`, one after another. Each has no effect at its default.
 
-    What they leave is drawn from as Sampling says, whose own temperature is then 1, without top-k, top-p and min-p.
+    The token is drawn from what the chain leaves; `Sampling`'s temperature is then 1, its top-k, top-p, min-p are off.
     """
 
-    order: tuple[str, ...]  # of the names in worker/run/samplers/chain.py
-    temperature: float = 1.0  # 0: only the likeliest token is left
+    order: tuple[str, ...]  # names from worker/run/samplers/chain.py
+    temperature: float = 1.0  # 0 leaves only the most likely token
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
     top_k: int = 0
@@ -47,14 +47,14 @@ class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
     top_n_sigma: float = 0.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
-    min_keep: int = 0  # top_p, min_p, typical_p and xtc leave at least so many tokens
+    min_keep: int = 0  # top_p, min_p, typical_p and xtc leave at least this many tokens
     penalties: WindowPenalties | None = None
     dry: Dry | None = None
-    mirostat: int = 0  # its version, 1 or 2, which works after the samplers of `order`; 0: off
-    mirostat_tau: float = 5.0  # the surprise that it aims at, in bits
-    mirostat_eta: float = 0.1  # how fast its bound moves
+    mirostat: int = 0  # version of Mirostat, 1 or 2, applied after the samplers of `order`; 0: off
+    mirostat_tau: float = 5.0  # Mirostat's target surprise, in bits
+    mirostat_eta: float = 0.1  # Mirostat's learning rate: how fast its bound on the surprise moves
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the result depends on the tokens before, not only on the logits."""
+        """Whether the result depends on earlier tokens, not only on the logits."""
         return self.penalties is not None or self.dry is not None or self.mirostat > 0

@@ -1,4 +1,4 @@
-"""What a request asks of the worker: tokens, drawn in some way, or a vector."""
+"""What a request asks of the worker: tokens, with their sampling options, or a vector."""
 
 from enum import StrEnum
 
@@ -8,15 +8,15 @@ from shared.messages.samplers import SamplerChain
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """How many tokens an output may think before its reasoning is ended, and which ids begin and end reasoning."""
+    """The number of reasoning tokens after which the worker ends the reasoning, and the ids that begin and end it."""
 
-    tokens: int  # of reasoning, without the ids that open and close it
+    tokens: int  # most reasoning tokens, without the ids that open and close the reasoning
     opening: tuple[int, ...]
     closing: int
-    forced: tuple[int, ...]  # what follows when the tokens are used up: `closing`, then ids that introduce the answer
-    begun: bool = False  # the output begins within reasoning
+    forced: tuple[int, ...]  # ids forced when `tokens` are used up: `closing`, then ids that introduce the answer
+    begun: bool = False  # the prompt ends inside reasoning, so the output begins there
     blanks: tuple[int, ...] | None = ()  # ids that may precede the opening; None: reasoning may open at any place
-    forbidden: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other once the tokens are used up
+    forbidden: tuple[tuple[int, ...], ...] = ()  # sequences of ids that must not occur once `tokens` are used up
 
 
 class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -35,18 +35,18 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None  # k: send those of the chosen token and of the k most likely ones; None: send none
+    logprobs: int | None = None  # k: send log-probabilities of the chosen token and the k most likely; None: none
     prompt_logprobs: bool = False
     grammar: str = ""  # llguidance grammar that the output must match; empty: any output
-    prompt_top: int = 0  # with `prompt_logprobs`: send those of at least so many of the most likely tokens
-    allowed_token_ids: tuple[int, ...] = ()  # the output has no other ids; empty: all are allowed
-    bad_words: tuple[tuple[int, ...], ...] = ()  # ids that may not follow each other in the output
+    prompt_top: int = 0  # with `prompt_logprobs`: the least number of most likely tokens to send for each position
+    allowed_token_ids: tuple[int, ...] = ()  # only these ids may occur in the output; empty: all may
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of ids that must not occur in the output
     thinking: ThinkingBudget | None = None
     chain: SamplerChain | None = None
 
     @property
     def has_token_rules(self) -> bool:
-        """Whether ids are allowed or forbidden apart from a grammar."""
+        """Whether the request allows or forbids ids by other means than a grammar."""
         return bool(self.allowed_token_ids or self.bad_words or self.thinking)
 
     @property
@@ -56,11 +56,11 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class PoolingKind(StrEnum):
-    """What is made of a prompt's hidden states, which are the output of the final norm."""
+    """How a vector is made of a prompt's hidden states, which are the output of the final norm."""
 
-    LAST = "last"  # that of the last token
-    MEAN = "mean"  # their mean
-    FIRST = "first"  # that of the first token, which sentence-transformers calls cls
+    LAST = "last"  # the hidden state of the last token
+    MEAN = "mean"  # the mean of the hidden states
+    FIRST = "first"  # the hidden state of the first token; sentence-transformers calls this cls
     LOGITS = "logits"  # the logits of some token ids after the last token
 
 
@@ -68,9 +68,9 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Asks for one vector instead of text."""
 
     kind: PoolingKind
-    normalized: bool = True  # divided by its length
-    dimensions: int = 0  # only the first of them, before it is normalized; 0: all
-    token_ids: tuple[int, ...] = ()  # of LOGITS; the rows of a classification head count as ids
+    normalized: bool = True  # the vector is divided by its Euclidean length
+    dimensions: int = 0  # keep only the first `dimensions` numbers, before normalization; 0: all
+    token_ids: tuple[int, ...] = ()  # the ids for LOGITS; the rows of a classification head count as ids
 
     @property
     def needs_first_rows(self) -> bool:
@@ -84,11 +84,11 @@ class Adapter(msgspec.Struct, frozen=True, gc=False, array_like=True):
     name: str
     path: str
     sha256: str
-    scale: float = 1.0  # the products of the adapter are multiplied by it
+    scale: float = 1.0  # a factor for all products of the adapter
 
     @property
     def identity(self) -> str:
-        """What decides the bits that it adds: the hash, and the scale unless it is 1."""
+        """Text of everything that decides the adapter's bits: the hash, and the scale unless it is 1."""
         return self.sha256 if self.scale == 1.0 else f"{self.sha256}*{self.scale!r}"
 
     @property

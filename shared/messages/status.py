@@ -7,7 +7,7 @@ import msgspec
 
 from shared.messages.base import Message
 
-EXPECTED_TOKENS = 1024  # an output is expected to need no more new tokens: few use all of their max_tokens
+EXPECTED_TOKENS = 1024  # the most new tokens expected of an output, because few use all of their max_tokens
 
 
 class WorkerState(StrEnum):
@@ -30,16 +30,16 @@ class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class KVUsage(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What the layers of one kind keep of all sequences. Pages of different kinds have different sizes."""
+    """Cache memory that layers of one kind use for all sequences. Pages of different kinds have different sizes."""
 
-    kind: str  # "full": all positions; "window": those of a sliding window; "state": recurrent states, each in a page
+    kind: str  # "full": K/V of all positions; "window": of a sliding window; "state": recurrent states, a page each
     owned: int = 0  # pages that sequences own
-    total: int = 0  # pages
-    bytes: int = 0  # of the owned pages
+    total: int = 0  # pages of this kind
+    bytes: int = 0  # bytes of the owned pages
 
 
 def by_kind(usages: Iterable[KVUsage]) -> tuple[KVUsage, ...]:
-    """Returns each kind once, with its sums."""
+    """Returns one KVUsage for each kind, with the sums of all entries of the kind."""
     kinds: dict[str, KVUsage] = {}
     for one in usages:
         before = kinds.get(one.kind, KVUsage(one.kind))
@@ -50,7 +50,7 @@ def by_kind(usages: Iterable[KVUsage]) -> tuple[KVUsage, ...]:
 
 
 class PrefillBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """How much prefill fits into a step that contains decodes, from measured step times; zero until one is measured."""
+    """How much prefill fits into a step with decodes, from measured step times; zeros until a step is measured."""
 
     target_s: float = 0.0  # target duration of a step; 0 if there is no target
     prompt_tokens: int = 0  # prefill tokens allowed in a step
@@ -64,28 +64,28 @@ class ConnectedFrontend(msgspec.Struct, frozen=True, gc=False, array_like=True):
     id: str  # hexadecimal
     pid: int
     streams: int  # live requests, as of its latest Lease
-    seq: int = 0  # sequence number of the next Step for it, by which the frontend notices that the last one was lost
+    seq: int = 0  # sequence number of the next Step for this frontend, which shows it that the last Step was lost
 
 
 class CachedPrefixes(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Which prefixes the prefix cache has or will have soon, by their keys (shared/prefix_identity.py).
 
-    It says what has changed since the last Status, and the next part of a sweep through all keys. The columns of keys
-    are uint32. `first`, `end` and `total` are positions in the sweep: those of the part, and the end of the sweep.
+    A report has the changes since the last Status, and the next part of a sweep through all keys. Columns of keys are
+    uint32. The part covers the positions `first` to `end` - 1 of the sweep, whose end is `total`.
     """
 
     came: bytes = b""
     went: bytes = b""
-    check: int = 0  # all keys after these changes, xor
+    check: int = 0  # xor of all keys after these changes
     first: int = 0  # at 0 a new sweep begins
     end: int = 0
     total: int = 0
     part: bytes = b""  # the keys at first .. end-1, without those that have gone since the sweep began
-    saved_tokens: int = 0  # of `expected_tokens`, those of waiting sequences that will probably be found (estimated)
+    saved_tokens: int = 0  # estimate: prompt tokens among `expected_tokens` that the cache will probably have
 
 
 class Quantiles(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Quantiles in seconds; zero until something was measured."""
+    """Quantiles of a measured time, in seconds; zeros before the first measurement."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -105,33 +105,32 @@ class Status(Message, frozen=True):
     seq: int = 0
     max_seq_len: int = 0
     last_step_age_s: float = 0.0  # seconds since the compute loop made progress: an iteration, or a layer of a step
-    running: int = 0  # sequences
-    waiting: int = 0  # sequences
+    running: int = 0  # running sequences
+    waiting: int = 0  # waiting sequences
     waiting_tokens: int = 0  # tokens of waiting sequences
     pages: Pages = Pages()
     prefix_queries: int = 0  # tokens looked up in the prefix cache
-    prefix_hits: int = 0  # tokens found there
-    prompt_tokens_s: float = 0.0  # per second, over the last 10 s
+    prefix_hits: int = 0  # tokens found in the prefix cache
+    prompt_tokens_s: float = 0.0  # prompt tokens per second, over the last 10 s
     generation_tokens_s: float = 0.0
     ttft: Quantiles = Quantiles()
     itl: Quantiles = Quantiles()
     e2e: Quantiles = Quantiles()
     frontends: tuple[ConnectedFrontend, ...] = ()
-    error: str = ""  # with state FAILED: why the worker ends; its requests get no outcome, so that they can be resumed
+    error: str = ""  # with FAILED: why the worker ends; its requests get no outcome, so frontends can resume them
     kernels: str = ""  # implementation: "triton", "c" or "torch"; "" while not known
     prefill_budget: PrefillBudget = PrefillBudget()
     draft_tokens: int = 0  # draft tokens computed
     accepted_tokens: int = 0  # draft tokens accepted
-    kv_cache: tuple[KVUsage, ...] = ()  # by kind of layers; `pages` are those of the first kind
+    kv_cache: tuple[KVUsage, ...] = ()  # use by kind of layers; `pages` describes the first kind
     prefix_cache_reset: int = 0  # the nonce of the latest ResetPrefixCache; 0: there was none
-    batch_invariant: bool | None = None  # whether an answer depends on its request alone; None while not known
-    ranks: tuple[int, ...] = ()  # the processes that compute the model together, in order; () if it is one process
+    batch_invariant: bool | None = None  # whether an answer depends on its request alone; None: not known yet
+    ranks: tuple[int, ...] = ()  # process ids by rank, if several processes compute the model together
     drafted_at: tuple[int, ...] = ()  # draft tokens computed, by their position in the drafts of a step
-    accepted_at: tuple[int, ...] = ()  # draft tokens accepted, by the same
-    expected_tokens: int = (
-        0  # that all sequences may still need: uncomputed ones, and EXPECTED_TOKENS of output at most
-    )
-    prefixes: CachedPrefixes = CachedPrefixes()  # only in what is broadcast, and only with a prefix cache
+    accepted_at: tuple[int, ...] = ()  # draft tokens accepted, by the same position
+    # tokens that all sequences may still need: uncomputed ones, and EXPECTED_TOKENS of output at most for each sequence
+    expected_tokens: int = 0
+    prefixes: CachedPrefixes = CachedPrefixes()  # set only in broadcasts of workers with a prefix cache
     prefill_tokens: int = 0  # prompt tokens computed
     sampled_tokens: int = 0
     steps: int = 0

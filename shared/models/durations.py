@@ -1,10 +1,10 @@
-"""How long a model stays loaded, as people write it: `300`, `90s`, `10m`, `2h`, `1h30m`; `-1` is for ever."""
+"""Parses how long a model stays loaded, as users write it: `300`, `90s`, `10m`, `2h`, `1h30m`; `-1` is for ever."""
 
 import math
 import re
 
 UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-MOST_S = 1e9  # some thirty years; more would not fit into a date
+MOST_S = 1e9  # some thirty years, because a longer duration would not fit into a date
 
 _PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h)")
 

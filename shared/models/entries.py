@@ -18,11 +18,11 @@ import msgspec
 from shared.config import ConfigError
 from shared.gguf.naming import models_among, short_name
 
-MOST_MODELS = 512  # a frontend has metrics of each of them
+MOST_MODELS = 512  # limited, because a frontend has metrics for each model
 MOST_FILE_BYTES = 4 << 20
 MOST_NAME_CHARS = 256
-DEEPEST = 4  # folders below --models-dir
-MOST_FOLDERS = 10_000  # that are searched below it
+DEEPEST = 4  # levels of folders below --models-dir that are searched
+MOST_FOLDERS = 10_000  # folders below --models-dir that are searched
 Value = bool | int | float | str
 
 
@@ -30,9 +30,9 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """A model of the table.
 
     model: a checkpoint folder, a GGUF file, or the name of a built-in model
-    flags: settings of its worker and of its prompts, by their names, with or without the dashes in front
-    preload: it is loaded when the server starts
-    pinned: it is not unloaded to make room, and not because it is idle
+    flags: settings for the model's worker and prompts, by the names of the flags, with or without leading dashes
+    preload: the model is loaded when the server starts
+    pinned: the model is unloaded neither to make room for another model nor because it is idle
     """
 
     model: str
@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its names for clients; responses have the first."""
+        """The model's names for clients; responses have the first name."""
         return tuple(dict.fromkeys((self.name, *self.aliases)))
 
 
@@ -78,9 +78,9 @@ def encode_entries(entries: Iterable[Entry]) -> bytes:
 
 
 def worker_folder(run_dir: str, name: str) -> Path:
-    """Returns the folder with the sockets of the worker of a model, which stays the same when the table changes.
+    """Returns the folder with the sockets of a model's worker. The folder stays the same when the table changes.
 
-    It is short, as paths of sockets must be.
+    Its path is short, because the system limits the length of socket paths.
     """
     return Path(run_dir) / hashlib.sha256(name.encode()).hexdigest()[:10]
 
@@ -96,7 +96,7 @@ def find_entries(folder: Path) -> list[Entry]:
 
 
 def checked(entries: Sequence[Entry], where: str) -> list[Entry]:
-    """Returns the entries. Raises ConfigError for too many, for a bad name, and for a name that two of them have."""
+    """Returns the entries. Raises ConfigError for too many entries, for a bad name, and for a name of two entries."""
     if not 1 <= len(entries) <= MOST_MODELS:
         raise ConfigError(f"{where} has {len(entries)} models; a server may have 1 to {MOST_MODELS}")
     owners: dict[str, Entry] = {}
@@ -113,7 +113,7 @@ def checked(entries: Sequence[Entry], where: str) -> list[Entry]:
 
 
 def _path(model: str, folder: Path) -> str:
-    """Returns a model's path as the launcher opens it: a path in a file counts from the folder of that file."""
+    """Returns a model's path as the launcher opens it: a relative path in a file starts at the folder of the file."""
     beside = folder / Path(model).expanduser()
     return str(beside) if beside.exists() else model
 

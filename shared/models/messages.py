@@ -1,9 +1,9 @@
 """The messages between frontends and the launcher about models, and their frames on the control socket.
 
-The launcher sends a `Table` after every change. A frontend answers each with a `Seen`, and sends one whenever its
-requests begin or end to need a model. Both sides tell their whole state each time, so a process that starts late or
-again misses nothing. The launcher answers each `Reload` with a `Reloaded`. A frame is a length of four bytes
-(little-endian) and a message in msgpack.
+The launcher sends a `Table` after every change. A frontend answers each `Table` with a `Seen`, and also sends a `Seen`
+when the set of models that its requests need changes. Both messages carry the sender's whole state, so a process that
+starts late or again misses nothing. The launcher answers each `Reload` with a `Reloaded`. A frame is a length of four
+bytes (little-endian) and a message in msgpack.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-SOCKET = "models.sock"  # in the run folder
+SOCKET = "models.sock"  # the control socket, in the run folder
 MOST_FRAME_BYTES = 4 << 20
 State = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 
@@ -20,13 +20,13 @@ State = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 class ModelState(msgspec.Struct, frozen=True, array_like=True):
     """A model as the launcher knows it.
 
-    reason: why it failed, else empty
-    folder: with its tokenizer; empty before it was loaded once
-    nbytes: what it takes of the memory for all models: weights, K/V pool and its process; 0 while not known
-    attempts: how often the launcher has tried to load it
-    keep_alive: seconds that it stays without requests; None: until its memory is needed
-    expires_at: when it is unloaded if no request comes, in seconds since 1970; None: a request needs it now, or the
-        time does not matter
+    reason: why the model failed, else empty
+    folder: the folder with the model's tokenizer; empty before the model was loaded once
+    nbytes: memory of the model: weights, K/V pool and worker process; 0 while not known
+    attempts: how often the launcher has tried to load the model
+    keep_alive: seconds that the model stays loaded without requests; None: until its memory is needed
+    expires_at: when the model is unloaded if no request comes, in seconds since 1970; None: a request needs the model
+        now, or no time is set
     """
 
     name: str
@@ -40,10 +40,10 @@ class ModelState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Table(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From the launcher: all models, those that have left the table included until they are unloaded.
+    """From the launcher: all models. A model that was removed from the table stays here until it is unloaded.
 
     version: counts the changes
-    reading: how often the table was read; after a change of it, the entries in the run folder are new
+    reading: how often the table was read; when it changes, the frontend reads the entries in the run folder again
     asleep: no model is loaded, and none will be until a frontend sends another `Sleep`
     """
 
@@ -54,13 +54,13 @@ class Table(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Reloaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From the launcher, after the `Table` that has what was read. problem: why nothing could be read, else empty"""
+    """From the launcher, after the `Table` that was read. problem: why the table could not be read, else empty"""
 
     problem: str = ""
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From a frontend: the version of the latest table that it acts on, and what its requests need at this moment.
+    """From a frontend: the version of the latest table that it acts on, and the models that its requests need now.
 
     used: models that its requests compute with
     wanted: models that its requests wait for
@@ -72,9 +72,9 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Keep(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From a frontend: how long a loaded model stays without requests, from now on and until it is unloaded.
+    """From a frontend: how long a loaded model stays loaded without requests. Holds until the model is unloaded.
 
-    seconds: 0 unloads it as soon as no request needs it; None: as --keep-alive says; infinity: until memory is needed
+    seconds: 0: unload when no request needs the model; None: as --keep-alive says; infinity: until memory is needed
     """
 
     name: str
@@ -92,7 +92,7 @@ class Reload(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Sleep(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From a frontend: unload all models, pinned ones, too, and load none; or load those again that were loaded."""
+    """From a frontend: unload all models, even pinned ones, and load none; or wake and load the same models again."""
 
     asleep: bool
 

@@ -1,14 +1,14 @@
-"""A picture's file as the data: URL that requests have."""
+"""Makes a data: URL, as in requests, of a picture's file."""
 
 import base64
 from pathlib import Path
 
-MAX_BYTES = 20 << 20  # of a file
+MAX_BYTES = 20 << 20  # largest file
 BEGINNINGS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 
 
 def data_url(data: bytes) -> str:
-    """Returns the URL of a file's bytes. Raises ValueError with words that follow the file's name."""
+    """Returns the data: URL of a file's bytes. Raises ValueError, whose message follows the file's name."""
     kind = next((kind for beginning, kind in BEGINNINGS.items() if data.startswith(beginning)), None)
     if kind is None or (kind == "webp" and data[8:12] != b"WEBP"):
         raise ValueError("is no PNG, JPEG, WebP or GIF")
@@ -16,7 +16,7 @@ def data_url(data: bytes) -> str:
 
 
 def file_as_url(path: Path) -> str:
-    """Returns the URL of a file. Raises ValueError with words that follow the file's name."""
+    """Returns the data: URL of a file. Raises ValueError, whose message follows the file's name."""
     try:
         with path.expanduser().open("rb") as file:
             data = file.read(MAX_BYTES + 1)

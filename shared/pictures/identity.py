@@ -1,4 +1,4 @@
-"""A prompt as what decides its answer. The tokens of all pictures are equal, so digests stand in their place."""
+"""Makes prompts with pictures comparable. All pictures have the same placeholder tokens, so digests replace these."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The bounds that frontends keep to and workers check."""
+"""Limits on the pictures of a request, which frontends enforce and workers check."""
 
-MAX_PIXEL_BYTES = 48 << 20  # of a request, as the model sees its pictures: a message has at most 64 MiB
-MAX_PATCHES = 1 << 14  # of a picture
+MAX_PIXEL_BYTES = 48 << 20  # resized pictures of a request together, because a message has at most 64 MiB
+MAX_PATCHES = 1 << 14  # patches of one picture

@@ -1,8 +1,8 @@
-"""Work that may crash, hang or take all memory, in a child process whose end costs one call.
+"""Runs work that may crash, hang or take all memory in a child process, whose death costs only one call.
 
 An `Expendable` keeps one child that runs one function, call after call, and starts another after the child has ended.
-The parent enforces the time, the child's own limits the memory and the stack. Arguments and results are msgpack, in
-frames of a 4-byte length and a body, over a pair of sockets. The child imports only what the function's module imports.
+The parent enforces the time limit; resource limits of the child bound its memory and stack. Arguments and results are
+msgpack, in frames of a 4-byte length and a body, over a pair of sockets. The child imports only the function's module.
 """
 
 import importlib
@@ -27,11 +27,11 @@ CHILD = "from shared.processes.expendable import main; main()"
 
 
 class Lost(Exception):
-    """The call did not return, because its child has ended. The message ends a sentence about the input: "it …"."""
+    """The call did not return, because its child has ended. The message is "it …", where "it" is the input."""
 
 
 class TookTooLong(Lost):
-    """The call exceeded its time. On a machine with less load it might not have."""
+    """The call exceeded its time limit. On a machine with less load it might have finished."""
 
 
 class Killed(Lost):
@@ -47,12 +47,12 @@ class NotStarted(Exception):
 
 
 class Expendable:
-    """One function in a child process. Threads may share it: calls run one after another. The child ends with it."""
+    """One function in a child process. Threads may share it: calls run one by one. The child ends with this object."""
 
     def __init__(self, function: str, *, megabytes: int, stack_kib: int = STACK_KIB) -> None:
         """
         function: `module:name`
-        megabytes: how much memory (MiB) calls may take beyond what the child takes after its imports
+        megabytes: memory (MiB) that calls may take in addition to the child's memory after its imports
         stack_kib: the stack of the thread that runs the function, in KiB
         """
         self._arguments = (function, str(megabytes), str(stack_kib))
@@ -67,17 +67,17 @@ class Expendable:
         return child.process.pid if child else 0
 
     def call(self, *arguments: Any, seconds: float) -> Any:
-        """Returns the function's result. Blocks; a wait for another thread's call is not limited.
+        """Returns the function's result. Blocks until a call of another thread has ended, however long it takes.
 
-        seconds: how long the call may take, without the start of a child
+        seconds: time limit of this call, without the start of a child
 
         Raises:
             Lost: the call ended its child, or took too long.
             Raised: the function raised an exception.
-            NotStarted: there is no child.
+            NotStarted: no child could be started.
         """
         with self._lock:
-            if self._child is not None and self._child.has_left():  # between two calls: no caller's fault
+            if self._child is not None and self._child.has_left():  # it ended between two calls: no call's fault
                 self._child.end()
                 self._child = None
             child = self._child = self._child or _Child(self._arguments)
@@ -126,7 +126,7 @@ class _Child:
         }
         self._has_started = False
         self._socket, theirs = socket.socketpair()
-        try:  # output is dropped: what a library prints may hold a client's text
+        try:  # output is dropped, because a library's prints may contain a client's text
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 [sys.executable, "-P", "-c", CHILD, *arguments],
                 stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -140,7 +140,7 @@ class _Child:
         self._finish = weakref.finalize(self, _finish, self.process, self._socket)
 
     def wait_until_started(self) -> None:
-        """Returns when the child has imported its function. Raises NotStarted if it cannot."""
+        """Waits until the child has imported its function. Raises NotStarted if the child cannot import it."""
         if self._has_started:
             return
         try:
@@ -155,7 +155,7 @@ class _Child:
         return _receive(self._socket, deadline)
 
     def end(self) -> int:
-        """Ends the child if it runs; returns its exit code, negative for a signal that had ended it."""
+        """Ends the child if it runs; returns its exit code, negative if a signal had ended the child before."""
         with suppress(subprocess.TimeoutExpired):  # a child's connection ends shortly before the child does
             if self.has_left():
                 self.process.wait(1.0)
@@ -163,7 +163,7 @@ class _Child:
         return int(self.process.returncode)
 
     def has_left(self) -> bool:
-        """Whether the child has closed its end. Ask only while no result is expected."""
+        """Whether the child has closed its end of the connection. Valid only while no result is expected."""
         self._socket.settimeout(0)
         try:
             return not self._socket.recv(1, socket.MSG_PEEK)
@@ -185,7 +185,7 @@ def _send(connection: socket.socket, value: Any) -> None:
 
 
 def _receive(connection: socket.socket, deadline: float | None = None) -> Any:
-    """Returns the next frame's value. Raises TimeoutError past the deadline, EOFError if the other side has ended."""
+    """Returns the value of the next frame. Raises TimeoutError past the deadline, EOFError if the other side ended."""
     size = int.from_bytes(_read(connection, 4, deadline), "big")
     return msgspec.msgpack.decode(_read(connection, size, deadline))
 
@@ -202,14 +202,15 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes
     return bytes(data)
 
 
-# in the child
+# The rest runs in the child process.
 
 
 def main() -> None:
     """The child: reads calls from standard input, a socket, until the parent closes it."""
     name, megabytes, stack_kib = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager sends it to all; the parent drains, and needs us
+    # a service manager signals all processes, but a draining parent needs its child
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.stack_size(int(stack_kib) << 10)
     serving = threading.Thread(target=_serve, args=(name, int(megabytes)))
     serving.start()
@@ -236,7 +237,8 @@ def _serve(name: str, megabytes: int) -> None:
         except BaseException as error:  # a panic in Rust is no Exception
             succeeded, result = False, f"{type(error).__name__}: {error}"
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        is_last = _address_space() > limit - (megabytes << 19)  # this child holds on to half of it: start another
+        # After this call, the child keeps half of its memory: it ends, and the parent starts another.
+        is_last = _address_space() > limit - (megabytes << 19)
         _send(connection, (succeeded, is_last, result))
         if is_last:
             return

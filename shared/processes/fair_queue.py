@@ -1,4 +1,4 @@
-"""Places for work that takes long, shared fairly between tenants: each has at most one, and they take turns."""
+"""Places for long work, shared fairly between tenants: a tenant has at most one place, and tenants take turns."""
 
 import threading
 from collections import deque
@@ -13,20 +13,21 @@ class FairQueue:
         self._free = places
         self._lock = threading.Lock()
         self._running: set[str] = set()
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # the tenant whose turn is next comes first
+        # waiting work by tenant, the tenant with the next turn first
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
     def waiting(self, tenant: str) -> int:
-        """Returns how many pieces of a tenant's work wait."""
+        """Returns the number of waiting pieces of the tenant's work."""
         return len(self._waiting.get(tenant, ()))
 
     def enter(self, tenant: str, start: Callable[[], None]) -> None:
-        """Calls `start`, now or later in the thread of a `leave`, when there is a place and the tenant has none."""
+        """Calls `start` when a place is free and the tenant has none: now, or later in a thread that calls `leave`."""
         with self._lock:
             self._waiting.setdefault(tenant, deque()).append(start)
         self._start()
 
     def leave(self, tenant: str) -> None:
-        """Ends the work that was started for the tenant."""
+        """Frees the tenant's place, whose work has ended, and starts the next work."""
         with self._lock:
             self._running.discard(tenant)
             self._free += 1

@@ -1,8 +1,8 @@
-"""Builds a grammar with llguidance, to find out whether it can be built. It may end the process: see `expendable`.
+"""Builds a grammar with llguidance, to find out whether it can be built. Run it in an `Expendable`, since it may crash.
 
-llguidance follows nesting and references on the stack, and has no limit for them. Building needs the same stack with
-any vocabulary or none; so what succeeds here on a small stack cannot overflow a larger one later. The parent needs
-only the constants: the library is imported in the child.
+llguidance follows nesting and references on the stack, without a limit. Building takes the same amount of stack with
+any vocabulary or none, so a grammar that builds here on a small stack cannot overflow a larger stack later. The parent
+needs only the constants; the child imports the library.
 """
 
 from functools import cache
@@ -10,7 +10,7 @@ from typing import Any
 
 ERROR = f"{__name__}:error"
 COMPILE = f"{__name__}:compile_with_bytes"
-SECONDS = 5.0  # for one grammar
+SECONDS = 5.0  # time limit for one grammar
 MEGABYTES = 512
 
 
@@ -22,10 +22,10 @@ def error(grammar: str) -> str:
 
 
 def compile_with_bytes(grammar: str) -> None:
-    """Builds a grammar, then compiles it for a vocabulary of single bytes, so that its costs show."""
+    """Builds a grammar, then compiles it for a vocabulary of single bytes, so that a costly grammar shows."""
     from llguidance import LLMatcher
 
-    if not error(grammar):  # else the compiler will say so
+    if not error(grammar):  # the compiler reports an error of the grammar itself
         matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_limits())
         matcher.compute_bitmask()
 

@@ -1,7 +1,8 @@
 """A process's heartbeat: a small file that the process and its watchdog both map.
 
 The watchdog can read the file even if the process is stopped, stuck or dead, and no message is sent. The file holds
-counters, not times: the watchdog sees by its own clock that a counter stands still. The process writes the body.
+counters instead of times, because the watchdog measures by its own clock how long a counter stands still. The process
+writes the body.
 
       0  alive     u64  grows while the process can respond, whatever it computes
       8  progress  u64  grows while its work advances: each iteration of a loop, each layer of a step, each file loaded
@@ -29,7 +30,7 @@ class Phase(IntEnum):
 class Heartbeat:
     """The counters of one process.
 
-    Without a file, writes go to an anonymous mapping, so callers need no special case.
+    If there is no file, writes go to an anonymous mapping, so callers need no special case.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -73,11 +74,11 @@ class Heartbeat:
         self._words[3] = blamed
 
     def start(self) -> None:
-        """Resets the phase to STARTING for a new process. It continues the file of the process before it.
+        """Resets the phase to STARTING for a new process, which continues the file of the previous process.
 
-        The counters are not reset, and what the previous process wrote into the body stays readable. If the file was
-        deleted, it is recreated with its contents where possible: programs that clean up temporary files do not see
-        that a file is mapped.
+        The counters are not reset, and the body of the previous process stays readable. If the file was deleted, it is
+        recreated with its contents where possible, because programs that clean up temporary files do not see that a
+        file is mapped.
         """
         if self.file is not None and not self.file.exists():
             with suppress(OSError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The addresses of a worker's two sockets, and the `name` that people see."""
+    """The addresses of a worker's two sockets, and `name`, the address as users wrote it."""
 
     name: str
     requests: str
@@ -18,7 +18,7 @@ class Address:
 
     @property
     def host(self) -> str:
-        """The host name if it has to be looked up; empty for an IP address and for ipc."""
+        """The host, if it is a name to look up; empty for an IP address and for ipc."""
         match = re.fullmatch(r"tcp://(.+):\d+", self.name)
         if not match:
             return ""

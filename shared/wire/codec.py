@@ -22,7 +22,7 @@ encode = _encoder.encode
 def decode_request(body: bytes | memoryview) -> Request:
     try:
         return _requests.decode(body)
-    except (UnicodeDecodeError, RecursionError) as error:  # text that is not UTF-8, endless nesting
+    except (UnicodeDecodeError, RecursionError) as error:  # text that is not UTF-8; very deep nesting
         raise msgspec.DecodeError(str(error)) from None
 
 

@@ -21,7 +21,7 @@ ALLOWED = "allowed"
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """The key pair of one end of a connection; a frontend also has the worker's public key. All are in Z85."""
+    """The key pair of one end of a connection; a frontend also has the worker's public key. All keys are in Z85."""
 
     public: bytes
     secret: bytes

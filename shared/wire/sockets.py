@@ -13,12 +13,12 @@ import zmq
 from shared.config import ConfigError, WireConfig
 from shared.wire.curve import keys_for
 
-HANDSHAKE_MS = 3000  # for the CURVE handshake; a rejected peer is disconnected after this and tries again
-CONNECT_MS = 3000  # for another host to answer; without it, the system's pauses between attempts double up to minutes
+HANDSHAKE_MS = 3000  # limit of the CURVE handshake; a rejected peer is disconnected after this time and tries again
+CONNECT_MS = 3000  # limit of a TCP connection attempt; otherwise the system's pauses between attempts grow to minutes
 MAX_MESSAGE_BYTES = 64 << 20  # a peer that sends a larger message is disconnected
 HIGH_WATER = 100_000  # maximum frames queued for a peer; beyond it, sends to the peer fail
-MAX_SOCKETS = 65_535  # of a context, the most that libzmq allows; its default of 1,023 is too few for 512 workers
-PING_TIMEOUT_MS = 15_000  # a peer that answers no pings is disconnected: frames queued for it would fill the memory
+MAX_SOCKETS = 65_535  # sockets of a context: libzmq's maximum. Its default of 1,023 is too few for 512 workers
+PING_TIMEOUT_MS = 15_000  # a peer that answers no pings is disconnected, because frames queued for it would fill memory
 
 
 def large_context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -35,7 +35,7 @@ def connect(
     sock = _socket(context, kind)
     if identity:
         sock.setsockopt(zmq.IDENTITY, identity)
-    if kind != zmq.SUB:  # on SUB it would discard the last messages of a worker that closes before they are read
+    if kind != zmq.SUB:  # on SUB, the option would discard unread messages of a worker that closes
         sock.setsockopt(zmq.IMMEDIATE, 1)
     sock.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
     sock.setsockopt(zmq.TCP_MAXRT, CONNECT_MS)

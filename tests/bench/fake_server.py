@@ -1,4 +1,4 @@
-"""A server of a few lines that sends what a test gives it, piece by piece."""
+"""A small HTTP server that sends the bytes that a test gives it, piece by piece."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def event(text: str | None = None, usage: int | None = None, finish: str | None 
 
 
 def stream(*events: bytes) -> list[bytes]:
-    """The writes of an answer that ends well."""
+    """Returns the writes of a complete streamed answer."""
     return [HEAD, *map(chunk, events), chunk(DONE) + END]
 
 

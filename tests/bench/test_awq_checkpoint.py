@@ -1,4 +1,4 @@
-"""The worker reads the same numbers from the AWQ layout that bench/ writes."""
+"""The worker reads the numbers that bench/ writes in the AWQ layout."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The worker reads the GPTQ checkpoint that bench/ writes as the weights rounded to the nearest code."""
+"""From a GPTQ checkpoint that bench/ writes, the worker reads the weights, rounded to the nearest code."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""`sluice bench workloads` as a person meets it: mistakes, servers that are not there or fail, and what it writes."""
+"""`sluice bench workloads` as users see it: mistakes, missing or failing servers, and the files that it writes."""
 
 import json
 import re
@@ -161,7 +161,7 @@ def test_workload_with_only_failures_reports_the_reason(answered: int, capsys: p
 
 
 def test_server_that_dies_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server gives some answers, and then it is gone."""
+    """The server gives some answers and then dies."""
     with server() as url:
         target = Target(url, "one")
     mixed = [*records(3), Record(error="connection lost or refused (ConnectionResetError)")]

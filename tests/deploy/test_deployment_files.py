@@ -1,4 +1,4 @@
-"""systemd, Docker, Kubernetes and nginx: every process they start gets settings that it takes, and time to drain."""
+"""systemd, Docker, Kubernetes and nginx: every process they start gets valid settings, and time to drain."""
 
 import json
 import re
@@ -36,7 +36,8 @@ def test_variables_exist_and_figures_in_comments_are_the_defaults(folder: str) -
     variables = {flag.variable for flag in all_flags()}
     assert texts
     for path, text in texts.items():
-        named = set(re.findall(r"\bSLUICE_[A-Z_]*[A-Z]", text)) - {"SLUICE_WORKER_PORT"}  # which Kubernetes would make
+        # variables that Kubernetes itself would set
+        named = set(re.findall(r"\bSLUICE_[A-Z_]*[A-Z]", text)) - {"SLUICE_WORKER_PORT"}
         assert named <= variables, path
         for flag, figure in re.findall(r"--([a-z][a-z-]+) \((\d+) s\)", text):
             assert DEFAULTS[flag.replace("-", "_")] == float(figure), f"{path}: --{flag}"
@@ -81,7 +82,7 @@ def test_kubernetes_objects_belong_together() -> None:
 
 
 def test_images_and_units_start_without_a_shell() -> None:
-    """Exec form: the signal reaches the process itself."""
+    """Commands are in exec form, so that signals reach the process itself."""
     for lines in stages().values():
         commands = [line.split(" ", 1)[1] for line in lines if line.startswith(("CMD", "ENTRYPOINT"))]
         assert all(json.loads(command) for command in commands)
@@ -95,7 +96,8 @@ def test_worker_requirements_include_the_frontend_requirements() -> None:
     assert "-r requirements-frontend.txt" in every
     names = [re.findall(r"^([\w.-]+)==", text, re.MULTILINE) for text in (own, every)]
     assert not set(names[0]) & set(names[1]), "pinned twice"
-    assert not {"torch", "transformers", "triton"} & set(names[0])  # numpy is for the process that translates GGUF
+    # numpy is allowed: the process that translates GGUF needs it
+    assert not {"torch", "transformers", "triton"} & set(names[0])
 
 
 def test_image_requirements_are_the_frontend_requirements_with_hashes() -> None:

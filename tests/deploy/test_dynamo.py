@@ -1,4 +1,4 @@
-"""The engine for Dynamo: what it sends and yields. Dynamo's own package is replaced by empty modules here."""
+"""The engine for Dynamo: its requests and the chunks that it yields. Empty modules replace Dynamo's own package."""
 
 import asyncio
 import importlib

@@ -1,4 +1,4 @@
-"""deploy/litellm/ and deploy/llama-swap/: the fields that those proxies document, with flags and routes that exist."""
+"""deploy/litellm/ and deploy/llama-swap/ use fields that these proxies document, and existing flags and routes."""
 
 import shlex
 

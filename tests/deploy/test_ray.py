@@ -1,4 +1,4 @@
-"""deploy/ray/: what the application takes and what it asks of Ray, with a stand-in for Ray."""
+"""deploy/ray/: the application's arguments and its calls of Ray, which a fake replaces."""
 
 import sys
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import pytest
 
 @dataclass
 class Bound:
-    """Stands in for one of Ray's bound deployments, and keeps the arguments that it was made with."""
+    """Replaces a bound deployment of Ray, and keeps the arguments that it was made with."""
 
     options: dict[str, Any]
     arguments: tuple[Any, ...] = ()

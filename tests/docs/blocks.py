@@ -1,4 +1,4 @@
-"""Code blocks of the pages that can be run (```sh run, ```python run), and their output (```text shown).
+"""Finds and runs the code blocks of pages (```sh run, ```python run), and compares their output (```text shown).
 
 A `shown` block belongs to the `run` block before it; `…` in it stands for any text. The examples use a server at
 127.0.0.1:8000 that serves the default model (README.md) or `demo` (other pages); the caller replaces the address.
@@ -20,7 +20,7 @@ PAGES = (ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "doc
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
 HOME = "127.0.0.1:8000"
 
-# Runs the sources from standard input one after another, each on its own, and prints the output of each.
+# Runs the sources from standard input one after another, each in its own namespace, and prints their outputs.
 RUNNER = """
 import contextlib, io, json, sys, traceback
 outputs = []
@@ -103,6 +103,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether the printed text matches the shown one, where `…` stands for any text."""
+    """Whether the printed text matches the shown text, in which `…` stands for any text."""
     pattern = ".*".join(map(re.escape, shown.strip().split("…")))
     return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None

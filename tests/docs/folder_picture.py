@@ -1,9 +1,9 @@
-"""Draws docs/pictures/folders.svg: every folder on a level, from which it imports lower ones only.
+"""Draws docs/pictures/folders.svg: the folders on levels, such that each folder imports only folders on lower levels.
 
     python -m tests.docs.folder_picture
 
-A box tells how many files and lines a folder had when the picture was drawn, with all folders in it. Files that lie
-beside folders which import them, such as frontend/request.py, have boxes of their own.
+A box states how many files and lines a folder with its subfolders had when the picture was drawn. Files that lie
+beside folders that import them, such as frontend/request.py, have boxes of their own.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ STYLE = "font: 12px sans-serif; fill: #111827"
 
 
 def box_of(node: str) -> str:
-    """Returns the box in which a node of the imports lies; "" if there is none."""
+    """Returns the name of the box of a file or folder in the graph of imports; "" if it has no box."""
     top, *inner = node.split("/")
     name = top if top == "shared" or not inner else f"{top}/{inner[0]}"
     return "" if name.startswith(LEFT_OUT) or name.endswith("__init__.py") else name

@@ -54,7 +54,7 @@ def found(page: Path, target: str) -> bool:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that GitHub makes of headings."""
+    """Returns the anchors that GitHub makes of a page's headings."""
     heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -72,7 +72,7 @@ def test_flags_named_in_docs_exist() -> None:
         assert {word for word in words if word.replace("--no-", "--") not in known} <= OTHERS, page.name
 
 
-OTHERS = {  # flags of the smaller commands
+OTHERS = {  # flags of smaller commands, which are no settings
     "--add", "--force", "--compare", "--json", "--serve", "--help", "--budget", "--only", "--tiles", "--trace",
     "--models", "--first-hour", "--minutes", "--precompile", "--compile-table", "--capability", "--python-version",
     "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry", "--torch-index", "--set", "--url",
@@ -85,7 +85,7 @@ def model_of(block: Block) -> str:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Printed]:
-    """The output of every example, by its place; examples of the default model are run only if it can be fetched."""
+    """The output of every example, by its place. Examples with the default model run only if it can be fetched."""
     models = ["demo"]
     with suppress(FetchError):
         fetched(SMOLLM2)

@@ -1,4 +1,4 @@
-"""The picture of the folders shows the levels of today's imports."""
+"""The picture of the folders shows the levels of the current imports."""
 
 import re
 

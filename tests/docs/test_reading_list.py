@@ -1,4 +1,4 @@
-"""The reading list of docs/architecture.md: its files exist, and are as many and as long as the page says."""
+"""The reading list of docs/architecture.md: its files exist, and their number and length are as stated."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Runs `worker.follower`, a rank of a worker, and flips one bit in what it computes, where a test asks for it.
+"""Runs `worker.follower`, a rank of a worker, and flips one bit in its computations when a test asks for it.
 
-`python -m tests.e2e.broken_rank FILE ...`: the others are the arguments of worker.follower. FILE says which bit, by one
-of the words below. It is removed, so that the rank of the next worker is sound.
+`python -m tests.e2e.broken_rank FILE ...`: further arguments go to worker.follower. FILE holds one of the words below,
+which says which bit to flip. The rank removes FILE, so that the rank of the next worker is not broken.
 """
 
 import sys
@@ -32,7 +32,7 @@ def make_breakable(file: Path) -> None:
 
     def wrong_hidden(self: Any, inputs: Any, **given: Any) -> Any:
         if asked(STREAM):
-            flip(self._layers._decoder.weights.norm)  # every rank has it
+            flip(self._layers._decoder.weights.norm)  # every rank holds the final norm
         return hidden(self, inputs, **given)
 
     def wrong_load(*given: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Servers of tiny random checkpoints that several modules share, as each start costs seconds."""
+"""Servers of tiny random checkpoints that several modules share, because each start takes seconds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

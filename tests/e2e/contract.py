@@ -1,4 +1,4 @@
-"""The requests of the HTTP contract: a server with keys, the smallest body for each API format, and its answer."""
+"""Helpers for tests of the HTTP contract: a server with API keys, the smallest body of each format, and its answer."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from tests.e2e.server import Server
 from tests.patience import PATIENCE_S
 
 LENGTH = 256  # the server's longest sequence
-MOST_BYTES = 50_000  # of a body
+MOST_BYTES = 50_000  # largest request body
 KEY = "sk-contract"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 COMPLETIONS, CHAT, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/messages"
@@ -23,12 +23,12 @@ LEAST: Mapping[str, dict[str, Any]] = {
 }
 GREEDY = {"temperature": 0}
 LONG = {**GREEDY, "ignore_eos": True}
-HOT = {"temperature": 2.0, "seed": 5}  # so hot that an answer shows whether unlikely tokens were cut off
+HOT = {"temperature": 2.0, "seed": 5}  # so high a temperature that an answer shows whether unlikely tokens were cut off
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What answers have in all API formats; `told` is the body itself."""
+    """The parts that answers have in all API formats. told: the body itself"""
 
     text: str
     finish: str  # stop or length
@@ -57,7 +57,7 @@ def anthropics(told: dict[str, Any]) -> Answer:
 
 @dataclass(frozen=True)
 class Site:
-    """The server, and where its worker's metrics are."""
+    """The server, and the URL of its worker's metrics."""
 
     server: Server
     worker_metrics: str
@@ -67,7 +67,7 @@ class Site:
         return self.server.client.post(route, content=content, headers={"Authorization": f"Bearer {key}"})
 
     def get(self, route: str) -> httpx.Response:
-        """Opens a connection for each request, so that any of the frontends may answer."""
+        """Sends a GET request on a new connection, so that any of the frontends may answer."""
         return httpx.get(self.server.url + route, headers={"X-Api-Key": KEY}, timeout=PATIENCE_S)
 
     def ask(self, route: str, fields: Mapping[str, Any]) -> Answer:
@@ -78,7 +78,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Row:
-    """One row: `true` holds for the answer to `base` and the answer to `base` with `fields`, on each of `routes`."""
+    """A row of the contract: on each of `routes`, `true` must hold for the answers to `base` and `base` + `fields`."""
 
     name: str
     routes: tuple[str, ...]
@@ -96,13 +96,13 @@ def other(plain: Answer, changed: Answer) -> bool:
 
 
 def before_paris(plain: Answer, changed: Answer) -> bool:
-    """The text ends before the stop string; usage counts the token that completed it. Here, words are tokens."""
+    """The text ends before the stop string; usage counts the token that completed the stop string. Words are tokens."""
     whole = plain.text.startswith(changed.text + "Paris")
     return whole and changed.finish == "stop" and changed.tokens == len(changed.text.split()) + 1
 
 
 def three_choices(plain: Answer, changed: Answer) -> bool:
-    """The first choice is the answer with n=1, the others have the next seeds; the prompt counts once."""
+    """The first choice is the answer with n=1, the other choices have the next seeds; usage counts the prompt once."""
     choices = changed.told["choices"]
     asked = [choice["seed"] for choice in choices], [choice["index"] for choice in choices]
     return changed.text == plain.text and asked == ([5, 6, 7], [0, 1, 2]) and changed.prompt == plain.prompt

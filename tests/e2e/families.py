@@ -11,11 +11,11 @@ from tests.templates import GLM, HARMONY, LLAMA3, MISTRAL, PLAIN, QWEN3, QWEN35
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 MARKS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
-MOST = 4096  # tokens of a conversation with tools, byte by byte
+MOST = 4096  # longest sequence: a conversation with tools has a token for each byte
 
 
 def qwen3(folder: Path) -> Path:
-    """Its tags are tokens, but not special ones, so an answer shows them."""
+    """Qwen3: its tags are tokens, but not special tokens, so the text of an answer shows them."""
     return _speaking("qwen3", folder, QWEN3, [AddedToken(tag, normalized=False, special=False) for tag in TAGS])
 
 
@@ -25,13 +25,13 @@ def qwen35(folder: Path) -> Path:
 
 
 def glm(folder: Path) -> Path:
-    """Its tags are special tokens, which the text of an answer leaves out."""
+    """GLM: its tags are special tokens, which the text of an answer leaves out."""
     tags = (*TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     return _speaking("glm4", folder, GLM, [AddedToken(tag, normalized=False, special=True) for tag in tags])
 
 
 def plain(folder: Path) -> Path:
-    """Its template has no place for tools."""
+    """A model whose chat template does not support tools."""
     return _speaking("qwen3", folder, PLAIN, [AddedToken(tag, normalized=False, special=False) for tag in TAGS])
 
 
@@ -44,7 +44,7 @@ def mistral(folder: Path) -> Path:
 
 
 def gpt_oss(folder: Path) -> Path:
-    """Writes a gpt-oss whose weights make it end messages at about every second token, where its grammar allows."""
+    """Writes a gpt-oss whose weights make it end a message after about two tokens, where the grammar allows it."""
     made = _speaking("gpt-oss", folder, HARMONY, [AddedToken(mark, normalized=False, special=True) for mark in MARKS])
     ids = json.loads((made / "tokenizer.json").read_text())["added_tokens"]
     end, *ends = [next(one["id"] for one in ids if one["content"] == text) for text in MARKS[:3]]

@@ -1,9 +1,9 @@
 """`sluice serve` whose workers wait in the middle of their answers for as long as a test wants them to.
 
-The first argument is a file, the others are those of `sluice`. While the file is there, a worker computes nothing as
-soon as one of its sequences has as many output tokens as the file says, or goes on slowly where the file also says how
-many seconds a step lasts; it receives, refuses and aborts as always. So a test that needs a stream to be under way
-does not depend on how fast the machine is.
+The first argument is a file, further arguments go to `sluice`. The file holds a number of output tokens and optionally
+the seconds that a step should last. While the file exists, a worker stops computing when one of its sequences has that
+many output tokens, or computes slowly if a duration is given; it still receives, refuses and aborts requests. So a test
+that needs a running stream does not depend on the speed of the machine.
 """
 
 import sys
@@ -21,7 +21,7 @@ NAP_S = 0.01
 
 @dataclass(frozen=True)
 class Hold:
-    """Holds workers from within a test. `entry`: arguments for Python that start a worker which can be held."""
+    """Holds workers from within a test. entry: arguments for Python that start a worker that can be held"""
 
     file: Path
 
@@ -40,9 +40,9 @@ class Hold:
 
     @contextmanager
     def at(self, tokens: int, step_s: float | None = None) -> Iterator[None]:
-        """Holds a worker once one of its sequences has `tokens` output tokens, until the `with` ends or release().
+        """Holds a worker once a sequence of it has `tokens` output tokens, until release() or the end of the `with`.
 
-        With `step_s`, the worker is only slowed down: each further token takes at least so long.
+        With `step_s`, the worker is only slowed down: each further token takes at least `step_s` seconds.
         """
         self.reached.unlink(missing_ok=True)
         written = self.file.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""A real server, all its processes, for the length of a `with`; and what a client of the typed events sees."""
+"""Runs a real server with all its processes during a `with`; reads streams of typed events as a client does."""
 
 import json
 import os
@@ -39,11 +39,11 @@ class Server:
     hold: Hold
 
     def stats(self) -> dict[str, Any]:
-        """Opens a new connection: the frontend that answered before may have been killed."""
+        """Returns /stats over a new connection, because the frontend that answered before may have been killed."""
         return dict(httpx.get(self.url + "/stats", timeout=PATIENCE_S).json())
 
     def until(self, true: Any, timeout: float = PATIENCE_S) -> dict[str, Any]:
-        """Returns the stats as soon as `true(stats)`. Ignores lost connections: a frontend may be killed meanwhile."""
+        """Waits until `true(stats)` and returns the stats. Ignores lost connections, since a frontend may be killed."""
         deadline, stats = time.monotonic() + timeout, dict[str, Any]()
         while time.monotonic() < deadline:
             with suppress(httpx.TransportError):
@@ -110,9 +110,9 @@ def serving(
 ) -> Iterator[Server]:
     """Runs `sluice serve` on a free port until it gets SIGTERM; asserts exit code 0 and that no process is left.
 
-    With `trust`, over https to a certificate that this context trusts; `entry` is what Python runs. With `held` the
-    test can hold its workers (held.py). Without a `name`, the model has that of its folder; without a model, `flags`
-    name those of the server.
+    trust: a TLS context that trusts the server's certificate; the server then uses https
+    entry: arguments for Python that start the server. held: whether the test can hold its workers (held.py)
+    name: the served name; empty: the name of the model's folder. Without a `model`, `flags` state the models.
     """
     hold = Hold(log.with_suffix(".hold"))
     port = free_port()

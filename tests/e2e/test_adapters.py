@@ -24,10 +24,10 @@ PROMPT, TOKENS = "A small boat waits", 80
 class Adapters:
     server: Server
     base: Path
-    folder: Path  # of adapters a0 to a3
+    folder: Path  # the folder of the adapters a0 to a3
 
     def ask(self, model: str, tokens: int = TOKENS) -> Events:
-        with httpx.Client(base_url=self.server.url, timeout=60) as client:  # a new connection, to any frontend
+        with httpx.Client(base_url=self.server.url, timeout=60) as client:  # a new connection may reach any frontend
             body = {"prompt": PROMPT, "max_tokens": tokens, "temperature": 0.8, "seed": 3, "ignore_eos": True}
             return read_events(client, {"model": model, **body})
 
@@ -78,7 +78,8 @@ def test_stream_survives_its_worker_and_ends_if_its_adapter_is_another_one_then(
     server = adapters.server
     with ThreadPoolExecutor(2) as pool, server.hold.at(1, 0.03):
         running = {name: pool.submit(adapters.ask, name) for name in expected}
-        server.until(lambda stats: stats["running"] == 2)  # a request that no worker has admitted is lost with it
+        # admitted requests survive their worker, others are lost with it
+        server.until(lambda stats: stats["running"] == 2)
         with server.hold.at(TOKENS // 2):
             server.hold.wait()
             shutil.copy(adapters.folder / "a2/adapter_model.safetensors", adapters.folder / "changing")
@@ -86,7 +87,7 @@ def test_stream_survives_its_worker_and_ends_if_its_adapter_is_another_one_then(
         survived, ended = (running[name].result() for name in ("one", "c"))
     assert survived.ids == expected["one"] and survived.done is not None
     assert ended.error is not None and "have changed since it was loaded" in ended.error
-    ids = [id for id in ended.ids if id is not None]  # text that was held back comes without an id
+    ids = [id for id in ended.ids if id is not None]  # text that was held back arrives without an id
     assert ids == expected["c"][: len(ids)], "no token of other weights follows"
     assert adapters.load("c", "changing", load_inplace=True).status_code == 200
     assert adapters.ask("c").ids not in expected.values()

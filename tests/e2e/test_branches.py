@@ -1,4 +1,4 @@
-"""Answers go on from every place in them, and are scored, with the bits of their decode."""
+"""Continuations of an answer from any position, and scores of the answer, have the bits of its decode."""
 
 from typing import Any
 

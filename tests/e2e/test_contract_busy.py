@@ -1,4 +1,4 @@
-"""The HTTP contract of a server which is full and then draining, and whose default stream is typed events."""
+"""The HTTP contract of a server that is full and then drains, and whose default stream is typed events."""
 
 import json
 import signal
@@ -32,7 +32,7 @@ def ask(server: Server, route: str, fields: dict[str, Any]) -> httpx.Response:
 
 
 def refused(server: Server, code: str) -> None:
-    """Checks the refusal in every API format, streamed or not, before any stream has begun."""
+    """Checks the refusal in every API format, streamed and not. Refusals come before a stream begins."""
     for stream in (False, True):
         for route, more in ((COMPLETIONS, {"stream_format": "openai"}), (CHAT, {})):
             said = ask(server, route, more | {"stream": stream})
@@ -69,7 +69,7 @@ def test_queue_overflow_is_refused_and_admitted_requests_complete(server: Server
 def test_drain_of_full_server_completes_admitted_requests(server: Server) -> None:
     """The running request is held halfway until every refusal has been checked.
 
-    The test ends the server, so it is the last of its module.
+    The test ends the server, so it is the last test of its module.
     """
     family = psutil.Process(server.process.pid).children(recursive=True)
 

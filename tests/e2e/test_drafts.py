@@ -1,4 +1,4 @@
-"""Speculative decoding changes no byte of an answer: every way of sampling and ending, and with a killed worker."""
+"""Speculative decoding changes no byte of an answer, for every way of sampling and ending, and with a killed worker."""
 
 import json
 import os
@@ -40,7 +40,7 @@ BODIES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def both(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """A server with draft tokens, and one without, which is the default for so small a model."""
+    """A server with draft tokens, and a server without, as is the default for such a small model."""
     log = tmp_path_factory.mktemp("drafts") / "log"
     with serving("demo", log, "--speculation", "ngram", held=True) as on:
         yield on, demo
@@ -67,7 +67,8 @@ def test_answers_with_drafts_alone_and_concurrent_are_unchanged(both: tuple[Serv
     assert [ask(on, body) for body in BODIES] == plain
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(lambda body: ask(on, body), BODIES)) == plain
-    on.until(lambda stats: 100 < speculation(stats)[1] < speculation(stats)[0])  # four statuses a second
+    # waits, because the stats are updated only four times a second
+    on.until(lambda stats: 100 < speculation(stats)[1] < speculation(stats)[0])
     assert speculation(off.stats()) == (0, 0)
 
 
@@ -127,7 +128,7 @@ def test_head_changes_no_byte_also_when_its_worker_is_killed(method: str, headed
     with serving(headed.folder, tmp_path / "log", *flags, held=True) as on:
         for body in (*biased[::2], *BODIES[1::4]):
             assert ask(on, body) == ask(headed.off, body)
-        on.until(lambda stats: speculation(stats)[0] > 0)  # their number depends on measured times
+        on.until(lambda stats: speculation(stats)[0] > 0)  # the number of drafts depends on measured times
         check_killed_worker(on, headed.off, logit_bias=few)
 
 

@@ -164,7 +164,7 @@ THINKS = {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": True}}
 
 
 def opened(server: Server) -> list[Any]:
-    """A conversation whose last message begins with reasoning."""
+    """Returns a conversation whose last message begins with reasoning."""
     return [*HELLO, {"role": "assistant", "content": "<think>\n"}]
 
 
@@ -308,7 +308,7 @@ def test_same_tokens_come_when_a_worker_is_killed(demo: Server, asked: dict[str,
 
 @pytest.mark.parametrize("served", ["gpt_oss"], indirect=True)
 def test_budget_of_harmony_ends_analysis_for_good(server: Server, sdk: openai.OpenAI) -> None:
-    """The model is forced to open its analysis and not to end it."""
+    """The model is forced to open its analysis channel and never to end it."""
     end, channel, message = (ids_of(server, mark)[0] for mark in ("<|end|>", "<|channel|>", "<|message|>"))
     forced = ids_of(server, "<|end|><|start|>assistant<|channel|>")
     begun = [channel, *ids_of(server, "analysis"), message]

@@ -1,4 +1,4 @@
-"""A GGUF file, served by the real command: streamed text, chat, and files that end the start in one sentence."""
+"""A GGUF file, served by the real command: streamed text, chat, and broken files, which are refused in one sentence."""
 
 import subprocess
 import sys

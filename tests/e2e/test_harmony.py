@@ -76,7 +76,7 @@ def test_responses_think_call_and_answer(chat: openai.OpenAI) -> None:
 
 
 def test_thoughts_before_a_forced_call_are_reasoning(server: Server, chat: openai.OpenAI) -> None:
-    """A model that always prefers to go on thinking does so until its tokens are used up."""
+    """A model that always prefers to think does so until its tokens are used up."""
 
     def first_id(text: str) -> str:
         body = {"prompt": text, "add_special_tokens": False}

@@ -1,4 +1,4 @@
-"""A server that publishes its K/V events: what a router sees of a prompt, and of a worker that dies."""
+"""A server that publishes K/V events: the events that a router sees for a prompt, and when a worker dies."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 def history(port: int) -> list[dict[str, Any]]:
-    """All events of the worker that listens on the port; empty if it does not answer soon."""
+    """Returns all events of the worker that listens on the port; empty if it does not answer soon."""
     with zmq.Context[zmq.Socket[bytes]]() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(f"tcp://127.0.0.1:{port}")
@@ -34,7 +34,7 @@ def history(port: int) -> list[dict[str, Any]]:
 
 
 def until(port: int, *types: str) -> list[dict[str, Any]]:
-    """Returns the events as soon as they have these types."""
+    """Waits until the events have these types, and returns the events."""
     deadline, events = time.monotonic() + PATIENCE_S, list[dict[str, Any]]()
     while [event["type"] for event in events] != [*types]:
         assert time.monotonic() < deadline, events

@@ -1,4 +1,4 @@
-"""llama.cpp's routes of real servers, after the cases of llama.cpp's own tests of its server."""
+"""llama.cpp's routes on real servers, with cases from llama.cpp's own tests of its server."""
 
 import json
 import math

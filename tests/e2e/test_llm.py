@@ -1,4 +1,4 @@
-"""The Python API with the embedded model and a worker of its own: the server's answers, and no process left behind."""
+"""The Python API with the embedded model and a worker gives the server's answers, and leaves no process behind."""
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ def until_dead(pid: int) -> None:
 
 
 def test_its_ids_are_the_servers(llm: LLM, demo: Server) -> None:
-    """There are more prompts than the worker has room for."""
+    """There are more prompts than the worker can hold at once."""
     prompts = [*PROMPTS, *PROMPTS]
     answers = llm.complete(prompts, max_tokens=24, temperature=GREEDY)
     for prompt, answer in zip(prompts, answers, strict=True):

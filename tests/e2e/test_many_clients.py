@@ -1,4 +1,4 @@
-"""Ollama's and OpenAI's clients, and what Open WebUI asks, against a server with two models on its command line."""
+"""Ollama's and OpenAI's clients, and Open WebUI's requests, on a server with two models on its command line."""
 
 import time
 from pathlib import Path
@@ -31,14 +31,14 @@ def test_clients_choose_list_and_load_models_and_the_server_sleeps(tmp_path: Pat
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
 
-        # Open WebUI, when it starts: which models there are, and which are loaded.
+        # When Open WebUI starts, it asks which models there are, and which are loaded.
         assert http.get("/api/version").json()["version"]
         assert [one["model"] for one in http.get("/api/tags").json()["models"]] == ["toy:latest", "twin:latest"]
         assert [one["id"] for one in http.get("/v1/models").json()["data"]] == ["toy", "twin"]
         until_running()
         assert [one.id for one in sdk.models.list()] == ["toy", "twin"]
 
-        # A chat loads its model; the other one has to go for the next.
+        # A chat loads its model. For the next chat, this model has to be unloaded.
         answer = sdk.chat.completions.create(model="toy", messages=QUESTION, temperature=0, max_tokens=8)  # type: ignore[arg-type]
         text = answer.choices[0].message.content
         assert (answer.model, bool(text)) == ("toy", True)
@@ -53,7 +53,7 @@ def test_clients_choose_list_and_load_models_and_the_server_sleeps(tmp_path: Pat
             theirs.chat("absent", QUESTION)
         assert absent.value.status_code == 404
 
-        # Sleep gives the memory back, and says so; after it, the same model is loaded again.
+        # Sleep frees the memory, which the routes report; after it, the same model is loaded again.
         assert http.get("/models?reload=1").json() == http.get("/v1/models").json()
         assert http.post("/sleep?level=1").json() == {"is_sleeping": True}
         until_running()

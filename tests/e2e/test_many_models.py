@@ -43,7 +43,7 @@ def server(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def complete(server: Server, model: str | None) -> httpx.Response:
-    """Asks on a connection of its own, which may reach either frontend."""
+    """Sends a completion on a new connection, which may reach either frontend."""
     body = {"model": model, "prompt": [5, 6, 7], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S)
 
@@ -72,7 +72,7 @@ def order(server: Server, action: str, model: str) -> httpx.Response:
 
 
 def children(server: Server) -> dict[int, str]:
-    """The launcher's worker and frontend processes: what each is started with, by pid."""
+    """Returns pid → command line of the launcher's worker and frontend processes."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -83,7 +83,7 @@ def children(server: Server) -> dict[int, str]:
 
 
 def kill(server: Server, pattern: str) -> int:
-    """Kills one process that is started with these words, and returns how many there were."""
+    """Kills one process with these words in its command line. Returns how many such processes there were."""
     pids = [pid for pid, words in children(server).items() if re.search(pattern, words)]
     if pids:
         with suppress(ProcessLookupError):
@@ -93,7 +93,7 @@ def kill(server: Server, pattern: str) -> int:
 
 @pytest.fixture(scope="module")
 def texts(server: Server) -> dict[str, str]:
-    """The answer of each model, each loaded by its first request."""
+    """The answer of each model; the first request loads the model."""
     assert set(states(server).values()) == {"unloaded"}
     found = {name: text(server, name) for name in KINDS}
     assert len(set(found.values())) == 3
@@ -146,7 +146,7 @@ def test_ollama_keeps_loads_and_lists(server: Server, texts: dict[str, str]) -> 
         return {one["name"]: one for one in httpx.get(f"{server.url}/api/ps").json()["models"]}
 
     assert generate(keep_alive="10m").json()["done_reason"] == "load"
-    seen: list[dict[str, Any]] = []  # a frontend may learn of it later than the one that was asked
+    seen: list[dict[str, Any]] = []  # one frontend may learn of the change later than the other
     until(lambda: seen.extend(one for name, one in running().items() if name == "one:latest") or seen)
     shown = seen[0]
     assert shown["size"] > 0.02 * (1 << 30)
@@ -187,7 +187,7 @@ def test_kill_while_a_model_loads_heals(server: Server, texts: dict[str, str], p
 
 
 def until(true: Any) -> None:
-    """Waits until `true()`. A connection to a killed frontend may break, which is ignored."""
+    """Waits until `true()`. Ignores broken connections, because a frontend may be killed."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         with suppress(httpx.TransportError):
@@ -198,7 +198,7 @@ def until(true: Any) -> None:
 
 
 def test_small_soak_with_kills(server: Server, texts: dict[str, str]) -> None:
-    """Every answer is the model's own text, or a refusal that asks to try again; none is lost."""
+    """Every answer is the text of its model, or a refusal that asks to try again; no answer is lost."""
     rng = random.Random(35)
     asked = [rng.choice([*KINDS]) for _ in range(16)]
 
@@ -220,5 +220,5 @@ def test_small_soak_with_kills(server: Server, texts: dict[str, str]) -> None:
         outcomes = [future.result() for future in pending]
     assert outcomes.count("answered") >= len(asked) // 2, outcomes
     assert outcomes.count("cut") <= 4, "one kill of a frontend cuts at most the connections that it had"
-    for name in KINDS:  # a worker whose death is not noticed yet refuses what is sent to it
+    for name in KINDS:  # requests to a worker whose death is not noticed yet are refused
         until(lambda name=name: ask(name) == "answered")

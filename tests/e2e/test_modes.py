@@ -1,4 +1,4 @@
-"""Every mode, selected by flags, gives the default's text; contradicting flags are refused, and both are named."""
+"""Every mode, selected by flags, gives the default mode's text. Contradicting flags are refused with both names."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What browsers, monitors and neighbouring servers ask of a real server."""
+"""Requests of browsers, monitors and neighbouring servers to a real server."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 """Answers over HTTP equal those of transformers: greedy ids of eight families, one request at a time and 16 at once,
-and the log-likelihoods which evaluation harnesses request.
+and the log-likelihoods that evaluation harnesses request.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +56,7 @@ def test_greedy_ids_alone_and_concurrent_match_transformers(served: Served) -> N
 
 @dataclass
 class Scored:
-    """A context and a continuation: its log-probability, and whether greedy decoding yields it."""
+    """A context and a continuation, the continuation's log-probability, and whether greedy decoding yields it."""
 
     context: list[int]
     continuation: list[int]
@@ -66,7 +66,7 @@ class Scored:
 
 @cache
 def scored(folder: Path) -> list[Scored]:
-    """Scores as lm-evaluation-harness does locally; every fourth continuation is what greedy decoding yields."""
+    """Scores as lm-evaluation-harness does locally. Every fourth continuation is the result of greedy decoding."""
     oracle = Oracle(folder)
     found = []
     for index, prompt in enumerate(prompts_of(500)):
@@ -107,7 +107,7 @@ def test_log_likelihoods_of_continuations_match_transformers(served: Served, new
         logprob, greedy = told(choice, len(one.context), end)
         assert logprob == pytest.approx(one.logprob, abs=1e-3) and greedy == one.greedy
     assert {one.greedy for one in wanted} == {True, False}
-    ended = choices(served.server, ids[:2], max_tokens=1, logit_bias={"2": 100})  # an end-of-text token counts, too
+    ended = choices(served.server, ids[:2], max_tokens=1, logit_bias={"2": 100})  # an end-of-text token is scored, too
     for choice, other in zip(ended, batches, strict=False):
         shown = choice["logprobs"]["token_logprobs"]
         assert shown[1 : len(shown) - 1] == other["logprobs"]["token_logprobs"][1 : len(shown) - 1]

@@ -1,4 +1,4 @@
-"""Two workers behind two frontends: one worker is killed, or drains after SIGTERM, under load."""
+"""Two workers behind two frontends: under load, one worker is killed, or drains after SIGTERM."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def all_ready(server: Server) -> bool:
-    """Whether both frontends are ready: each new connection reaches one of them."""
+    """Whether both frontends are ready. A new connection reaches either of them."""
     return all(httpx.get(f"{server.url}/ready").status_code == 200 for _ in range(16))
 
 
@@ -36,7 +36,7 @@ def ready(stats: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def text(server: Server, i: int) -> str:
-    """Streams one answer through the SDK; it is greedy for even `i`, sampled for odd."""
+    """Streams one answer through the SDK: greedy for even `i`, sampled for odd `i`."""
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         chunks = client.completions.create(
             model="m", prompt=f"Story {i}: once", max_tokens=TOKENS, temperature=i % 2, seed=i, stream=True,

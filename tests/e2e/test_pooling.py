@@ -1,4 +1,4 @@
-"""Vectors and scores over HTTP equal those of transformers, pooled as sentence-transformers' modules say."""
+"""Vectors and scores over HTTP equal those of transformers, pooled as the modules of sentence-transformers state."""
 
 import math
 import os
@@ -32,7 +32,7 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "reranker": embedders.reranker,
     "classifier": embedders.classifier,
 }
-TASK = {"reranker": ("--task", "score")}  # its files do not say it
+TASK = {"reranker": ("--task", "score")}  # the reranker's files do not state its task
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def among(*names: str) -> pytest.MarkDecorator:
 
 
 def differ(one: Any, other: torch.Tensor) -> float:
-    """Returns how far the cosine of two vectors is from 1, and how far apart they are, whichever is more."""
+    """Returns the difference of two vectors: 1 - cosine or their distance, whichever is larger."""
     vector = torch.tensor(one, dtype=torch.float64)
     cosine = torch.nn.functional.cosine_similarity(vector, other.double(), dim=0).item()
     return max(1 - cosine, (vector - other).norm().item() / 1e2)
@@ -98,7 +98,7 @@ def test_vector_has_the_same_bits_in_any_company_and_from_ids_and_from_the_cache
     with ThreadPoolExecutor(8) as threads:
         futures = [threads.submit(ask, input=text) for text in TEXTS * 4]
         assert [future.result()[0] for future in futures] == alone * 4
-    many = ask(input=[TEXTS[index % len(TEXTS)] for index in range(700)])  # more than one window
+    many = ask(input=[TEXTS[index % len(TEXTS)] for index in range(700)])  # more inputs than one window of sequences
     assert many == [alone[index % len(TEXTS)] for index in range(700)]
 
 
@@ -221,7 +221,7 @@ def test_vector_survives_a_killed_worker_and_a_client_that_leaves_ends_its_reque
     with ThreadPoolExecutor(1) as thread, server.hold.at(0):
         answer = thread.submit(server.client.post, "/v1/embeddings", json=body)
         server.hold.wait()
-        server.until(lambda stats: stats["running"] + stats["waiting"] == len(TEXTS))  # all are admitted
+        server.until(lambda stats: stats["running"] + stats["waiting"] == len(TEXTS))  # until all are admitted
         os.kill(server.stats()["workers"][0]["pid"], signal.SIGKILL)
         server.hold.release()
         assert answer.result().json()["data"] == undisturbed

@@ -1,7 +1,7 @@
-"""A worker whose second rank is a process that something else starts, as on another host: the bytes of one process.
+"""A worker whose second rank is started separately, as on another host, gives the bytes of one process.
 
-Both are on this machine and speak by TCP; with network namespaces, where the system allows them, the second one is
-behind a cable that a test can unplug.
+Both ranks run on this machine and communicate over TCP. Where the system allows network namespaces, the second rank is
+behind a simulated cable that a test can unplug.
 """
 
 import os
@@ -36,7 +36,7 @@ OPEN_GROUP = (*GROUP, "--insecure")
 
 @dataclass
 class Host:
-    """Keeps rank 1 running, as systemd or Kubernetes would on its host. codes: with which its processes ended."""
+    """Keeps rank 1 running, as systemd or Kubernetes would on its host. codes: exit codes of its processes"""
 
     command: list[str]
     log: Path
@@ -77,7 +77,7 @@ def two_hosts(
     stall_s: int = 5,
     ranks: tuple[str, ...] = GROUP,
 ) -> Iterator[tuple[Server, Host]]:
-    """within: the command that starts another one on the second host."""
+    """within: prefix of commands that run on the second host"""
     assert main(["keygen", str(folder / "keys")]) == 0
     port, group = free_ports(2), (*ranks, "--curve-dir", str(folder / "keys"))
     words = [sys.executable, "-m", "deploy.cli.main", "worker", str(model), "--threads", "1", *FLAGS[:2], *group]
@@ -96,7 +96,7 @@ def hosts(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def in_the_middle(server: Server, expected: list[list[int]], strike: Callable[[], object]) -> None:
-    """Checks that streams have the expected bytes, although something happens in their middle."""
+    """Asserts that streams have the expected bytes, although something happens during them."""
     with ThreadPoolExecutor(1) as pool, server.hold.at(TOKENS // 2):
         running = pool.submit(answers, server)
         server.hold.wait()
@@ -128,7 +128,7 @@ def test_streams_go_on_when_the_rank_of_a_host_is_killed(
 def test_stage_of_another_host_gives_the_bytes_of_one_process_and_may_die(
     checkpoints: Checkpoints, tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    """The default size of the pools, which the room of both hosts decides."""
+    """The pools have their default size, which the free memory of both hosts decides."""
     stages = ("--rank-group", "torchrun", "--pipeline-parallel-size", "2", "--kv-cache-gb", "0", "--max-seq-len", "512")
     with two_hosts(checkpoints("llama"), tmp_path, ranks=stages) as (server, host):
         assert answers(server) == expected
@@ -140,7 +140,7 @@ def test_stage_of_another_host_gives_the_bytes_of_one_process_and_may_die(
 
 
 def test_rank_that_is_to_end_computes_until_rank_0_ends(hosts: tuple[Server, Host], expected: list[list[int]]) -> None:
-    """SIGTERM reaches all ranks at once, where they are stopped together, and rank 0 still has answers to finish."""
+    """If all ranks are stopped together, SIGTERM reaches them at once, while rank 0 still has answers to finish."""
     server, host = hosts
     before, codes = pids(server), len(host.codes)
     in_the_middle(server, expected, lambda: os.kill(before[1], signal.SIGTERM))
@@ -154,7 +154,7 @@ def test_rank_that_is_to_end_computes_until_rank_0_ends(hosts: tuple[Server, Hos
 
 @contextmanager
 def workers(folder: Path, *models: Path) -> "Iterator[list[subprocess.Popen[bytes]]]":
-    """Ranks without a launcher, which start together, each with its own checkpoint."""
+    """Starts ranks together without a launcher, each with its own checkpoint."""
     port = free_ports(2)
     words = [sys.executable, "-m", "deploy.cli.main", "worker", "--threads", "1", *FLAGS[:2], *OPEN_GROUP]
     started = [
@@ -221,7 +221,7 @@ def shell(*words: str) -> bool:
 
 @dataclass(frozen=True)
 class Namespace:
-    """A second host with a cable to this one, whose address is on this end of it."""
+    """A second host with a cable to this host. The address belongs to this end of the cable."""
 
     name: str
     address: str
@@ -232,7 +232,7 @@ class Namespace:
 
 @contextmanager
 def namespace() -> Iterator[Namespace | None]:
-    """None where the system has no network namespaces, or gives none to this user."""
+    """A network namespace; None where the system has none, or does not allow this user to make one."""
     number = os.getpid() % 250
     name, outer, net = f"sluice-{number}", f"sluice{number}", f"10.201.{number}"
     made = (
@@ -252,7 +252,7 @@ def namespace() -> Iterator[Namespace | None]:
 def test_streams_go_on_when_the_link_between_two_hosts_was_broken(
     checkpoints: Checkpoints, tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    """Two network namespaces. Nobody is told that the link is broken: both ends find out, in bounded time."""
+    """The hosts are two network namespaces. Neither end is told of the broken link; both notice it in bounded time."""
     with namespace() as second:
         if second is None:
             pytest.skip("this system has no network namespaces for this user")

@@ -1,4 +1,4 @@
-"""A server whose worker is several processes: the bytes of one process, and a life after the death of any of them."""
+"""A server whose worker is several processes gives the bytes of one process, and survives the death of any of them."""
 
 import os
 import re
@@ -23,7 +23,7 @@ METRICS_PORT = free_port()
 
 def answers(server: Server) -> list[list[int]]:
     def one(seed: int) -> list[int]:
-        """Returns the ids of one answer. After a 503, for a worker that died before admitting it, it asks again."""
+        """Returns the ids of one answer. Asks again after a 503: the worker died before it admitted the request."""
         asked = {"temperature": 0.8, "seed": seed, "ignore_eos": True}
         while (found := server.events(PROMPT, TOKENS, **asked)).status == 503:
             time.sleep(0.2)
@@ -79,7 +79,7 @@ def test_streams_go_on_when_a_rank_dies_or_stops(
 
 @pytest.mark.parametrize("where", [STREAM, WEIGHTS])
 def test_rank_that_differs_is_named_and_ends_its_worker(ranks: Server, expected: list[list[int]], where: str) -> None:
-    """No token of this rank is sent. A rank whose weights differ is found before its worker serves."""
+    """No token of a step with a wrong rank is sent. A rank with different weights is found before its worker serves."""
     before, counted = pids(ranks), differed(ranks)
     ranks.hold.flip.write_text(where)
     if where == WEIGHTS:
@@ -92,7 +92,7 @@ def test_rank_that_differs_is_named_and_ends_its_worker(ranks: Server, expected:
 
 
 def differed(server: Server) -> dict[str, float]:
-    """Returns how often each rank was found to differ."""
+    """Returns how often each rank was reported to differ."""
     ready = server.until(lambda stats: stats["workers"][0]["ready"])
     assert ready
     text = httpx.get(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=PATIENCE_S).text

@@ -46,7 +46,7 @@ def chat_whole(chat: openai.OpenAI, **fields: Any) -> tuple[str, str | None, int
 
 
 def claude_whole(claude: anthropic.Anthropic, extra: dict[str, Any], **fields: Any) -> tuple[str, str | None, int]:
-    """`extra`: fields which not every version of the SDK offers."""
+    """extra: fields that not every version of the SDK offers"""
     return told(claude.messages.create(**fields, extra_body=extra))
 
 
@@ -138,7 +138,7 @@ async def test_asynchronous_clients_stream_the_same_text(demo: Server, chat: ope
         assert "".join([piece async for piece in messages.text_stream]) == text
 
 
-# the Responses API
+# The Responses API
 
 RESPONDED: dict[str, Any] = {"model": "m", "input": "What is the capital of France?", "max_output_tokens": 48}
 
@@ -155,7 +155,7 @@ def responses_streamed(sdk: openai.OpenAI, **fields: Any) -> tuple[str, str | No
 
 
 def merged(kinds: list[str]) -> list[str]:
-    """Merges adjacent deltas of one kind: how many tokens share a delta depends on timing."""
+    """Merges adjacent deltas of the same kind, because the number of tokens in a delta depends on timing."""
     return [kind for i, kind in enumerate(kinds) if kind not in kinds[i - 1 : i] or not kind.endswith("delta")]
 
 

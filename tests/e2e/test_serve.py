@@ -1,4 +1,4 @@
-"""The server as its users see it: many streams, clients which leave, killed processes, refused starts."""
+"""The server as its users see it: many streams, clients that leave, killed processes, refused starts."""
 
 import json
 import os
@@ -102,7 +102,8 @@ def test_worker_killed_is_replaced_and_streams_continue(demo: Server) -> None:
 
 
 def test_frontend_killed_is_replaced(demo: Server) -> None:
-    known = demo.until(lambda s: len(s["frontends"]) == 2)["frontends"]  # frontends register with a new worker again
+    # waits until both frontends have registered with the new worker
+    known = demo.until(lambda s: len(s["frontends"]) == 2)["frontends"]
     victim = known[0]["pid"]
     os.kill(victim, signal.SIGKILL)
     demo.until(lambda s: victim not in {f["pid"] for f in s["frontends"]} and len(s["frontends"]) == 2)
@@ -146,7 +147,7 @@ def test_start_on_taken_port_names_the_port(demo: Server) -> None:
 
 
 def test_more_answers_than_the_worker_can_hold_are_refused_by_name(demo: Server) -> None:
-    """The frontend knows how many sequences the worker can run and queue, so it sends none of them."""
+    """The frontend knows how many sequences the worker can run and queue, and refuses the request by itself."""
     body = {"prompt": ["a"] * 2048, "n": 16, "max_tokens": 1}
     answer = demo.client.post("/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "n")

@@ -1,4 +1,4 @@
-"""SGLang's /generate of a real server, as the scripts of its documentation and of training frameworks call it."""
+"""SGLang's /generate on a real server, called as in SGLang's documentation and in training frameworks."""
 
 import json
 import math

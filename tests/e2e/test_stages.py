@@ -1,4 +1,4 @@
-"""A server whose worker is a pipeline of processes: the bytes of one process, and a life after the death of any."""
+"""A server whose worker is a pipeline of processes gives the bytes of one process, and survives the death of any."""
 
 import os
 import re
@@ -87,7 +87,7 @@ def test_stage_with_other_weights_is_found_before_it_serves(stages: Server, expe
 def test_every_kind_of_model_gives_the_bytes_of_one_process(
     checkpoints: Checkpoints, tmp_path: Path, kind: str, stages: int, lanes: int, formats: tuple[str, ...]
 ) -> None:
-    """The pools have several groups of layers, or recurrent states. A receipt of one process is right for all."""
+    """Models have several groups of layers, or recurrent states. A receipt from one process also verifies on stages."""
     model, alone = checkpoints(kind), ("--speculation", "ngram", "--kv-cache-gb", "0.05", *formats)
     with serving(model, tmp_path / "one", *alone) as server:
         expected, made = answers(server), receipt(server)

@@ -1,4 +1,4 @@
-"""What clients send that a server may refuse or ignore: long prompts, unknown fields, values for "off", other names."""
+"""Requests that a server may refuse or adjust: long prompts, unknown fields, values for "off", other names."""
 
 import typing
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def post(server: Server, path: str, **more: Any) -> httpx.Response:
     return server.client.post(path, json=LEAST[path] | {"temperature": 0} | more)
 
 
-# a prompt that is too long
+# A prompt that is too long
 
 
 @pytest.mark.parametrize("messages", [LONG, FAR], ids=["long", "far"])
@@ -87,7 +87,7 @@ def test_completions_keep_422_with_the_same_words(server: Server, more: dict[str
     assert f"This model's maximum context length is {LIMIT} tokens. However, you requested" in answer.text
 
 
-# unknown fields
+# Unknown fields
 
 
 @pytest.mark.parametrize("stream", [False, True])

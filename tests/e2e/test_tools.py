@@ -1,4 +1,4 @@
-"""Tool calls of untrained models, which the grammar alone makes well formed: whole conversations in both SDKs.
+"""Tool calls of untrained models, which are well-formed only by the grammar: whole conversations in both SDKs.
 
 Sampling is at temperature 1, so that only the grammar can make an answer correct.
 """
@@ -128,10 +128,10 @@ def test_messages_tool_call_with_result_is_answered(claude: anthropic.Anthropic)
 
 
 def test_anthropic_tool_runner_calls_tools_and_thread_is_refused(claude: anthropic.Anthropic) -> None:
-    """The newest runner first asks for a thread, which a stateless server must refuse with this code."""
+    """The newest tool runner first asks for a thread, which a stateless server must refuse with this code."""
 
     def get_weather(city: Literal["Paris", "Rome"]) -> str:
-        """Of a city."""
+        """Returns the weather of a city."""
         return f"20 in {city}"
 
     runner = claude.beta.messages.tool_runner(
@@ -146,7 +146,7 @@ def test_anthropic_tool_runner_calls_tools_and_thread_is_refused(claude: anthrop
 
 
 def test_optional_tool_call_streamed_equals_unstreamed(chat: openai.OpenAI) -> None:
-    """The model may call or not; a finish reason of tool_calls implies a call."""
+    """The model may or may not call a tool; the finish reason tool_calls implies a call."""
     for seed in range(3):
         fields: dict[str, Any] = {**ASKED, "tools": TOOLS, "seed": seed, "max_tokens": 60, "logprobs": True}
         told = whole(chat, **fields)
@@ -155,7 +155,7 @@ def test_optional_tool_call_streamed_equals_unstreamed(chat: openai.OpenAI) -> N
 
 
 def test_tool_call_tag_forced_first_gives_a_call(server: Server, chat: openai.OpenAI) -> None:
-    """The tag is one token, special or not; an answer which begins with it must be a call."""
+    """The tag is one token, special or not. An answer that begins with the tag must be a call."""
     bodies = [{"prompt": tag, "add_special_tokens": False} for tag in ("<tool_call>", "<|python_tag|>", "[TOOL_CALLS]")]
     ids = [server.client.post("/tokenize", json=body).json()["tokens"] for body in bodies]
     (lead,) = [str(found[0]) for found in ids if len(found) == 1]
@@ -166,7 +166,7 @@ def test_tool_call_tag_forced_first_gives_a_call(server: Server, chat: openai.Op
 
 @pytest.mark.parametrize("most", [1, 4, 16, 40])
 def test_forced_call_cut_off_shows_no_syntax(chat: openai.OpenAI, claude: anthropic.Anthropic, most: int) -> None:
-    """What was generated of the call is shown as a call; its arguments are the beginning of a JSON text."""
+    """The generated part of the call is shown as a call, whose arguments are the beginning of a JSON text."""
     fields: dict[str, Any] = {**ASKED, "tools": TOOLS, "tool_choice": FORCED, "max_tokens": most, **SEED}
     told = whole(chat, **fields, reasoning_effort="none")
     assert told == streamed(chat, **fields, reasoning_effort="none")

@@ -1,6 +1,6 @@
 """`python -m tests.faults`: injects faults into a running server and prints what its clients received.
 
-The exit code is 1 if any stream was lost or wrong, or anything leaked.
+The exit code is 1 if any stream was lost or wrong, or any resource leaked.
 """
 
 import argparse
@@ -55,7 +55,8 @@ def _run_soak(seconds: float, size: Size) -> Row:
 
 def _serving(fault: Fault, model: str) -> Fault:
     plan = fault.plan
-    return replace(fault, plan=replace(plan, flags=(*plan.flags, "--model", model)))  # the last of two flags counts
+    # if a flag is given twice, the last one counts
+    return replace(fault, plan=replace(plan, flags=(*plan.flags, "--model", model)))
 
 
 def _run_fault(name: str, fault: Fault, size: Size) -> Row:

@@ -17,12 +17,12 @@ from tests.faults.server import ServerPlan, ServerUnderTest, idle
 from tests.patience import PATIENCE_S
 
 BATCH = 100
-FREE_S = 1.0  # how long requests may run after the last client of a batch has left
-STEP_S = 0.05  # per token, if the worker can be held: an abandoned request would run for more than a minute
+FREE_S = 1.0  # requests must end within this time after the last client of a batch has left
+STEP_S = 0.05  # per token, if workers can be held; an abandoned request then runs for more than a minute
 
 
 async def _connected(server: ServerUnderTest, **fields: Any) -> socket.socket:
-    """A connection that has sent its request, with a small receive buffer."""
+    """Opens a connection with a small receive buffer, and sends a request on it."""
     body = {
         "model": "m",
         "prompt": "Once upon a time",
@@ -87,7 +87,7 @@ async def bad_clients(server: ServerUnderTest, rng: random.Random) -> Recovered:
 
 
 async def _leave(server: ServerUnderTest, rng: random.Random) -> None:
-    """Disconnects at a random moment, with or without a reset, from streams and complete responses."""
+    """Disconnects from a stream or a complete response at a random moment, with or without a reset."""
     sock = await _connected(server, stream=rng.random() < 0.7, n=rng.choice([1, 1, 2]))
     await asyncio.sleep(rng.uniform(0, 0.3))
     if rng.random() < 0.5:
@@ -96,7 +96,7 @@ async def _leave(server: ServerUnderTest, rng: random.Random) -> None:
 
 
 def disconnects(count: int, free_s: float = FREE_S) -> Callable[[ServerUnderTest, random.Random], Awaitable[Recovered]]:
-    """Disconnects `count` clients in batches, once the other streams have ended; checks that their requests end."""
+    """Disconnects `count` clients in batches, after the normal streams have ended; checks that their requests end."""
 
     async def inject(server: ServerUnderTest, rng: random.Random) -> Recovered:
         server.release()

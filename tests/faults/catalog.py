@@ -1,4 +1,4 @@
-"""The catalog of faults: against the processes, against the wire between them, and from outside."""
+"""The catalog of faults: in processes, on the wire between them, and from outside."""
 
 import asyncio
 import os
@@ -135,7 +135,7 @@ _LEASE = ("--lease-timeout", "2")
 
 
 def _both_directions(about: str, **shares: float) -> tuple[Fault, Fault]:
-    """The same frame faults as two faults: towards the worker, and from it."""
+    """Makes two faults of the same frame faults: towards the worker, and from the worker."""
     none, bad = FrameFaults(), FrameFaults(**shares)
     return (
         Fault(f"requests {about}", _wire(bad, none), _SPLIT, before_streams=True),

@@ -151,7 +151,7 @@ def _choice(choice: dict[str, Any]) -> Any:
 
 
 def _usage(usage: Any) -> tuple[int, ...]:
-    """The token counts; the number of cached prompt tokens is not part of the answer."""
+    """Returns the token counts without the number of cached prompt tokens, which is not part of the answer."""
     return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
 
 
@@ -159,7 +159,7 @@ def _usage(usage: Any) -> tuple[int, ...]:
 
 
 def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The same request for chat; fields that some SDK versions lack go into `extra_body`."""
+    """Converts the request to a chat request; fields that some SDK versions lack go into `extra_body`."""
     offered = ("temperature", "seed", "ignore_eos", "response_format", "tools", "tool_choice")
     extra = {key: body[key] for key in offered if key in body}
     messages = [{"role": "user", "content": body["prompt"]}]
@@ -189,7 +189,7 @@ async def _chat_stream(c: Clients, body: dict[str, Any], timer: SilenceTimer) ->
 
 
 def _call(part: Any) -> str:
-    """Part of a tool call without its id, which is random for each answer."""
+    """Returns a part of a tool call without the call's id, which is random in each answer."""
     return (part.function.name or "") + (part.function.arguments or "")
 
 
@@ -229,7 +229,7 @@ def _message(message: anthropic.types.Message) -> Any:
     return texts, message.stop_reason, message.usage.input_tokens, message.usage.output_tokens
 
 
-# the mixed_calls
+# calls of all kinds, mixed
 
 KINDS: list[tuple[Kind, dict[str, Any]]] = [
     (_chunks, {}),
@@ -258,7 +258,7 @@ class Call:
 
 
 def mixed_calls(streams: int, length: int) -> list[Call]:
-    """Requests of every kind in turn, greedy and sampled, with `length` to twice as many tokens."""
+    """Requests of every kind in turn, greedy and sampled, with `length` to 2 * `length` tokens."""
     calls = []
     for i in range(streams):
         kind, fields = KINDS[i % len(KINDS)]

@@ -43,7 +43,7 @@ time_t time(time_t *out) {
 
 
 def jumping_clock(home: Path) -> dict[str, str]:
-    """Environment variables that give a process such a clock."""
+    """Returns environment variables that give a process a jumping wall clock."""
     source, library = home / "clock.c", home / "clock.so"
     source.write_text(_CLOCK)
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)
@@ -59,7 +59,7 @@ def own_disk(home: Path) -> dict[str, str]:
 
 
 async def _fill(server: ServerUnderTest, rng: random.Random) -> Recovered:
-    """Fills the disk of the run folder, then kills processes that have to start again on it."""
+    """Fills the disk of the run folder, then kills processes, which have to start again on the full disk."""
     filler = server.folder / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):

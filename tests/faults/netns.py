@@ -1,7 +1,6 @@
-"""Another host: a network namespace with one link to this one for the server and one for its clients. Needs root and
-`ip`.
+"""Simulates another host by a network namespace with two links to this host: one for the server, one for clients.
 
-This module knows addresses and commands, and nothing of servers. A cut link swallows packets, as a network between two
+Needs root and `ip`. Knows addresses and commands, but no servers. A cut link swallows packets, as a network between two
 hosts does: neither end gets an error.
 """
 
@@ -32,7 +31,7 @@ class Host:
     clients: NetworkLink
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """The command that runs `words` on that host, as a single process."""
+        """Returns the command that runs `words` on this host as a single process."""
         return ["ip", "netns", "exec", self.name, *words]
 
     def cut(self) -> None:
@@ -66,7 +65,8 @@ def _wire(stack: ExitStack, name: str, there: str, number: int) -> NetworkLink:
     first, device = (198 << 24) + (18 << 16) + 4 * number, f"sl{number}"
     wire = NetworkLink(device, _dotted(first + 1), _dotted(first + 2))
     _ip("link", "add", device, "type", "veth", "peer", "name", there, "netns", name)
-    stack.callback(_ip, "link", "del", device)  # deleting the namespace would delete its devices, too, but later
+    # deletes the device at once, which otherwise happens some time after the namespace is deleted
+    stack.callback(_ip, "link", "del", device)
     for end, address, own in (([], wire.here, device), (["-n", name], wire.there, there)):
         _ip(*end, "addr", "add", f"{address}/30", "dev", own)
         _ip(*end, "link", "set", own, "up")

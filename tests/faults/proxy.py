@@ -1,4 +1,4 @@
-"""A faulty wire: a proxy between frontends and a worker that drops, delays and damages frames.
+"""Simulates a faulty wire: a proxy between frontends and a worker drops, delays and damages frames.
 
     frontends ──DEALER──► ROUTER ~ DEALER (one a frontend) ──► ROUTER worker
               ◄──SUB───── XPUB   ~ XSUB                    ◄── XPUB
@@ -21,17 +21,17 @@ Frames = list[bytes]
 
 @dataclass(frozen=True, slots=True)
 class FrameFaults:
-    """Which share of frames suffers each fault (0 to 1), and the longest delay in seconds."""
+    """The share of frames (0 to 1) that suffers each fault, and the longest delay in seconds."""
 
     drop: float = 0.0
     double: float = 0.0
     delay: float = 0.0
     late: float = 0.3
-    reorder: float = 0.0  # held back until the next frame has passed
+    reorder: float = 0.0  # share of frames that are held back until the next frame has passed
     truncate: float = 0.0
 
     def deliveries(self, rng: random.Random, frames: Frames) -> list[tuple[float, Frames]]:
-        """The copies to deliver, each with its delay in seconds; none for a dropped frame."""
+        """Returns the copies of a frame to deliver, each with its delay in seconds; no copy of a dropped frame."""
         if rng.random() < self.drop:
             return []
         if rng.random() < self.truncate:
@@ -56,7 +56,8 @@ class Proxy:
     altered: int = 0  # frames that were changed, delayed or dropped
     _stop: bool = False
     _ends: dict[bytes, "zmq.Socket[bytes]"] = field(default_factory=dict)
-    _held: dict[int, Frames] = field(default_factory=dict)  # by direction: a frame waiting for the next to overtake it
+    # by direction: the frame held back until the next frame has passed
+    _held: dict[int, Frames] = field(default_factory=dict)
     _late: list[tuple[float, int, int, Frames]] = field(default_factory=list)
 
     def __enter__(self) -> "Proxy":
@@ -108,7 +109,7 @@ class Proxy:
                 self._send(way, frames)
 
     def _pass(self, way: int, frames: Frames, faults: FrameFaults) -> None:
-        """Passes on a frame. `way` 0 is towards the worker, 1 is from it."""
+        """Passes on a frame. way: 0 towards the worker, 1 from the worker"""
         if way not in self._held and self._rng.random() < faults.reorder:
             self._held[way] = frames
             self.altered += 1

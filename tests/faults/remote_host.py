@@ -14,7 +14,7 @@ import httpx
 from tests.faults.fault import Fault, Inject, Recovered
 from tests.faults.server import ServerPlan, ServerUnderTest, Stats
 
-NOTICED_S = 10.0  # for a frontend that is cut off to report it; it should take 2 s
+NOTICED_S = 10.0  # time limit for an isolated frontend to report its isolation, which should take 2 s
 LEASE_S = 2.0
 
 
@@ -23,7 +23,7 @@ def _both(stats: Stats) -> bool:
 
 
 def _cut(seconds: float) -> Inject:
-    """Drops all packets between the hosts for so long; neither end gets an error."""
+    """Drops all packets between the hosts for some time; neither end gets an error."""
 
     async def inject(server: ServerUnderTest, rng: random.Random) -> Recovered:
         assert server.host is not None
@@ -41,7 +41,7 @@ def _cut(seconds: float) -> Inject:
 
 
 async def _check_isolated(server: ServerUnderTest) -> None:
-    """The isolated frontend reports not ready, with the reason; the worker has dropped it and serves the other one."""
+    """Asserts that the isolated frontend is not ready and says why, and that the worker serves only the other one."""
     deadline = time.monotonic() + NOTICED_S
     while (answer := await server.readiness(server.urls[-1])).status_code == 200:
         assert time.monotonic() < deadline, "a frontend that is cut off calls itself ready"

@@ -1,6 +1,6 @@
 """A server under test: started whole or in parts, inspected, and compared with its state before a fault.
 
-This module knows processes, files and /stats, and nothing of faults or requests.
+This module knows processes, files and /stats, but no faults or requests.
 """
 
 import asyncio
@@ -28,22 +28,22 @@ from tests.faults.proxy import Proxy
 from tests.patience import PATIENCE_S
 
 Stats = dict[str, Any]
-MAX_GRAMMAR_CHILDREN = 2  # of each frontend and each worker
+MAX_GRAMMAR_CHILDREN = 2  # child processes of each frontend and each worker
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
     """The resources that an idle server uses.
 
-    Child processes that check grammars start with the first grammar and end with one that is too costly. They count
-    apart, with their memory and the socket that each has in its parent.
+    A child process that checks grammars starts with the first grammar and ends with a grammar that is too costly. These
+    children are counted separately, with their memory and their sockets in their parents.
     """
 
     processes: int
     grammar_children: int
     rss_mb: float
     fds: int
-    run_files: int  # in the run folder
+    run_files: int  # number of files in the run folder
     shm: frozenset[str]
 
     def growth(self, before: "ResourceUsage") -> str:
@@ -66,23 +66,23 @@ class ResourceUsage:
 
 @dataclass
 class ServerUnderTest:
-    """A running server. `processes` are the ones started here, without their children."""
+    """A running server. processes: the processes that the test started, without their children"""
 
     urls: list[str]
     folder: Path
     log: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     proxy: Proxy | None = None
-    host: Host | None = None  # the other host, which has the last of `urls`
-    hold: Hold | None = None  # holds or slows its workers, if the plan asks for it
-    restart: Callable[[], None] | None = None  # restarts a process that no launcher restarts
+    host: Host | None = None  # the other host, on which the frontend of the last of `urls` runs
+    hold: Hold | None = None  # holds or slows the server's workers, if the plan asks for it
+    restart: Callable[[], None] | None = None  # restarts a killed process that has no launcher
 
     @property
     def url(self) -> str:
         return self.urls[0]
 
     def slowly(self, step_s: float | None) -> AbstractContextManager[None]:
-        """Makes each token take `step_s` seconds (None: for ever) inside the `with`, if the worker can be held."""
+        """Inside the `with`, each token takes `step_s` seconds (None: it never comes), if the worker can be held."""
         return self.hold.at(1, step_s) if self.hold else nullcontext()
 
     def release(self) -> None:
@@ -90,7 +90,7 @@ class ServerUnderTest:
             self.hold.release()
 
     async def stats(self) -> Stats:
-        """/stats from any frontend; each call opens a new connection, because some processes may be dead or stopped."""
+        """Returns /stats of any frontend, over a new connection, because some processes may be dead or stopped."""
         return (await self._get("/stats")).json()  # type: ignore[no-any-return]
 
     async def ready(self) -> bool:
@@ -101,7 +101,7 @@ class ServerUnderTest:
         return await self._get("/ready", url)
 
     async def _get(self, path: str, *urls: str) -> httpx.Response:
-        """The first response from `urls` (default: from all frontends)."""
+        """Returns the first response from `urls` (default: the URLs of all frontends)."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             for url in urls or self.urls:
@@ -163,9 +163,10 @@ def idle(stats: Stats) -> bool:
 class ServerPlan:
     """How to start the server.
 
-    `log`: a file or a device. `split`: start worker and frontends separately, with a proxy between. `remote`: start
-    them separately over tcp:// with CURVE keys, one frontend beside the worker and one on another host. `held`: its
-    workers can be held and slowed down.
+    log: a file or a device
+    split: start worker and frontends separately, with a proxy between them
+    remote: start them separately over tcp:// with CURVE keys, one frontend beside the worker and one on another host
+    held: the workers can be held and slowed down
     """
 
     flags: tuple[str, ...] = ()
@@ -253,8 +254,9 @@ def _distant(plan: ServerPlan, home: Path, environment: Mapping[str, str], stack
 
 
 _MODEL = ("--model", "demo", "--served-model-name", "m")
-_SPEECH = ("--chat-template", str(Path(__file__).with_name("tools.jinja")))  # the demo's own shows no tools
-_POOL = ("--kv-cache-gb", "0.1")  # soon used up: what grows after that is no K/V
+# because the demo model's template does not support tools
+_SPEECH = ("--chat-template", str(Path(__file__).with_name("tools.jinja")))
+_POOL = ("--kv-cache-gb", "0.1")  # a pool so small that it is soon full, so that later growth of memory is not K/V
 _THREADS = ("--threads", "1", "--worker-metrics-port", "0", *_POOL)
 
 

@@ -1,4 +1,4 @@
-"""No decision depends on the wall clock, which can be set: it is only reported, never used to measure time."""
+"""No decision depends on the wall clock, because it can be set: it is only reported, never used to measure time."""
 
 import ast
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.e2e.server import ROOT
 
-ALLOWED = {  # modules that may read the wall clock, and what for
+ALLOWED = {  # module that may read the wall clock → the reason
     "frontend/observability/access_log.py": "the stamp of a line",
     "shared/logs/log_lines.py": "the stamp of a line",
     "frontend/observability/recording.py": "the stamp of a line",

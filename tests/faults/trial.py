@@ -13,7 +13,7 @@ from tests.faults.fault import Fault
 from tests.faults.server import ResourceUsage, ServerUnderTest, running
 from tests.patience import PATIENCE_S
 
-SETTLE_S = 60.0  # at most, for connections to be closed and memory to be counted
+SETTLE_S = 60.0  # time limit for connections to close and memory to settle
 
 
 @dataclass(slots=True)
@@ -23,10 +23,10 @@ class Row:
     fault: str
     streams: int = 0
     identical: int = 0
-    errors: int = 0  # ended in an explicit error; a connection cut because its frontend was killed counts as one
-    lost: int = 0  # ended without an end marker, or hung
-    wrong: int = 0  # text, ids, usage or finish differ from the without_faults run
-    leaked: int = 0  # pages owned at the end
+    errors: int = 0  # streams that ended in an explicit error, or were cut because their frontend was killed
+    lost: int = 0  # streams that hung, or stopped without an end marker
+    wrong: int = 0  # streams whose text, ids, usage or finish differ from the run without faults
+    leaked: int = 0  # pages still owned at the end
     recovery_s: float = 0.0  # the longest time from the end of a fault to a recovered server
     pauses: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # explanations of failures
@@ -97,7 +97,7 @@ async def _rounds(
 
 
 async def without_faults(server: ServerUnderTest, calls: list[Call]) -> tuple[list[Outcome], ResourceUsage]:
-    """What clients receive without a fault, and the resources of the server when they have gone."""
+    """Returns what clients receive without a fault, and the resources of the server after they have left."""
     expected = await send_all(server.urls, calls, PATIENCE_S)
     failed = [one for one in expected if one.end != "whole"]
     assert not failed, f"without_faults: {failed}"
@@ -123,10 +123,10 @@ async def one_round(
 async def inject_under_load(
     row: Row, fault: Fault, server: ServerUnderTest, calls: list[Call], rng: random.Random, step_s: float | None
 ) -> list[Outcome]:
-    """What clients received while the fault was injected.
+    """Returns what clients received while the fault was injected.
 
-    If the server's worker can be held, the fault comes while all calls are in flight; `step_s` as in
-    ServerUnderTest.slowly().
+    If the server's worker can be held, the fault comes while all calls are in flight. step_s: as in
+    ServerUnderTest.slowly()
     """
     already = asyncio.create_task(fault.inject(server, rng)) if fault.before_streams else None
     await asyncio.sleep(0.05)
@@ -149,7 +149,7 @@ async def inject_under_load(
 
 
 async def settled(row: Row, server: ServerUnderTest, before: ResourceUsage) -> None:
-    """Waits until the server is idle and notes every resource that has grown."""
+    """Waits until the server is idle and records every resource that has grown."""
     try:
         await server.until_idle(SETTLE_S)
     except AssertionError as error:

@@ -29,7 +29,7 @@ Refused = Callable[[str], None]
 
 
 def app_over(pool: FakePool, tokenizer: Tokenizer | None, **config: Any) -> Starlette:
-    """The app over a fake pool; without a `tokenizer` it is still loading. Needs a running loop."""
+    """Returns the app over a fake pool; without a `tokenizer`, the app is still loading. Needs a running event loop."""
     loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
     if tokenizer is not None:
         loading.set_result(tokenizer)
@@ -48,7 +48,7 @@ async def serving(
     port: int = 0,
     certificate: Path | None = None,
 ) -> AsyncIterator[str]:
-    """Yields the base URL.
+    """Serves an app, and yields its base URL.
 
     limits: serve with the frontends' own HTTP protocol and these limits
     refused: called with the code of each refused connection
@@ -81,7 +81,7 @@ async def serving(
 
 
 class Raw:
-    """One raw HTTP/1.1 request, for a client that leaves, or reads when a test says so."""
+    """One raw HTTP/1.1 request, so that the test decides when the client reads and when it leaves."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader

@@ -36,7 +36,7 @@ class Model:
 
     tokenizer: Tokenizer
     says: list[str] = field(default_factory=list)
-    size: int = 3  # tokens that come at once
+    size: int = 3  # tokens that arrive together
     outcome: m.Outcome = m.Outcome.EOS
     pool: FakePool = field(init=False)
 

@@ -59,7 +59,7 @@ def process(folder: Path, drain_timeout: float) -> Iterator[tuple[subprocess.Pop
 
 
 def wait_ready(http: httpx.Client) -> list[str]:
-    """Waits until the server is ready; returns the reasons that it gave until then."""
+    """Waits until the server is ready. Returns the reasons that it gave before for not being ready."""
     reasons: list[str] = []
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

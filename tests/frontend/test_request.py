@@ -1,4 +1,4 @@
-"""The frontend's vocabulary."""
+"""The basic types of a frontend, in frontend/request.py."""
 
 from frontend.request import Delta, TokenLogprob, Usage
 

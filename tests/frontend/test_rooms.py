@@ -1,4 +1,4 @@
-"""A feature's module is met by the requests that ask for the feature, and by no other."""
+"""A feature's module is imported only by requests that ask for the feature."""
 
 import json
 import re
@@ -19,7 +19,7 @@ PLAIN = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_t
 TOOL = {"type": "function", "function": {"name": "now"}}
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
-# each room, and the requests that need it
+# room (the module of a feature) → requests that need it
 ROOMS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "frontend.api.chat.tools": [(CHAT, {"tools": [TOOL]})],
     "frontend.output_parser.grammar.tool_grammar": [(CHAT, {"tools": [TOOL]})],
@@ -49,14 +49,14 @@ def model(tmp_path: Path) -> Model:
 
 
 def bar(monkeypatch: pytest.MonkeyPatch, room: str) -> None:
-    """Makes the next import of the room fail, also for modules that have imported it before."""
+    """Makes the next import of the room fail, even in modules that have imported it before."""
     for name in ROOMS:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, room, None)
 
 
 async def streamed(http: httpx.AsyncClient, model: Model) -> str:
-    """Returns the bytes of a plain chat, without its id and its time."""
+    """Returns the bytes of a plain chat's stream, without its id and its time."""
     model.says.append("Hello, it is a plain day.")
     answer = await http.post(CHAT, json=PLAIN)
     assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n"), answer.text

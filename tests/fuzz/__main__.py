@@ -1,8 +1,8 @@
-"""Fuzzes a server of the demo model for some minutes, and prints what it survived as a Markdown table.
+"""Fuzzes a server of the demo model for some minutes, and prints the results as a Markdown table.
 
-The time goes to the kinds of input by their weights, in rounds. The same seed makes the same inputs in the same order.
-Each input that fails is written to a file, from which --replay attempts it again. The exit code is 1 if a process
-died, an answer was wrong, an answer or another client's took more than two seconds, or memory grew beyond its limit.
+The kinds of input share the time by their weights, in rounds. The same seed makes the same inputs in the same order.
+Each input that fails is written to a file, from which --replay sends it again. The exit code is 1 if a process died, an
+answer was wrong, an answer to this or another client took more than two seconds, or memory grew beyond its limit.
 """
 
 import argparse
@@ -17,13 +17,14 @@ from tests.fuzz.fuzzer import Counts
 from tests.fuzz.kinds import KINDS, Kind
 from tests.fuzz.watch import Watch, watching
 
-ROUNDS = 10  # at most; after the first, which fills all caches, memory hardly grows
+ROUNDS = 10  # at most; after the first round, which fills all caches, memory hardly grows
 ROUND_S = 60.0
-SMALL_POOL = ("--kv-cache-gb", "0.05")  # pages count as memory once they are written: the first round writes these
+# a pool so small that the first round writes all its pages, which then count as memory
+SMALL_POOL = ("--kv-cache-gb", "0.05")
 
 # MiB that resident memory may grow after the first round. A worker keeps up to 64 compiled grammars, about twenty times
-# as large as their 4 MiB of text; a frontend only texts. An input that left 1 KB behind would exceed either within
-# an hour. The launcher has nothing to do with the inputs.
+# as large as their 4 MiB of text; a frontend keeps only texts. If each input left 1 KB behind, memory would exceed
+# both limits within an hour. The launcher never sees the inputs.
 GROWTH = {"frontend": 48.0, "worker": 128.0, "launcher": 4.0}
 
 
@@ -64,7 +65,8 @@ def fuzz(kinds: list[Kind], seed: str, seconds: float, watch: Watch, findings: P
     rounds = max(2, min(ROUNDS, int(seconds / ROUND_S)))
     end = time.monotonic() + seconds
     for number in range(rounds):
-        left = max(0.0, end - time.monotonic()) / (rounds - number)  # failures shorten all remaining rounds alike
+        # time lost in failures shortens all remaining rounds alike
+        left = max(0.0, end - time.monotonic()) / (rounds - number)
         for kind in kinds:
             share = left * kind.weight / total
             counts[kind.name].add(kind.fuzzer(f"{seed}/{number}", share, watch, findings))

@@ -1,4 +1,4 @@
-"""JSON bodies for every route by its OpenAPI description: one or a few fields have values that are wrong or extreme.
+"""Makes JSON bodies for every route from its OpenAPI description, with wrong or extreme values in a few fields.
 
 The work that a body asks for stays small: few tokens, few choices.
 """
@@ -29,7 +29,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/completions": {"prompt": "a", "max_tokens": 2},
     "/infill": {"input_prefix": "a", "input_suffix": "b", "max_tokens": 2},
 }
-SKIPPED = ("/reset_prefix_cache",)  # it asks for nothing
+SKIPPED = ("/reset_prefix_cache",)  # this route has no body
 WORK = {
     "max_tokens",
     "max_completion_tokens",
@@ -85,12 +85,12 @@ RAW = (
     "9" * 5000,
 )
 MARK = "\u2062RAW\u2062"
-MAX_BODY = 16 << 20  # about: twice what a server takes by default
+MAX_BODY = 16 << 20  # approximate; twice the default limit of a server
 
 
 @cache
 def described() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """The schema of each route's body, and the schemas to which they refer."""
+    """Returns the schema of each route's body, and the schemas to which these refer."""
     whole, found = document(), {}
     for path, item in whole["paths"].items():
         content = item.get("post", {}).get("requestBody", {}).get("content", {})
@@ -102,7 +102,7 @@ def described() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
 def make(rng: random.Random) -> Input:
     schemas, _ = described()
     path = rng.choice(sorted(schemas))
-    needed = NEEDED.get(path) or NEEDED.get(f"/v1{path}", {})  # llama.cpp has OpenAI's routes without /v1, too
+    needed = NEEDED.get(path) or NEEDED.get(f"/v1{path}", {})  # llama.cpp's API also has OpenAI's routes without /v1
     body: Any = json.loads(json.dumps(needed))
     fields = _resolved(schemas[path]).get("properties", {})
     for name in rng.sample(sorted(fields), min(len(fields), rng.choice([0, 1, 1, 1, 2, 3, 6]))):
@@ -123,9 +123,8 @@ def make(rng: random.Random) -> Input:
 def _work(rng: random.Random, name: str) -> Any:
     if name == "options":
         return {"num_predict": 2, "top_k": _wrong(rng)}
-    return rng.choice(
-        [value for value in BAD_WORK if value != -1 or not name.endswith(("predict", "tokens"))]
-    )  # -1: no end
+    # -1 in these fields means no limit
+    return rng.choice([value for value in BAD_WORK if value != -1 or not name.endswith(("predict", "tokens"))])
 
 
 def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(rng: random.Random, schema: dict[str, Any], depth: int = 0) -> Any:
-    """A value of the schema, or, once in a while at any depth, something else."""
+    """Returns a value that fits the schema or, occasionally and at any depth, a wrong value."""
     if rng.random() < 0.2 or depth > 6:
         return _wrong(rng)
     schema = _resolved(schema)
@@ -168,7 +167,7 @@ def _value(rng: random.Random, schema: dict[str, Any], depth: int = 0) -> Any:
 
 
 def _wrong(rng: random.Random) -> Any:
-    """A value of any type, extreme more often than not."""
+    """Returns a value of any type, usually an extreme one."""
     match rng.randrange(8):
         case 0:
             return rng.choice(TEXTS)

@@ -1,4 +1,4 @@
-"""Checks of every answer to a request which the OpenAPI document allows, or nearly allows."""
+"""Checks every answer to a request that the OpenAPI document allows, or nearly allows."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -19,12 +19,12 @@ CHECKS: list[Any] = [
 
 
 def no_server_error(context: CheckContext, response: Response, case: Case) -> None:
-    """501 (the model cannot do it), 503 (busy) and 504 (too late) are valid answers; any other from 500 on is a bug."""
+    """Checks the status. 501 (the model cannot do it), 503 (busy), 504 (too late) are valid; any other 5xx is a bug."""
     assert response.status_code < 500 or response.status_code in (501, 503, 504), response.text
 
 
 def events_conform(document: Mapping[str, Any]) -> Callable[[CheckContext, Response, Case], None]:
-    """Returns a check that every event of a stream matches the document, and that it has exactly one end."""
+    """Returns a check that every event of a stream matches the document, and that the stream has exactly one end."""
     validators = {
         path: Draft202012Validator({**content[STREAM]["x-event-data"], "components": document["components"]})
         for path, item in document["paths"].items()

@@ -1,6 +1,6 @@
-"""Configs of every family with one value replaced: each gives a spec, or is refused in one sentence, at once.
+"""Fuzzes configs of every family by replacing one value: the result is a spec or a refusal of one sentence, at once.
 
-`python -m tests.fuzz.configs SEED SECONDS` is the long form.
+`python -m tests.fuzz.configs SEED SECONDS` runs for the given time.
 """
 
 import json
@@ -20,7 +20,7 @@ from worker.model.config_values import ROPE, VALUES
 from worker.model.families.families import spec_from_config
 
 HANG_S = 2.0
-LONGEST = 1500  # characters of a refusal: those of an unknown model_type list all families
+LONGEST = 1500  # characters of the longest refusal, which lists all families for an unknown model_type
 VALUES_TRIED: tuple[Any, ...] = (
     None, 0, -1, 1, 2, 3, 7, 33, 576, 2**20 + 1, 10**9, 2**31, 2**63, 10**400, 1.5, -0.5, 0.0, 1e300, float("nan"),
     float("inf"), float("-inf"), True, False, "", "x", "x" * 10**5, [], [1], [None], [-1], ["sliding_attention"],
@@ -32,7 +32,7 @@ KINDS_OF_ROPE = ("default", "dynamic", "linear", "proportional", "llama3", "yarn
 
 @dataclass
 class Counts:
-    """What was tried and found. found: a line for each crash and hang."""
+    """The number of configs that were tried, by result. found: a line for each crash and hang"""
 
     inputs: int = 0
     refused: int = 0
@@ -49,7 +49,7 @@ def configs() -> Mapping[str, dict[str, Any]]:
 
 
 def changed(dice: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields configs without end, each with one value replaced, and what was replaced."""
+    """Yields configs for ever, each with one value replaced, and a description of the replacement."""
     every = configs()
     names = {kind: sorted(VALUES.keys() | config.keys()) for kind, config in every.items()}
     while True:
@@ -64,7 +64,7 @@ def changed(dice: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def run(seed: int, seconds: float, most: int = sys.maxsize) -> Counts:
-    """Tries configs that `seed` decides for `seconds`, at most `most` of them."""
+    """Tries configs, which `seed` decides, for `seconds` or until `most` configs were tried."""
     counts, end = Counts(), time.monotonic() + seconds
     for what, config in changed(random.Random(seed)):
         if time.monotonic() > end or counts.inputs >= most:

@@ -1,6 +1,6 @@
-"""Hostile frames to a worker: random bytes, and a frontend's messages that are cut, changed or extreme.
+"""Sends hostile frames to a worker: random bytes, and a frontend's messages that are cut, changed or extreme.
 
-After each input the worker still gives an honest client the same bytes.
+After each input, the worker must still give an honest client the same bytes.
 """
 
 import os
@@ -49,7 +49,7 @@ def make(rng: random.Random) -> Input:
 
 
 def changed(rng: random.Random, frame: bytes) -> bytes:
-    """A frame with a value replaced at any depth, bytes changed, cut, or nothing of it left."""
+    """Returns the frame with a value replaced at any depth, with changed bytes, cut, or empty."""
     match rng.randrange(8):
         case 0:
             return frame[: rng.randrange(len(frame))]
@@ -83,12 +83,13 @@ def _replace(rng: random.Random, value: list[object]) -> None:
         case _ if isinstance(inner, list) and inner and rng.random() < 0.8:
             _replace(rng, inner)
         case _ if value:
-            value[at] = deepcopy(rng.choice(EXTREMES))  # else the next change would be to EXTREMES
+            # a copy, because the next change would otherwise change EXTREMES
+            value[at] = deepcopy(rng.choice(EXTREMES))
 
 
 @dataclass
 class Witness:
-    """An honest client: its answer stays the same."""
+    """An honest client, whose answer must stay the same."""
 
     url: str
 
@@ -117,7 +118,7 @@ class Witness:
 
 @contextmanager
 def speaking(watch: Watch) -> Iterator[tuple["zmq.Socket[bytes]", m.Welcome]]:
-    """A socket to the server's worker after the handshake, and the worker's Welcome."""
+    """Opens a socket to the server's worker. Yields the socket after the handshake, and the worker's Welcome."""
     folder = run_dir(watch.server.stats())
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     heard, said = context.socket(zmq.SUB), context.socket(zmq.DEALER)

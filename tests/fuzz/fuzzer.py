@@ -1,7 +1,7 @@
-"""What all fuzzers share: inputs that a seed decides, counts, and a file for each input that fails.
+"""The base of all fuzzers: inputs that a seed decides, counts of results, and a file for each input that fails.
 
 A fuzzer makes an input from a random generator and attempts it. Input number `i` depends only on the seed, the name of
-the fuzzer and `i`; how many inputs fit the time does not change any of them.
+the fuzzer and `i`, and not on the number of inputs that fit into the time.
 """
 
 import json
@@ -16,18 +16,18 @@ from typing import Any
 from tests.fuzz.watch import Watch
 
 HANG_S = 2.0
-ATTEMPTS = 3  # an input hangs if each of so many attempts is slow: a busy machine is slow now and then
-Input = dict[str, Any]  # JSON; bytes as text in Latin-1
+ATTEMPTS = 3  # an input counts as a hang if all these attempts are slow, because a busy machine is slow at times
+Input = dict[str, Any]  # a JSON object; bytes are texts in Latin-1
 Attempt = Callable[[Input], None]
 
 
 class Failure(Exception):
-    """An answer which is wrong: no HTTP, a status from 500 on which is not documented, or other bytes."""
+    """A wrong answer: no HTTP, an undocumented status of 500 or more, or other bytes than expected."""
 
 
 @dataclass
 class Counts:
-    """What a fuzzer tried and found. `statuses`: how often each kind of answer came, for information."""
+    """The numbers of inputs that a fuzzer tried, by result. statuses: how often each status came, for information"""
 
     inputs: int = 0
     crashes: int = 0
@@ -49,21 +49,21 @@ class Counts:
 
 @dataclass(frozen=True)
 class Fuzzer:
-    """`make(random)` makes an input; `opened(watch)` gives, for the length of a `with`, a function which attempts one.
+    """`make(random)` makes an input; `opened(watch)` is a context manager for a function that attempts an input.
 
-    An attempt raises Failure, or TimeoutError if no answer came in `patience_s` or somewhat later.
+    An attempt raises Failure, or TimeoutError if no answer came within about `patience_s`.
     """
 
     name: str
     make: Callable[[random.Random], Input]
     opened: Callable[[Watch], AbstractContextManager[Attempt]]
-    patience_s: float = HANG_S  # for the input's own answer; others never wait longer than HANG_S
+    patience_s: float = HANG_S  # limit for the answer to the input; other clients must never wait longer than HANG_S
 
     def __call__(self, seed: str, seconds: float, watch: Watch, findings: Path) -> Counts:
-        """Attempts inputs for `seconds`, at least one; writes those that fail to the folder `findings`."""
+        """Attempts inputs for `seconds`, at least one. Writes inputs that fail to the folder `findings`."""
         counts, end = Counts(), time.monotonic() + seconds
         with self.opened(watch) as attempt:
-            while counts.inputs == 0 or time.monotonic() < end:  # to open it may take longer than that
+            while counts.inputs == 0 or time.monotonic() < end:  # opening may take longer than `seconds`
                 number = counts.inputs
                 input = self.make(random.Random(f"{seed}/{self.name}/{number}"))
                 counts.inputs += 1
@@ -78,7 +78,7 @@ class Fuzzer:
         return counts
 
     def judge(self, attempt: Attempt, input: Input, watch: Watch) -> tuple[str, str] | None:
-        """Attempts an input; returns what is wrong, as a field of Counts and a text, or None."""
+        """Attempts an input. Returns None, or what is wrong: the name of a field of Counts, and a text."""
         for _ in range(ATTEMPTS):
             failure, slow, begun = "", "", time.monotonic()
             stalls = watch.stalls
@@ -99,6 +99,6 @@ class Fuzzer:
         return "hangs", slow
 
     def replay(self, input: Input, watch: Watch) -> tuple[str, str] | None:
-        """Attempts an input of a file again."""
+        """Attempts the input in a file again."""
         with self.opened(watch) as attempt:
             return self.judge(attempt, input, watch)

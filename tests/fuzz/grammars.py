@@ -1,6 +1,6 @@
-"""JSON schemas, regular expressions, choices, Lark grammars and tools, of which many are wrong, deep, cyclic or large.
+"""Makes JSON schemas, regular expressions, choices, Lark grammars and tools; many are wrong, deep, cyclic or large.
 
-The answers are a few tokens long.
+Requests with them have answers of a few tokens.
 """
 
 import json
@@ -33,7 +33,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
 
 
 def schema(rng: random.Random, depth: int = 0) -> Any:
-    """A schema with cycles, long chains, wide objects or deep nesting."""
+    """Makes a schema with cycles, long chains, wide objects or deep nesting."""
     match rng.randrange(10) if depth < 5 else 9:
         case 0:
             names = [f"d{i}" for i in range(rng.choice([2, 20, 300]))]
@@ -83,7 +83,7 @@ def _nested(rng: random.Random, depth: int) -> Any:
 
 
 def regex(rng: random.Random) -> str:
-    """A regular expression with nested repeats, large counts or constructs which few engines know."""
+    """Makes a regular expression with nested repeats, large counts or rarely supported constructs."""
     text = rng.choice(
         ["a", "[a-z]", ".", "\\w", "\\p{L}", "é", "(?i)a", "[^\\n]", "\\d", "(?=a)", "\\1", "(?<n>a)", "[", "\\b", "$^"]
     )
@@ -98,7 +98,7 @@ def regex(rng: random.Random) -> str:
 
 
 def lark(rng: random.Random) -> str:
-    """A grammar with chains and cycles of rules or terminals."""
+    """Makes a Lark grammar with chains and cycles of rules or terminals."""
     count = rng.choice([1, 3, 20, 300, 3000])
     name = rng.choice(["r{}", "T{}"]).format
     last = rng.choice(['"a"', "/a+/", f"/{regex(rng)}/", name(0), "", "%json {}", "<[1-9]>", '"a"..."z"', "%regex {"])
@@ -165,7 +165,8 @@ FORMS: tuple[Callable[[random.Random], tuple[str, dict[str, Any]]], ...] = (
 def make(rng: random.Random) -> Input:
     path, body = rng.choice(FORMS)(rng)
     depth = rng.choice([300, 3000, 30_000])
-    deep = '{"items":' * depth + "{}" + "}" * depth  # as text: Python's encoder refuses it
+    # written as text, because Python's JSON encoder refuses deep nesting
+    deep = '{"items":' * depth + "{}" + "}" * depth
     quoted, text = json.dumps(deep)[1:-1], json.dumps(body)
     return {"path": path, "body": text.replace(f'"{DEEP}"', deep).replace(f'\\"{DEEP}\\"', quoted)}
 

@@ -1,6 +1,6 @@
-"""HTTP heads: malformed, split at random places, pipelined, with chunked bodies, trailers and upgrades.
+"""Makes HTTP requests with malformed heads, random splits, pipelining, chunked bodies, trailers and upgrades.
 
-Half of the inputs are well-formed, however oddly they are written, and each of their requests must be answered.
+Half of the inputs are oddly written but well-formed, and each of their requests must be answered.
 """
 
 import random
@@ -61,7 +61,7 @@ def make(rng: random.Random) -> Input:
 
 
 def _sound(rng: random.Random, last: bool) -> bytes:
-    """A request which is answered, and after which the connection goes on unless it is the last one."""
+    """Makes a well-formed request. After its answer, the connection must stay open unless it is the last request."""
     lines = ["Host: " + rng.choice(["x", "localhost:8000", "[::1]:80"])]
     lines += [
         f"X-{rng.randrange(99)}:{' ' * rng.randrange(4)}{'a' * rng.randrange(300)}" for _ in range(rng.randrange(4))
@@ -164,7 +164,7 @@ def opened(watch: Watch) -> Iterator[Attempt]:
 
 
 def _talk(wire: socket.socket, pieces: list[bytes], answers: int) -> list[int]:
-    """Sends the pieces and returns the statuses of all replies. Raises Failure for bytes which are no reply."""
+    """Sends the pieces and returns the statuses of all replies. Raises Failure for bytes that are no reply."""
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     received, open_, end = b"", True, time.monotonic() + HANG_S + 1
     try:
@@ -173,7 +173,7 @@ def _talk(wire: socket.socket, pieces: list[bytes], answers: int) -> list[int]:
             if number < 4:
                 time.sleep(0.001)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # it has answered and closed
+        pass  # the server has answered and closed the connection
     wire.settimeout(QUIET_S)
     while time.monotonic() < end:
         try:
@@ -191,7 +191,7 @@ def _talk(wire: socket.socket, pieces: list[bytes], answers: int) -> list[int]:
 
 
 def _enough(received: bytes, answers: int) -> bool:
-    """Whether no more is to come before the client leaves: all answers are whole."""
+    """Whether the client can leave, because it has received all answers completely."""
     try:
         return len(replies(received, to_head=not answers)) >= answers
     except Unfinished:

@@ -1,6 +1,6 @@
 """A hostile worker sends a frontend messages that are cut, changed, extreme, or random bytes: Welcome, Step, Status.
 
-The frontend is a process of its own, which also has the honest worker of the server.
+The frontend is a separate process, which is also connected to the honest worker of the server.
 """
 
 import random
@@ -59,7 +59,7 @@ def make(rng: random.Random) -> Input:
 
 @dataclass
 class Mallory:
-    """The bad worker's sockets. `greet` makes the frontend believe in it."""
+    """The hostile worker's sockets. `greet` does the handshake, so that the frontend accepts it as a worker."""
 
     events: "zmq.Socket[bytes]"
     requests: "zmq.Socket[bytes]"
@@ -67,7 +67,7 @@ class Mallory:
     sender: bytes = b""
 
     def hear(self) -> None:
-        """Answers each Hello with a Welcome like that of the honest worker."""
+        """Answers each Hello with a Welcome like the honest worker's."""
         while self.requests.poll(0):
             self.sender, body, *_ = self.requests.recv_multipart()
             try:

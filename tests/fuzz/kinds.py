@@ -1,4 +1,4 @@
-"""The kinds of input that are fuzzed. A new one is a row here: anything with a name which is called like a Fuzzer."""
+"""The kinds of input that are fuzzed. A new kind is a row here: any object with a name and a Fuzzer's `__call__`."""
 
 import random
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.fuzz.watch import Watch
 
 @dataclass(frozen=True)
 class Kind:
-    """A fuzzer and its share of the time, relative to the other kinds' weights."""
+    """A fuzzer and its weight. Kinds share the time in proportion to their weights."""
 
     fuzzer: Fuzzer
     weight: int

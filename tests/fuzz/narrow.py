@@ -1,6 +1,6 @@
-"""Narrows the OpenAPI document for fuzzing: requests for short answers, and answers without undocumented fields.
+"""Narrows the OpenAPI document for fuzzing: requests ask for short answers, and answers have no undocumented fields.
 
-The module knows which fields cost time or need values of this server; it contacts no server.
+The module knows which fields cost time or need values that fit this server; it contacts no server.
 """
 
 import copy
@@ -37,14 +37,14 @@ def _shorten(name: str, request: dict[str, Any], model: str) -> None:
         if field in fields:
             _inner(fields[field])["items"] = ID
     for field in [field for field in fields if field.startswith("guided_")]:
-        del fields[field]  # same as in `structured_outputs`; a request may have only one of them
+        del fields[field]  # also a field of `structured_outputs`; a request may have only one of both
     if "structured_outputs" in fields:
         _inner(fields["structured_outputs"])["maxProperties"] = 1
-    if name == "TokenizeRequest":  # only a text; other routes cover chats
+    if name == "TokenizeRequest":  # tokenize only a text, because other routes cover chats
         request["required"] = ["prompt"]
         for field in ("messages", "continue_final_message"):
             del fields[field]
-    for field in ("n_predict", "response_fields"):  # the first would go before `max_tokens`, the second hides the end
+    for field in ("n_predict", "response_fields"):  # n_predict overrides `max_tokens`, response_fields hides the end
         fields.pop(field, None)
     if name == "LlamaCppCompletionRequest":  # one answer, so that a stream has one end
         fields["prompt"] = TEXTS
@@ -59,12 +59,12 @@ def _shorten(name: str, request: dict[str, Any], model: str) -> None:
 
 
 def _inner(field: dict[str, Any]) -> dict[str, Any]:
-    """Returns the alternative of a nullable field which is not null."""
+    """Returns the schema of a nullable field without the alternative null."""
     return field["anyOf"][0] if "anyOf" in field else field  # type: ignore[no-any-return]
 
 
 def close(shape: Any) -> None:
-    """Allows objects only the properties that are named."""
+    """Changes a schema, so that objects may have only the named properties."""
     match shape:
         case dict():
             if "properties" in shape:

@@ -35,9 +35,10 @@ def with_integers(value: Any) -> Any:
 
 
 def fuzz_openapi(url: str, model: str, examples: int, *, deterministic: bool = False) -> Tally:
-    """Sends valid and slightly invalid requests to every route; raises the error of a check which fails.
+    """Sends valid and slightly invalid requests to every route; raises the error of a failed check.
 
-    examples: number for each route of ROUTES and mode; a tenth for the others. deterministic: use fixed examples.
+    examples: number of examples for each mode and each route of ROUTES; other routes get a tenth
+    deterministic: use the same examples in every run
     """
     document = narrowed(httpx.get(f"{url}/openapi.json", timeout=TIMEOUT_S).json(), model)
     openapi = schemathesis.openapi.from_dict(document)

@@ -10,7 +10,7 @@ from tests.fuzz.fuzzer import HANG_S, Attempt, Failure, Input
 from tests.fuzz.watch import Watch
 
 ANSWERED = range(200, 500)
-DOCUMENTED = (501, 503, 504)  # 501: the model cannot do it, as /infill without marks for it
+DOCUMENTED = (501, 503, 504)  # 501: the model cannot do it, for example /infill without fill-in-the-middle tokens
 
 
 @contextmanager

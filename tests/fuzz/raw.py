@@ -1,4 +1,4 @@
-"""Requests outside the OpenAPI document: bytes that are not JSON, JSON that is no request, malformed HTTP."""
+"""Sends requests outside the OpenAPI document: bytes that are not JSON, JSON that is no request, malformed HTTP."""
 
 import json
 import socket
@@ -45,7 +45,7 @@ SETTLED = settings(deadline=None, database=None, suppress_health_check=list(Heal
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer. `status`: 0 if the connection was closed without one."""
+    """An answer. status: 0 if the connection was closed without an answer"""
 
     status: int
     headers: dict[str, str]
@@ -53,7 +53,7 @@ class Answer:
 
 
 def exchange(url: str, sent: bytes, *, leave: bool = False) -> Answer:
-    """Sends bytes and reads until the server closes; raises TimeoutError if it does not.
+    """Sends bytes and reads until the server closes the connection. Raises TimeoutError if it stays open.
 
     leave: shut the sending side down, which is necessary where the server may wait for more bytes.
     """
@@ -78,7 +78,7 @@ def exchange(url: str, sent: bytes, *, leave: bool = False) -> Answer:
 
 
 def checked(answer: Answer, label: object) -> Answer:
-    """Checks that the answer is no server error; an error has a body with `error`, and an id unless it was bad HTTP."""
+    """Checks that the answer is no server error, and that errors have an `error` body and, after good HTTP, an id."""
     assert answer.status < 500 or answer.status in (503, 504), (label, answer)
     if answer.status >= 400 and answer.body:
         assert json.loads(answer.body)["error"], (label, answer)
@@ -135,7 +135,7 @@ TYPES = st.sampled_from([
 
 
 def fuzz_bodies(url: str, examples: int, *, deterministic: bool = False) -> Tally:
-    """Posts bodies of every kind, whole and in chunks, with every content type. `deterministic`: use fixed examples."""
+    """Posts bodies of every kind, whole and in chunks, with every content type. deterministic: same examples always"""
     tally: Tally = Counter()
 
     @settings(SETTLED, max_examples=examples, derandomize=deterministic)
@@ -160,7 +160,7 @@ def fuzz_bodies(url: str, examples: int, *, deterministic: bool = False) -> Tall
 # methods, paths and headers
 
 TOKEN = st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=12).map(str.encode)
-LENGTHS = {b"content-length", b"transfer-encoding", b"upgrade"}  # headers after which a server may wait
+LENGTHS = {b"content-length", b"transfer-encoding", b"upgrade"}  # headers that can make a server wait for more bytes
 HEADER = st.tuples(
     TOKEN | st.sampled_from([
         b"Content-Length", b"Transfer-Encoding", b"Expect", b"Authorization", b"X-Api-Key", b"X-Request-Id", b"Upgrade",
@@ -199,7 +199,7 @@ def fuzz_http(url: str, examples: int, *, deterministic: bool = False) -> Tally:
 
 
 def fuzz_sizes(url: str) -> Tally:
-    """Sends requests which are too long, too deep or too large, and checks that the server survives them."""
+    """Sends requests that are too long, too deep or too large, and checks that the server survives them."""
     tally: Tally = Counter()
     huge = b'{"model":"m","prompt":"%s"}' % (b"a" * (9 << 20))
     deep = b'{"model":"m","metadata":' + b"[" * 200_000 + b"]" * 200_000 + b"}"

@@ -1,4 +1,4 @@
-"""Reads the HTTP replies in what a connection received, strictly."""
+"""Parses strictly the HTTP replies in the bytes that a connection received."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Unfinished(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """One reply."""
+    """One HTTP reply."""
 
     status: int
     headers: dict[str, str]
@@ -21,9 +21,9 @@ class Reply:
 
 
 def replies(data: bytes, *, to_head: bool = False) -> list[Reply]:
-    """Returns the replies in `data`. Raises Unfinished, or ValueError for bytes which are no reply.
+    """Returns the replies in `data`. Raises Unfinished, or ValueError for bytes that are no reply.
 
-    A reply without a length is whole: it ends with the connection. `to_head`: a reply to HEAD has no body.
+    A reply without a length ends with the connection, so it is complete. to_head: replies to HEAD, which have no body
     """
     found = []
     while data:
@@ -47,7 +47,7 @@ def replies(data: bytes, *, to_head: bool = False) -> list[Reply]:
 
 
 def _body(status: int, headers: dict[str, str], rest: bytes, to_head: bool) -> tuple[bytes, bytes]:
-    """Returns the body of a reply, and what follows it."""
+    """Returns the body of a reply, and the bytes behind it."""
     if status < 200 or status in (204, 304) or (to_head and (not rest or rest.startswith(b"HTTP/1."))):
         return b"", rest
     if headers.get("transfer-encoding", "").lower() == "chunked":

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer of configs; `python -m tests.fuzz.configs SEED SECONDS` is the long one."""
+"""A short run of the fuzzer of configs. `python -m tests.fuzz.configs SEED SECONDS` is the long run."""
 
 from tests.fuzz.configs import configs, run
 from worker.model.families.families import spec_from_config

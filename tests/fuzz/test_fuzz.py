@@ -1,4 +1,4 @@
-"""A short run of the fuzzers against a real server; `python -m tests.fuzz MINUTES` is the long one."""
+"""A short run of the fuzzers against a real server. `python -m tests.fuzz MINUTES` is the long run."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""A few seconds of each kind of input; `python -m tests.fuzz MINUTES` is the long run.
+"""Fuzzes a server for a few seconds with each kind of input. `python -m tests.fuzz MINUTES` is the long run.
 
-One seed is always the same. The other is the day's, so that the tests meet new inputs; its failures name the seed and
+One seed is always the same. The other seed is the date, so that the tests meet new inputs; failures name the seed and
 the file with the input.
 """
 

@@ -1,4 +1,4 @@
-"""Watches a running server: its processes, their memory, and how long others wait for a tiny answer."""
+"""Watches a running server: its processes, their memory, and how long other clients wait for a tiny answer."""
 
 import http.client
 import json
@@ -24,12 +24,12 @@ class Watch:
     def __init__(self, server: Server) -> None:
         self.server, self.url = server, server.url
         self.stalls = 0  # how often a tiny request took more than STALL_S
-        self._asked: float | None = None  # since when the current one waits
+        self._asked: float | None = None  # start of the current tiny request
         self._ended = threading.Event()
         self._pids = self.pids()
 
     def pids(self) -> dict[int, str]:
-        """The launcher's children with their role."""
+        """Returns pid → role of the launcher's children."""
         launcher = self.server.process.pid
         children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
         found = {}
@@ -39,7 +39,7 @@ class Watch:
         return found
 
     def memory(self) -> dict[str, float]:
-        """Resident memory in MiB: of the launcher, and of all processes of each role."""
+        """Returns resident memory in MiB by role: the launcher, and all processes of each other role together."""
         sizes = dict.fromkeys(("launcher", *ROLES), 0.0)
         for pid, role in {self.server.process.pid: "launcher", **self.pids()}.items():
             for line in _read(f"/proc/{pid}/status").split(b"\n"):
@@ -48,7 +48,7 @@ class Watch:
         return sizes
 
     def died(self) -> str:
-        """Returns which processes have ended since the last call, once others have replaced them; "" if none has."""
+        """Waits until dead processes are replaced. Returns which have died since the last call, or ""."""
         now = self.pids()
         gone = {pid: role for pid, role in self._pids.items() if pid not in now}
         if gone:
@@ -60,13 +60,13 @@ class Watch:
         return ", ".join(f"{role} {pid} died" for pid, role in gone.items())
 
     def stalled_since(self, stalls: int) -> str:
-        """Says so if a tiny request waits for too long, or if one has since the count was `stalls`; "" otherwise."""
+        """Returns a message if a tiny request waits too long, now or since `self.stalls` was `stalls`; else ""."""
         asked = self._asked
         waits = asked is not None and time.monotonic() - asked > STALL_S
         return f"others waited more than {STALL_S} s" if waits or self.stalls > stalls else ""
 
     def probe(self) -> None:
-        """Asks for /health, and now and then for a token, until the watch ends."""
+        """Requests /health, and sometimes a token, until the watch ends."""
         there, count = urlsplit(self.url), 0
         while not self._ended.wait(EVERY_S):
             count += 1
@@ -79,7 +79,7 @@ class Watch:
                     wire.request("POST", "/v1/completions", TINY, {"Content-Type": "application/json"})
                 wire.getresponse().read()
             except (OSError, http.client.HTTPException):
-                pass  # a process died, which died() reports
+                pass  # a process died, and died() reports it
             took, self._asked = time.monotonic() - self._asked, None
             wire.close()
             self.stalls += took > STALL_S
@@ -92,7 +92,7 @@ def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError:
-        return b""  # the process has ended since
+        return b""  # the process has just ended
 
 
 @contextmanager
@@ -108,5 +108,5 @@ def watching(server: Server) -> Iterator[Watch]:
 
 
 def run_dir(stats: dict[str, Any]) -> Path:
-    """The folder of the sockets of a server's first worker."""
+    """Returns the folder with the sockets of a server's first worker."""
     return Path(stats["workers"][0]["address"].removeprefix("ipc://")).parent

@@ -1,8 +1,8 @@
 """Runs llama.cpp's own tests of its server against Sluice, and prints how many pass, as a Markdown table.
 
-The tests are read from llama.cpp's source tree, which the source distribution of llama-cpp-python contains below
-vendor/llama.cpp; nothing of them is in this repository. plugin.py says what replaces llama.cpp's program and models,
-and unmet.py which tests ask for something that Sluice does not have.
+The tests come from llama.cpp's source tree, which the source distribution of llama-cpp-python contains below
+vendor/llama.cpp; this repository holds no part of them. plugin.py replaces llama.cpp's program and models, and unmet.py
+lists the tests that ask for something that Sluice does not have.
 """
 
 import argparse
@@ -47,13 +47,13 @@ def main() -> int:
         places["PORT"] = str(free_port())
         subprocess.run([*command, *asked.pytest, *more], cwd=tests, env=os.environ | places, check=False)
         if not results.exists():
-            return 1  # pytest has said why
+            return 1  # pytest has printed the reason
         print(table(json.loads(results.read_text())))
     return 0
 
 
 def table(results: dict[str, dict[str, str]]) -> str:
-    """results: pytest's name of a test -> its outcome and reason. One line for each file, and one for all."""
+    """Returns a table with a row for each file and a row for all. results: test name → (outcome, reason)"""
     files: dict[str, Counter[str]] = {}
     for name, result in results.items():
         files.setdefault(Path(name.partition("::")[0]).name, Counter())[result["outcome"]] += 1

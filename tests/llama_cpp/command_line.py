@@ -1,4 +1,4 @@
-"""The command line of llama-server as that of `sluice serve`."""
+"""Translates a command line of llama-server into one of `sluice serve`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ SAME = {
     "--port": "--port", "--host": "--host", "--api-key": "--api-key", "--cors-origins": "--cors-origins",
     "--models-max": "--max-loaded-models",
 }  # fmt: skip
-SWITCHES = {  # flags without a value -> what they mean for Sluice
+SWITCHES = {  # flags without a value → their translation for Sluice
     "--embedding": (), "--reranking": (), "--kv-unified": (),
     "--offline": (), "--jinja": (), "--no-jinja": (), "--slots": (), "--no-slots": (),
     "--cont-batching": (), "--swa-full": (), "--no-mmproj": (), "--no-cache-idle-slots": (), "--verbose": (),
     "--metrics": ("--metrics-aliases", "llama.cpp"),
 }  # fmt: skip
-WITHOUT_EFFECT = {  # flags with a value that decide speed or memory, or what a request decides here
+WITHOUT_EFFECT = {  # flags with a value that concern only speed or memory, or that a request of Sluice decides
     "--batch-size", "--ubatch-size", "--threads", "--n-gpu-layers", "-fa", "--seed", "--n-predict",
     "--cache-ram", "--temp", "--pooling", "--reasoning", "--spec-draft-n-min",
 }  # fmt: skip
@@ -29,7 +29,7 @@ READ = {
 
 
 class NotOffered(Exception):
-    """Sluice has nothing that corresponds to a flag or a value, which is the message."""
+    """Sluice has no counterpart of a flag or a value. The message is the flag or the value."""
 
 
 @dataclass
@@ -39,10 +39,10 @@ class CommandLine:
 
 
 def read(arguments: Sequence[str]) -> CommandLine:
-    """arguments: those of llama-server, without the program.
+    """Reads the arguments of llama-server, without the program's name.
 
     Raises:
-        NotOffered: for a flag that Sluice has no counterpart of
+        NotOffered: for a flag without a counterpart in Sluice
     """
     line = CommandLine()
     rest = iter(arguments)
@@ -62,7 +62,7 @@ def serve_arguments(line: CommandLine, stand_ins: StandIns, working: Path) -> li
     working: the folder that relative paths start from
 
     Raises:
-        NotOffered: for a model without a stand-in, and for values that Sluice does not have
+        NotOffered: for a model without a stand-in, and for values without a counterpart in Sluice
     """
     values = line.values
     made = _model(line, stand_ins)
@@ -90,7 +90,7 @@ def serve_arguments(line: CommandLine, stand_ins: StandIns, working: Path) -> li
 
 def _model(line: CommandLine, stand_ins: StandIns) -> list[str]:
     name = line.values.get("--hf-file", line.values.get("--hf-repo", ""))
-    if not name:  # a router, which loads what a request names
+    if not name:  # without a model, the server is a router, which loads the model that a request names
         return ["--models", str(stand_ins.table)]
     if name not in stand_ins.models:
         raise NotOffered(f"model {name}")
@@ -113,6 +113,6 @@ def _reasoning(values: Mapping[str, str]) -> list[str]:
 def _drafts(values: Mapping[str, str]) -> list[str]:
     if "--model-draft" not in values:
         return []
-    drafts = min(int(values.get("--spec-draft-n-max", 7)), MOST_DRAFTS)  # more is not offered, and changes no byte
+    drafts = min(int(values.get("--spec-draft-n-max", 7)), MOST_DRAFTS)  # fewer drafts change no byte of an answer
     config = {"method": "draft_model", "model": values["--model-draft"], "num_speculative_tokens": drafts}
     return ["--speculative-config", json.dumps(config)]

@@ -1,9 +1,9 @@
-"""A pytest plugin for llama.cpp's tests: Sluice in place of llama-server, small models in place of those of its hub.
+"""A pytest plugin for llama.cpp's tests: Sluice replaces llama-server, and small models replace the models of its hub.
 
-The tests start a server with llama-server's flags; command_line.py makes those of `sluice serve` of them. Tests that
-follow each other with the same flags share a server, unless they count what it did before. What a test asserts
-about the text of its own model, or the number of tokens of a prompt, holds for no other model: such a pattern matches
-every text, and such a number equals every number.
+The tests start a server with llama-server's flags, which command_line.py translates. Consecutive tests with the same
+flags share a server, unless they count what the server did before. Assertions about the text of a test's own model, or
+about the number of tokens of a prompt, cannot hold for another model. So their patterns match every text, and their
+numbers equal every number.
 """
 
 import json
@@ -31,11 +31,12 @@ ROOT = Path(__file__).parents[2]
 COUNTS = {"n_prompt", "n_tokens", "n_token_output"}  # parameters of tests that count their own model's tokens
 START_S = 60.0
 FRESH = ("cache", "progress", "metrics", "router")  # words in the names of tests that count what a server did before
-THINKS = {"on": True, "auto": True, "off": False}  # --reasoning -> what llama-server always tells a template
+# --reasoning → enable_thinking, which llama-server passes to every template
+THINKS = {"on": True, "auto": True, "off": False}
 
 
 class Servers:
-    """Takes the place of the module `subprocess` in the tests' utils: its one process is a server of Sluice."""
+    """Replaces the module `subprocess` in the tests' utils. Its only process is a server of Sluice."""
 
     TimeoutExpired = subprocess.TimeoutExpired
 
@@ -69,7 +70,7 @@ class Servers:
             self._process = None
 
     def _await_ready(self) -> None:
-        """llama-server's /health waits for the model; Sluice's says that the process runs, and /ready the other."""
+        """Waits for /ready, the counterpart of llama-server's /health: Sluice's /health does not wait for the model."""
         deadline = time.monotonic() + START_S
         url = f"http://127.0.0.1:{self._arguments[self._arguments.index('--port') + 1]}/ready"
         while self._process and self._process.poll() is None and time.monotonic() < deadline:
@@ -80,7 +81,7 @@ class Servers:
 
 
 class Shared:
-    """A server as a test sees its process: when the test ends it, it goes on for the next one."""
+    """A shared server in the form of a process. When a test ends the process, the server runs on for the next test."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.pid = process.pid
@@ -101,14 +102,14 @@ _servers: list[Servers] = []
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
-    """Before the tests' conftest, which imports a package that downloads models."""
+    """Runs before the tests' conftest, which imports a package that downloads models."""
     unreachable = types.ModuleType("wget")
     unreachable.download = lambda url, out: pytest.skip(f"not offered: {url}")  # type: ignore[attr-defined]
     sys.modules["wget"] = unreachable
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Before the tests' modules are imported, which take all names of utils."""
+    """Runs before the tests' modules are imported, because they import all names of utils."""
     import utils  # type: ignore[import-not-found]
 
     _servers.append(Servers(Path(os.environ["SLUICE_TEST_STAND_INS"])))
@@ -125,7 +126,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def downloaded(stand_ins: StandIns, url: str, path: str | None = None) -> str:
-    """Takes the place of the tests' function that fetches an adapter or a draft model, and returns where it is."""
+    """Replaces the tests' function that downloads an adapter or a draft model, and returns the path of a stand-in."""
     if url.endswith("moe_shakespeare15M.gguf"):
         return str(stand_ins.adapter)
     if url.endswith("stories15M-q4_0.gguf"):
@@ -134,9 +135,9 @@ def downloaded(stand_ins: StandIns, url: str, path: str | None = None) -> str:
 
 
 def adapted(ask: Callable[..., Any], pictures: str) -> Callable[..., Any]:
-    """Returns a function that sends a request with the seed, the temperature and the reasoning of the server's flags,
-    which Sluice does not have, and puts a b before the name of the build, which the tests expect there. pictures: the
-    URL that takes the place of the hub's
+    """Returns a function that sends a request. It adds the seed, the temperature and the reasoning of llama-server's
+    flags, which Sluice lacks, and puts the "b" that the tests expect before the name of the build. pictures: the URL
+    that replaces the hub's
     """
 
     def renamed(body: Any) -> Any:
@@ -155,7 +156,8 @@ def adapted(ask: Callable[..., Any], pictures: str) -> Callable[..., Any]:
         if isinstance(answer, Iterator):
             return map(renamed, answer)
         renamed(answer.body)
-        answer.headers = requests.structures.CaseInsensitiveDict(answer.headers)  # in tests, names are of one spelling
+        # tests use one spelling of header names
+        answer.headers = requests.structures.CaseInsensitiveDict(answer.headers)
         return answer
 
     return asking

@@ -1,4 +1,4 @@
-"""What takes the place of the models, adapters, pictures and templates that llama.cpp's tests fetch from a hub."""
+"""Makes stand-ins for the models, adapters, pictures and templates that llama.cpp's tests fetch from a hub."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ from tests.pictures import drawn, seeing_checkpoint
 PICTURES = "https://huggingface.co/ggml-org/tinygemma3-GGUF/resolve/main/test/"
 SEEING = "ggml-org/tinygemma3-GGUF:Q8_0"
 _TURN = "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>"
-TEMPLATES = {  # templates that llama-server has by name; any other value of its flag is a template
+TEMPLATES = {  # templates that llama-server knows by name; any other value of its flag is itself a template
     "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n",
     "llama3": f"{{% for m in messages %}}{_TURN}{{% endfor %}}<|start_header_id|>assistant<|end_header_id|>\n\n",
@@ -30,7 +30,7 @@ TEMPLATES = {  # templates that llama-server has by name; any other value of its
 
 @dataclass(frozen=True)
 class StandIns:
-    """models: a file or repository of a hub -> its folder. adapter: of every model; table: that of a router's models"""
+    """models: file or repository of the hub → folder. adapter: for all models. table: of a router's models"""
 
     models: dict[str, Path]
     adapter: Path
@@ -38,7 +38,7 @@ class StandIns:
     folder: Path
 
     def template(self, given: str) -> Path:
-        """Returns a file with a template of the flag `--chat-template`."""
+        """Returns a file with the template that a value of `--chat-template` means."""
         text = TEMPLATES.get(given, given)
         file = self.folder / f"{zlib.crc32(text.encode())}.jinja"
         file.write_text(text)
@@ -62,8 +62,8 @@ def made(folder: Path) -> StandIns:
 
 
 def endless(folder: Path) -> Path:
-    """Writes a random model that goes on for ever, as the tests' own does: tokens that are no whole
-    characters, and the token that would end an answer, have a logit of 0, far below the largest.
+    """Writes a random model whose answers never end, like the tests' own model: the tokens that are incomplete
+    characters, and the end token, have a logit of 0, far below the largest.
     """
     model, tokenizer = build("llama"), KINDS["llama"].tokenizer()
     head = model.get_output_embeddings().weight
@@ -79,7 +79,7 @@ def endless(folder: Path) -> Path:
 
 
 def with_longer_context(folder: Path) -> Path:
-    """Lets a checkpoint have as many tokens as the tests ask for."""
+    """Raises the longest context of a checkpoint to the length that the tests need."""
     file = folder / "config.json"
     config = json.loads(file.read_text())
     config["text_config"]["max_position_embeddings"] = 8192
@@ -100,7 +100,7 @@ class _Gallery(BaseHTTPRequestHandler):
 
 
 def picture_server() -> str:
-    """Starts a server of pictures, which ends with this process, and returns its URL."""
+    """Starts a server of pictures that ends with this process, and returns its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Gallery)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}/"

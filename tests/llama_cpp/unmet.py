@@ -1,4 +1,4 @@
-"""Tests of llama.cpp that cannot pass here, with the reason: a file, or a test with all of its cases."""
+"""Tests of llama.cpp that Sluice cannot pass, with the reason. A key names a file, or a test with all its cases."""
 
 NOT_OFFERED: dict[str, str] = {
     "test_mcp_servers.py": "the server starts no programs for its clients",

@@ -1,7 +1,7 @@
 """`python -m tests.ops [PART ...]` runs Sluice under a real Prometheus, behind a real nginx, and as Kubernetes pods.
 
 It uses the files that deploy/ ships, and needs prometheus, promtool and nginx on the PATH. It takes about three
-minutes, a third of it to install the frontend's requirements. It prints its measurements; the exit code is 0 if every
+minutes, one of them to install the frontend's requirements. It prints its measurements; the exit code is 0 if every
 check holds.
 """
 

@@ -1,4 +1,4 @@
-"""A worker and two frontends without torch behind nginx: tokens are not buffered, no answer is lost without need."""
+"""Checks two frontends without torch behind nginx: tokens are not buffered, and no answer is lost without need."""
 
 import json
 import signal
@@ -18,14 +18,14 @@ from tests.e2e.server import free_port
 from tests.ops.programs import frontend_only, nginx, running, until
 
 Frontend = subprocess.Popen[bytes]
-AT_ONCE = 8  # requests
+AT_ONCE = 8  # requests in flight
 BODY = {"model": "m", "temperature": 0, "ignore_eos": True}
 
 
 @dataclass(frozen=True)
 class Outcome:
     status: int
-    complete: bool  # it has a proper end
+    complete: bool  # whether the answer has a proper end
 
 
 def load_balancer(folder: Path) -> None:
@@ -84,7 +84,7 @@ def _arrivals(url: str, tokens: int = 300) -> list[float]:
 
 def _check_streaming(url: str, ports: tuple[int, int], folder: Path) -> None:
     def with_defaults(conf: str) -> str:
-        """Makes nginx buffer by default, and ignore the header by which Sluice disables buffering."""
+        """Changes nginx's configuration: nginx buffers, and ignores the header by which Sluice disables buffering."""
         conf = conf.replace("proxy_buffering off;", "proxy_ignore_headers X-Accel-Buffering;")
         return conf.replace("proxy_http_version 1.1;", "")
 
@@ -129,7 +129,7 @@ def _send_during(url: str, stream: bool, process: Frontend, signum: signal.Signa
 
 
 def _check_kill(url: str, frontend: Frontend) -> None:
-    """Requests that the killed frontend had received end in 502: they are not repeated. No later request is lost."""
+    """Asserts that at most the killed frontend's requests end in 502, since nginx does not repeat them."""
     outcomes = _send_during(url, False, frontend, signal.SIGKILL)
     lost = [outcome for outcome in outcomes if not outcome.complete]
     assert len(lost) <= AT_ONCE and all(outcome.status == 502 for outcome in lost), outcomes
@@ -140,7 +140,7 @@ def _check_kill(url: str, frontend: Frontend) -> None:
 
 
 def _check_drain(url: str, frontend: Frontend) -> None:
-    """Streams that have begun are completed; a later request is completed, or refused with 503."""
+    """Asserts that running streams are completed, and that later requests are completed or refused with 503."""
     outcomes = _send_during(url, True, frontend, signal.SIGTERM)
     refused = [outcome for outcome in outcomes if not outcome.complete]
     assert all(outcome.status == 503 for outcome in refused), outcomes

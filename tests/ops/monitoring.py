@@ -1,4 +1,4 @@
-"""A server with two frontends under Prometheus: sums are exact, and alerts fire exactly when they should."""
+"""Checks a server with two frontends under Prometheus: sums are exact, and alerts fire exactly when they should."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def monitoring(folder: Path) -> None:
         _check_spread(server)
         _check_names(monitor)
         _check_dashboard(monitor)
-        time.sleep(4)  # longer than an alert waits here
+        time.sleep(4)  # longer than the delay of an alert in this test
         assert not monitor.firing(), monitor.firing()
         _pause_and_resume(server, monitor)
         _kill(server, monitor)
@@ -86,7 +86,7 @@ def _check_names(monitor: Prometheus) -> None:
 
 
 def _check_dashboard(monitor: Prometheus) -> None:
-    """Checks that Prometheus accepts every query; queries without a result are of counters not incremented yet."""
+    """Checks that Prometheus accepts every query. Only queries of counters not incremented yet have no result."""
     variables = {"$model": ".*", "$frontend": ".*", "$worker": ".*", "$__rate_interval": "1m", "$__range": "5m"}
     empty, queried = [], [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
     for query in queried:

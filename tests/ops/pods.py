@@ -1,6 +1,6 @@
 """Runs the commands, environments, secrets and probes of the Kubernetes files as processes of this machine.
 
-It replaces only the parts which a cluster provides: host names, ports, mount points of volumes, the model.
+It replaces only the parts that a cluster provides: host names, ports, mount points of volumes, the model.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Context managers which run Prometheus and nginx with the files that deploy/ ships.
+"""Context managers that run Prometheus and nginx with the files that deploy/ ships.
 
-They change only ports and paths and, to save time, Prometheus' intervals and the delays of its alerts.
+They change only ports and paths and, to save time, Prometheus' intervals and the delays of alerts.
 """
 
 import json
@@ -76,7 +76,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, frontends: list[int], workers: list[int]) -> Iterator[Prometheus]:
-    """Runs a Prometheus which scrapes and evaluates once a second; alerts that wait minutes wait 2 s."""
+    """Runs a Prometheus that scrapes and evaluates once a second; delays of alerts are 2 s instead of minutes."""
     shutil.copytree(DEPLOY / "monitoring", folder)
     config = folder / "prometheus.yml"
     config.write_text(re.sub(r"_interval: 15s", "_interval: 1s", config.read_text()))

@@ -1,7 +1,7 @@
-"""Shows on the real model what the other tests show on random weights and a toy, and prints it as a Markdown table.
+"""Repeats with a real model what other tests check with random weights and a toy; prints a Markdown table.
 
-Greedy answers are compared with transformers, structured output with JSON schema, text with `tokenizers`, and the
-promises of receipts, scores, replays and restarts with themselves. The model is SmolLM2-135M-Instruct in Q4_1 (98 MB):
+Greedy answers are compared with transformers, structured output with its JSON schema, text with `tokenizers`; receipts,
+scores, replays and restarts must repeat their own bytes. The model is SmolLM2-135M-Instruct in Q4_1 (98 MB):
 SLUICE_TEST_REAL_MODEL names the file. The exit code is 1 if anything is wrong.
 """
 
@@ -26,7 +26,7 @@ from tests.worker.matrix import DRAFTING_MODES, DRAFTING_PAIRS, HALVES, MODES
 
 
 class Bench:
-    """The servers that the parts share. Each is started when a part first needs it."""
+    """The servers that the parts share. A server is started when a part first needs it."""
 
     def __init__(self, file: Path, stack: ExitStack, scale: float) -> None:
         self.file, self._stack, self._scale = file, stack, scale
@@ -39,12 +39,12 @@ class Bench:
 
     @cached_property
     def server(self) -> Server:
-        """In bfloat16, with drafts; it can be held."""
+        """A server in bfloat16 with drafts, which can be held."""
         return self._serving("server", "--dtype", "bfloat16", "--speculation", "ngram", held=True)
 
     @cached_property
     def plain(self) -> Server:
-        """In bfloat16, without drafts; it records."""
+        """A server in bfloat16 without drafts, which records requests."""
         recording = ("--record", str(self.record), "--record-text")
         return self._serving("plain", "--dtype", "bfloat16", "--speculation", "off", *recording)
 

@@ -1,7 +1,7 @@
-"""Greedy answers beside transformers in float32: what it finds likelier at any place of our answer, and by how much.
+"""Compares greedy answers with transformers in float32: where it prefers another token, and by how much.
 
-One pass of transformers over prompt and answer tells at each place the margin between our token and its best one.
-Formats round differently, so a token may differ where the two are closer than the error of the server's format.
+One pass of transformers over prompt and answer gives at each position the margin between our token and its best token.
+Formats round differently, so a token may differ if this margin is smaller than the error of the server's format.
 """
 
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from tests.real.questions import TURNS, Message, questions
 from tests.real.reference import Reference
 from tests.real.report import Row
 
-# Logits. Activations in bfloat16 keep 8 bits, so logits of about 20 are off by some tenths; those in float32 differ
-# from transformers' by the order of additions.
+# Largest margins, in logits. Activations in bfloat16 keep 8 bits, so logits of about 20 are off by some tenths. In
+# float32, logits differ from transformers' only by the order of additions.
 MARGINS = {"bfloat16": 0.25, "float32": 1e-3}
 LONGEST, SHORTEST = 128, 64
 
@@ -24,11 +24,11 @@ class Compared:
     answers: int = 0
     tokens: int = 0
     differing: int = 0
-    errors: list[float] = field(default_factory=list)  # of log-probabilities
+    errors: list[float] = field(default_factory=list)  # errors of log-probabilities
 
 
 def check(server: Server, reference: Reference, dtype: str, asked: list[list[Message]], turns: int) -> Row:
-    """Compares the answers to each conversation in `asked`, then to the first `turns` turns of the chat TURNS."""
+    """Compares the answers to each conversation in `asked`, then the answers in the first `turns` turns of TURNS."""
     row, counts = Row(f"greedy answers, {dtype}"), Compared()
     for number, messages in enumerate(asked):
         _one(server, reference, dtype, messages, LONGEST if number % 2 else SHORTEST, row, counts)
@@ -79,7 +79,7 @@ def _one(
 
 
 def _prompt_ids(server: Server, reference: Reference, messages: list[Message], row: Row) -> list[int]:
-    """Returns the ids of /tokenize. They are transformers', unless a message spells special tokens."""
+    """Returns the ids of /tokenize. They equal transformers' ids, unless a message spells special tokens."""
     prompt: list[int] = server.client.post("/tokenize", json={"messages": messages}).json()["tokens"]
     spells = any("<|" in message["content"] for message in messages)
     theirs = reference.chat_ids(messages)
@@ -88,6 +88,6 @@ def _prompt_ids(server: Server, reference: Reference, messages: list[Message], r
 
 
 def some() -> list[list[Message]]:
-    """Returns a few questions of different kinds, for `make test`."""
+    """Returns a few questions of different kinds, enough for `make test`."""
     asked = questions()
     return [asked[place] for place in (0, 13, 19, 31, -1)]

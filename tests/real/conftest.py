@@ -1,4 +1,4 @@
-"""The real model's file, its server and its reference, for all tests of the folder, which need the file."""
+"""Fixtures for all tests of the folder: the real model's file, its server and its reference."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The context to its last token: what fits, what is refused with which figures, and the same bytes far into it."""
+"""Checks long contexts: what fits, what is refused with which figures, and equal bytes after long prompts."""
 
 import os
 import re
@@ -26,9 +26,9 @@ def check_end(server: Server) -> Row:
 
 
 def check_bytes(server: Server, plain: Server, prompt: int = FAR, new: int = NEW) -> Row:
-    """Compares an answer after a long prompt with that without drafts, and with that of a worker killed halfway.
+    """Compares an answer after a long prompt with that of a server without drafts, and that of a worker killed halfway.
 
-    server: drafts, and can be held; plain: does not draft
+    server: a server with drafts, which can be held. plain: a server without drafts
     """
     row = Row(f"the same bytes after {prompt} tokens")
     ids = ids_of(server, prompt)
@@ -60,7 +60,7 @@ def continued(server: Server, ids: list[int], new: int) -> Streamed:
     body = {"prompt": ids, "max_tokens": new, "temperature": 0, "ignore_eos": True}
     found = read(server.client, "/v1/completions", body)
     if found.usage:
-        found.usage.pop("prompt_tokens_details")  # a prompt may be cached
+        found.usage.pop("prompt_tokens_details")  # counts cached tokens, which may differ
     return found
 
 
@@ -74,7 +74,7 @@ def _fits(server: Server, ids: list[int], row: Row) -> None:
 
 
 def _refusals(server: Server, ids: list[int], row: Row) -> None:
-    """The error has the context's length and the lengths that were asked for, whose sum exceeds it."""
+    """Asserts that the error states the context's length and the requested lengths, whose sum exceeds it."""
     for prompt, most in ((CONTEXT - LEFT, LEFT + 1), (CONTEXT - LEFT, None), (CONTEXT, 1), (CONTEXT + 1, 1)):
         body = {"prompt": ids[:prompt], "max_tokens": most}
         answer = server.client.post("/v1/completions", json=body)
@@ -85,7 +85,7 @@ def _refusals(server: Server, ids: list[int], row: Row) -> None:
 
 
 def _chats(server: Server, row: Row) -> None:
-    """Without `max_tokens` an answer ends at the context's end, and says so."""
+    """Asserts that an answer without `max_tokens` ends at the end of the context, with the finish reason for it."""
     system = {"role": "system", "content": "Go on."}
     for bare in (CONTEXT - 40, CONTEXT - 100):
         text = server.client.post("/detokenize", json={"tokens": ids_of(server, bare)}).json()["prompt"]

@@ -1,6 +1,6 @@
-"""Text of all scripts and of ids at random, in pieces and whole, beside what `tokenizers` decodes.
+"""Compares the text of streams with the decoding of `tokenizers`, for text of all scripts and for random ids.
 
-A grammar that names ids forces an answer to be just these, so that any sequence passes through the server's stream.
+A grammar of ids forces an answer to consist of exactly these ids, so that any sequence can pass through a stream.
 """
 
 import random
@@ -31,7 +31,7 @@ AT_ONCE = 8
 
 
 def forced(ids: list[int]) -> dict[str, object]:
-    """Returns the fields of a request whose answer has just these ids."""
+    """Returns the fields of a request whose answer must consist of exactly these ids."""
     grammar = "start: " + " ".join(f"<[{id}]>" for id in ids)
     return {"prompt": "x", "guided_grammar": grammar, "max_tokens": len(ids) + 1}
 
@@ -47,7 +47,7 @@ def _texts(server: Server, reference: Reference) -> Row:
         name = repr(text[:16])
         ids = client.post("/tokenize", json={"prompt": text}).json()["tokens"]
         row.expect(ids == tokenizer(text).input_ids, f"{name}: /tokenize has other ids than tokenizers")
-        text = tokenizer.decode(ids)  # the model has no token for some control characters: tokenizers drops them
+        text = tokenizer.decode(ids)  # drops some control characters, for which the model has no token
         back = client.post("/detokenize", json={"tokens": ids}).json()["prompt"]
         row.expect(back == text, f"{name}: /detokenize says {back!r}")
         for prompt in (text, ids):
@@ -65,7 +65,7 @@ def _texts(server: Server, reference: Reference) -> Row:
 
 
 def _random_ids(server: Server, reference: Reference, sequences: int, draw: random.Random) -> Row:
-    """Half of the ids are pieces of characters, so that most texts have invalid and incomplete ones."""
+    """Draws ids; half of them are parts of characters, so that most texts have invalid and incomplete characters."""
     tokenizer = reference.tokenizer
     plain = [id for id in range(len(tokenizer)) if tokenizer.decode([id]) not in ENDS]
     broken = [id for id in plain if "\ufffd" in tokenizer.decode([id])]

@@ -1,4 +1,4 @@
-"""The bits of one request of the real model in every mode of batching, chunking, pages, company and drafts."""
+"""Compares the bits of a request of the real model in all modes: batching, chunking, pages, company and drafts."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.worker.run.harness import batch_invariant_decoder
 
 
 def check(file: Path, dtype: torch.dtype, modes: list[Mode]) -> Row:
-    """Compares the logits of all positions in each mode with those of the request alone, bitwise."""
+    """Compares bitwise the logits of all positions in each mode with the logits when the request runs alone."""
     row = Row(f"the matrix of modes, {str(dtype).removeprefix('torch.')}", f"{len(modes)} modes with the default one")
     decoder = batch_invariant_decoder(translated([file]), dtype)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Where the real model is, if this machine has it."""
+"""Finds the file of the real model, if this machine has it."""
 
 import os
 from pathlib import Path

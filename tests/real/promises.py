@@ -1,4 +1,4 @@
-"""Receipts, scores, a record and its replay, with answers of the real model."""
+"""Checks receipts, scores, and a record with its replay, with answers of the real model."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def check_receipts(server: Server, questions: int) -> Row:
 
 
 def check_scores(server: Server, questions: int) -> Row:
-    """Log-probabilities of decoding are those of a prefill, bit for bit."""
+    """Asserts that the log-probabilities of decoding equal those of a prefill, bit for bit."""
     row, tokens = Row("log-probabilities"), 0
     for number, text in enumerate(PLAIN[:questions]):
         sent = chat(text, logprobs=True, return_token_ids=True, ignore_eos=True, **SAMPLED[number % 3])
@@ -53,7 +53,7 @@ def check_scores(server: Server, questions: int) -> Row:
 
 
 def check_replay(recording: Server, record: Path, server: Server, questions: int) -> Row:
-    """Asks a server that writes `record`, and replays all of it on another one."""
+    """Sends requests to a server that writes `record`, and replays the record on another server."""
     for number, text in enumerate(PLAIN[:questions]):
         recording.client.post("/v1/chat/completions", json=chat(text, **SAMPLED[number % len(SAMPLED)]))
     recording.until(lambda _: record.exists() and len(record.read_bytes().splitlines()) >= questions)

@@ -61,7 +61,7 @@ TURNS = (
 
 
 def long_text(tokens: int) -> str:
-    """Returns sentences that do not repeat, of about as many tokens."""
+    """Returns a text of about `tokens` tokens, in which no sentence repeats."""
     colours, places = ("red", "green", "blue", "white", "black"), ("Oslo", "Lima", "Cairo", "Kyoto", "Quito", "Riga")
     lines = [
         f"Entry {i}: on day {i * 7 % 31 + 1} a {colours[i % 5]} box of {i * 13 % 97} kg came from {places[i % 6]}."
@@ -71,7 +71,7 @@ def long_text(tokens: int) -> str:
 
 
 def questions() -> list[list[Message]]:
-    """The forty questions except those of TURNS, a chat that contains the model's own answers."""
+    """Returns the forty questions, except those in TURNS, a chat that contains the model's own answers."""
     asked = [[{"role": "user", "content": text}] for text in PLAIN]
     asked.append([{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Where is the treasure?"}])
     asked.append([{"role": "user", "content": long_text(3900) + "\n\nSummarize the entries above in one paragraph."}])

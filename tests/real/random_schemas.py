@@ -1,4 +1,4 @@
-"""JSON schemas at random, as programs send them: objects with optional members, arrays, unions, references, formats."""
+"""Makes random JSON schemas as programs send them: with optional members, arrays, unions, references, formats."""
 
 import random
 from typing import Any
@@ -32,13 +32,13 @@ DEFINITIONS: dict[str, Schema] = {
 
 
 def schema(draw: random.Random) -> Schema:
-    """A whole schema; three of four are objects, as structured output and tools mostly are."""
+    """Returns a whole schema. Three quarters are objects, as most schemas of structured output and tools are."""
     inner = _object(draw, 0) if draw.random() < 0.75 else _any(draw, 0)
     return {**inner, "$defs": DEFINITIONS}
 
 
 def parameters(draw: random.Random) -> Schema:
-    """A schema of a tool's arguments."""
+    """Returns a schema for a tool's arguments."""
     return {**_object(draw, 0), "$defs": DEFINITIONS}
 
 

@@ -1,8 +1,8 @@
-"""The same model in transformers, in float32 on the dequantized weights, and a tokenizer built apart from ours.
+"""The same model in transformers, in float32 with the dequantized weights, and an independently built tokenizer.
 
-transformers converts the weights of the GGUF file (it undoes the converter's order of rotary dimensions).
-The tokenizer is written down here as the model's authors publish it, since transformers gives every GGUF file of this
-kind GPT-2's rules, which do not split digits.
+transformers converts the weights of the GGUF file (it undoes the converter's order of rotary dimensions). The tokenizer
+is spelled out here as the model's authors publish it, because transformers gives every GGUF file of this kind GPT-2's
+rules, which do not split digits.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ SPECIAL = 3  # the type of a special token in GGUF
 
 @dataclass(frozen=True)
 class Gap:
-    """How far an id is from the best one at its place, in logits: 0 where it is the best."""
+    """The distance in logits of an id from the best id at its position; 0 if it is the best."""
 
     place: int
     chosen: int
@@ -43,7 +43,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Scored:
-    """Where an answer differs from the likeliest tokens, and the log-probabilities of all its tokens."""
+    """The positions where an answer differs from the most likely tokens, and the log-probabilities of its tokens."""
 
     gaps: list[Gap]
     logprobs: list[float]
@@ -104,11 +104,11 @@ class Reference:
 
     @torch.no_grad()
     def logits(self, ids: list[int], last: int) -> Tensor:
-        """Returns what follows each of the last `last` ids, in one pass [last, V]."""
+        """Returns the logits [last, V] after each of the last `last` ids, computed in one pass."""
         return torch.as_tensor(self.model(torch.tensor([ids]), logits_to_keep=last).logits[0])
 
     def score(self, prompt: list[int], answer: list[int]) -> Scored:
-        """Returns transformers' verdict on each token of `answer`, given all tokens before it."""
+        """Scores each token of `answer` with transformers, given all tokens before it."""
         logits = self.logits(prompt + answer[:-1], len(answer))
         best, chosen = logits.argmax(-1), torch.tensor(answer)
         own = logits.gather(1, chosen[:, None])[:, 0]

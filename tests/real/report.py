@@ -1,4 +1,4 @@
-"""What a check has compared and found, and all of them as a Markdown table."""
+"""The result of a check, and a Markdown table of all results."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Row:
-    """One check. wrong: a sentence for each error. notes: further remarks"""
+    """The result of one check. wrong: a sentence for each error. notes: further remarks"""
 
     check: str
     compared: str = ""

@@ -1,4 +1,4 @@
-"""Reads OpenAI's streams of completions and chats whole."""
+"""Reads complete streams of OpenAI's completions and chats."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import httpx
 
 @dataclass
 class Streamed:
-    """What the one choice of a stream has said."""
+    """The content of the only choice of a stream."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -20,7 +20,7 @@ class Streamed:
 
 
 def read(client: httpx.Client, route: str, body: dict[str, Any]) -> Streamed:
-    """Reads a stream to its end. Raises AssertionError unless the answer is a stream, and a complete one."""
+    """Reads a stream to its end. Raises AssertionError unless the answer is a complete stream."""
     found = Streamed()
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     with client.stream("POST", route, json=asked) as response:
@@ -40,7 +40,7 @@ def read(client: httpx.Client, route: str, body: dict[str, Any]) -> Streamed:
 
 def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
     done = False
-    for line in response.iter_lines():  # as many clients do: these lines end at U+2028 and the like, too
+    for line in response.iter_lines():  # as in many clients, lines also end at U+2028 and similar characters
         if line.startswith("data: "):
             assert not done, "something came after the end"
             done = line == "data: [DONE]"

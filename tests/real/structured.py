@@ -1,4 +1,4 @@
-"""Answers to random schemas: complete ones are valid, those cut off can be completed, and none hangs."""
+"""Checks answers to random schemas: complete answers are valid, cut answers can be completed, and no request hangs."""
 
 import json
 import random
@@ -17,13 +17,13 @@ from tests.real.random_schemas import Schema, parameters, schema
 from tests.real.report import Row
 
 BUDGETS = (1, 3, 8, 16, 32, 64, 128)
-MORE = 256  # tokens with which an answer that was cut off may end
+MORE = 256  # most tokens to complete an answer that was cut off
 AT_ONCE = 8
 TASKS = (
     "Describe a person as JSON.", "Give me an example.", "Invent a product and describe it as JSON.",
     "¿Puedes darme un ejemplo?", "Extract the data: Ada, 36 years, red, ada@example.com, 2024-11-24.",
 )  # fmt: skip
-Found = tuple[str, str | None]  # how a request ended, and what is wrong with its answer
+Found = tuple[str, str | None]  # how a request ended, and what is wrong with its answer (None: nothing)
 
 
 def check(server: Server, schemas: int, tools: int, seed: int = 0) -> list[Row]:
@@ -81,7 +81,7 @@ def _call(server: Server, draw: random.Random) -> Found:
     ]
     named = draw.choice((None, *offered))
     forced: Any = {"type": "function", "function": {"name": named}} if named else "required"
-    several = draw.random() < 0.2  # a small model repeats a call to the budget's end
+    several = draw.random() < 0.2  # a small model repeats a call until its tokens are used up
     body = _asked(draw, tools=tools, tool_choice=forced, parallel_tool_calls=several, max_tokens=256)
     if draw.random() < 0.5:
         body |= _hurried(server)
@@ -106,7 +106,7 @@ def _call(server: Server, draw: random.Random) -> Found:
 
 
 def _hurried(server: Server) -> dict[str, Any]:
-    """Returns the sampling that closes strings, arrays and objects as soon as the schema lets it."""
+    """Returns sampling parameters that close strings, arrays and objects as soon as the schema allows it."""
     closing = [server.client.post("/tokenize", json={"prompt": text}).json()["tokens"][0] for text in '"}]']
     return {"temperature": 0, "logit_bias": {str(id): 50 for id in closing}}
 
@@ -122,7 +122,7 @@ def _unlike_json(text: str) -> str | None:
 
 
 def _told(server: Server, body: dict[str, Any]) -> tuple[str, list[int] | None, str]:
-    """Returns text, ids and finish reason; for a refusal, its body, None and the status."""
+    """Returns (text, ids, finish reason) of an answer, or (body, None, status) of a refusal."""
     answer = server.client.post("/v1/chat/completions", json=body)
     if answer.status_code != 200:
         return answer.text, None, str(answer.status_code)

@@ -1,4 +1,4 @@
-"""The short form of `python -m tests.real`: a few inputs of each kind, on one server in bfloat16."""
+"""A short form of `python -m tests.real`: a few inputs of each kind, on one server in bfloat16."""
 
 import os
 import signal

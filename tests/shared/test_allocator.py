@@ -1,4 +1,4 @@
-"""Freed buffers that are large go back to the system, even after larger ones; tested in a process of its own."""
+"""Large freed buffers go back to the system, even after larger ones; tested in a separate process."""
 
 import ctypes
 import subprocess

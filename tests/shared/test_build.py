@@ -1,4 +1,4 @@
-"""shared/build.py."""
+"""Tests of shared/build.py."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Downloads from the hub, against a local server. Whole checkpoints: model/checkpoint/test_checkpoint.py."""
+"""Downloads from the hub, with a local server. test_checkpoint.py in tests/worker/model/ tests whole checkpoints."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -30,7 +30,7 @@ def test_available_bytes_are_less_than_the_machine_has() -> None:
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> Memory:
-    """A machine of 64 GiB with 48 GiB available. cgroup: a line of /proc/self/cgroup."""
+    """Makes the files of a machine with 64 GiB, of which 48 GiB are available. cgroup: a line of /proc/self/cgroup"""
     meminfo = f"MemTotal: {64 << 20} kB\nMemAvailable: {48 << 20} kB\nSwapFree: {2 << 20} kB\n"
     files = {"proc/meminfo": meminfo, "proc/self/cgroup": f"9:cpu:/x\n{cgroup}\n"} | files
     for name, text in files.items():

@@ -1,4 +1,4 @@
-"""shared/messages/."""
+"""Tests of shared/messages/."""
 
 import msgspec
 import pytest

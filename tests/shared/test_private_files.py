@@ -1,4 +1,4 @@
-"""Who may read secrets, and whose cache is trusted."""
+"""Which files count as open to other users, and which cache folders are trusted."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""shared/weight_formats.py."""
+"""Tests of shared/weight_formats.py."""
 
 from pathlib import Path
 

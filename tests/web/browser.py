@@ -1,4 +1,4 @@
-"""Starts the system's Chromium and opens pages which record errors. The module is independent of the playground."""
+"""Starts the system's Chromium and opens pages that record errors. The module is independent of the playground."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 NO_RESOLVER = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 ARGUMENTS = (NO_RESOLVER, "--disable-background-networking", "--disable-component-update", "--no-first-run")
-REFUSED = "Failed to load resource"  # the console's message for every status from 400 on
+REFUSED = "Failed to load resource"  # Chromium's console message for every status from 400 on
 
 
 def program() -> str:
@@ -27,7 +27,7 @@ def program() -> str:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Starts a headless Chromium which resolves no names, so that it reaches only 127.0.0.1."""
+    """Starts a headless Chromium that resolves no names, so that it reaches only 127.0.0.1."""
     executable = program()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=list(ARGUMENTS))
@@ -38,7 +38,7 @@ def chromium() -> Iterator[Browser]:
 class Watch:
     """Collects errors of a page: console errors (including violations of its CSP), exceptions, requests to other hosts.
 
-    expected_statuses: statuses of refusals which a test provokes; 0 is a broken connection.
+    expected_statuses: statuses of refusals that a test provokes; 0 is a broken connection.
     """
 
     def __init__(self, page: Page, origin: str) -> None:

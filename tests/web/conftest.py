@@ -1,4 +1,4 @@
-"""Fixtures of the browser tests. They import Playwright only when such a test runs."""
+"""Fixtures of the browser tests. They import Playwright only when a browser test runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""The page object of the playground: the elements which users click, fill in and read."""
+"""The page object of the playground: the elements that users click, fill in and read."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.web.browser import Watch, watched
 PATIENCE_MS = 60_000
 GENERATION = re.compile(r"/v1/(chat/)?completions$")
 
-# Runs in the page and records every length of the last answer.
+# Runs in the page and records the length of the last answer after each change.
 NOTE_LENGTHS = """() => {
   window.lengths = [];
   const note = () => lengths.push([...document.querySelectorAll(".answer")].at(-1)?.textContent.length ?? 0);
@@ -92,7 +92,7 @@ class Playground:
         return self.turn.get_by_role("button", name=name, exact=True)
 
     def add_to_requests(self, **fields: Any) -> None:
-        """Adds fields, for which the page has no input, to its further requests."""
+        """Adds fields for which the page has no input to the page's further requests."""
 
         def add_fields(route: Route) -> None:
             route.continue_(post_data=json.dumps(json.loads(route.request.post_data or "{}") | fields))

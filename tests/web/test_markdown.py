@@ -1,4 +1,4 @@
-"""Markdown, code and maths of answers in Chromium. An answer is hostile input: nothing of it runs or is fetched.
+"""Markdown, code and maths of answers in Chromium. An answer is hostile input: no part of it is run or fetched.
 
 Every test fails on a console error, a violation of the page's policy or a request to another host.
 """
@@ -119,7 +119,7 @@ def test_growing_answer_keeps_its_finished_blocks(model: Model, open_playground:
 
 
 def test_slow_draws_leave_the_page_most_of_the_time(model: Model, open_playground: OpenPlayground) -> None:
-    """A block that still grows is read from its beginning at each draw, so the draws of a long one are slow."""
+    """Each draw reads a growing block from its beginning, so the draws of a long block are slow."""
     stream = """async () => {
       const { Answer } = await import("/web/answer.js"), { newTurn } = await import("/web/turns.js");
       const { Prose } = await import("/web/prose.js"), { show } = Prose.prototype;

@@ -27,7 +27,7 @@ ANY_TEXT = re.compile(r".{20,}", re.DOTALL)
 
 
 def answer_of(demo: Server, path: str, **fields: Any) -> str:
-    """Returns the answer of the server to a request without the page."""
+    """Returns the server's answer to a request that is sent without the page."""
     choice = demo.client.post(path, json={"model": "m", "max_tokens": 256, **fields}).json()["choices"][0]
     return str(choice["message"]["content"] if "message" in choice else choice["text"])
 
@@ -37,7 +37,7 @@ def chat_answer_of(demo: Server, text: str, **fields: Any) -> str:
 
 
 def test_chat_answer_grows_token_by_token(ui: Playground, demo: Server) -> None:
-    fields = {"ignore_eos": True, "max_tokens": 1500}  # long enough for a slow browser to show it growing
+    fields = {"ignore_eos": True, "max_tokens": 1500}  # so long that even a slow browser shows the answer growing
     ui.add_to_requests(**fields)
     ui.set_field("seed", str(SEED))
     ui.page.evaluate(NOTE_LENGTHS)
@@ -98,7 +98,7 @@ def test_completion_tab_equals_completions_api(ui: Playground, demo: Server) -> 
 
 @pytest.mark.parametrize("tab", ["chat", "completion"])
 def test_token_click_shows_probabilities(ui: Playground, demo: Server, tab: str) -> None:
-    """The same works with the keyboard alone."""
+    """A click on a token shows its probabilities, and so does the keyboard alone."""
     ui.open(f"?tab={tab}&probabilities=1")
     ui.set_field("seed", str(SEED))
     ui.send(STORY, key="Control+Enter")
@@ -174,7 +174,7 @@ def test_answer_with_killed_worker_is_complete(ui: Playground, demo: Server) -> 
     fields: dict[str, Any] = {"max_tokens": 500, "ignore_eos": True}
     expected = chat_answer_of(demo, STORY, seed=3, **fields)
     ui.add_to_requests(**fields)
-    ui.watch.expected_statuses = {503}  # the answer of /ready
+    ui.watch.expected_statuses = {503}  # the status of /ready
     ui.set_field("seed", "3")
     ui.send(STORY, until="running")
     expect(ui.turn.locator(".answer")).to_have_text(ANY_TEXT)

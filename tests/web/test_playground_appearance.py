@@ -12,7 +12,7 @@ pytestmark = pytest.mark.browser
 
 SIZES = {"desktop": (1280, 800), "tablet": (1024, 768), "phone": (390, 844), "narrow": (360, 640)}
 THEMES: list[Any] = ["light", "dark"]
-MIN_CONTRAST = 4.5  # of text: https://www.w3.org/TR/WCAG22/#contrast-minimum
+MIN_CONTRAST = 4.5  # least contrast of text: https://www.w3.org/TR/WCAG22/#contrast-minimum
 
 # Runs in the page: returns every visible and enabled text as [contrast to its background, the text].
 CONTRASTS = """() => {
@@ -40,7 +40,7 @@ CONTRASTS = """() => {
           ...hints.map((node) => [contrast(node, "::placeholder"), node.placeholder])];
 }"""
 
-# Runs in the page: returns the elements which scroll horizontally.
+# Runs in the page: returns the elements that scroll horizontally.
 TOO_WIDE = """() => [...document.querySelectorAll("html, main, .log, #talk, .fields, #live, #settings")]
   .filter((box) => box.scrollWidth > box.clientWidth && getComputedStyle(box).overflowX !== "visible")
   .map((box) => box.id || box.className || box.localName)"""
@@ -52,7 +52,7 @@ FOCUSED = """() => {
   return [name.trim(), style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
 }"""
 
-# Runs in the page: opens every fold and adds a call, a thought and an error, which fills the page most.
+# Runs in the page: opens every fold and adds a call, a thought and an error, so that the page is as full as possible.
 UNFOLD = """() => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;
   document.getElementById("access").hidden = false;

@@ -1,4 +1,4 @@
-"""Conversations of the playground: kept, taken up after a reload, branched, searched, exported, shared by two tabs."""
+"""Conversations of the playground: stored, continued after a reload, branched, searched, exported, shared by tabs."""
 
 import json
 import re
@@ -26,7 +26,7 @@ LONG = {"ignore_eos": True, "max_tokens": 1500}
 
 
 def bodies(page: Page) -> list[dict[str, Any]]:
-    """Returns a list to which the page's requests for answers are added."""
+    """Returns a list to which the bodies of the page's later requests for answers are added."""
     seen: list[dict[str, Any]] = []
     page.on("request", lambda each: seen.append(each.post_data_json) if GENERATION.search(each.url) else None)
     return seen
@@ -56,7 +56,7 @@ def of_list(ui: Playground, name: str) -> Locator:
 
 
 def sends_beginning(model: Model, text: str, count: int) -> None:
-    """The next answers stop after `count` tokens of the text, without an end."""
+    """Makes the next answers stop after `count` tokens of the text, without an end."""
     (ids,) = model.tokenizer.encode_now([text], False)
 
     def play(pool: FakePool, stream: Stream) -> None:
@@ -112,7 +112,7 @@ def test_reload_keeps_thought_and_calls_and_adds_the_rest(model: Model, open_pla
             sends_beginning(model, text, count)
             ui.send("Weather?", until="running") if not titles(ui) else ui.page.reload()
             expect(ui.turn.locator(".thoughts")).to_contain_text("It ")
-            ui.page.wait_for_timeout(1100)  # what has arrived is kept once a second
+            ui.page.wait_for_timeout(1100)  # the page stores the received text once a second
         assert json.loads(ui.panel.locator("[name=tools]").input_value())[0]["type"] == "function"
         sends_whole(model, text, "Sunny.")
         ui.page.reload()
@@ -429,7 +429,7 @@ def test_two_tabs_keep_each_others_conversations_and_answers(model: Model, open_
         two.page.get_by_role("link", name="Shared").click()
         expect(two.turn.locator(".answer")).to_have_text("A long")
         expect(two.button("Stop")).to_be_enabled()
-        assert len(model.prompts) == 1  # the second tab follows the first one's stream
+        assert len(model.prompts) == 1  # the second tab follows the stream of the first tab
         sends_whole(model, "A long answer", "Mine.", "Yours.", "Both.")
         ui.page.close()
         two.wait_for_state("done")
@@ -506,7 +506,7 @@ def test_everything_is_done_by_keyboard(model: Model, open_playground: OpenPlayg
 
     with served(model) as url, open_playground(url, viewport={"width": 390, "height": 844}) as ui:
         ui.open()
-        tab_to("Send")  # the field
+        tab_to("Send")  # the input field
         ui.page.keyboard.type("First")
         ui.page.keyboard.press("Enter")
         ui.wait_for_state("done")

@@ -47,7 +47,7 @@ def seeing(tmp_path: Path) -> Model:
 
 
 def seen(model: Model) -> list[int]:
-    """Returns how many pictures each submitted prompt had."""
+    """Returns the number of pictures in each submitted prompt."""
     return [len(one.stream.submit.pictures or ()) for one in model.pool.submitted]
 
 

@@ -97,7 +97,7 @@ def test_api_key_is_requested_checked_and_kept_in_tab(
         ui.page.on("request", lambda request: urls.append(request.url))
         for _ in range(2):
             ui.page.wait_for_event("request", lambda request: request.url.endswith("/ready"))
-        assert f"{url}/stats" not in urls  # not before there is another key
+        assert f"{url}/stats" not in urls  # no request before another key is entered
         ui.send("Hi", until="failed")
         assert ui.error.startswith("401: the API key is missing or wrong. Put a key into the field")
         field.fill("sk-wröng")
@@ -109,7 +109,7 @@ def test_api_key_is_requested_checked_and_kept_in_tab(
         field.fill(KEY)
         field.press("Enter")
         expect(hint).to_contain_text("The server accepts this key.")
-        expect(ui.page.locator("#facts")).to_contain_text("tiny")  # from /stats
+        expect(ui.page.locator("#facts")).to_contain_text("tiny")  # the name from /stats
         ui.of_turn("Regenerate").click()
         ui.wait_for_state("done")
         assert ui.answer == "Hello."
@@ -179,7 +179,7 @@ def test_answer_waiting_for_worker_shows_notice(model: Model, open_playground: O
         ui.watch.expected_statuses = {503}
         ui.open()
         ui.send("Hi", until="running")
-        assert arrived.wait(30)  # else the server, not ready, would refuse it
+        assert arrived.wait(30)  # otherwise, the server would not be ready and refuse the request
         assert ui.page.evaluate(notice) == "none"
         model.pool.readiness = not_ready("the worker is lost")
         expect(ui.page.locator("#state")).to_have_text("not ready: the worker is lost")

@@ -1,6 +1,6 @@
 """A worker without a model, in a thread: real sockets, request table, scheduler and loop.
 
-The next id is a hash of all ids so far, so that any mistake in order, offset or resumption changes the tokens.
+The next id is a hash of all ids before it, so that any mistake in order, offset or resumption changes the tokens.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Done:
 
 @dataclass(slots=True)
 class FakeRunner:
-    """`trouble(sequence)` may raise."""
+    """A runner without a model. trouble: called with each sequence of a step, and may raise"""
 
     delay: float = 0.0
     trouble: Callable[[Sequence], None] = lambda sequence: None
@@ -76,7 +76,7 @@ class FakeRunner:
 
 @dataclass
 class Worker:
-    """`with Worker(folder) as worker:` serves; `kill()` ends without a message, as a crash does."""
+    """`with Worker(folder) as worker:` serves. `kill()` ends the worker without a message, as a crash does."""
 
     folder: Path
     epoch: int = 1
@@ -138,7 +138,7 @@ class Worker:
             self.server.close()
 
     def end(self) -> None:
-        """Ends as after a drain that took too long: every request is sent an End."""
+        """Ends the worker as after a drain that took too long: every request gets an End."""
         self.stopped = True
         self.thread.join()
         self.request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "no more time")
@@ -151,7 +151,7 @@ def sampling(max_tokens: int, **options: object) -> Sampling:
 
 
 async def next_batch(stream: Stream) -> Batch:
-    """Waits until something has arrived, and gathers it."""
+    """Waits until the stream has deltas, and returns them."""
     arrived = asyncio.Event()
     stream.on_fresh = arrived.set
     while not stream.fresh:

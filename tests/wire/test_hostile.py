@@ -1,6 +1,6 @@
-"""A hostile frontend with a valid key: the worker goes on serving all others, at a proportionate cost.
+"""A worker with a hostile frontend that has a valid key: it continues to serve others, at a proportionate cost.
 
-Every request is well typed, so it passes the decoder or is refused by it.
+Every request is well-typed, so the decoder accepts or refuses it.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def passed(requests: list[m.Request]) -> list[m.Request]:
 
 @dataclass
 class Ears:
-    """Takes the place of a Link: decodes what the worker would send, as a frontend does."""
+    """Replaces a Link: decodes the worker's events, as a frontend does."""
 
     inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
     told: dict[bytes, list[m.Step]] = field(default_factory=lambda: {ME: [], OTHER: []})
@@ -80,7 +80,7 @@ class Bench:
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.ears = worker, Ears()
-        worker.kill()  # its threads; the parts stay
+        worker.kill()  # ends its threads; its other parts stay
         worker.loop._server = self.ears  # type: ignore[assignment]
 
     @property
@@ -116,7 +116,7 @@ def test_hostile_requests_harm_neither_worker_nor_other_frontends(requests: list
     bench = BENCH[0]
     bench.say(OTHER, m.Submit(7, pack_u32([5, 6, 7]), SOUND))
     bench.say(ME, *(one for one in passed(requests) if not isinstance(one, m.Hello | m.Lease)))
-    bench.say(ME, m.Abort((7,)), m.Resync(7, 0))  # another frontend's requests
+    bench.say(ME, m.Abort((7,)), m.Resync(7, 0))  # ids of another frontend's requests
     bench.finish()
     bench.say(ME, FrontendGone())
     bench.worker.scheduler.check()
@@ -155,13 +155,13 @@ def test_corrupted_frame_is_a_request_or_one_error(request: m.Request, at: int, 
 
 def test_endless_nesting_is_the_same_error() -> None:
     frame = bytearray(encode(m.Abort((1,))))
-    frame[0] += 1  # one more field, which a decoder of today skips
+    frame[0] += 1  # one more field, which the current decoder skips
     for nested in (b"\x91" * 1_000_000, b"\x81\xa1a" * 1_000_000):
         with pytest.raises(msgspec.DecodeError):
             decode_request(bytes(frame) + nested)
 
 
-LIMIT_S = 10.0  # of work that takes milliseconds, and would take minutes if it were done for each item
+LIMIT_S = 10.0  # limit on work that takes milliseconds, but would take minutes if it were done for each item
 MANY = tuple(range(1_000_000))
 
 
@@ -196,7 +196,7 @@ def test_repeated_resync_is_answered_once_an_iteration(bench: Bench) -> None:
 
 
 def test_flood_does_not_stop_the_loop(tmp_path: Path) -> None:
-    """One sender floods the worker with more messages than it can read, while another is served."""
+    """A sender floods the worker with more messages than it can read. Another sender is served meanwhile."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with Worker(tmp_path, runner=FakeRunner(delay=0.001)) as worker:
         sock = context.socket(zmq.DEALER)
@@ -224,7 +224,7 @@ def test_hello_with_a_reserved_id_is_dropped(tmp_path: Path) -> None:
             sock.connect(worker.wire.requests)
             sock.send(encode(m.Hello(1, os.getpid())))
             sock.close(linger=1000)
-        wait(lambda: worker.server.counters.garbage >= 2)  # ZeroMQ itself may refuse the first
+        wait(lambda: worker.server.counters.garbage >= 2)  # ZeroMQ itself may refuse the first frame
         assert worker.server._peers == {}
     context.term()
 

@@ -15,7 +15,7 @@ from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, linked, nex
 
 
 class Leaky:
-    """A request socket that loses the first `count` messages of a kind."""
+    """A request socket that loses the first `count` messages of one type."""
 
     def __init__(self, connection: WorkerConnection, kind: type[m.Request], count: int) -> None:
         self._sock: Any = connection._requests
@@ -71,7 +71,7 @@ async def test_lease_replaces_a_lost_abort(tmp_path: Path) -> None:
 
 
 async def test_stream_unknown_to_the_worker_is_submitted_again(tmp_path: Path) -> None:
-    """The worker drops the stream and welcomes the frontend again, as if a lease had expired unnoticed."""
+    """The worker drops the stream and sends a new Welcome, as if a lease had expired unnoticed."""
     with Worker(tmp_path, runner=FakeRunner(delay=0.005)) as worker:
         async with linked(worker.wire) as pool:
             stream = await pool.submit(PROMPT, sampling(200))

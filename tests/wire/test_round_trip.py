@@ -1,4 +1,4 @@
-"""Both ends of the wire: admission, offsets, repair, resumption."""
+"""Frontend and worker over real sockets: admission, offsets, repair, resumption."""
 
 import asyncio
 import time
@@ -147,7 +147,7 @@ async def test_resumed_stream_keeps_tenant_priority_and_remaining_deadline(tmp_p
     with first:
         async with linked(first.wire) as pool:
             stream = await pool.submit(PROMPT, sampling(1000), tenant="alice", priority=3, deadline_ms=90_000)
-            stream.submitted_at -= 60.0  # so long ago
+            stream.submitted_at -= 60.0  # pretends that the stream was submitted a minute ago
             first.kill()
             with Worker(tmp_path, epoch=2, runner=FakeRunner(delay=0.005)) as second:
                 await until(lambda: bool(second.scheduler.sequences()))

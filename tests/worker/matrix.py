@@ -35,20 +35,21 @@ from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Plan, Row, Sequence
 
 PROMPT, NEW, CROWD = 70, 12, 16
-CHECKPOINTS = 8  # slots for recurrent states besides those of running sequences: too few for all, so some are evicted
-FEW = 5  # other sequences: so few that a step has rows left for drafts
+CHECKPOINTS = 8  # slots for recurrent states in addition to running sequences': so few that some states are evicted
+FEW = 5  # number of other sequences: so few that a step has rows left for drafts
 
 
 @dataclass(frozen=True)
 class Mode:
     batching: str = "continuous"
-    chunk: int = 512  # 0: off
-    page: int = 16  # 0: contiguous
+    chunk: int = 512  # prefill chunk size; 0: off
+    page: int = 16  # page size; 0: contiguous
     prefix: bool = True
     company: str = "alone"
-    drafts: int = 0  # at most, in a step
-    kept: str = "auto"  # --kv-cache-dtype
-    reads: tuple[int, ...] | None = None  # a head reads the outputs of these layers; (): those of the last norm
+    drafts: int = 0  # most drafts of a sequence in a step
+    kept: str = "auto"  # value of --kv-cache-dtype
+    # a head reads the outputs of these layers; (): of the last norm; None: no head
+    reads: tuple[int, ...] | None = None
 
     def config(self) -> SchedulerConfig:
         worker = WorkerConfig(
@@ -81,16 +82,17 @@ def drafting_modes() -> Iterator[Mode]:
 
 
 MODES, DRAFTING_MODES = list(modes()), list(drafting_modes())
-# Modes in which each pair of batching, pool and company occurs; each half has every company with each of the others.
+# Modes that cover each pair of values of batching, pool and company. Each half covers every company with each value
+# of the other two.
 PAIRS = [MODES[3 * meeting + (meeting // 7 + meeting) % 3] for meeting in range(42)]
 HALVES = PAIRS[::2], PAIRS[1::2]
-# Modes in which each pair of a pool, a company and a number of drafts occurs.
+# Modes that cover each pair of values of pool, company and number of drafts.
 DRAFTING_PAIRS = [DRAFTING_MODES[3 * meeting + (meeting // 3 + meeting) % 3] for meeting in range(9)]
 
 
 @dataclass
 class Recorder:
-    """Takes the place of the sampling call: records one request's rows, then samples as usual."""
+    """Replaces the sampling call: records the logits of one request, then samples as usual."""
 
     rows: dict[int, Tensor] = field(default_factory=dict)
     agree: bool = True
@@ -104,7 +106,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Reading:
-    """Takes the place of a head that proposes drafts: reads hidden states, and does nothing with them. See Reader."""
+    """Replaces a head that proposes drafts: reads hidden states, and does nothing with them. See Reader."""
 
     states: HiddenStates
 
@@ -121,8 +123,8 @@ def run(
     *,
     graphs: bool = False,
 ) -> tuple[list[int], dict[int, Tensor]]:
-    """Returns the target's output ids, and the logits from which each was sampled. grammar: of the target and every
-    second other one. foretold: the output from which right and wrong drafts are made."""
+    """Returns the target's output ids, and the logits from which each id was sampled. grammar: for the target and every
+    second other sequence. foretold: the output from which right and wrong drafts are made."""
     page_size = mode.page or MAX_SEQ_LEN
     pages = 1 + (CROWD + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype
@@ -170,9 +172,9 @@ def run(
 
 
 def poison(kv: KVCache, pools: list[PagePool], states: PagePool | None) -> None:
-    """Fills free pages of groups with a window, and the page in place of those behind it, with NaN in every format.
+    """Fills with NaN, in every format, free pages of groups with a window and the page that replaces those behind it.
 
-    So it does with free slots of recurrent states.
+    Free slots of recurrent states are filled, too.
     """
     for state in kv.states.values() if states else ():
         free = [0, *list(states._spare)[: states.counts().free]]
@@ -186,7 +188,7 @@ def poison(kv: KVCache, pools: list[PagePool], states: PagePool | None) -> None:
 def assert_same_bits(
     decoder: Decoder, modes: list[Mode], monkeypatch: pytest.MonkeyPatch, grammar: Grammar | None = None
 ) -> dict[int, Tensor]:
-    """Compares every mode with the default one. Returns the logits of the target, by position."""
+    """Compares every mode with the default mode. Returns the logits of the target, by position."""
     ids, logits = run(decoder, Mode(kept=modes[0].kept), monkeypatch, grammar)
     assert len(ids) == NEW
     for mode in modes:
@@ -200,7 +202,7 @@ def assert_same_bits(
 def _sequence(owner: bytes, id: int, length: int, seed: int, vocab: int) -> Sequence:
     draw = random.Random(seed)
     tokens = [draw.randrange(3, vocab) for _ in range(length)]
-    # the target samples, so that its text, too, depends on every bit
+    # the target is sampled, so that its ids depend on every bit
     return Sequence((owner, id), tokens, length, Sampling(NEW, temperature=0.8, ignore_eos=True), seed)
 
 

@@ -1,8 +1,8 @@
-"""Serves requests with workers that lack parts: `python -m tests.worker.rooms FOLDER` prints what each answered.
+"""Serves requests with workers that lack a feature: `python -m tests.worker.rooms FOLDER` prints their answers.
 
-A room is the modules of one feature. For each room, a process is forked in which these modules cannot be imported. It
-loads the checkpoint in FOLDER, and sends a loop the requests below. The result is JSON: for each room, the ids of the
-plain requests and, for each request with a feature, how it ended.
+A room is the set of modules of one feature. For each room, a process is forked in which these modules cannot be
+imported. The process loads the checkpoint in FOLDER, and serves the requests below. The result is JSON: for each room,
+the ids of the plain requests and, for each request with a feature, how it ended.
 """
 
 import json
@@ -48,7 +48,7 @@ DIGITS = "%llguidance {}\nstart: /[0-9]+/"
 
 
 def serve(folder: Path) -> dict[str, Any]:
-    """Serves requests in a worker's loop. Returns the ids of plain ones, and how those with features ended."""
+    """Serves requests in a worker's loop. Returns the ids of plain requests, and how requests with features ended."""
     from shared import messages as m
     from shared.prefix_identity import PrefixIdentity
     from shared.wire.codec import pack_u32
@@ -125,7 +125,7 @@ def _compiler(folder: Path, spec: Any) -> Any:
 
 
 def _told(bench: Any) -> dict[int, str]:
-    """Returns what the frontend was told at the end of each request: its outcome, or the message of a refusal."""
+    """Returns the outcome of each request as the frontend learns it, or the message of its refusal."""
     told = {one.id: one.message for _, step in bench.server.sent for one in step.rejected}
     for id, end in bench.received()[1].items():
         told[id] = end.error or end.outcome.value
@@ -141,14 +141,14 @@ def _refusal(make: Callable[[], object]) -> str:
 
 
 def in_a_process_without(modules: tuple[str, ...], folder: Path) -> dict[str, Any]:
-    """Returns what serve() returns in a fork of this process that cannot import these modules."""
+    """Returns the result of serve() in a fork of this process that cannot import these modules."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         for name in modules:
             sys.modules[name] = None  # type: ignore[assignment]
         torch.set_num_threads(1)
-        os.write(writing, json.dumps(serve(folder)).encode())  # fits in the pipe
+        os.write(writing, json.dumps(serve(folder)).encode())  # fits into the pipe's buffer
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:

@@ -1,7 +1,7 @@
 """On a GPU, the same request gives the same bits: mixed steps, drafts, few bits, experts, recurrent layers, graphs.
 
-Steps that a CUDA graph replays keep no logits here. Their ids are compared, which depend on every bit, as they are
-sampled.
+Steps that a CUDA graph replays keep no logits here. Their ids are compared instead, which depend on every bit, because
+they are sampled.
 """
 
 import shutil
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 CUDA = torch.device("cuda")
-FAMILIES = (  # and the value of --quantization
+FAMILIES = (  # (family, value of --quantization)
     ("llama", "auto"), ("gemma3", "auto"), ("qwen3-moe", "auto"), ("gpt-oss", "auto"),
     *((family, "auto") for family in HYBRID[:-1]), ("llama", "int4"), ("llama", "fp8"), ("qwen3-moe", "int4"),
     ("qwen3_5", "int4"),

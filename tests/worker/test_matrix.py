@@ -1,7 +1,7 @@
 """The same request gives the same bits: every legal mode, chunking, pool, cache and company, dense and with experts.
 
-The same holds with drafts, right and wrong ones. A run steps the real scheduler and runner and keeps the logits of each
-position that one request sampled from; all of them are compared bitwise with those of the request alone in the default
+The same holds with right and wrong drafts. A run steps the real scheduler and runner, and keeps the logits of each
+position that one request sampled from. These are compared bitwise with the logits of the request alone in the default
 mode. test_gpu_matrix.py does the same on a GPU.
 """
 
@@ -29,7 +29,7 @@ from worker.kernels.cpu import bindings
 from worker.kv_cache import window
 from worker.model.decoder import Decoder
 
-FAMILIES = (  # the last of HYBRID has the layers of the one before it
+FAMILIES = (  # the last model of HYBRID has the same layers as the one before
     "llama", "qwen3", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "cohere2", *GEMMA4, *HYBRID[:-1],
 )  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16)
@@ -44,18 +44,18 @@ FEW_BITS = (
 )  # fmt: skip
 
 
-# A few rows run with each lower instruction set; the full matrix runs with the best one.
+# A few tests run with each lower instruction set; the full matrix runs with the best instruction set.
 BELOW = [(which, torch.bfloat16) for which in HERE if which != TIERS[MOST]]
 BELOW += [("avx2", torch.float32)] if TIERS.index("avx2") < MOST else []
 
 
 @pytest.fixture(autouse=True)
 def return_pages_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU kernels read no key before the first visible one. Without this, short sequences would return no page."""
+    """Sets the block of keys to one position, as CPU kernels read. Otherwise, short sequences would return no page."""
     monkeypatch.setattr(window, "KEY_BLOCK", 1)
 
 
-THOROUGH = ("llama", "gemma3", "qwen3_5")  # full attention, windows and recurrent states, in bf16 in every mode
+THOROUGH = ("llama", "gemma3", "qwen3_5")  # full attention, windows and recurrent states; tested in bf16 in every mode
 
 
 def test_pairs_of_modes_are_complete() -> None:

@@ -1,6 +1,7 @@
-"""The plain path of a worker knows no feature: it serves plain requests without the modules of any feature.
+"""A worker serves plain requests without the modules of any feature.
 
-A request that needs a missing room is refused, or fails, in words; it is never served without it.
+A room is the modules of one feature. A request that needs a missing room is refused or fails with a message; it is
+never served without the feature.
 """
 
 import json

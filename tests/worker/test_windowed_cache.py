@@ -1,4 +1,4 @@
-"""Layers with a sliding window: whole models, whose window pages are returned, against one group that keeps all."""
+"""Models that return the pages behind a sliding window give the same results as with one group that keeps all pages."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def usage(engine: Engine) -> dict[str, KVUsage]:
 
 
 def serve(engine: Engine, lengths: list[int], new: int = 6) -> tuple[list[list[int]], list[dict[str, KVUsage]]]:
-    """Returns the tokens of each sequence, and which pages were owned after each step."""
+    """Returns the tokens of each sequence, and the owned pages after each step."""
     sampling = Sampling(new, temperature=0.0, ignore_eos=True)
     prompts = prompts_of(lengths, seed=1)
     sequences = [Sequence((b"", i), prompt, len(prompt), sampling, 0) for i, prompt in enumerate(prompts)]
@@ -62,7 +62,7 @@ def test_windowed_groups_change_no_token_and_keep_a_window(checkpoints: Checkpoi
 
 
 def test_windowed_layers_of_a_long_sequence_keep_a_window(checkpoints: Checkpoints) -> None:
-    """It does so while it decodes: without a window, the same layers would keep all pages."""
+    """While a sequence decodes, layers with a window return pages; without a window, they would keep all pages."""
     model = engine(checkpoints, "gemma3")
     _, owned = serve(model, [900], new=20)
     decoding = owned[-2]

@@ -32,8 +32,8 @@ RANK_STEP = 32  # the input of B is padded with zeros to a multiple of this, bec
 class Part:
     """The matrix B of one module, or of modules with interleaved columns.
 
-    b: padded ranks → columns; first_rank, ranks: which outputs of A it reads; column, columns: the first output column
-    that it changes, and how many.
+    b: padded ranks → columns. It reads `ranks` outputs of A from `first_rank` on, and changes `columns` columns of the
+    layer's output from `column` on.
     """
 
     b: PackedLinear

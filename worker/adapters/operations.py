@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of a step with one adapter. of_all: indices among all T rows; of_logits: among the R with logits."""
+    """The rows of a step with one adapter.
+
+    of_all: their indices among all T rows of the step
+    of_logits: their indices among the R rows with logits
+    """
 
     adapter: LoadedAdapter
     scale: float

@@ -14,7 +14,7 @@ class Backlog:
         self._estimated, self._seconds = -1.0, 1.0  # the time of the last estimate, and its result
 
     def seconds(self, now: float) -> float:
-        """Returns how many seconds, at least 1, the backlog takes at the measured speed. Cached for the same `now`."""
+        """Returns how many seconds, at least 1, the backlog takes at the measured speed. Computed once per `now`."""
         if self._estimated != now:
             live = self._scheduler.sequences()
             outputs = sum(sequence.sampling.max_tokens - sequence.output_len for sequence in live)

@@ -89,7 +89,7 @@ def _original_key(sequence: Sequence) -> Key:
 
 
 def _crash_counts(heartbeat: Heartbeat) -> dict[Key, int]:
-    """Returns the crash count of each request in a file. Counts of a step that killed the worker replace older ones."""
+    """Returns the crash count of each request in a file. A step that killed the worker has newer counts, which win."""
     last = _last_step(heartbeat) if heartbeat.blamed else {}
     return last | {key: crash_count for key, crash_count in _suspects(heartbeat).items() if key not in last}
 

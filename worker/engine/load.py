@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # features, which are imported at run time only when needed
 
 log = logging.getLogger("sluice.load")
 
-CAPPED_SHARE = 0.05  # a pool is called capped if it is smaller than --kv-cache-gb by more than this share of it
+CAPPED_SHARE = 0.05  # a pool is called capped if it is smaller than --kv-cache-gb by more than this fraction
 PROCESSOR_CACHE_BYTES = 64 << 20  # weights up to this size may stay in the processors' caches
 
 

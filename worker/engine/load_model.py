@@ -62,7 +62,7 @@ class ModelFiles:
         return parts_of(self.spec, worker, partial(self._sizes, worker), _layers_for_pictures(self))
 
     def _sizes(self, worker: WorkerConfig) -> tuple[list[int], int]:
-        """Returns how many bytes each layer takes in memory, and all that rank 0 has beside layers."""
+        """Returns how many bytes each layer takes in memory, and how many rank 0 takes for all that is not a layer."""
         formats = self.formats
         with closing(open_source(self.folder, None)) as source:
             loader = Loader(source, self.spec, formats.dtype, self.device, worker.batch_invariant, formats.memory)
@@ -130,7 +130,7 @@ def find_model(
     task, tokenizer_hash = _task(folder, model.task), _tokenizer_hash(folder)
     spec = _spec(folder, task)
     formats = choose_formats(spec, worker, device)
-    longest_sequence(spec, model, worker)  # raises before the weights are read
+    longest_sequence(spec, model, worker)  # called for its errors: it raises before the weights are read
     return ModelFiles(folder, task, tokenizer_hash, spec, formats, device)
 
 
@@ -145,7 +145,7 @@ def load_model(
     """Loads the weights.
 
     drafter: bytes that a draft model takes in addition
-    hosts: the meeting of this rank with the ranks on other hosts; None without --rank-group
+    hosts: how this rank found the ranks on other hosts, and talks to them; None without --rank-group
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """

@@ -45,7 +45,7 @@ class RequestTable:
         adapters: "AdapterStore | None" = None, task: Task = GENERATE,
         give_pictures: Callable[[Sequence, m.Submit], None] = no_pictures,
     ) -> None:  # fmt: skip
-        """task: of the model; requests for text need `generate`. give_pictures: checks pictures; raises Refused."""
+        """task: the model's task, which is `generate` for text. give_pictures: checks pictures; raises Refused."""
         self.draining = False
         self.crash_journal = crash_journal or CrashJournal()
         self._scheduler = scheduler

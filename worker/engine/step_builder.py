@@ -67,7 +67,7 @@ class StepBuilder:
 
 
 def _grouped(logprobs: list[m.Logprobs]) -> tuple[list[StepBuilder], dict[int, StepBuilder]]:
-    """Divides log-probabilities among builders. Returns the builders, and a map from request id to builder."""
+    """Distributes log-probabilities over builders. Returns the builders, and a map from request id to builder."""
     of_request: dict[int, list[m.Logprobs]] = {}
     for one in logprobs:
         of_request.setdefault(one.id, []).append(one)

@@ -1,9 +1,9 @@
 """Compiles grammars in its own threads, so that the compute loop never waits for a grammar.
 
-The compiler uses llguidance and the vocabulary in tokenizer.json. It caches the most recently used compiled grammars by
-their text, including invalid ones. A child process compiles each grammar first, with a smaller stack, and with limits
-of time and memory. If a grammar crashes the compiler, only the child process and this grammar's request end. Each
-tenant uses at most one thread.
+The compiler uses llguidance and the vocabulary in tokenizer.json. It caches the most recently used grammars by their
+text, including invalid grammars. A child process compiles each grammar first, with a smaller stack, and with limits of
+time and memory. If a grammar crashes llguidance, only the child process and this grammar's request end. Each tenant
+uses at most one thread.
 
 Reading a vocabulary of 128,000 tokens holds the GIL for about a second, so it is read while the weights are read.
 Compiling a grammar hardly holds the GIL.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 THREADS = 2
 STACK = 64 << 20  # bytes of each thread's stack; the child process has a thirtieth of this
 TAG = re.compile(r"<.+>", re.DOTALL)
-MAX_CACHED = 64  # grammars
+MAX_CACHED = 64  # the most grammars in the cache
 MAX_CACHED_CHARS = 4 << 20  # total length of cached grammar texts; compiled grammars take up to twenty times as much
 
 
@@ -40,7 +40,7 @@ class InvalidGrammar(Exception):
 
 
 class Unlucky(InvalidGrammar):
-    """The grammar was not compiled in time, or the child was killed. The next try may succeed."""
+    """The grammar was not compiled in time, or the child process was killed. Another try may succeed."""
 
 
 class Grammar:
@@ -54,7 +54,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars. It begins at once to read the vocabulary. wake: called in a thread after each grammar."""
+    """Compiles grammars. It begins to read the vocabulary at once. wake: called in a thread after each compilation"""
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -102,7 +102,7 @@ class GrammarCompiler:
             self._turns.leave(tenant)
 
     def _try(self, text: str) -> None:
-        """Compiles a grammar in a child process first. Raises InvalidGrammar if that fails or kills the child."""
+        """Compiles a grammar in a child process. Raises InvalidGrammar if the compilation fails or the child dies."""
         trial = getattr(self._trials, "child", None)
         if trial is None:
             trial = self._trials.child = Expendable(grammar_trial.COMPILE, megabytes=grammar_trial.MEGABYTES)
@@ -114,7 +114,7 @@ class GrammarCompiler:
             raise InvalidGrammar(f"the grammar cannot be enforced: {failure}") from None
 
     def close(self) -> None:
-        """Cancels compilations that have not started. Does not wait for those that have."""
+        """Cancels compilations that have not started. Does not wait for running compilations."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _load(self) -> "LLTokenizer":
@@ -125,7 +125,7 @@ class GrammarCompiler:
 
 
 def _roomy_threads() -> ThreadPoolExecutor:
-    """Returns a pool of threads with large stacks. Starts them at once, because a stack's size is set at the start."""
+    """Returns a pool of threads with large stacks. Starts all threads at once, while the large stack size is set."""
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
     all_run = threading.Barrier(THREADS)
     before = threading.stack_size(STACK)

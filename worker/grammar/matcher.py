@@ -17,7 +17,7 @@ Bits = NDArray[np.uint8]  # one row: one bit per token, the lowest bit of a byte
 
 
 class Restriction(Constraint):
-    """A constraint that is enforced by masking logits. Only accept() changes it, so that a failed step can be
+    """A constraint that is enforced by masking logits. Only accept() changes its state, so that a failed step can be
     retried."""
 
     __slots__ = ("state",)
@@ -32,7 +32,10 @@ class Restriction(Constraint):
         raise NotImplementedError
 
     def ahead(self, answer: Iterable[int]) -> "Iterator[Restriction]":
-        """Yields one object, in the state before each id of an answer in turn. Stops at an id that is not allowed."""
+        """Yields the state before each id of an answer. It is always the same object, which accepts the ids one by one.
+
+        Ends when an id is not allowed.
+        """
         state = self.copy()
         for id in answer:
             yield state

@@ -1,4 +1,4 @@
-"""Holds sequences from their Submit until their grammars are compiled and their adapters read. Creates no messages."""
+"""Holds sequences from their Submit until their grammars are compiled and their adapters are read."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future

@@ -6,7 +6,7 @@ from shared.messages import ThinkingBudget
 
 
 class Thinking:
-    """The state of one output in its budget for reasoning."""
+    """How much of its budget for reasoning one output has used, and whether the output is reasoning now."""
 
     __slots__ = ("_budget", "_left", "_matched", "_may_open", "_open", "due")
 
@@ -15,7 +15,7 @@ class Thinking:
         self._budget = budget
         self._left = budget.tokens
         self._open = budget.begun
-        self._matched = 0  # how many ids of the opening the output begins with
+        self._matched = 0  # how many first ids of the opening the output has at its beginning, after blanks
         self._may_open = not budget.begun or budget.blanks is None
         self._end_when_used_up()
 
@@ -30,7 +30,10 @@ class Thinking:
         return not (self._open or self._may_open or self.due)
 
     def accept(self, output: Sequence[int]) -> None:
-        """Counts the last token of `output`. output: the whole output, or its end, at least as long as `opening`."""
+        """Counts the last token of the output.
+
+        output: the whole output, or its last tokens, which are at least as many as `opening` has
+        """
         token, budget = output[-1], self._budget
         if self.due and token == self.due[0]:
             self._open, self.due = False, self.due[1:]

@@ -1,4 +1,4 @@
-"""Allows and forbids tokens by their ids: `allowed_token_ids`, `bad_words` and the end of a budget for reasoning.
+"""Allows and forbids tokens by their ids, for `allowed_token_ids`, `bad_words` and the end of a reasoning budget.
 
 The rules work with or without a grammar. They depend only on the output so far, so an answer is the same when it is
 preempted, or resumed by another worker.
@@ -26,7 +26,7 @@ def restriction(sampling: Sampling, grammar: Matcher | None = None) -> Restricti
 
 
 class TokenRules(Restriction):
-    """The state of one output in its rules, and in its grammar if it has one.
+    """The rules of one output and their state, and the state of its grammar if it has one.
 
     The end of reasoning is forced as soon as the grammar and the allowed ids allow it, even if bad words forbid it.
     """
@@ -38,7 +38,7 @@ class TokenRules(Restriction):
         self.state = None if grammar is None else grammar.state
         self._grammar = grammar
         self._allowed = frozenset(sampling.allowed_token_ids)
-        self._allowed_bits: Bits | None = None  # made when it is first needed
+        self._allowed_bits: Bits | None = None  # computed when it is first needed
         self._bad_words = sampling.bad_words
         self._thinking = None if budget is None else Thinking(budget)
         self._forbidden = () if budget is None else budget.forbidden

@@ -1,9 +1,9 @@
 """Causal attention of packed tokens over the paged cache. Prefill, chunk and decode are the same computation.
 
-Row i of a sequence with q_len rows is at position p = seq_len - q_len + i and attends to positions
-max(0, p - window + 1) .. p (window 0: all of 0 .. p; visible_to: to an end after p), whose keys and values lie in the
-pages of its page table.
-Query heads come in groups that share a key/value head. A cache of eight bits is read as q's dtype.
+Row i of a sequence with q_len rows is at position p = seq_len - q_len + i. It attends to the positions
+max(0, p - window + 1) .. p, without a window to 0 .. p. `visible_to` may extend these positions beyond p. Their keys
+and values are in the pages of the sequence's page table. Query heads come in groups that share a key/value head. Keys
+and values of eight bits are converted to q's dtype.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from worker.kernels.weights.eight_bit_kv import dequantize_rows, has_scales
 
-GATHER_ELEMENTS = 1 << 25  # elements of keys gathered together
-MASK_ELEMENTS = 1 << 26  # mask entries that are in memory together
+GATHER_ELEMENTS = 1 << 25  # the most elements of keys that are gathered at once
+MASK_ELEMENTS = 1 << 26  # the most mask entries that are in memory at once
 
 
 def attention_torch(
@@ -23,21 +23,21 @@ def attention_torch(
     max_kv_len: int, *, scale: float, window: int, sinks: Tensor | None = None, softcap: float = 0.0,
     next_weights: Sequence[Tensor] = (), visible_to: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Returns softmax(q k^T * scale) v over the cache for every row. The tokens' own K/V must have been written.
+    """Returns softmax(q k^T * scale) v over the cache for every row. The rows' own K/V must be written before.
 
-    q [T, Hq, D], whose rows may be strided; cache_k, cache_v [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn,
-    or [pages, page_size, Hk, D + 4] in eight bits (eight_bit_kv.py), where Hq is a multiple of Hk; query_start_loc
-    [S + 1], seq_lens [S], page_table [S, P] int32; max_kv_len at least the longest of seq_lens; window in tokens, or 0
-    for no window; sinks [Hq] float32: for each query head the logit, not scaled, of one more key whose value is zero;
-    softcap: if c is not 0, scaled scores become c * tanh(scores / c), but sinks stay; visible_to [T] int32: how many of
-    its sequence's keys a row sees, at least those up to its own, never fewer than the row before it, and no more than
-    seq_lens. Returns [T, Hq, D] in q's dtype.
+    q [T, Hq, D]: rows may be strided; Hq is a multiple of Hk
+    query_start_loc [S + 1], seq_lens [S], page_table [S, P]: int32
+    cache_k, cache_v: [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, or [pages, page_size, Hk, D + 4] in
+        eight bits (eight_bit_kv.py)
+    window: in tokens; 0: no window. softcap: if c is not 0, scaled scores become c * tanh(scores / c), but sinks stay
+    sinks [Hq] float32: for each query head the unscaled logit of an additional key whose value is zero
+    visible_to [T] int32: how many keys of its sequence each row sees. That is at least the keys up to its own, not
+        fewer than the row before it sees, and at most seq_lens.
+    max_kv_len, next_weights: only used on GPUs: at least the longest of seq_lens; the weights of the next products
 
-    Two arguments are for GPUs, and ignored here: max_kv_len, and next_weights, the weights of the products that come
-    next.
-
-    Decodes (sequences with one row, which is one query token) and other sequences are computed in separate padded
-    batches, so that decodes are not padded to the length of chunks.
+    Returns [T, Hq, D] in q's dtype.
+    Decodes (sequences with one row) and other sequences are computed in separate padded batches, so that decodes are
+    not padded to the length of chunks.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     query_start_loc, seq_lens, page_table = query_start_loc.long(), seq_lens.long(), page_table.long()
@@ -63,19 +63,19 @@ def _attend_batch(
     page_table: Tensor, out: Tensor, scale: float, window: int, sinks: Tensor | None, softcap: float,
     visible_to: Tensor | None,
 ) -> None:  # fmt: skip
-    """Computes one padded batch and writes its sequences' rows of out.
+    """Computes one padded batch of sequences and writes their rows of `out`.
 
-    starts, q_lens, seq_lens [B]; page_table [B, P]. Padding behind a sequence repeats its last key, and is masked.
+    starts, q_lens, seq_lens [B]; page_table [B, P]. The padding behind a sequence repeats its last key and is masked.
     """
     heads, kv_heads, head_dim = q.shape[1], cache_k.shape[2], q.shape[2]
     first = (seq_lens - q_lens - window + 1).clamp(min=0) if window else torch.zeros_like(seq_lens)
     key_positions = first[:, None] + torch.arange(int((seq_lens - first).max()), device=q.device)  # [B, L]
     slots = _slots(page_table, key_positions.minimum(seq_lens[:, None] - 1), cache_k.shape[1])
     k, v = (_gather(cache, slots, q).transpose(1, 2) for cache in (cache_k, cache_v))  # [B, Hk, L, D]
-    if sinks is not None:  # one more key and value of zeros; the mask below adds its logit
+    if sinks is not None:  # A key and a value of zeros are appended. The mask below adds the sink as the key's logit.
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     longest = int(q_lens.max())
-    own_masks = sinks is not None or softcap > 0  # the heads do not share a mask
+    own_masks = sinks is not None or softcap > 0  # whether each head needs a mask of its own
     rows_at_once = max(1, MASK_ELEMENTS // (key_positions.numel() * (heads if own_masks else heads // kv_heads)))
     for start in range(0, longest, rows_at_once):
         end = min(start + rows_at_once, longest)
@@ -85,7 +85,7 @@ def _attend_batch(
         positions = (seq_lens - q_lens)[:, None] + rows
         ends = positions + 1 if visible_to is None else visible_to[tokens]
         mask = _visible_mask(positions, ends, key_positions, window)
-        # the heads of a group become more rows of the same keys: [B, M, Hq, D] -> [B, Hk, group * M, D]
+        # All query heads that share a key head become rows of one batch: [B, M, Hq, D] -> [B, Hk, group * M, D]
         grouped = q[tokens].unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         group_mask = mask.unsqueeze(1).repeat(1, 1, heads // kv_heads, 1)
         if sinks is not None:
@@ -99,12 +99,12 @@ def _attend_batch(
 
 
 def _slots(page_table: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """Returns the places [B, L] of positions [B, L] in the cache, counted in tokens."""
+    """Returns the slots [B, L] of positions [B, L]: their indices in the cache, counted in tokens."""
     return page_table.gather(1, positions // page_size) * page_size + positions % page_size
 
 
 def _visible_mask(query_positions: Tensor, ends: Tensor, key_positions: Tensor, window: int) -> Tensor:
-    """Returns which keys [B, L] each query [B, M] attends to, those before `ends` [B, M]: bool [B, M, L]."""
+    """Returns which keys [B, L] each query [B, M] attends to, as bool [B, M, L]. ends [B, M]: the keys end before it"""
     mask = key_positions[:, None, :] < ends[:, :, None]
     if window:
         mask &= key_positions[:, None, :] > query_positions[:, :, None] - window
@@ -112,16 +112,16 @@ def _visible_mask(query_positions: Tensor, ends: Tensor, key_positions: Tensor, 
 
 
 def _softcapped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
-    """Computes scaled_dot_product_attention in float32, with a soft cap on the scores before the mask."""
+    """Computes scaled_dot_product_attention in float32. The scores get a soft cap before the mask is applied."""
     scores = softcap * (q.float() @ k.float().mT * (scale / softcap)).tanh()
     masked = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return (masked.softmax(dim=-1) @ v.float()).to(q.dtype)
 
 
 def _with_sinks(mask: Tensor, sinks: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns a mask of numbers to add, which has one more column: the sinks of the heads [Hk, group, 1].
+    """Converts a bool mask [B, Hk or 1, group * M, L] to numbers that are added to scores, plus a column of sinks.
 
-    mask [B, Hk or 1, group * M, L] bool.
+    sinks: the sinks of the heads [Hk, group, 1]
     """
     added = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
     added = added.expand(-1, len(sinks), -1, -1)
@@ -130,7 +130,7 @@ def _with_sinks(mask: Tensor, sinks: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _gather(cache: Tensor, slots: Tensor, q: Tensor) -> Tensor:
-    """Returns the cache's entries at slots [B, L], converted to q's dtype: [B, L, Hk, D]."""
+    """Returns the cache's keys or values at slots [B, L], converted to q's dtype: [B, L, Hk, D]."""
     if cache.dtype == q.dtype:
         return cache.flatten(0, 1)[slots]
     rows = cache.view(torch.uint8).flatten(0, 1)[slots]  # torch cannot index float8

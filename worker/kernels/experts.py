@@ -1,7 +1,7 @@
-"""The feed-forward network of a mixture of experts: each row is multiplied by the few experts that its router chose.
+"""The feed-forward network of a mixture of experts: for each row, a router chooses a few experts, which compute it.
 
-The result of a row is the sum of its experts' results, each times its weight, from the most to the least likely expert.
-So it depends on that row only: not on the rows that chose the same experts.
+The result of a row is the weighted sum of its experts' results, added from the most to the least likely expert. So it
+depends on this row only, and not on other rows that chose the same experts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,20 +25,20 @@ from worker.kernels.weights.quantized_weight import QuantizedWeight
 
 Item = TypeVar("Item")
 Gather = Callable[[Tensor], Tensor]  # [T, own columns] → [T, columns of all ranks]
-LEAST_SUM = 1e-20  # is added to the sum of a row's sigmoids, which may all be zero (csrc/experts.c has it, too)
-CLEAR = 1e-3  # how much two logits must differ, as a share of the largest, for rounding not to exchange them
+LEAST_SUM = 1e-20  # added to the sum of a row's sigmoids, which may all be zero; csrc/experts.c has the same constant
+CLEAR = 1e-3  # if logits differ by more than this fraction of the largest one, rounding does not change their order
 
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """One linear of every expert of a layer, prepared for `experts`."""
+    """One linear of all experts of a layer (gate_up or down), prepared for the operation `experts`."""
 
     weight: Tensor  # [E, N, K]; empty if `cpu` or `codes` hold the weights; int8 or float8_e4m3fn if there is a `scale`
     bias: Tensor | None  # [E, N]
     cpu: CpuExperts | None = None  # weights and biases, packed for the C library
     scale: Tensor | None = None  # [E, N] float32
     dynamic: bool = False  # whether rows of the input are quantized to the weights' format
-    codes: ExpertCodes | None = None  # weights in groups on a GPU
+    codes: ExpertCodes | None = None  # weights quantized in groups, on a GPU
 
     @property
     def nbytes(self) -> int:
@@ -48,11 +48,11 @@ class PackedExperts:
 
     @property
     def format(self) -> tuple[object, ...]:
-        """What decides, beside sizes, which compiled kernels of a GPU multiply by these weights."""
+        """The formats for which a GPU kernel must be compiled. In addition, kernels are compiled for sizes."""
         return self.weight.dtype, self.dynamic, None if self.codes is None else self.codes.packed.format
 
     def expert(self, number: int) -> PackedLinear:
-        """Returns the linear of one expert on a GPU, without a copy."""
+        """Returns the linear of one expert, for weights on a GPU. Copies no memory."""
         bias, scale = (None if x is None else x[number] for x in (self.bias, self.scale))
         if self.codes is not None:
             return PackedLinear(self.weight, bias, True, codes=(self.codes.expert(number),))
@@ -66,9 +66,9 @@ class Experts:
     router: PackedLinear  # H → E
     gate_up: PackedExperts  # H → 2 I: gate, then up
     down: PackedExperts  # I → H
-    loads: Tensor | None = None  # [E] int64: how many rows have chosen each expert is counted here
-    scales: Tensor | None = None  # [E] float32: factors of the experts' weights
-    choice_bias: Tensor | None = None  # [E] float32: added to scores that are sigmoids, for the choice alone
+    loads: Tensor | None = None  # [E] int64: counts the rows that choose each expert
+    scales: Tensor | None = None  # [E] float32: factors of the weights by which experts' results are summed
+    choice_bias: Tensor | None = None  # [E] float32: added to sigmoid scores, only to choose the experts
 
 
 def packed_in_c(packed: CpuExperts) -> PackedExperts:
@@ -78,7 +78,10 @@ def packed_in_c(packed: CpuExperts) -> PackedExperts:
 def in_c(
     layer: Experts, chosen: int, activation: Activation, *, normalized: bool, sigmoid: bool = False
 ) -> CExperts | None:
-    """Returns the experts for the C library, or None if it has not packed all of them. See `experts`."""
+    """Returns the experts for the C library; None if not all their weights are packed for it.
+
+    The other arguments are those of `experts`.
+    """
     if layer.router.cpu is None or layer.gate_up.cpu is None or layer.down.cpu is None:
         return None
     return CExperts(
@@ -98,8 +101,9 @@ def pack_experts(
 ) -> PackedExperts:
     """Prepares one linear of `count` experts for inputs of `dtype`.
 
-    experts: for each expert the parts of its weight, whose rows are stacked (see pack_stacked in linear.py). They are
-    taken one by one, so that only one expert is in memory twice. bias [E, N].
+    experts: for each expert the parts of its weight, whose rows are stacked as in pack_stacked of linear.py. Experts
+        are read from the iterable one by one, so that only one expert is in memory twice.
+    bias: [E, N]
     """
     first, every = _peek(experts)
     if first[0].is_cuda:
@@ -126,7 +130,7 @@ def pack_quantized_experts(
     invariant: bool,
     dynamic: bool = False,
 ) -> PackedExperts:
-    """Prepares one linear of `count` experts from values [N, K] (int8 or float8_e4m3fn) and scale [N] of each.
+    """Prepares one linear of `count` experts. experts: values [N, K] (int8 or float8_e4m3fn) and scale [N] of each
 
     dynamic: whether inputs are quantized too. Only GPU kernels read quantized values; see pack_quantized in linear.py.
     """
@@ -156,12 +160,14 @@ def choose_experts(
     sigmoid: bool = False,
     choice_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the experts of each row from the most to the least likely [T, chosen] int64, and their weights.
+    """Returns the experts of each row, from the most to the least likely, [T, chosen] int64, and their weights.
 
-    logits [T, E] float32. The weights are the softmax over all experts, or with `sigmoid` the sigmoid of each logit;
-    `normalized`: those of a row's experts are divided by their sum. scales [E] float32: the weights are then multiplied
-    by them. choice_bias [E] float32, only with `sigmoid`: the sums of weight and bias are compared, not the logits.
-    Equal experts stand in the order of their numbers.
+    logits [T, E] float32: an expert's weight is the softmax over all experts, or with `sigmoid` its logit's sigmoid
+    normalized: whether the weights of a row's experts are divided by their sum
+    scales [E] float32: factors by which the weights are multiplied in the end
+    choice_bias [E] float32, only with `sigmoid`: experts are chosen by weight plus bias instead of by logit
+
+    Equally likely experts are in the order of their numbers.
     """
     order = _choice_keys(logits, choice_bias).sort(dim=1, descending=True, stable=True).indices
     ordered, numbers = logits.gather(1, order), order[:, :chosen]
@@ -174,7 +180,7 @@ def choose_experts(
 
 
 def _choice_keys(logits: Tensor, choice_bias: Tensor | None) -> Tensor:
-    """Returns what is compared to choose experts: [T, E]. A sigmoid without bias has the order of its logits."""
+    """Returns the numbers [T, E] by which experts are chosen. Without bias, sigmoids have the order of their logits."""
     return logits if choice_bias is None else logits.sigmoid() + choice_bias
 
 
@@ -189,9 +195,11 @@ def experts(
     gather: Gather | None = None,
     **rows: Tensor | None,
 ) -> Tensor:
-    """Computes experts_torch: in C if all weights are packed for it, in Triton on a GPU. rows: its last arguments.
+    """Computes the same as experts_torch: in C if all weights are packed for the C library, or in Triton on a GPU.
 
-    With `gather`, PyTorch computes it on the CPU: the C library exchanges columns in its own loop over layers only.
+    gather: as for experts_torch. With it, PyTorch computes on the CPU, because the C library exchanges columns only in
+        its own loop over the layers.
+    rows: the arguments router_input, add and add_gate of experts_torch
     """
     packed = None if gather else in_c(layer, chosen, activation, normalized=normalized, sigmoid=sigmoid)
     if packed is not None:
@@ -220,11 +228,13 @@ def experts_torch(
 ) -> Tensor:
     """Returns the sum over each row's experts of weight * down(act_and_mul(gate_up(h))), plus `add`, in h's dtype.
 
-    router_input [T, H]: what the router reads, h by default. gather: given on a rank, whose experts have some rows of
-    each weight: it is called once with the inputs of all `down` [T * chosen, I / ranks]. `add` and the result then have
-    the columns of this rank.
-    h, `add` (the output of the shared expert) and the result are [T, H]. add_gate [T, 1] float32: `add` is multiplied
-    by its sigmoid. The router's logits, the weights, the outputs of `down` and the sum are float32.
+    h, `add` (the output of the shared expert) and the result are [T, H].
+    router_input [T, H]: the input of the router, by default h
+    add_gate [T, 1] float32: `add` is multiplied by the sigmoid of add_gate
+    gather: given on a rank, which has some rows of each expert's weights. It is called once, with the inputs of `down`
+        [T * chosen, I / ranks]. `add` and the result then have only the columns of this rank.
+
+    The router's logits, the weights, the outputs of `down` and the sum are float32.
     """
     logits = _logits(h if router_input is None else router_input, layer.router)
     numbers, weights = choose_experts(
@@ -249,7 +259,7 @@ def combine_torch(
 ) -> Tensor:
     """Returns `add` [T, H] times the sigmoid of its gate [T, 1], plus results [T, chosen, H] times weights [T, chosen].
 
-    The sum is float32, in the order of the chosen experts, and rounded once to `dtype`.
+    The sum is computed in float32, in the order of the chosen experts, and rounded once to `dtype`.
     """
     total = results.new_zeros(results.shape[::2]) if add is None else add.float()
     if add_gate is not None:
@@ -260,9 +270,9 @@ def combine_torch(
 
 
 def clear_choices(h: Tensor, layer: Experts, chosen: int) -> Tensor:
-    """Returns for which rows of h [T, H] rounding of the logits cannot change which experts are chosen: [T] bool.
+    """Returns the rows of h [T, H] whose chosen experts do not depend on how logits are rounded, as [T] bool.
 
-    Other rows cannot be compared with the results of another kernel.
+    Only these rows can be compared with the results of another kernel.
     """
     keys = _choice_keys(_logits(h, layer.router), layer.choice_bias)
     if chosen == keys.shape[1]:
@@ -272,7 +282,7 @@ def clear_choices(h: Tensor, layer: Experts, chosen: int) -> Tensor:
 
 
 def _logits(h: Tensor, router: PackedLinear) -> Tensor:
-    """Returns the router's logits [T, E] without rounding them to h's dtype, as library GEMMs would."""
+    """Returns the router's logits [T, E] in float32. Library GEMMs would round them to h's dtype."""
     if router.cpu is not None or router.codes or router.scale is not None:
         return linear_torch(h, router, fp32_out=True)
     return F.linear(h.float(), router.weight.float(), None if router.bias is None else router.bias.float())

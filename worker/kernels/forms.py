@@ -1,10 +1,11 @@
 """Chooses among the forms of each operation: a Triton kernel on a GPU, the C library on a CPU, else plain PyTorch.
 
-The form in plain PyTorch defines what the operation computes, and its docstring says what it takes. Operations of
-WITH_OPTIONS (operations.py) also take `options`: how to launch their kernel on a GPU. linear.py, experts.py and
-sample.py choose for their operations themselves: the form depends on how a weight is packed, or there is none in C.
+The form in plain PyTorch defines what the operation computes, and its docstring explains the arguments. The operations
+in WITH_OPTIONS (operations.py) have another argument, `options`, which says how to launch their kernel on a GPU.
+linear.py, experts.py and sample.py choose the forms of their own operations, because the form depends on how a weight
+is packed, or because there is no form in C.
 
-Triton is imported by the first call on a GPU: that takes a second, and a machine without a GPU need not have it.
+Triton is imported by the first call on a GPU: the import takes a second, and a machine without a GPU may lack Triton.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,10 +41,10 @@ Result = TypeVar("Result")
 def choosing(
     in_pytorch: Callable[..., Result], in_triton: str, in_c: Form, c_can: Callable[..., bool]
 ) -> Callable[..., Result]:
-    """Returns the operation of these forms. The device of its first argument decides, and then `c_can`.
+    """Returns an operation that calls one of these forms. The device of its first argument decides, and then `c_can`.
 
-    in_triton: a module of gpu/ and a function in it
-    c_can: whether the library computes the operation, for the same positional arguments
+    in_triton: the name of a module in gpu/ and of a function in the module, joined by a dot
+    c_can: returns whether the C library can compute the operation for these positional arguments
     """
     on_gpu = cache(lambda: _triton(in_triton))
 
@@ -63,7 +64,7 @@ def _triton(place: str) -> Form:
     return form
 
 
-# Whether the C library computes an operation; the arguments are those of the operation.
+# Functions that return whether the C library can compute an operation. They have the operation's arguments.
 
 
 def _has_dtype(x: Tensor, *_: Any) -> bool:
@@ -86,7 +87,7 @@ def _has_taps(projected: Tensor, weight: Tensor, *_: Any) -> bool:
     return short_conv_c.supports(projected.dtype, len(weight))
 
 
-# Forms for the C library whose arguments are not those of the operation
+# Forms in C that need other arguments than the operation has
 
 
 def _add_rms_norm_in_c(
@@ -121,7 +122,7 @@ delta_net = choosing(
 mamba2 = choosing(mamba2_torch, "recurrent.mamba2.mamba2_triton", mamba2_c.mamba2, _has_shape(mamba2_c))
 short_conv = choosing(short_conv_torch, "recurrent.short_conv.short_conv_triton", short_conv_c.short_conv, _has_taps)
 
-# Three operations in order, which give the same bits as qkv_rope_write.
+# Computes qkv_rope_write by three operations in a row, with the same bits.
 qkv_rope_write_unfused = partial(qkv_rope_write_torch, norm=rms_norm, rotate=rotary, write=store_kv)
 
 
@@ -129,7 +130,7 @@ def qkv_rope_write(
     qkv: Tensor, cache_k: Tensor, cache_v: Tensor, cos: Tensor, *args: Tensor,
     q_norm: Tensor | None, dtype: torch.dtype, options: GpuOptions = NO_OPTIONS, **named: Any,
 ) -> Tensor:  # fmt: skip
-    """Computes qkv_rope_write_torch. On a GPU, one kernel does so unless a norm covers all heads of a row."""
+    """Computes the same as qkv_rope_write_torch. On a GPU, it is one kernel unless a norm covers all heads of a row."""
     if qkv.is_cuda and (q_norm is None or len(q_norm) == cos.shape[1]):
         from worker.kernels.gpu.rowwise.qkv_rope_write import qkv_rope_write_triton
 
@@ -146,7 +147,7 @@ def attention(
     q: Tensor, cache_k: Tensor, *args: Any,
     next_weights: Sequence[Tensor] = (), options: GpuOptions = NO_OPTIONS, **named: Any,
 ) -> Tensor:  # fmt: skip
-    """Computes attention_torch. On a GPU, an option loads `next_weights` into the L2 cache meanwhile."""
+    """Computes the same as attention_torch. On a GPU, an option can load `next_weights` into the L2 cache meanwhile."""
     if q.is_cuda:
         from worker.kernels.gpu.attention.attention import attention_triton
         from worker.kernels.gpu.products.prefetch_branch import prefetching

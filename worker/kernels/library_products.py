@@ -1,12 +1,12 @@
-"""Computes products of many rows with the vendor's library (cuBLAS), where it was seen to give the bits of our kernels.
+"""Computes products of many rows with the vendor's library (cuBLAS), where a check saw the same bits as our kernels'.
 
-A library GEMM of a fixed shape adds along K in an order of its own, and another number of rows may get another order.
-So only those products go to the library whose weight and number of rows have been compared on this device
-(worker/run/checks/library_check.py). All others are ours. A weight whose K is split into chains (gpu/products/tiles.py)
-is multiplied chain by chain, and the partial sums are added in order.
+A GEMM of the library adds along K in an order that may depend on the number of rows. So the library computes only
+products whose weight shape and number of rows have been compared on this device (worker/run/checks/library_check.py).
+Our kernels compute all other products. If the K of a weight is split into chains (gpu/products/tiles.py), the library
+computes each chain, and the partial sums are added in order.
 
-cuBLAS splits K among programs if it has memory for partial sums. SCARCE takes it away, and must be in the environment
-before the library is used for the first time.
+cuBLAS would split K among programs if it had memory for partial sums. The variables in SCARCE take this memory away.
+They must be in the environment before the library is used for the first time.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,10 +40,10 @@ def library_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, *,
     fp32_out: bool = False, split_k: bool = False, whole_rows: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Computes `linear_triton` with the library: the same chains, and the same places where it rounds.
+    """Computes the same as `linear_triton` with the library: it has the same chains, and rounds at the same places.
 
-    Returns [T, N] in x's dtype, or in float32 if `fp32_out`. With `split_k` and several chains, returns a partial sum
-    of each, [S, T, N] float32. whole_rows: see PackedLinear.
+    Returns [T, N] in x's dtype, or in float32 if `fp32_out`. With `split_k` and S chains, returns their partial sums
+    [S, T, N] float32. whole_rows: see PackedLinear.
     """
     from worker.kernels.gpu.products.tiles import chain_length
 
@@ -61,7 +61,7 @@ def library_linear(
 
 
 def multiply_wide(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
-    """Stores x @ weight.T in `out`, float32, which is not rounded to x's dtype before."""
+    """Stores x @ weight.T in `out` [T, N] float32, without rounding to x's dtype."""
     if x.is_cuda and x.dtype != torch.float32:
         torch.mm(x, weight.T, out_dtype=torch.float32, out=out)
     else:
@@ -69,7 +69,7 @@ def multiply_wide(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
 
 
 def can_be_library(packed: PackedLinear) -> bool:
-    """Whether the weight is a plain tensor, for which the operations promise the same bits for every step."""
+    """Whether the weight is an unquantized tensor whose products must be batch-invariant."""
     return packed.invariant and packed.cpu is None and not packed.codes and packed.scale is None
 
 
@@ -79,7 +79,7 @@ def product_of(x: Tensor, packed: PackedLinear) -> Product:
 
 
 def with_library(operations: Operations, equal: frozenset[Product]) -> Operations:
-    """Returns the operations so that the library computes the products in `equal`."""
+    """Returns operations with which the library computes the products in `equal`."""
     if not equal:
         return operations
     linear = partial(_linear, operations.linear, equal)

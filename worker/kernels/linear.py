@@ -1,8 +1,8 @@
 """Multiplies by a weight that is packed once and read in every step.
 
 With `invariant`, the result of a row never depends on the other rows. Library GEMMs choose the order of additions over
-K by the row count, so `invariant` selects a kernel whose order depends on the weight's shape only. Quantized weights
-(quantize.py) always use that kernel.
+K by the number of rows. So `invariant` selects a kernel whose order depends only on the weight's shape. Quantized
+weights always use this kernel.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class PackedLinear:
     cpu: CpuWeight | None = None  # the weight, packed for the C library
     scale: Tensor | None = None  # [N] float32
     dynamic: bool = False  # whether rows of the input are quantized to the weight's format
-    codes: tuple[PackedCodes, ...] = ()  # a weight in groups on a GPU: parts, each with some rows
+    codes: tuple[PackedCodes, ...] = ()  # a weight quantized in groups, on a GPU; each part has some of the rows
     whole_rows: int = 0  # the rows of the whole weight if a rank has only N of them: they decide where K is split
 
     @property
@@ -45,12 +45,12 @@ class PackedLinear:
 
     @property
     def memory(self) -> Tensor:
-        """The tensor that a GPU's kernels read first of the weight: its codes or its numbers."""
+        """The tensor of this weight that GPU kernels read first: its codes, or its unquantized numbers."""
         return self.codes[0].codes if self.codes else self.weight
 
     @property
     def format(self) -> tuple[object, ...]:
-        """The formats that a GPU's kernels are compiled for; they are compiled for sizes, too."""
+        """The formats for which a GPU kernel must be compiled. In addition, kernels are compiled for sizes."""
         return self.weight.dtype, self.dynamic, *(part.format for part in self.codes)
 
 
@@ -59,7 +59,7 @@ def packed_in_c(weight: CpuWeight) -> PackedLinear:
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, invariant: bool, memory: Memory | None = None) -> PackedLinear:
-    """Prepares weight [N, K] (and bias [N]) on its device. memory: see pack_weight."""
+    """Prepares a weight [N, K] and a bias [N] on their device. memory: as for pack_weight"""
     if not weight.is_cuda and bindings.available(weight.dtype):
         return packed_in_c(pack_weight([weight], bias, dtype=weight.dtype, memory=memory))
     return PackedLinear(weight, bias, invariant)
@@ -77,8 +77,10 @@ def pack_quantized(
 ) -> PackedLinear:
     """Prepares values [N, K] (int8 or float8_e4m3fn) with scale [N] for inputs of `dtype`.
 
-    dynamic: whether inputs are quantized too. Only GPU kernels read quantized values; elsewhere they are converted to a
-    weight of `dtype`. memory: see pack_weight.
+    dynamic: whether inputs are quantized too
+    memory: as for pack_weight
+
+    Only GPU kernels read quantized values. On a CPU, they are converted to a weight of `dtype`.
     """
     if values.is_cuda:
         return PackedLinear(values, bias, True, scale=scale, dynamic=dynamic)
@@ -95,8 +97,8 @@ def pack_stacked(
 ) -> PackedLinear:
     """Prepares one weight [N, K] for inputs of `dtype`. Its rows are the rows of `parts`, one part after another.
 
-    A part is a tensor of `dtype`, or quantized. On a GPU, quantized parts beside tensors are dequantized.
-    memory: see pack_weight.
+    A part is a tensor of `dtype`, or quantized. On a GPU, a mix of both is stored as one tensor, without quantization.
+    memory: as for pack_weight
     """
     if all(not part.is_cuda for part in parts) and bindings.available(dtype):
         return packed_in_c(pack_weight(parts, bias, dtype=dtype, memory=memory))
@@ -118,8 +120,8 @@ def linear(
 ) -> Tensor:
     """Returns x [T, K] @ weight.T + bias, [T, N] in x's dtype, or in float32 if `fp32_out`.
 
-    The float32 result is not rounded to x's dtype before, except by library GEMMs. With `split_k` the result may also
-    be split-K partial sums (see split_k.py), when it is cheaper to add them later.
+    A float32 result was never rounded to x's dtype, except by library GEMMs. With `split_k`, the result may also be
+    split-K partial sums (see split_k.py) if it is cheaper to add them later.
     """
     if x.is_cuda and packed.codes:
         from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton
@@ -148,7 +150,7 @@ def linear(
 def linear_torch(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
     """Computes the same as `linear`, without Triton and without partial sums.
 
-    A weight that is packed for the C library is still multiplied by it, as no other copy of the weight is kept.
+    If a weight is packed for the C library, the C library multiplies by it, because no other copy of the weight exists.
     """
     if packed.cpu is not None:
         return bindings.linear(x, packed.cpu, out_dtype=torch.float32 if fp32_out else None)

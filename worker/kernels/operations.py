@@ -1,4 +1,4 @@
-"""Collects the operations of a decoder in one record: the fastest functions for its tensors, or plain PyTorch."""
+"""Collects the operations of a decoder in one record: the fastest functions (FAST), or plain PyTorch (TORCH)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -37,7 +37,7 @@ from worker.kernels.sample import sample_plain, sample_torch
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The operations that a decoder calls. Each field is the function of that name, or its form in plain PyTorch."""
+    """The operations that a decoder calls. A field has the function of the same name, or its form in plain PyTorch."""
 
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
@@ -63,7 +63,7 @@ class Operations:
     def maybe_linear_add_norm(
         self, x: Tensor, packed: PackedLinear | None, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
     ) -> tuple[Tensor, Tensor]:
-        """Returns linear_add_norm, of x itself if there is no linear."""
+        """Returns linear_add_norm(x, packed, ...). Without a linear (packed is None), norms x itself."""
         if packed is None:
             return self.add_rms_norm(x, residual, weight, eps, **how)
         return self.linear_add_norm(x, packed, residual, weight, eps, **how)
@@ -77,7 +77,7 @@ class Operations:
         return self.gather(self.linear(x, packed, **how))
 
     def in_c(self) -> StepAdaptersC | None:
-        """Returns the adapters of a step for the loop in C, if these operations only add adapters to the usual ones."""
+        """Returns a step's adapters for the C loop. None: these operations are not FAST with adapters added."""
         return None
 
 
@@ -91,7 +91,7 @@ def alone(operations: Operations) -> Operations:
 
 @dataclass(frozen=True, slots=True)
 class OperationsWithFusedNorms(Operations):
-    """Operations that compute a product and the norm after it in one kernel where they can."""
+    """Operations that compute a matrix product and the norm after it in one kernel, where there is such a kernel."""
 
     options: GpuOptions = NO_OPTIONS
 
@@ -124,8 +124,8 @@ FAST = Operations(
     experts,
     sample_plain,
 )
-# Not batch-invariant: the bits of a row may depend on the other rows. On a GPU, some of these functions synchronize
-# with it.
+# The functions in TORCH are not batch-invariant: the bits of a row may depend on other rows. Some of them synchronize
+# with the GPU.
 TORCH = Operations(
     rms_norm_torch,
     add_rms_norm_torch,
@@ -142,7 +142,7 @@ TORCH = Operations(
     experts_torch,
     sample_torch,
 )
-# The operations whose kernels may be launched with options.
+# The operations whose GPU kernels can be launched with options.
 WITH_OPTIONS = (
     "rms_norm", "add_rms_norm", "qkv_rope_write", "attention", "output_gate", "linear", "gated_linear", "activate",
     "act_and_mul",
@@ -150,7 +150,7 @@ WITH_OPTIONS = (
 
 
 def with_options(operations: Operations, options: GpuOptions) -> Operations:
-    """Returns the operations with GPU kernels that have these options. operations: fast ones without options"""
+    """Returns operations whose GPU kernels are launched with `options`. operations: FAST, or FAST with changes"""
     if options == NO_OPTIONS:
         return operations
     bound = {item.name: getattr(operations, item.name) for item in fields(Operations)}

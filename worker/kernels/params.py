@@ -7,9 +7,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tokens of each row's prompt and output, for penalties: entry e says that row rows[e] contains token ids[e].
+    """The tokens in each row's prompt and output, for penalties. Entry e says that row rows[e] has the token ids[e].
 
-    There is one entry for each distinct (row, token). Only rows with a penalty need entries.
+    There is one entry for each distinct pair (row, token). Only rows with a penalty need entries.
     """
 
     rows: Tensor  # [E] int64
@@ -31,7 +31,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class PlainParams:
-    """How to sample each of R rows after its logits are adjusted. Rows without penalties and bias need nothing else."""
+    """How to sample each of R rows after its logits are adjusted by penalties and bias."""
 
     temperature: Tensor  # [R] float32, 0: greedy
     top_k: Tensor  # [R] int64, 0: off
@@ -43,7 +43,7 @@ class PlainParams:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The sampling stages that some row may need, as far as the host knows.
+    """Which sampling stages some row may need, as far as the host knows.
 
     Skipping the other stages saves work and changes no result.
     """

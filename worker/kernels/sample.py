@@ -1,12 +1,12 @@
-"""Chooses the next token of every row: penalties, bias, temperature, top-k, top-p, min-p, draw. This module knows
-no requests.
+"""Chooses the next token of every row, by penalties, bias, temperature, top-k, top-p and min-p, and draws it. The
+module knows no requests.
 
-The result of a row depends on that row only: probabilities become 40-bit integers as soon as they are computed, so all
+The result of a row depends on this row only: probabilities become 40-bit integers as soon as they are computed, so all
 later sums, thresholds and cumulative sums are exact for any number of rows or threads and on any device. Randomness is
-a hash of (request seed, output position). On a GPU no step reads a value back to the host.
+a hash of (request seed, output position). On a GPU, no value is read back to the host.
 
-Devices differ in the last bit of exp. So the last of the 24 bits of a weight may differ between devices, and
-occasionally the sampled token does too.
+Devices differ in the last bit of exp. So the last of the 24 bits of a weight may differ between devices, and then
+occasionally the sampled token differs, too.
 """
 
 from collections.abc import Callable
@@ -21,16 +21,16 @@ ONE = 1 << 40  # integer weight of the most likely token; the sum of 2**18 of th
 KEY_LEVELS = (20, 10, 0)  # a 31-bit key is selected by its top 11, next 10 and last 10 bits
 BINS = 2048
 LARGEST_KEY = 0x7FFFFFFF
-LOGPROB_CHUNK = 1 << 24  # logits whose log-probabilities are computed together
-ROUNDING = 2.0**-19  # share of a row's weights: a few times the sum of the last bits of every exp
+LOGPROB_CHUNK = 1 << 24  # the most logits whose log-probabilities are computed at once
+ROUNDING = 2.0**-19  # rounding error as a share of a row's total weight: a few times the last bits of all its exp
 SHORT_LIST = 256  # number of most likely tokens that the CPU tries first
 
 
 def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
     """Chooses a token for each row from its unadjusted logits: [R, V] float32 -> ids [R] int64.
 
-    Temperature 0 takes the highest logit; among equal logits, the one with the lowest id. A token less than 2**-40
-    times as likely as the row's most likely one is never drawn. A row without a finite highest logit draws token 0.
+    Temperature 0 chooses the highest logit; among equal logits, the lowest id. A token that is less than 2**-40 times
+    as likely as the row's most likely token is never drawn. If a row's highest logit is not finite, token 0 is drawn.
     """
     if logits.is_cuda:
         from worker.kernels.gpu.sampling.sample import sample_triton
@@ -52,7 +52,7 @@ def sample(logits: Tensor, params: SampleParams, choose_plain: Callable[..., Ten
 def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
     if stages.all_greedy:
         return first_highest(logits)
-    peak = logits.amax(-1, keepdim=True) + 0.0  # not -0.0
+    peak = logits.amax(-1, keepdim=True) + 0.0  # the sum turns -0.0 into 0.0
     drawn = _draw(_weights(peak, logits, params, stages), uniform(params.seeds, params.positions))
     drawn.masked_fill_(~peak[:, 0].isfinite(), 0)
     if stages.any_greedy:
@@ -61,11 +61,11 @@ def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
 
 
 def wrong_draws(logits: Tensor, params: PlainParams, stages: Stages, ids: Tensor, expected: Tensor) -> Tensor:
-    """Returns which ids [R] rounding does not explain, where another form of this operation drew `expected`: [R] bool.
+    """Returns which ids [R] differ from `expected` by more than rounding can explain, as [R] bool.
 
-    Forms may differ in the last bit of exp. Therefore a sampled id is wrong only if its share of the cumulative weights
-    is farther than ROUNDING from the drawn point, even if top-p and min-p are lower or higher by as much. A greedy id
-    involves no rounding and must be equal.
+    ids and expected: what two forms of this operation have chosen. They may differ in the last bit of exp. So a sampled
+    id is wrong only if its interval of the cumulative weights is farther than ROUNDING from the drawn point, even with
+    top-p and min-p changed by this much. A greedy id involves no rounding and must be equal.
     """
     wrong = ids != expected
     rows = (wrong & (params.temperature != 0)).nonzero()[:, 0]
@@ -89,7 +89,7 @@ def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Ten
     """Returns log-probabilities of the model, before penalties and temperature.
 
     logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], their log p
-    [R, top]). Log-probabilities are float32. The most likely token comes first; among equal ones, the lowest id.
+    [R, top]). Log-probabilities are float32. The most likely token is first; among equally likely ones, the lowest id.
     """
     rows = max(1, LOGPROB_CHUNK // logits.shape[1])
     chunks = [_logprobs(*chunk, top) for chunk in zip(logits.split(rows), ids.split(rows), strict=True)]
@@ -98,14 +98,14 @@ def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Ten
 
 
 def ranks(logits: Tensor, ids: Tensor) -> Tensor:
-    """Returns how many tokens of each row are at least as likely as a given one: [R, V], ids [R] int64 -> [R] int64."""
+    """Returns how many tokens of each row are at least as likely as its id: [R, V], ids [R] int64 -> [R] int64."""
     return (logits >= logits.gather(1, ids[:, None])).sum(-1)
 
 
 def first_highest(logits: Tensor) -> Tensor:
-    """Returns the argmax of logits [R, V], [R] int64: the lowest id among equal logits, which max() guarantees.
+    """Returns the argmax of logits [R, V] as [R] int64. Among equal logits, it is the lowest id, as max() guarantees.
 
-    On a CPU, NumPy finds it in a tenth of PyTorch's time.
+    On a CPU, NumPy finds the argmax in a tenth of PyTorch's time.
     """
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(-1))
@@ -113,9 +113,9 @@ def first_highest(logits: Tensor) -> Tensor:
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Returns a float64 in (0, 1) for each (seed, position): splitmix64, seeded with the hashed seed, at that position.
+    """Returns a float64 in (0, 1) for each (seed, position): number `position` of the generator with this seed's hash.
 
-    Sebastiano Vigna's splitmix64 (https://prng.di.unimi.it/splitmix64.c) uses integers only, so all devices agree.
+    It is Sebastiano Vigna's splitmix64 (https://prng.di.unimi.it/splitmix64.c). It uses integers, so all devices agree.
     """
     state = _mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN
     return ((_mix(state) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
@@ -138,12 +138,12 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shifts int64 right logically (without the sign)."""
+    """Shifts int64 right logically: zeros are shifted in, not the sign bit."""
     return x >> bits & (1 << 64 - bits) - 1
 
 
 def adjust(logits: Tensor, params: SampleParams) -> Tensor:
-    """Applies penalties, then bias. The repetition penalty is CTRL's (arXiv:1909.05858), the others are OpenAI's."""
+    """Applies penalties, then bias. The repetition penalty is CTRL's (arXiv:1909.05858), the other two are OpenAI's."""
     if params.history is None and params.bias is None:
         return logits
     logits = logits.clone()
@@ -158,7 +158,7 @@ def adjust(logits: Tensor, params: SampleParams) -> Tensor:
 
 
 def _weights(peak: Tensor, logits: Tensor, params: PlainParams, stages: Stages) -> Tensor:
-    """Returns integer weights [R, V] after temperature, top-k, top-p and min-p; a token of weight 0 is never drawn."""
+    """Returns integer weights [R, V] after temperature, top-k, top-p and min-p. Weight 0: the token is never drawn."""
     temperature = params.temperature.masked_fill(params.temperature == 0, 1.0)[:, None]
     gap = (peak - logits) / temperature  # >= 0; 0 for the most likely token
     weights = _integer_weights(gap)
@@ -181,7 +181,7 @@ def _apply_top_k_top_p(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tenso
 
 
 def _apply_by_radix_selection(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, stages: Stages) -> None:
-    keys = gap.view(torch.int32)  # non-negative floats order like their bits
+    keys = gap.view(torch.int32)  # the bits of non-negative floats have the same order as the floats
     if stages.any_top_k:
         need = _count_for_top_k(top_k, gap.shape[1])
         dropped = _beyond(keys, torch.ones_like(need).expand_as(keys), need)
@@ -193,11 +193,11 @@ def _apply_by_radix_selection(gap: Tensor, weights: Tensor, top_k: Tensor, top_p
 
 
 def _apply_by_short_list(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Applies top-k and top-p with only each row's SHORT_LIST most likely tokens, and returns the unsettled rows.
+    """Applies top-k and top-p with only the SHORT_LIST most likely tokens of each row. Returns rows that need more.
 
-    This is several times as fast. It reads values on the host, so it is for the CPU only. A row is settled when no
-    token with the last gap of the list is kept: then neither the order of equal tokens at the end of the list nor any
-    later token matters.
+    This is several times as fast as with all tokens. It reads values on the host, so it is for the CPU only. A row is
+    settled if no token as likely as the last one of its list is kept: then neither the order of equally likely tokens
+    at the end of the list nor any later token matters.
     """
     limit, width = _count_for_top_k(top_k, gap.shape[1]), gap.shape[1]
     nearest, ids = gap.topk(SHORT_LIST, largest=False)
@@ -222,7 +222,7 @@ def _count_for_top_k(top_k: Tensor, width: int) -> Tensor:
 
 
 def _weight_for_top_p(top_p: Tensor, total: Tensor) -> Tensor:
-    """Returns the minimum integer weight that top-p keeps, [R, 1]: between 1 and `total`, or `total` if it is off."""
+    """Returns the integer weight that tokens kept by top-p must reach, [R, 1]: 1 .. total; `total` without top-p."""
     need = (top_p[:, None].double() * total.double()).ceil().long().clamp(min=1).minimum(total)
     return torch.where(top_p[:, None] < 1, need, total)
 
@@ -233,28 +233,28 @@ def _integer_weights(gap: Tensor) -> Tensor:
 
 
 def _beyond(keys: Tensor, weights: Tensor, need: Tensor) -> Tensor:
-    """Returns the mask of the tokens to drop. The tokens to keep are the fewest whose weights reach `need`.
+    """Returns the mask of tokens to drop. Tokens are kept in the order of key, then index, until weights reach `need`.
 
-    Tokens are kept in the order of their keys, then of their index. This is a radix selection, without a sort. keys [R,
-    V] int32 >= 0; weights [R, V] int64, equal for equal keys; need [R, 1] int64, positive and at most the row's sum.
+    This is a radix selection, which needs no sort. keys [R, V] int32 >= 0; weights [R, V] int64, equal for equal keys;
+    need [R, 1] int64, positive and at most the row's sum of weights.
     """
     prefix = torch.zeros_like(need)
     for shift in KEY_LEVELS:
-        # bin 0 collects all keys below the prefix's range, so cumulative sums start at the row's lowest key
+        # Bin 0 has all keys below the range of the prefix, so cumulative sums start at the row's lowest key.
         digit = (keys >> shift).sub_((prefix << 10).int() - 1).clamp_(0, BINS + 1).long()
         reached = weights.new_zeros(len(keys), BINS + 2).scatter_add_(1, digit, weights).cumsum_(1)
         at = (reached < need).sum(1, keepdim=True).clamp_(1, BINS)
         prefix = (prefix << 10) + at - 1
     below, through = reached.gather(1, at - 1), reached.gather(1, at)
     tied = keys == prefix
-    rank = tied.cumsum(1, dtype=torch.int32)  # seven times as fast as the default from bool
+    rank = tied.cumsum(1, dtype=torch.int32)  # seven times as fast as without a dtype
     weight_of_one = ((through - below) // rank[:, -1:].clamp(min=1)).clamp(min=1)
     allowed = (need - below + weight_of_one - 1) // weight_of_one
     return (keys > prefix) | (tied & (rank > allowed))
 
 
 def _draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Samples by inverting the cumulative weights, in the order of token ids, at u [R] in (0, 1)."""
+    """Draws a token for each row: the first id whose cumulative weight exceeds u times the total. u [R]: in (0, 1)"""
     reached = weights.cumsum(-1)
     total = reached[:, -1]
     target = (u * total.double()).long().minimum(total - 1)
@@ -271,8 +271,8 @@ def _logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Te
 
 
 def _best(logits: Tensor, count: int) -> Tensor:
-    """Returns the ids [R, count] of the highest logits. Value and id share one integer, so equal values order by id."""
+    """Returns the ids [R, count] of the highest logits. Value and id are one integer, so equal values order by id."""
     bits = logits.view(torch.int32)
-    sortable = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()  # orders like the floats
+    sortable = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()  # integers in the same order as the floats
     rank = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
     return logits.shape[1] - 1 - (sortable << 32 | rank).topk(count).values.bitwise_and_((1 << 32) - 1)

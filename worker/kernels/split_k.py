@@ -1,7 +1,7 @@
-"""Defines the partial sums of a split-K matrix product, which the next kernel adds as it reads them.
+"""Defines the partial sums of a split-K matrix product, which the next kernel adds up while it reads them.
 
 On a GPU, a matrix product with few columns keeps all multiprocessors busy only if several of them share a column, each
-with a part of K. Adding their sums would take another kernel. So `linear` may return partial sums, and the norms and
+with a part of K. Adding up their sums would take another kernel. So `linear` may return partial sums, and the norms and
 `qkv_rope_write` accept partial sums as well as a plain result.
 """
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def sum_split_k(x: Tensor, dims: int, dtype: torch.dtype) -> Tensor:
-    """Returns the matrix product: x itself if it has `dims` dimensions, else the sum of its partial sums.
+    """Returns a matrix product: x itself if x has `dims` dimensions, else the sum of the partial sums in x.
 
-    The sums are added in order and rounded to dtype once. x is [...] in dtype, or [S, ...] in float32.
+    x: [...] in `dtype`, or partial sums [S, ...] in float32, which are added in order and then rounded to `dtype` once
     """
     if x.ndim == dims:
         return x

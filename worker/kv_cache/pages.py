@@ -33,7 +33,7 @@ class PagePool:
         self._digests: list[bytes | None] = [None] * total_pages
         self._published: dict[bytes, int] = {}
         self._cached = 0
-        self.on_unpublish: list[Callable[[bytes], None]] = []  # see worker/kv_events/; called with the digest
+        self.on_unpublish: list[Callable[[bytes], None]] = []  # called with the page's digest (kv_events/)
 
     @property
     def available(self) -> int:

@@ -23,7 +23,11 @@ KEY_BYTES = 8  # bytes of the hash that replaces a salt or a picture in events
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A note: consecutive pages of a sequence were published. tokens: of all pages; marks: per page, see `Mark`."""
+    """A note: consecutive pages of a sequence were published.
+
+    tokens: all tokens of these pages
+    marks: what the sequence's `Mark` returned for each page; empty if it has no Mark
+    """
 
     digests: list[bytes]
     parent: bytes | None

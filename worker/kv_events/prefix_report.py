@@ -24,7 +24,7 @@ MAX_KEYS = 1024  # the maximum number of cached keys; the least recently used on
 MAX_EXPECTED = 512  # the maximum number of keys of prompts that wait or are being computed; later prompts are left out
 MAX_CHANGES = 256  # changes in one report; more changes come with the next report
 SAMPLE = 32  # how many waiting sequences _saved_tokens() looks at
-PART = 64  # keys of the sweep in one report
+PART = 64  # how many keys of the sweep one report has
 
 
 class PrefixReport:
@@ -34,11 +34,11 @@ class PrefixReport:
         self._cache, self._live = cache, live
         self._size = pool.page_size
         self._ends = [(length // pool.page_size - 1, length) for length in PREFIX_LENGTHS if length >= pool.page_size]
-        self._keys: OrderedDict[bytes, int] = OrderedDict()  # digest of the last page → key; the last used is last
+        self._keys: OrderedDict[bytes, int] = OrderedDict()  # last page's digest → key, the last used last
         self._changes: deque[tuple[int, bool]] = deque()  # (key, whether it was added to or removed from the cache)
         self._cached: set[int] = set()  # the cached keys as of the last report
         self._expected: Counter[int] = Counter()  # key → how many prompts that wait or are being computed have it
-        self._prompts: dict[Key, list[tuple[int, int]]] = {}  # such a prompt → (length, key) of its prefixes
+        self._prompts: dict[Key, list[tuple[int, int]]] = {}  # those prompts → (length, key) of prefixes
         self._touched: deque[int] = deque()  # keys whose prompts came or left since the last report
         self._told: dict[int, None] = {}  # the keys that a frontend knows if it has seen every report
         self._check = 0  # the xor of all keys in _told

@@ -9,18 +9,18 @@ config_values       the types and ranges of the values in config.json
 family, family_table        what a family is, and the supported ones as rows of data
 checkpoint/         finds and reads the tensors of a checkpoint
 source              opens a checkpoint of any file format
-quantization/       weights in few bits
-gguf/               weights from GGUF files
+quantization/       reads weights of quantized checkpoints
+gguf/               reads weights from GGUF files
 weights_cache/      keeps the packed weights on disk
-parts/              what one process has of a model that several compute together
-mixers/             kinds of mixers: attention, and layers with a state; a file knows all about its kind
+parts/              which weights a process holds if several processes compute one model together
+mixers/             attention, and the kinds of layers with a recurrent state; each file holds all of one kind
 feed_forward/       kinds of feed-forward networks: the MLP, and mixtures of experts
 layer               the weights of a layer, and of a model
-layer_parts         what all kinds of mixers and feed-forward networks have in common
+layer_parts         the records that all kinds of mixers and feed-forward networks share
 layer_names         the names of a layer's modules and norms in a checkpoint
-rooms               imports the modules that only some checkpoints need
-layer_inputs        per-layer embeddings
-weights             makes the weights of the decoder from those of a checkpoint
-weights_size        predicts how many bytes they take
+rooms               imports modules that only some checkpoints need
+layer_inputs        per-layer embeddings (Gemma 4)
+weights             reads a checkpoint's weights and packs them for the decoder
+weights_size        predicts how many bytes the weights take in memory
 device              chooses and checks the device
 """

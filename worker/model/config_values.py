@@ -1,7 +1,7 @@
-"""The types and ranges of the values in config.json. They are checked before anything is computed or made from them.
+"""Checks the types and ranges of the values in config.json before anything is computed from these values.
 
-A value of null means "not stated" wherever a model family allows it; `check_values` accepts it everywhere but in the
-sizes that every model has.
+A value of null means "not stated" wherever a model family allows null. `check_values` accepts null for all settings
+except those in REQUIRED.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +13,12 @@ from worker.model.checkpoint.checkpoint import UnsupportedModel
 Config = Mapping[str, Any]
 MAX_LAYERS, MAX_HEADS, MAX_SIZE = 4096, 4096, 1 << 20
 MAX_VOCAB, MAX_POSITIONS, MAX_ID = 1 << 24, 1 << 27, (1 << 31) - 1
-TINY, LARGE = 1e-9, 1e9  # of factors
+TINY, LARGE = 1e-9, 1e9  # limits of settings that are factors
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule for a value. accepts: whether a value keeps to it; expected: its words in a message"""
+    """Which values a setting may have. accepts: whether a value is allowed; expected: the allowed values in words"""
 
     accepts: Callable[[Any], bool]
     expected: str
@@ -67,7 +67,7 @@ POSITIONS = Rule(
     f"a whole number from 1 to {MAX_POSITIONS}",
 )
 LAYERS = listed(whole(0, MAX_LAYERS - 1), MAX_LAYERS)
-REQUIRED = (  # may be left out where a family has a default, but not be null
+REQUIRED = (  # these settings may be left out where a family has a default, but must not be null
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
     "intermediate_size", "global_head_dim", "num_kv_shared_layers", "vocab_size_per_layer_input", "conv_L_cache",
     "block_ff_dim", "block_multiple_of", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads",
@@ -80,7 +80,7 @@ def _rows(rule: Rule, names: str) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
 
-OUTLINE = {  # what is looked at before the family is known
+OUTLINE = {  # the settings that are read before the family is known
     **_rows(TEXT, "model_type"), **_rows(OBJECT, "text_config"), **_rows(listed(TEXT, 64), "architectures"),
 }  # fmt: skip
 VALUES: Mapping[str, Rule] = {
@@ -134,14 +134,14 @@ ROPE: Mapping[str, Rule] = {
 
 
 def check_outline(config: Config) -> None:
-    """Checks the values that say which model family a config is of. Raises UnsupportedModel."""
+    """Checks the values that tell a config's model family. Raises UnsupportedModel if one is not allowed."""
     _check(config, OUTLINE)
 
 
 def check_values(config: Config) -> None:
-    """Checks the type and the range of every value of a config that is read. Raises UnsupportedModel.
+    """Checks the type and the range of every setting that is read. Raises UnsupportedModel if a value is not allowed.
 
-    config: with the defaults of its family.
+    config: the settings of config.json, completed by the defaults of the family.
     """
     for name in REQUIRED:
         if name in config and config[name] is None:
@@ -150,9 +150,9 @@ def check_values(config: Config) -> None:
 
 
 def checked_rope(settings: Config) -> Config:
-    """Checks the same of rotary settings, which are one flat dict, and returns those that are stated.
+    """Checks types and ranges of rotary settings, a flat dict, and returns the settings that are not null.
 
-    Raises UnsupportedModel.
+    Raises UnsupportedModel if a value is not allowed.
     """
     _check(settings, ROPE)
     return {name: value for name, value in settings.items() if value is not None}
@@ -166,14 +166,14 @@ def _check(config: Config, rules: Mapping[str, Rule]) -> None:
 
 
 def counted(config: Config, name: str) -> int:
-    """Returns a setting that counts something. Raises UnsupportedModel unless it is a number from 1 on."""
+    """Returns the value of the setting `name`. Raises UnsupportedModel unless it is at least 1."""
     if not config[name] or config[name] < 1:
         raise UnsupportedModel(f"{name} {config[name]!r} is not supported; supported are numbers from 1 on")
     return int(config[name])
 
 
 def shown(value: Any) -> str:
-    """Returns a value as a message shows it, however long it is."""
+    """Returns a value as text for an error message. A long value is shortened."""
     if isinstance(value, int) and value.bit_length() > 100:
         return f"of {value.bit_length()} bits"
     if isinstance(value, list | tuple | dict) and len(value) > 8:

@@ -26,12 +26,12 @@ from worker.model.mixers.kinds import mixer
 
 
 class CpuDecoder:
-    """Has the interface of Decoder, but works with one cache only: the C library holds the addresses of its tensors."""
+    """Has the interface of Decoder, but works with one cache only: the C library holds the cache tensors' addresses."""
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, layers: list[DecoderCLayer], ranks: RanksC | None = None
     ) -> None:
-        """ranks: the processes that have the other parts of the model, if the decoder has only a part (share.py)."""
+        """ranks: the processes that hold the other parts of the model; None if `decoder` is whole (parts/share.py)"""
         spec = decoder.spec
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
@@ -46,11 +46,11 @@ class CpuDecoder:
         )  # fmt: skip
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
-        """Computes the same as Decoder.forward. `cache` must be the one that this decoder was made for."""
+        """Computes the same as Decoder.forward. `cache` must be the cache that this decoder was made with."""
         return self.logits(self.hidden(inputs, cache))
 
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
-        """Computes the same as Decoder.hidden. The next step overwrites the result."""
+        """Computes the same as Decoder.hidden. The next step overwrites the returned tensor."""
         assert cache is self._cache and (inputs.read_slots is not None or not cache.states)
         decoder, layers = self._decoder, self._layers
         x = layers.embeddings(len(inputs.token_ids))
@@ -67,12 +67,13 @@ class CpuDecoder:
         return layers.run(_rows(inputs, tables), own, layers_of_all=of_all, adapters=self._adapters, outputs=outputs)
 
     def residual(self, rows: int) -> Tensor:
-        """Returns the residual stream [rows, H] after the last step, which had so many rows."""
+        """Returns the residual stream [rows, H] after the last step. rows: the number of rows of that step"""
         return self._layers.embeddings(rows)
 
     def with_operations(self, operations: Operations) -> "Decoder | CpuDecoder":
-        """Returns a decoder with other operations, which shares the weights. Its loop is in Python if they are not the
-        usual ones and what adapters add to these."""
+        """Returns a decoder with other operations that shares the weights of this decoder.
+
+        The C loop can run FAST, with or without adapters; a decoder with any other operations loops in Python."""
         adapters = operations.in_c()
         if adapters is None:
             return self._decoder.with_operations(operations)
@@ -82,7 +83,7 @@ class CpuDecoder:
 
 
 def _rows(inputs: ForwardInputs, tables: tuple[Tensor, Tensor] | None) -> StepRows:
-    """tables: cos and sin of the rows of a step with M-RoPE, whose models have one rotary table"""
+    """tables: cos and sin for each row if the step has M-RoPE, else None; a model with M-RoPE has one rotary table"""
     tokens, outputs = len(inputs.token_ids), len(inputs.logits_indices)
     return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, inputs, inputs.visible_to,
         None if tables is None or inputs.rope_rows is None else (*tables, inputs.rope_rows),
@@ -91,9 +92,9 @@ def _rows(inputs: ForwardInputs, tables: tuple[Tensor, Tensor] | None) -> StepRo
 
 
 def fastest_decoder(decoder: Decoder, cache: KVCache, ranks: RanksC | None = None) -> Decoder | CpuDecoder:
-    """Returns a CpuDecoder if the C library has packed all weights and supports the cache's format; else `decoder`.
+    """Returns a CpuDecoder if the C library has packed all weights and supports the cache's format, else `decoder`.
 
-    ranks: see CpuDecoder.
+    ranks: as for CpuDecoder
     """
     spec, dtype = decoder.spec, decoder.weights.embed.dtype
     places = [Place(index, spec, decoder.ropes, cache, dtype) for index in range(len(spec.layers))]

@@ -1,7 +1,7 @@
-"""The decoder: one plain loop over the layers. The spec describes the model family; a norm that it lacks is None.
+"""The decoder: one plain loop over the layers. The spec describes the model family; a norm that a family lacks is None.
 
-The decoder works on rows and knows no sequences. The kernels read from ForwardInputs what each row may attend to. Kinds
-of layers are in mixers/ and feed_forward/.
+The decoder works on rows and knows no sequences. The kernels read from ForwardInputs which positions each row may
+attend to. The kinds of layers are in mixers/ and feed_forward/.
 """
 
 from copy import copy
@@ -31,14 +31,14 @@ class Decoder:
         """max_positions: the rotary tables cover positions 0 .. max_positions - 1."""
         self.spec, self.weights, self.operations, self.max_positions = spec, weights, operations, max_positions
         self.exchange: Exchange = alone  # makes operations gather the columns of other ranks, if there are any
-        self.layers_started = c_uint64()  # counts over all steps: shows that a long step makes progress
+        self.layers_started = c_uint64()  # a count over all steps, which shows that a long step makes progress
         self.ropes = [rope.tables(table, spec.head_dim, max_positions, weights.embed.device) for table in spec.ropes]
         self.query_scales = rope.query_scales(spec.query_scaling, max_positions, weights.embed.device)
         self._forwards = [
             (mixer(layer.mixer.kind).forward, feed_forward(layer.feed_forward.kind).forward) for layer in weights.layers
         ]
         self.norms = [*(layer.before_attention for layer in weights.layers), weights.norm]
-        # The scale is rounded to the weights' format, as in training: sqrt(1152) is 34 in bfloat16.
+        # The scale is rounded to the weights' dtype, as in training: for example, sqrt(1152) is 34 in bfloat16.
         self.embed_scale = torch.tensor(spec.embed_scale).to(weights.embed.dtype).item()
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
@@ -46,7 +46,7 @@ class Decoder:
         return self.logits(self.hidden(inputs, cache))
 
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
-        """Does the same without the head: returns the output of the final norm, [R, H]."""
+        """Writes the K/V of every row and returns the final norm's output at inputs.logits_indices, [R, H]."""
         do, spec, last = self.exchange(self.operations), self.spec, len(self.weights.layers) - 1
         kept = spec.last_kept if inputs.few_logits else last
         eps, offset, scale = spec.norm_eps, spec.norm_offset, spec.residual_scale
@@ -61,7 +61,7 @@ class Decoder:
         for index, (layer, (mix, feed)) in enumerate(zip(self.weights.layers, self._forwards, strict=True)):
             self.layers_started.value += 1
             normed, h = h, mix(h, layer.mixer, index, step, layer.next_weights)  # [T, width of the mixer]
-            if index == kept:  # all K/V and states are written: from here on only the rows with logits matter
+            if index == kept:  # All K/V and states are written. From here on, only the rows with logits are computed.
                 if not len(inputs.logits_indices):
                     return x[:0]
                 if not inputs.all_logits:
@@ -86,7 +86,7 @@ class Decoder:
         return h
 
     def layer_inputs(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
-        """Returns the vectors of all layers [T, L, P], None if the model has none. x [T, H]: scaled embeddings."""
+        """Returns the per-layer embeddings [T, L, P], None if the model has none. x [T, H]: scaled embeddings."""
         weights, do = self.weights.layer_inputs, self.operations
         if weights is None:
             return None
@@ -103,11 +103,11 @@ class Decoder:
         return (logits / cap).tanh() * cap if cap else logits
 
     def count_replayed(self) -> None:
-        """Counts the layers of a forward that a CUDA graph replayed: a replay does not run forward()."""
+        """Counts the layers of a forward replayed from a CUDA graph, because a replay does not run forward()."""
         self.layers_started.value += len(self.weights.layers)
 
     def count_loads(self) -> Tensor:
-        """Counts from now on how many rows choose each expert: returns [layers, E] int64, to which every step adds."""
+        """Makes every step count the rows that choose each expert. Returns the running counts, [layers, E] int64."""
         layers, spec = self.weights.layers, self.spec.experts
         shape = (len(layers), 0 if spec is None else spec.count)
         loads = torch.zeros(shape, dtype=torch.int64, device=self.weights.embed.device)

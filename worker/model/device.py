@@ -1,4 +1,4 @@
-"""Chooses the device, and explains in one sentence why a requested one cannot be used."""
+"""Chooses the device. If the requested device cannot be used, one sentence explains why."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from worker.kernels.weights.quantize import FORMATS, Scheme
 
 log = logging.getLogger("sluice.load")
 
-MIN_CAPABILITY = {  # the lowest compute capability that has the format, and what to choose on older GPUs
+MIN_CAPABILITY = {  # for each format: the lowest compute capability that has it, and what to choose on older GPUs
     torch.bfloat16: ((8, 0), "--dtype float16 or --device cpu"),
     torch.float8_e4m3fn: ((8, 9), "--kv-cache-dtype auto"),
 }
@@ -20,7 +20,7 @@ MIN_MATMUL_CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}  # for
 
 
 def pick_device(name: str) -> torch.device:
-    """Returns the device of that name; `auto` chooses a GPU if there is one.
+    """Returns the device called `name`. "auto" chooses a GPU if there is one.
 
     Raises ConfigError when a GPU is requested or chosen but cannot compute.
     """
@@ -47,9 +47,9 @@ def check_format(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def computable(scheme: Scheme | None, device: torch.device, flag: str) -> Scheme | None:
-    """Returns the scheme, but without dynamic quantization of inputs if the GPU is too old for that.
+    """Returns the scheme. If the GPU is too old to quantize inputs dynamically, the returned scheme does not do so.
 
-    flag: the value of --quantization. Raises ConfigError if the flag asks for dynamic quantization on such a GPU.
+    flag: the value of --quantization. Raises ConfigError if the flag asks for dynamic quantization on an older GPU.
     """
     if scheme is None or not scheme.dynamic or device.type != "cuda":
         return scheme
@@ -66,7 +66,7 @@ def computable(scheme: Scheme | None, device: torch.device, flag: str) -> Scheme
 
 
 def _why_no_cuda() -> str:
-    """Returns why CUDA cannot be used, or "" if it can."""
+    """Returns the reason why CUDA cannot be used, or "" if it can be used."""
     if torch.version.cuda is None:
         return "this PyTorch was built without CUDA"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -86,9 +86,10 @@ def _try_cuda() -> None:
 
 
 def _reason(message: str) -> str:
-    """Returns the reason in a message of PyTorch without the advice.
+    """Returns the reason in an error message of PyTorch, without the advice that follows it.
 
-    This is the text from "Error 803: …" on if there is such a number, else the first sentence.
+    If the message has an error number, the reason is the text from there on, for example "Error 803: …". Otherwise
+    the reason is the first sentence.
     """
     _, error, code = message.partition(" Error ")
     reason = error.strip() + " " + code if error else message.partition(". ")[0]
@@ -96,9 +97,9 @@ def _reason(message: str) -> str:
 
 
 def threads_of(worker: WorkerConfig, ranks: int = 0) -> int:
-    """Returns how many threads a process computes with on the CPU: --threads, or one per core, divided among ranks.
+    """Returns the CPU threads of one process: --threads, or one per core, divided among the ranks of this machine.
 
-    ranks: how many are on this machine; 0: all of them.
+    ranks: the number of ranks on this machine; 0 if all ranks are on it
     """
     cores = worker.threads or len(os.sched_getaffinity(0))
     return max(1, cores // (ranks or worker.tensor_parallel_size))

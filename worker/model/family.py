@@ -1,4 +1,4 @@
-"""What a model family is: defaults and switches, and functions for what its configs say layer by layer."""
+"""Describes a model family: defaults, switches, and functions that read from a config how each layer is made."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from worker.model.checkpoint.checkpoint import UnsupportedModel
 
 Config = Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
-LINEAR, CONV = "linear_attention", "conv"  # types of layers that are not attention
+LINEAR, CONV = "linear_attention", "conv"  # types of layers with a recurrent state instead of attention
 
 
 def nth_of(config: Config, name: str) -> int:
-    """Returns a setting that counts layers. Raises UnsupportedModel."""
+    """Returns the value of the setting `name`, which counts layers. Raises UnsupportedModel if it is 0 or null."""
     if not config[name]:
         raise UnsupportedModel(f"{name} {config[name]!r} is not supported; supported are numbers from 1 on")
     return int(config[name])
@@ -28,19 +28,19 @@ def window_everywhere(config: Config) -> list[str]:
 
 
 def window_from_layer(config: Config) -> list[str]:
-    """Windows the layers from `max_window_layers` on if `use_sliding_window` is set (Qwen)."""
+    """If `use_sliding_window` is set, the layers from `max_window_layers` on have a sliding window (Qwen)."""
     first = config["max_window_layers"] if config["use_sliding_window"] else config["num_hidden_layers"]
     return [SLIDING if i >= first else FULL for i in range(config["num_hidden_layers"])]
 
 
 def window_but_every_nth(config: Config) -> list[str]:
-    """Windows all layers except every `sliding_window_pattern`-th, which attends to all positions (Gemma 3)."""
+    """Every `sliding_window_pattern`-th layer attends to all positions; the others have a sliding window (Gemma 3)."""
     nth = nth_of(config, "sliding_window_pattern")
     return [SLIDING if (i + 1) % nth else FULL for i in range(config["num_hidden_layers"])]
 
 
 def window_where_nothing_rotates(config: Config) -> list[str]:
-    """Windows the layers without rotary embeddings if `use_sliding_window` is set (SmolLM3).
+    """If `use_sliding_window` is set, the layers without rotary embeddings have a sliding window (SmolLM3).
 
     Layers with rotary embeddings attend to all positions.
     """
@@ -55,7 +55,7 @@ def full_every_nth(config: Config) -> list[str]:
 
 
 def conv_but_listed(config: Config) -> list[str]:
-    """The layers in `full_attn_idxs` have attention, all if it is null. The others are short convolutions (LFM2)."""
+    """The layers in `full_attn_idxs` have attention, the others short convolutions (LFM2). null: all have attention."""
     count, listed = config["num_hidden_layers"], config["full_attn_idxs"]
     return [FULL if listed is None or i in listed else CONV for i in range(count)]
 
@@ -76,7 +76,8 @@ def every_layer_rotates(config: Config) -> list[bool]:
 def rotates_but_every_nth(config: Config) -> list[bool]:
     """Returns for each layer whether it has rotary embeddings (SmolLM3).
 
-    Every `no_rope_layer_interval`-th layer has none, unless the list `no_rope_layers` exists, where 0 means none.
+    Every `no_rope_layer_interval`-th layer has none. If the config has a list `no_rope_layers`, the list decides:
+    its entry for a layer without rotary embeddings is 0.
     """
     count, listed = config["num_hidden_layers"], config["no_rope_layers"]
     layers = listed or [(i + 1) % nth_of(config, "no_rope_layer_interval") for i in range(count)]
@@ -84,17 +85,17 @@ def rotates_but_every_nth(config: Config) -> list[bool]:
 
 
 def window_in_every_other(config: Config) -> list[str]:
-    """Windows the first layer, the third, and so on (gpt-oss, Gemma 2)."""
+    """The first layer, the third, and so on have a sliding window (gpt-oss, Gemma 2)."""
     return [FULL if i % 2 else SLIDING for i in range(config["num_hidden_layers"])]
 
 
 def window_everywhere_if_used(config: Config) -> list[str]:
-    """Windows all layers if `use_sliding_window` is set (Qwen3-MoE)."""
+    """If `use_sliding_window` is set, all layers have a sliding window (Qwen3-MoE)."""
     return window_everywhere(config) if config["use_sliding_window"] else every_layer_full(config)
 
 
 def window_in_every_other_first(config: Config) -> list[str]:
-    """Windows every other of the first `max_window_layers` layers if `use_sliding_window` is set (Qwen2-MoE)."""
+    """If `use_sliding_window` is set, every other of the first `max_window_layers` layers has a window (Qwen2-MoE)."""
     first = config["max_window_layers"] if config["use_sliding_window"] else 0
     return [kind if i < first else FULL for i, kind in enumerate(window_in_every_other(config))]
 
@@ -124,7 +125,7 @@ def as_qkv_bias(config: Config) -> tuple[bool, bool]:
 
 
 def rotates_where_windowed(config: Config) -> list[bool]:
-    """Rotates the windowed layers only, unless the model has no windows (EXAONE 4)."""
+    """Only layers with a sliding window have rotary embeddings. Without windows, all layers have them (EXAONE 4)."""
     types = config["layer_types"] or window_but_every_nth(config)
     return [not config["sliding_window"] or kind == SLIDING for kind in types]
 
@@ -164,14 +165,14 @@ def sparse_if_there_are_experts(config: Config) -> list[bool]:
 
 
 def rotates_if_stated(config: Config) -> list[bool]:
-    """Rotates all layers if `position_embedding_type` is "rope", otherwise none (Granite 4)."""
+    """All layers have rotary embeddings if `position_embedding_type` is "rope", otherwise none (Granite 4)."""
     return [config["position_embedding_type"] == "rope"] * config["num_hidden_layers"]
 
 
 def sparse_by_step(config: Config) -> list[bool]:
     """Returns for each layer whether it has experts (Qwen).
 
-    Every `decoder_sparse_step`-th layer does, except those of `mlp_only_layers`.
+    Every `decoder_sparse_step`-th layer has experts, except the layers in `mlp_only_layers`.
     """
     step, dense = config["decoder_sparse_step"], config["mlp_only_layers"] or ()
     return [i not in dense and (i + 1) % step == 0 for i in range(config["num_hidden_layers"])]
@@ -182,9 +183,9 @@ def nothing(config: Config) -> Config:
 
 
 def granite_hybrid_settings(config: Config) -> Config:
-    """Files have older names of layer types, and may leave sizes open that follow from others.
+    """Translates the names of layer types, and computes sizes that the config may leave open (Granite 4).
 
-    In a model without experts, the MLP has the settings of the shared expert.
+    In a model without experts, the MLP's size is the setting `shared_intermediate_size`.
     """
     names = {"mamba": LINEAR, "attention": FULL}
     types = config["layer_types"] or [LINEAR] * config["num_hidden_layers"]
@@ -198,9 +199,10 @@ def granite_hybrid_settings(config: Config) -> Config:
 
 
 def lfm2_sizes(config: Config) -> Config:
-    """Older configs have other names for two settings. The width of the feed-forward is two thirds of what is stated.
+    """Computes the width of the MLP, and reads two settings that older configs name differently (LFM2).
 
-    It is multiplied by `block_ffn_dim_multiplier` and rounded up to a multiple of `block_multiple_of`.
+    With `block_auto_adjust_ff_dim`, the width is two thirds of the stated one, multiplied by
+    `block_ffn_dim_multiplier` and rounded up to a multiple of `block_multiple_of`.
     """
     inner = config.get("block_ff_dim", config["intermediate_size"])
     if config["block_auto_adjust_ff_dim"]:
@@ -213,20 +215,20 @@ def lfm2_sizes(config: Config) -> Config:
 
 
 def shared_expert_size(config: Config) -> Config:
-    """All shared experts are one MLP, whose width is the sum of theirs (GLM-4.5)."""
+    """All shared experts together are one MLP; its width is the sum of their widths (GLM-4.5)."""
     count = config["n_shared_experts"] or 0
     return {"shared_expert_intermediate_size": count * (config["moe_intermediate_size"] or 0)}
 
 
 def rotated_part(config: Config) -> Config:
-    """Checkpoints state how many dimensions of a head are rotated, not which part of it (MiniMax-M2)."""
+    """Computes the rotated fraction of a head; configs state the number of rotated dimensions instead (MiniMax-M2)."""
     rotated, head_dim = config["rotary_dim"], config["head_dim"]
     return {"partial_rotary_factor": rotated / head_dim} if rotated and head_dim else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """The type of recurrent layers in a family's configs, and their kind of mixer."""
+    """The recurrent layers of a family. layer_type: their type in configs; mixer: their kind of mixer"""
 
     layer_type: str
     mixer: str
@@ -236,14 +238,16 @@ class Recurrence:
 class FamilyExperts:
     """The properties of a family's experts that its configs do not state, and the names of settings that they state.
 
-    size: the setting that has the experts' intermediate size.
-    normalized: whether the weights of a row's experts add up to 1; None if `norm_topk_prob` says it.
-    sigmoid: whether the router's scores are sigmoids. factor: the setting that the experts' weights are multiplied by.
-    choice_bias: whether a bias of each expert is added to the scores for the choice.
-    shared_size: the setting that has the intermediate size of a shared expert; "" if there is none.
-    shared_gated: whether the shared expert has a gate.
-    beside_mlp: whether layers with experts have the MLP, too.
-    transposed: see ExpertsSpec.
+    size: the name of the setting for the experts' intermediate size
+    normalized: whether the weights of a row's experts add up to 1; None if the setting `norm_topk_prob` decides
+    sparse: returns for each layer whether it has experts
+    sigmoid: whether the router's scores are sigmoids
+    factor: the name of the setting by which the experts' weights are multiplied; "" if there is none
+    choice_bias: whether experts are chosen by their scores plus a bias for each expert
+    shared_size: the name of the setting for the shared expert's intermediate size; "" if there is no shared expert
+    shared_gated: whether the shared expert has a gate
+    beside_mlp: whether layers with experts also have the MLP
+    transposed: as in ExpertsSpec
     """
 
     size: str
@@ -252,7 +256,7 @@ class FamilyExperts:
     sigmoid: bool = False
     factor: str = ""
     choice_bias: Callable[[Config], bool] = never
-    biases: bool = False  # of the router and of the experts
+    biases: bool = False  # whether the router and the experts have biases
     shared_size: str = ""
     shared_gated: bool = True
     beside_mlp: bool = False
@@ -261,14 +265,15 @@ class FamilyExperts:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The defaults of a model_type, and the properties that its configs do not state."""
+    """The defaults of a model_type, and the properties that its configs do not state. Other fields: see ModelSpec."""
 
     defaults: Config
     layer_types: Callable[[Config], list[str]] = every_layer_full
-    layer_details: Callable[[Config, Sequence[str]], list[dict[str, Any]]] = every_layer_alike  # more of each LayerSpec
+    # returns further fields of each LayerSpec
+    layer_details: Callable[[Config, Sequence[str]], list[dict[str, Any]]] = every_layer_alike
     rotates: Callable[[Config], list[bool]] = every_layer_rotates
-    partial_rotary: bool = False  # a config may rotate only a part of each head
-    rotates_neighbours: bool = False  # pairs of neighbours are rotated, not dimensions half a head apart
+    partial_rotary: bool = False  # whether a config may rotate only a part of each head
+    rotates_neighbours: bool = False  # a rotated pair is two adjacent dimensions, not dimensions half a head apart
     norm_offset: bool = False
     layer_norm: bool = False
     norm_bias: bool = False
@@ -282,16 +287,17 @@ class Family:
     value_norm: bool = False
     layer_scales: bool = False
     layer_inputs: bool = False  # configs may state per-layer embeddings
-    biases: Callable[[Config], tuple[bool, bool]] = as_attention_bias  # of queries, keys and values; of the output
+    # returns whether queries, keys and values have biases, and whether the output projection has a bias
+    biases: Callable[[Config], tuple[bool, bool]] = as_attention_bias
     mlp_bias: str = "mlp_bias"  # the setting that says whether the feed-forward has biases
     scale_embeddings: bool = False
     multipliers: bool = False  # configs state factors for embeddings, attention, residual sums and logits (Granite)
-    local_rope: bool = False  # windowed layers have rotary settings of their own
-    scaling: Config = field(default_factory=dict)  # the rotary scaling of a config that states none
+    local_rope: bool = False  # layers with a sliding window have rotary settings of their own
+    scaling: Config = field(default_factory=dict)  # the rotary scaling if a config states none
     sinks: bool = False
     recurrence: Recurrence | None = None
     attention_gate: bool = False
-    activation: Activation | None = None  # the activation, if the one that configs state is not the whole formula
+    activation: Activation | None = None  # the activation, if the name in configs does not tell the whole formula
     experts: FamilyExperts | None = None
-    names: Mapping[str, str] = field(default_factory=dict)  # common name of a setting → the name in this family
-    derived: Callable[[Config], Config] = nothing  # settings that follow from others
+    names: Mapping[str, str] = field(default_factory=dict)  # common name of a setting → its name in this family
+    derived: Callable[[Config], Config] = nothing  # returns settings that are computed from other settings

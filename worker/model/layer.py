@@ -1,4 +1,4 @@
-"""The weights of a model: of each layer a mixer, a feed-forward network and norms, and what is around the layers."""
+"""The weights of a model: each layer's mixer, feed-forward network and norms; the embedding, last norm and head."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,28 +12,28 @@ from worker.model.layer_inputs import LayerInputs, OwnInput
 
 
 class MixerWeights(Protocol):
-    """The weights of a mixer: a record of its kind (mixers/)."""
+    """The weights of a mixer. Each kind of mixer has a record of its own (mixers/)."""
 
     @property
     def kind(self) -> str: ...
 
     @property
     def o(self) -> PackedLinear:
-        """The linear that multiplies the mixed rows."""
+        """The output projection: the linear that is applied to the mixer's result."""
 
     @property
     def linears(self) -> Iterator[PackedLinear]: ...
 
 
 class FeedForwardWeights(Protocol):
-    """The weights of a feed-forward network: a record of its kind (feed_forward/)."""
+    """The weights of a feed-forward network. Each kind of network has a record of its own (feed_forward/)."""
 
     @property
     def kind(self) -> str: ...
 
     @property
     def first(self) -> PackedLinear | None:
-        """The linear that is read first, if all rows read the same one."""
+        """The linear that every row uses first; None if there is no such linear, as in a mixture of experts."""
 
     @property
     def linears(self) -> Iterator[PackedLinear | PackedExperts]: ...
@@ -41,9 +41,9 @@ class FeedForwardWeights(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The weights of one layer. Norms are [H], or [2, H] if they are layer norms; None: the layer has no such norm.
+    """The weights of one layer. Norms are [H], or [2, H] if they are layer norms. None: the layer has no such weight.
 
-    Each comment begins with the name in Hugging Face checkpoints.
+    The comment of a field begins with the weight's name in Hugging Face checkpoints.
     """
 
     before_attention: Tensor | None = None  # input_layernorm
@@ -52,12 +52,12 @@ class Layer:
     before_mlp: Tensor | None = None  # post_attention_layernorm; Gemma: pre_feedforward_layernorm
     feed_forward: FeedForwardWeights
     after_mlp: Tensor | None = None  # post_feedforward_layernorm of Gemma, before the residual sum
-    own_input: OwnInput | None = None  # what the layer makes of a vector of its own
-    scale: Tensor | None = None  # layer_scalar [1]: of the layer's output
+    own_input: OwnInput | None = None  # the weights that apply the per-layer embedding
+    scale: Tensor | None = None  # layer_scalar [1], by which the layer's output is multiplied
 
     @property
     def next_weights(self) -> list[Tensor]:
-        """The weights that are read after the mixer, in order."""
+        """The weights that are read next after the mixer, in the order of reading."""
         first = self.feed_forward.first
         return [self.mixer.o.memory] if first is None else [self.mixer.o.memory, first.memory]
 
@@ -72,7 +72,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights, on one device."""
+    """All weights of a model, on one device."""
 
     embed: Tensor  # embed_tokens [vocab, H]
     layers: list[Layer]
@@ -82,7 +82,7 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the embeddings and of all linears in memory."""
+        """How many bytes the embeddings and all linears take in memory."""
         linears = (linear for layer in self.layers for linear in layer.linears)
         inputs = 0 if self.layer_inputs is None else self.layer_inputs.nbytes
         return self.embed.nbytes + inputs + sum(linear.nbytes for linear in (*linears, self.head))

@@ -1,4 +1,7 @@
-"""Per-layer embeddings: a vector of every token for each layer, from a table and from the embedded token (Gemma 4)."""
+"""Per-layer embeddings (Gemma 4): a vector for each token and layer, from a table and from the token's embedding.
+
+Some names call these vectors the inputs of a layer.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,9 +26,9 @@ IN_16_BITS = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """The weights that all layers share. L: the number of layers; P: the size of a vector."""
+    """The weights that compute the per-layer embeddings of all layers. L: number of layers; P: size of a vector"""
 
-    table: Tensor  # embed_tokens_per_layer [vocab, L * P], in 16 bits if it is stored so
+    table: Tensor  # embed_tokens_per_layer [vocab, L * P], in 16 bits if the checkpoint has it in 16 bits
     projection: PackedLinear  # per_layer_model_projection: H → L * P
     norm: Tensor  # per_layer_projection_norm [P]
 
@@ -36,20 +39,21 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class StoredLayerInputs:
-    """Where a checkpoint has them.
+    """The weights of LayerInputs as a checkpoint stores them.
 
-    The table is large, and only rows of tokens are read: one that is stored in 16 bits stays so in a float32 model.
+    The table is large, and a step reads only its tokens' rows. Therefore a table stored in 16 bits stays in 16 bits,
+    even in a float32 model.
     """
 
     table: StoredWeight
     projection: StackedLinear
     norm: PlainWeight
-    dtype: torch.dtype  # of the model
-    kept: torch.dtype  # of the table in memory
+    dtype: torch.dtype  # the model's dtype
+    kept: torch.dtype  # the table's dtype in memory
 
     @classmethod
     def of(cls, spec: ModelSpec, source: WeightSource, prefix: str, dtype: torch.dtype) -> "StoredLayerInputs | None":
-        """prefix: what the names of the model's tensors begin with."""
+        """Finds the weights in a checkpoint. None: the model has none. prefix: the prefix of its tensor names"""
         inputs = spec.layer_inputs
         if inputs is None:
             return None
@@ -67,7 +71,7 @@ class StoredLayerInputs:
 
     @property
     def spared(self) -> int:
-        """How many bytes less the table takes than in the model's dtype."""
+        """How many bytes are saved because the table is not in the model's dtype."""
         return torch.Size(self.table.shape).numel() * (self.dtype.itemsize - self.kept.itemsize)
 
     def read_table(self, read: ReadTensor) -> Tensor:
@@ -77,7 +81,7 @@ class StoredLayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class OwnInput:
-    """The weights by which a layer uses its vector. Each comment begins with the names in Hugging Face checkpoints."""
+    """The weights that add a layer's per-layer embedding to its output. Comments begin with Hugging Face's names."""
 
     gate: PackedLinear  # per_layer_input_gate: H → P
     out: PackedLinear  # per_layer_projection: P → H
@@ -85,7 +89,7 @@ class OwnInput:
 
 
 def own_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
-    """Returns the linears of OwnInput by field, none if layers have no vectors."""
+    """Returns the linears of OwnInput by field name; an empty dict if the model has no per-layer embeddings."""
     if spec.layer_inputs is None:
         return {}
     size, hidden = spec.layer_inputs.size, spec.hidden_size
@@ -96,7 +100,7 @@ def own_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
 
 
 def own_norm(spec: ModelSpec, prefix: str) -> Sequence[PlainWeight]:
-    """Returns what the norm of OwnInput is made of. prefix: what the names of the layer's tensors begin with."""
+    """Returns the stored tensors of OwnInput's norm, if there is one. prefix: the prefix of the layer's tensor names"""
     module = f"{prefix}post_per_layer_input_norm"
     return () if spec.layer_inputs is None else norm_weights(spec, module, spec.hidden_size)
 
@@ -104,16 +108,19 @@ def own_norm(spec: ModelSpec, prefix: str) -> Sequence[PlainWeight]:
 def add_vectors(
     h: Tensor, x: Tensor, inputs: ForwardInputs, index: int, norm: Tensor | None, do: Operations, spec: ModelSpec
 ) -> None:
-    """Adds to rows of x [T, H], in place, what they gain after layer `index`, and norms these rows into h [T, H]."""
+    """After layer `index`, adds inputs.added[index] to the replaced rows of x [T, H], and norms them into h [T, H].
+
+    Changes x and h in place.
+    """
     assert inputs.replaced is not None
     rows, vectors = inputs.replaced[0], inputs.added[index]
     h[rows], x[rows] = do.add_rms_norm(vectors, x[rows], norm, spec.norm_eps, offset=spec.norm_offset)
 
 
 def write_tapped(x: Tensor, inputs: ForwardInputs, index: int, *, all_rows: bool) -> None:
-    """Writes the outputs x of layer `index` to the tensors that inputs.tapped has for it.
+    """Writes the outputs x of layer `index` to the tensors that inputs.tapped has for this layer.
 
-    all_rows: whether x has all rows of the step; else it has those with logits.
+    all_rows: whether x has all rows of the step; otherwise x has only the rows with logits
     """
     for layer, into in inputs.tapped:
         if layer == index:
@@ -121,14 +128,14 @@ def write_tapped(x: Tensor, inputs: ForwardInputs, index: int, *, all_rows: bool
 
 
 def add_own_input(x: Tensor, vector: Tensor, own: OwnInput, spec: ModelSpec, do: Operations) -> Tensor:
-    """Returns the sum of x [T, H] and what a layer makes of its vectors [T, P]."""
+    """Projects a layer's per-layer embeddings `vector` [T, P], gated by x [T, H], and returns their sum with x."""
     gated = do.act_and_mul(torch.cat((do.linear(x, own.gate), vector), dim=1), spec.activation)
     added = do.linear(gated, own.out, split_k=True)
     return do.add_rms_norm(added, x, None, spec.norm_eps, offset=spec.norm_offset, x_norm=own.norm)[1]
 
 
 def in_c(own: OwnInput) -> dict[str, Any]:
-    """Returns the fields of DecoderCLayer."""
+    """Returns the fields of DecoderCLayer for these weights."""
     return {"input_gate": own.gate.cpu, "input_out": own.out.cpu, "after_input": own.norm}
 
 
@@ -140,7 +147,7 @@ def vectors_of_layers(
     linear: Callable[[Tensor, PackedLinear], Tensor],
     rms_norm: Callable[[Tensor, Tensor, float], Tensor],
 ) -> Tensor:
-    """Returns the vectors [T, L, P] of tokens [T], whose scaled embeddings are x [T, H]."""
+    """Returns the per-layer embeddings [T, L, P] of token_ids [T]. x [T, H]: the scaled embeddings of the tokens"""
     size = len(weights.norm)
     scale = torch.tensor(size**0.5).to(x.dtype).item()  # rounded as in training
     of_tokens = embedding(token_ids, weights.table).to(x.dtype).view(len(x), -1, size) * scale

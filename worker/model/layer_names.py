@@ -1,6 +1,7 @@
-"""The names of a layer's modules in a checkpoint, and the norms, which all kinds of layers have.
+"""Translates the common names of modules to a checkpoint's names, and describes the norms, which all layers have.
 
-A kind of mixer or feed-forward knows the names of its own modules, as Hugging Face spells them most often.
+Common names are the most frequent names in Hugging Face checkpoints. Each kind of mixer or feed-forward network knows
+the common names of its own modules.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,13 +14,13 @@ from worker.model.checkpoint.stacked_linear import BIAS, WEIGHT
 from worker.model.checkpoint.stored_weight import PlainWeight
 from worker.spec import ModelSpec
 
-# norms: module by field of Layer
+# the modules of the norms, by field of Layer
 _PRE = {"before_attention": "input_layernorm", "before_mlp": "post_attention_layernorm"}
 _POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
 _BOTH = {**_POST, "before_attention": "input_layernorm", "before_mlp": "pre_feedforward_layernorm"}
 _GLM = {**_PRE, "after_attention": "post_self_attn_layernorm", "after_mlp": "post_mlp_layernorm"}
 _NORMS = {(True, False): _PRE, (False, True): _POST, (True, True): _BOTH}  # by pre_norms and post_norms
-OTHER_NAMES = {  # of modules, as some families have them → common name
+OTHER_NAMES = {  # a module's name in some families → its common name
     "attention_layernorm": "input_layernorm", "feedforward_layernorm": "post_attention_layernorm",
     "self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm",
     "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj", "embedding_norm": "norm",
@@ -36,10 +37,11 @@ OTHER_NAMES = {  # of modules, as some families have them → common name
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """How a checkpoint names the modules of its layers, as far as its spec leaves that open.
+    """How a checkpoint names the modules of its layers. The spec alone does not tell these names.
 
-    modules: the names of all modules in any layer, such as `mlp` and `mlp.up_proj`, and of those beside the layers;
-    norms: module by field of Layer; others: names that are not the common ones, by common name.
+    modules: the names of all modules inside any layer, for example `mlp` and `mlp.up_proj`, and of modules outside
+    norms: the module of each norm, by field of Layer
+    others: uncommon names, by common name
     """
 
     modules: frozenset[str]
@@ -48,10 +50,10 @@ class LayerNames:
 
     @classmethod
     def of(cls, spec: ModelSpec, names: Iterable[str], prefix: str) -> "LayerNames":
-        """names: of all tensors of the checkpoint; prefix: what those of its language model begin with.
+        """Finds a checkpoint's names. names: of all its tensors; prefix: the prefix of its language model's tensors
 
-        Only its layers and its last norm tell the spelling: an encoder of images or sound beside it, and layers that
-        draft tokens, have names of their own.
+        Only the layers and the last norm of the language model are looked at. An encoder of pictures or sound, and
+        layers that draft tokens, have names of their own.
         """
         own = {tuple(name.removeprefix(prefix).split(".")) for name in names if name.startswith(prefix)}
         paths = {path[2:] if path[0] == "layers" else path for path in own if path[0] == "layers" or len(path) == 2}
@@ -60,12 +62,12 @@ class LayerNames:
         return cls(modules, norms, {common: other for other, common in OTHER_NAMES.items() if other in modules})
 
     def spelled(self, module: str) -> str:
-        """Returns the name of a module in the checkpoint from its common name."""
+        """Returns the checkpoint's name of the module whose common name is `module`."""
         return self.others.get(module, module)
 
 
 def layer_norms(spec: ModelSpec, prefix: str, names: LayerNames) -> dict[str, Sequence[PlainWeight]]:
-    """Returns what the norms of a Layer are made of, by field. prefix: what the names of its tensors begin with."""
+    """Returns the stored tensors of a layer's norms, by field of Layer. prefix: the prefix of its tensor names"""
     return {
         field: norm_weights(spec, prefix + names.spelled(module), spec.hidden_size)
         for field, module in names.norms.items()
@@ -79,7 +81,10 @@ def norm_weights(spec: ModelSpec, module: str, size: int) -> Sequence[PlainWeigh
 
 
 def norm(spec: ModelSpec, parts: Sequence[Tensor]) -> Tensor:
-    """Returns a norm over the hidden size as the kernels read it. The weights of layer norms are stored with offset."""
+    """Returns a norm over the hidden size as the kernels read it: [H], or [2, H] for a layer norm (weight and bias).
+
+    The weight of a layer norm includes the spec's norm_offset; the kernels add the offset of other norms.
+    """
     if not spec.layer_norm:
         return parts[0]
     bias = parts[1] if spec.norm_bias else torch.zeros_like(parts[0])

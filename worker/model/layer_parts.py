@@ -1,4 +1,7 @@
-"""What the kinds of mixers and of feed-forward networks have in common: how the loader and the decoder see them."""
+"""The records through which the loader and the decoder see any kind of mixer or feed-forward network.
+
+A part of a layer is its mixer or its feed-forward network.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +25,10 @@ Linears = Iterator[PackedLinear | PackedExperts]
 
 @dataclass(frozen=True, slots=True)
 class SmallWeight:
-    """A vector or another small tensor of a layer. parts: the tensors of the checkpoint that it is made of.
+    """A vector or another small tensor of a layer.
 
-    exact: whether they are read as float32 in any case, not in the dtype of the model.
+    parts: the checkpoint's tensors from which it is made
+    exact: whether the parts are always read as float32, not in the dtype of the model
     """
 
     parts: Sequence[PlainWeight]
@@ -34,8 +38,9 @@ class SmallWeight:
 class Made(Protocol):
     """Makes the weights of a part of a layer.
 
-    packed: its linears by field. small: the tensors of each small weight by field. like: a tensor of the model's
-    dtype and device.
+    packed: the part's linears, by field
+    small: the tensors of each small weight, by field
+    like: a tensor with the model's dtype and device
     """
 
     def __call__(
@@ -54,15 +59,16 @@ def nothing_unread(layer: LayerSpec) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPart:
-    """How a checkpoint stores a part of a layer, and how the weights are made from that.
+    """How a checkpoint stores a part of a layer, and how the part's weights are made from the stored tensors.
 
-    linears: the linear layers, by their field in `weights`. Rows marked `apart` become the field `gates`.
-    stacks: linear layers that every expert has one of, by field.
-    small: the small weights, by field. Its last argument is the prefix of the layer's tensor names.
-    unread: modules that a checkpoint may hold and that the part does not use.
+    weights: the type of the record that `make` returns
+    linears: returns the linear layers, by their field in `weights`. Rows marked `apart` become the field `gates`.
+    stacks: returns the linear layers of all experts, by field: one linear layer for each expert
+    small: returns the small weights, by field. Its last argument is the prefix of the layer's tensor names.
+    unread: returns modules that a checkpoint may hold although the part does not use them
     """
 
-    weights: type  # the record that `make` returns
+    weights: type
     linears: Callable[[ModelSpec, LayerSpec, LayerNames], dict[str, StackedLinear]]
     stacks: Callable[[ModelSpec, LayerSpec, LayerNames], dict[str, Sequence[StackedLinear]]] = no_stacks
     small: Callable[[ModelSpec, LayerSpec, LayerNames, str], dict[str, SmallWeight]]
@@ -70,7 +76,7 @@ class StoredPart:
     unread: Callable[[LayerSpec], tuple[str, ...]] = nothing_unread
 
     def spelled_linears(self, spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
-        """Returns the linears with the names that the checkpoint has for their modules."""
+        """Returns the linears, with modules named as in the checkpoint."""
         found = self.linears(spec, layer, names)
         return {
             field: replace(linear, modules=tuple(map(names.spelled, linear.modules))) for field, linear in found.items()
@@ -79,11 +85,11 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What all layers of a forward read."""
+    """The values that all layers of one forward read."""
 
     do: Operations
     spec: ModelSpec
-    ropes: Sequence[tuple[Tensor, Tensor]]  # cos and sin [positions, D] float32 of each table of the spec
+    ropes: Sequence[tuple[Tensor, Tensor]]  # for each rotary table of the spec: cos and sin [positions, D] float32
     query_scales: Tensor | None  # [positions] float32
     inputs: ForwardInputs
     cache: KVCache
@@ -91,13 +97,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A layer of a decoder, for what the C library reads of it."""
+    """A layer of a decoder with the values from which its record for the C library is made."""
 
     index: int
     spec: ModelSpec
     ropes: Sequence[tuple[Tensor, Tensor]]
     cache: KVCache
-    dtype: torch.dtype  # of the model
+    dtype: torch.dtype  # the model's dtype
 
     @property
     def layer(self) -> LayerSpec:

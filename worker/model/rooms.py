@@ -1,4 +1,4 @@
-"""Imports the parts of this folder that only some checkpoints need, when the first of these is met."""
+"""Imports modules of this folder that only some checkpoints need, when such a checkpoint is loaded."""
 
 from importlib import import_module
 from typing import Any
@@ -7,9 +7,9 @@ from worker.model.checkpoint.checkpoint import UnsupportedModel
 
 
 def room(module: str, what: str) -> Any:
-    """Returns a module under worker/model. what: the plural that the message names if the module is missing.
+    """Imports and returns a module under worker/model. what: what the module supports, a plural for the error message
 
-    Raises UnsupportedModel if it is missing: an installation may leave out what its models do not use.
+    Raises UnsupportedModel if the module is missing: an installation may leave out modules that its models do not use.
     """
     name = f"{__package__}.{module}"
     try:

@@ -1,4 +1,4 @@
-"""Computes tables of rotary embeddings and of factors of queries, float32, one row per position.
+"""Computes tables of rotary embeddings and of the factors that scale queries, float32, with one row per position.
 
 The kinds of rotary embeddings differ in their inverse frequencies and in the magnitude of cos and sin.
 """
@@ -30,14 +30,17 @@ def tables(spec: RopeSpec, head_dim: int, positions: int, device: Device) -> tup
 
 
 def at_columns(found: list[tuple[Tensor, Tensor]], positions: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """Returns tables with a row for each row of `positions` [T, D], whose columns are read at them. None: the same."""
+    """Returns tables [T, D] whose column d in row t is column d of the found table at position positions[t, d].
+
+    positions: [T, D]; None: the found tables are returned
+    """
     if positions is None:
         return found
     return [(cos.gather(0, positions), sin.gather(0, positions)) for cos, sin in found]
 
 
 def query_scales(scaling: QueryScaling | None, positions: int, device: Device) -> Tensor | None:
-    """Returns the factor of queries for each position, float32; None if all are 1."""
+    """Returns the factor by which queries are multiplied at each position, float32; None if all factors are 1."""
     if scaling is None or positions <= scaling.positions:
         return None
     steps = torch.arange(positions) // scaling.positions
@@ -72,7 +75,7 @@ def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
 
 
 def _yarn(spec: RopeSpec, plain: Tensor, head_dim: int) -> Tensor:
-    """Keeps the pairs that rotate often, stretches those that rotate seldom, with a ramp between (arXiv 2309.00071)."""
+    """Keeps pairs that rotate often, stretches pairs that rotate seldom, and blends between them (arXiv 2309.00071)."""
 
     def dimension(turns: float) -> float:
         return head_dim * math.log(spec.original_positions / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))

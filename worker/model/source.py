@@ -14,13 +14,13 @@ from worker.model.rooms import room
 if TYPE_CHECKING:
     from worker.model.gguf.tensors import GgufTensors
 
-# Endings of names of tensors that are not read.
-IGNORED = ("rotary_emb.inv_freq",)  # rotary tables in old checkpoints
+# Tensors whose names end so are not read: rotary tables in old checkpoints, and scales of quantized activations.
+IGNORED = ("rotary_emb.inv_freq",)
 OF_ACTIVATIONS = (".input_scale", ".activation_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
 
 
 def open_source(folder: Path, staging: Staging | None) -> WeightSource:
-    """Opens the checkpoint. staging: reads its tensors if it is given; close() closes it, too.
+    """Opens the checkpoint. staging: reads the tensors; closed by the returned source's close(); None: no staging
 
     Raises CheckpointError when a file is broken or the quantization is not supported.
     """
@@ -33,7 +33,7 @@ def open_source(folder: Path, staging: Staging | None) -> WeightSource:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """Safetensors or GGUF files. method: how config.json says that weights are quantized, if they are."""
+    """A checkpoint in safetensors or GGUF files. method: how config.json says that weights are quantized; or None"""
 
     tensors: "Checkpoint | GgufTensors"
     method: Method | None

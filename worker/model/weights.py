@@ -1,8 +1,8 @@
-"""Fills the weights of a decoder from a checkpoint, layer by layer, so that at most one linear is in memory twice.
+"""Loads the weights of a decoder from a checkpoint, layer by layer, so that at most one linear is in memory twice.
 
 The spec determines which weights a checkpoint must hold, and the checkpoint says how it stores each (stored_weight.py).
 Names, shapes and formats are checked before any weight is read. Projections with the same input are stacked into one
-linear; each may be stored in a format of its own.
+linear; each projection may be stored in a format of its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,8 +41,8 @@ from worker.spec import LayerSpec, ModelSpec
 
 HEAD, NORM = "lm_head", "norm"
 CLASSIFIER = "score"  # the head of a classifier
-GATES = "gates"  # the field of a part's weights for rows that are `apart`
-Kept = tuple[StoredWeight, Layout | None]  # a weight, and how it is kept in few bits
+GATES = "gates"  # the field for rows marked `apart`, in the weights of a mixer or feed-forward network
+Kept = tuple[StoredWeight, Layout | None]  # a weight, and its quantized layout in memory (None: full precision)
 
 
 def load(
@@ -61,13 +61,15 @@ def load(
     """Loads all weights to `device`, with packed linears. Weights in full precision become `dtype`.
 
     invariant: see kernels/linear.py.
-    memory: how the linears of the layers are kept. Embedding and head are never quantized here: the head decides
-        between tokens with close logits, and a tied head is the embedding, whose rows are looked up. A head that the
-        checkpoint has in few bits keeps them unless all linears are widened; an embedding is always widened.
-    on_progress: called with (done, total) bytes of the checkpoint, from (0, total) to (total, total).
-    on_size: called before on_progress with what the device must hold; it may raise to end the load.
-    share, stage: what this process has of each layer, and which layers; None: all. on_size is told of the whole model.
-        Behind the first stage, embedding and head have one row of zeros.
+    memory: how the linears of the layers are kept in memory. Embedding and head are never quantized here: the head
+        decides between tokens with close logits, and a tied head is the embedding, whose rows are looked up. A head
+        that the checkpoint stores quantized stays quantized unless all linears are widened to `dtype`; an embedding
+        is always widened.
+    on_progress: called with (done, total) bytes of the checkpoint, from (0, total) to (total, total)
+    on_size: called before on_progress with the size of the weights in memory; it may raise to end the load
+    share: which part of each layer this process loads; None: all of it
+    stage: which layers this process loads; None: all. Behind the first stage, embedding and head are one row of zeros.
+        Even with a share or a stage, on_size gets the size of the whole model.
 
     Raises CheckpointError when a tensor is missing, superfluous, misshaped or impossible, or a file is broken.
     """
@@ -89,10 +91,10 @@ class Loader:
     on_size: Callable[[WeightsSize], None] = lambda size: None
     share: Share | None = None
     stage: Stage | None = None
-    keep: Callable[[Layer], Layer] = lambda layer: layer  # returns what the result holds of a layer
-    done: int = 0
-    total: int = 0
-    pieces: Pieces = field(default_factory=Pieces)  # memory for packed linears, on a CPU
+    keep: Callable[[Layer], Layer] = lambda layer: layer  # called with each read layer; its result is put into Weights
+    done: int = 0  # bytes
+    total: int = 0  # bytes
+    pieces: Pieces = field(default_factory=Pieces)  # the memory of packed linears, on a CPU
 
     def __post_init__(self) -> None:
         tensors = self.source.tensors
@@ -121,7 +123,7 @@ class Loader:
         embed = self._widened(self.embed)
         table = embed.dequantize(self.dtype) if isinstance(embed, QuantizedWeight) else embed
         shared = embed if self.head is None or self.spec.tied else table
-        del embed  # its codes are needed no more unless the head is tied
+        del embed  # frees the quantized codes unless a tied head uses them
         inputs, layers = self._layer_inputs(), self._read_layers()
         last = self.norm(self._last_norm())
         return Weights(table, layers, last, self._head(shared), inputs)
@@ -154,7 +156,7 @@ class Loader:
         return Layer(mixer=mixed, feed_forward=fed, **norms, own_input=own_input, scale=scales[0] if scales else None)
 
     def _made(self, part: StoredPart, prefix: str, layer: LayerSpec) -> Any:
-        """Returns the weights of the mixer or the feed-forward network of a layer."""
+        """Returns the weights of a layer's mixer or feed-forward network. part: how the checkpoint stores it"""
         packed: dict[str, PackedLinear | PackedExperts] = {
             field: one
             for name, linear in part.spelled_linears(self.spec, layer, self.names).items()
@@ -201,7 +203,7 @@ class Loader:
         return rows
 
     def _linears(self, field: str, linear: StackedLinear, prefix: str) -> dict[str, PackedLinear]:
-        """Returns a linear by field of the weights, and the one whose rows are `apart`."""
+        """Returns a packed linear by its field. Its rows marked `apart` are a second linear, in the field GATES."""
         if not linear.apart:
             return {field: self.linear(linear, prefix)}
         first, *others = self._parts(linear, prefix)
@@ -252,7 +254,7 @@ class Loader:
     def _head(self, embed: Tensor | QuantizedWeight) -> PackedLinear:
         """Packs the head.
 
-        A tied checkpoint may hold a head nevertheless. If that is not a copy of the embedding, it is used.
+        A checkpoint with tied embeddings may hold a head nevertheless. A head that differs from the embedding is used.
         """
         head = embed if self.head is None else self._widened(self.head)
         if self.spec.tied and isinstance(head, Tensor) and isinstance(embed, Tensor) and torch.equal(head, embed):
@@ -265,7 +267,7 @@ class Loader:
         return replace(packed, whole_rows=whole_rows)
 
     def _widened(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
-        """Reads the embedding or the head."""
+        """Reads the embedding or the head, dequantized if all linears are to be widened."""
         read = self.read(weight)
         return read.dequantize(self.dtype) if self.memory.widen and isinstance(read, QuantizedWeight) else read
 
@@ -283,20 +285,20 @@ class Loader:
         return into
 
     def _needed(self, weights: Iterable[Kept]) -> int:
-        """Returns how many bytes all weights take in memory."""
+        """Returns how many bytes these weights take in memory."""
         keeper, layout = Keeper(self.dtype, self.device), None if self.memory.widen else self.embed.layout
         head = [(self.embed, layout)] if self.head is None and keeper.copies_head(layout) else []
         return keeper.nbytes([*weights, *head]) - (0 if self.inputs is None else self.inputs.spared)
 
     def _needed_with_int4(self) -> int | None:
-        """Returns how many bytes they would take with --quantization int4; None if they are quantized already."""
+        """Returns how many bytes the model would take with --quantization int4; None if it is quantized already."""
         if self.spec.stored is not None or self.memory.kind:
             return None
         quantized = replace(self, memory=in_memory(None, "int4", self.device))
         return quantized._needed(quantized._weights())
 
     def _weights(self, stage: Stage | None = None) -> Iterator[Kept]:
-        """Yields all weights that the checkpoint must hold, or those of a stage, in the order of reading."""
+        """Yields the weights of a stage, in the order of reading. None: all weights that the checkpoint must hold."""
         first = stage is None or not stage.index
         if first:
             yield self.embed, None
@@ -336,12 +338,12 @@ class Loader:
             yield weight, None if linear.exact else self.memory.layout(weight)
 
     def _layers(self, stage: Stage | None = None) -> Iterator[tuple[str, LayerSpec]]:
-        """Yields what the names of each layer's tensors begin with, and the layer, of all layers or of a stage."""
+        """For each layer of a stage, yields the prefix of its tensor names, and its spec. None: for all layers."""
         numbers = range(len(self.spec.layers)) if stage is None else range(stage.first, stage.end)
         yield from ((f"{self.prefix}layers.{i}.", self.spec.layers[i]) for i in numbers)
 
     def _unread(self) -> tuple[str, ...]:
-        """Returns what the names of tensors begin with that the checkpoint may have, but no layer uses."""
+        """Returns name prefixes of tensors that the checkpoint may have although no layer reads them."""
         both = ((prefix, layer, part) for prefix, layer in self._layers() for part in _parts_of(layer))
         unused = [prefix + module for prefix, layer, part in both for module in part.unread(layer)]
         count = len(self.spec.layers)

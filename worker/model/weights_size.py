@@ -17,17 +17,18 @@ class Keeper:
     device: torch.device
 
     def nbytes(self, kept: Iterable[tuple[StoredWeight, Layout | None]]) -> int:
-        """Returns the size of weights with their layouts, None in full precision, without padding."""
+        """Returns the size of weights in bytes, without padding. A weight whose layout is None is in full precision."""
         return sum(self.nbytes_as(weight.shape, layout) for weight, layout in kept)
 
     def copies_head(self, layout: Layout | None) -> bool:
-        """Whether a head with this layout that is tied is kept besides the embedding."""
+        """Whether a tied head with this layout is kept in memory in addition to the embedding."""
         return layout is not None or self._in_c
 
     def nbytes_as(self, shape: Shape, layout: Layout | None) -> int:
-        """Returns the size of a weight of this shape with a layout, None in full precision."""
+        """Returns the size in bytes of a weight with this shape and layout. None: the weight is in full precision."""
         plain = torch.Size(shape).numel() * self.dtype.itemsize
-        if layout is None or (self.device.type == "cpu" and not self._in_c):  # plain PyTorch has no products of codes
+        # On a CPU without the C library, weights are dequantized: plain PyTorch has no products of quantized codes.
+        if layout is None or (self.device.type == "cpu" and not self._in_c):
             return plain
         return layout.nbytes(shape, scale_bytes=2 if self._in_c and self.dtype == torch.bfloat16 else 4)
 

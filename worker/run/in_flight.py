@@ -55,7 +55,7 @@ def no_rows() -> list[PooledRows]:
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """A step in flight. may_overlap: whether the next step may be launched before this one is read."""
+    """A step in flight. may_overlap: whether the next step may be launched before this step is read."""
 
     plan: Plan
     may_overlap: bool

@@ -48,7 +48,8 @@ class Paging:
         self._chunk = chunk
         self._windowed = [(group, pool) for group, pool in enumerate(pools) if pool.window]
         self._watermarks = [self._watermark(pool, watermark) for pool in pools]
-        self._last_refused: tuple[Sequence | None, list[int]] = (None, [])  # with the pages available at that time
+        # the sequence that was refused last, and how many pages of each pool were available then
+        self._last_refused: tuple[Sequence | None, list[int]] = (None, [])
 
     def fits(self, tokens: int) -> bool:
         """Whether the pools, if nothing else used them, could hold a sequence of `tokens` tokens."""

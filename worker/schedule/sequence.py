@@ -52,7 +52,7 @@ class Sequence:
 
     # progress
     computed_tokens: int = 0  # tokens with K/V, not counting steps in flight
-    in_flight_tokens: int = 0  # the number of tokens after these that steps in flight compute
+    in_flight_tokens: int = 0  # how many further tokens steps in flight compute
     pending_outputs: int = 0  # the number of ids that steps in flight will sample, not counting accepted drafts
 
     # memory

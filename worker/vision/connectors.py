@@ -33,7 +33,7 @@ class ConnectorWeights:
     before: PackedLinear | None = None
     joined_norm: Tensor | None = None
     joined: PackedLinear | None = None
-    standard: Tensor | None = None  # [2, H] float32: first subtracted from averages, second: their factor afterwards
+    standard: Tensor | None = None  # [2, H] float32: row 0 is subtracted from averages, row 1 is then their factor
 
 
 def _joined(squares: Tensor) -> Tensor:

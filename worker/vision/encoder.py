@@ -75,7 +75,7 @@ class EncoderLayer:
 class EncoderWeights:
     """patches: the convolution over patches as a linear
 
-    positions [P, H]: one for each patch, or a grid to stretch; [2, P, H]: of columns and of rows; None: there are none
+    positions [P, H]: one for each patch, or a grid to stretch; [2, P, H]: by column and by row; None: there are none
     norm: the norm after the last layer; None: there is none
     first_norm [H]: an RMS norm of the patches before the first layer
     """
@@ -104,7 +104,7 @@ class Encoder:
 
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Tensor:
-        """Returns the vectors of a picture [tokens, text_size]. Those of deepstack are further columns."""
+        """Returns the vectors of a picture [tokens, text_size]. Vectors for deepstack are further columns."""
         pieces = self.pieces(picture)
         while True:
             try:
@@ -114,7 +114,7 @@ class Encoder:
                 return found
 
     def pieces(self, picture: Picture) -> Generator[int, None, Tensor]:
-        """Encodes a picture, and yields after each piece its cost in multiplications. Returns what encode does."""
+        """Encodes a picture, and yields after each piece its cost in multiplications. Returns the same as `encode`."""
         spec, weights, do = self.spec, self.weights, self._do
         rows, columns = spec.grid_of(picture.height, picture.width)
         everything, order = Windows((rows * columns,)), None

@@ -51,7 +51,7 @@ def _mixed(stored: Tensor, side: int, by_row: tuple[Tensor, Tensor], by_column: 
 
 
 def _neighbours(count: int, side: int) -> tuple[Tensor, Tensor]:
-    """Returns for each of `count` points along an axis the two stored indices around it [count, 2], and weights."""
+    """Returns, for each of `count` points along an axis, the two stored indices around it, and weights: [count, 2]."""
     places = torch.arange(count, dtype=torch.float32) * (side - 1) / max(count - 1, 1)
     below = places.floor()
     share = places - below

@@ -21,7 +21,7 @@ class RotaryPositions:
     def between(self, begin: int, end: int) -> NDArray[np.int64]:
         """Returns the three positions of the tokens begin .. end - 1 of a sequence, [3, end - begin]."""
         found = np.tile(np.arange(begin, end), (3, 1))
-        saved = 0  # how many tokens more than positions the pictures so far have
+        saved = 0  # how many more tokens than positions the pictures so far have
         last = bisect_right(self.starts, end - 1)
         for start, (rows, columns) in zip(self.starts[:last], self.squares[:last], strict=True):
             tokens = rows * columns
@@ -40,7 +40,7 @@ class RotaryPositions:
 
 
 def components(sections: tuple[int, int, int], width: int, *, alternate: bool = True) -> list[int]:
-    """Returns which of the three positions each column of a rotary table is read at.
+    """Returns, for each column of a rotary table, which of a token's three positions selects the row that is read.
 
     sections: the number of pairs of a head that rotate by each position
     alternate: whether pairs of different sections alternate; else the pairs of a section are adjacent

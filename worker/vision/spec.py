@@ -36,29 +36,29 @@ class VisionSpec:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     centred: bool = False  # whether the result is then mapped from 0 .. 1 to -1 .. 1
-    bucketed: bool = False  # whether positions are looked up by their share of the side (weights.py)
+    bucketed: bool = False  # whether positions are found by rounding coordinates between 0 and 1 (weights.py)
     bidirectional: bool = False  # whether the tokens of a picture also see those after them, up to the picture's end
-    frames: int = 1  # how often a patch is repeated, as a film that stands still
-    position_side: int = 0  # height and width of the grid of positions that is stretched over any picture; 0: none is
-    position_corners: bool = True  # whether its corners are those of the picture; else it is resized as a picture is
-    position_axes: int = 0  # most rows, and most columns, of patches: each has a learned position; 0: there are none
-    rotary_theta: float = 0.0  # of rotary embeddings by row and column of a patch; 0: there are none
+    frames: int = 1  # how often a patch is repeated, as the frames of a film that stands still
+    position_side: int = 0  # side of the grid of learned positions that is stretched over pictures; 0: there is none
+    position_corners: bool = True  # whether the grid's corners are the picture's; else it is resized like a picture
+    position_axes: int = 0  # for how many rows, and columns, of patches there are learned positions; 0: there are none
+    rotary_theta: float = 0.0  # base of the rotary embeddings by a patch's row and column; 0: there are none
     rotary_alternate: bool = False  # whether rows and columns take the frequencies in turn; else both take the same
-    sections: tuple[int, int, int] | None = None  # M-RoPE: pairs of a head that rotate by time, row and column
-    sections_alternate: bool = True  # whether these pairs alternate; else those of a section stand together
+    sections: tuple[int, int, int] | None = None  # M-RoPE: how many pairs of a head rotate by time, row and column
+    sections_alternate: bool = True  # whether pairs of different sections alternate; else a section's are adjacent
     gated: bool = False  # whether the MLPs have a gate
-    window: int = 0  # patches along a side of the windows in which patches see each other; 0: they see the picture
-    whole_layers: tuple[int, ...] = ()  # layers in which they see the picture in spite of windows
-    layout: Layout = "siglip"  # of the names of tensors
-    connector_eps: float = 0.0  # of a norm before the connector "merge"; 0: there is none
+    window: int = 0  # side, in patches, of the windows in which patches see each other; 0: they see the whole picture
+    whole_layers: tuple[int, ...] = ()  # layers without windows, where patches see the whole picture
+    layout: Layout = "siglip"  # how the checkpoint names tensors (checkpoint/names.py)
+    connector_eps: float = 0.0  # eps of the norm before the connector "merge"; 0: there is no norm
     connector_biased: bool = True  # whether the linears of the connector "merge" have biases
-    connector_size: int = 0  # of the vectors between these linears; 0: as many numbers as the patches of a square have
-    joined_eps: float = 0.0  # of a layer norm of the patches of a square before these linears; 0: there is none
-    row_ends: bool = False  # whether a token of the text stands between two rows of a picture's tokens
-    clamped: bool = False  # whether the checkpoint has ranges of the inputs and outputs of linears
-    standardized: bool = False  # whether the connector "scaled_pool" has a bias and a scale of the averages
-    stands_in: int | None = None  # the id whose per-layer embeddings a picture's tokens have; None: the placeholder
-    most_tokens: int = 0  # of a picture of any size, if its tokens see each other; 0: there is no such bound
+    connector_size: int = 0  # width of the vectors between these linears; 0: the width of a square's joined patches
+    joined_eps: float = 0.0  # eps of the layer norm of a square's patches before these linears; 0: there is no norm
+    row_ends: bool = False  # whether a text token stands between two rows of a picture's tokens
+    clamped: bool = False  # whether the checkpoint has ranges to clamp the inputs and outputs of linears
+    standardized: bool = False  # whether the connector "scaled_pool" applies a bias and a scale to the averages
+    stands_in: int | None = None  # the id whose per-layer embeddings a picture's tokens have; None: the placeholder's
+    most_tokens: int = 0  # limit for pictures of any size whose tokens see each other; 0: there is no limit
     deepstack: tuple[int, ...] = ()  # after these layers a connector makes vectors for the text model's first layers
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class VisionSpec:
 
     @property
     def largest_whole(self) -> int:
-        """The most tokens of a picture that no step may cut in two; 0 if steps may."""
+        """The most tokens of a picture that no step may cut in two; 0 if steps may cut pictures."""
         if not self.bidirectional:
             return 0
         return self.most_tokens or self.tokens_of(self.image_size, self.image_size)

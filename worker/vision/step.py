@@ -55,9 +55,10 @@ def _positions_of(chunk: Chunk) -> NDArray[np.int64]:
 
 
 def _vectors_of(chunk: Chunk, vision: Vision) -> list[tuple[Tensor, int, Tensor]]:
-    """Returns, for each picture of which some is in a chunk, the rows of its vectors there, its end, and these vectors.
+    """Returns, for each picture that is partly or wholly in a chunk, what of it is there.
 
-    The rows count in the chunk, and the end is a position.
+    That is the rows of the chunk that its vectors replace, the position after the picture's last token, and these
+    vectors.
     """
     if chunk.sequence.pictures is None:
         return []
@@ -67,7 +68,7 @@ def _vectors_of(chunk: Chunk, vision: Vision) -> list[tuple[Tensor, int, Tensor]
         first, last = max(chunk.start, picture.start), min(end, after)
         places = vision.spec.places_of(picture.height, picture.width) + picture.start
         begin, stop = np.searchsorted(places, (first, last))
-        if begin < stop:  # else the chunk has no more of the picture than a token between two rows
+        if begin < stop:  # else the chunk has only a token between two rows of the picture
             rows = vision.rows(picture)[begin:stop]
             found.append((torch.from_numpy(places[begin:stop] - chunk.start), after, rows))
     return found

@@ -28,7 +28,7 @@ class Tower:
 
 
 class Vision:
-    """Encodes pictures. cache_bytes: vectors that stay in memory, the least recently used are dropped first.
+    """Encodes pictures. cache_bytes: how many bytes of vectors stay in memory; the least recently used go first.
 
     Vectors of a picture that a sequence waits for (between_steps.py) stay until a step has read them, whatever the
     cache holds. `digest in vision` says whether a step would find a picture encoded.
@@ -43,20 +43,20 @@ class Vision:
         cache_bytes: int,
         rope_width: int = 0,
     ) -> None:
-        """started: counts the layers of all pictures. rope_width: columns of the text model's rotary table."""
+        """started: a counter of the layers that were computed. rope_width: columns of the text model's rotary table."""
         self.components = None
         if spec.sections is not None:
             columns = components(spec.sections, rope_width, alternate=spec.sections_alternate)
             self.components = torch.tensor(columns)
         self.spec = spec
-        self.encoded = self.hits = 0  # pictures
-        self.seconds = 0.0  # spent encoding
+        self.encoded = self.hits = 0  # numbers of pictures: encoded, and found in the cache
+        self.seconds = 0.0  # time spent on encoding
         self.cached_bytes = 0
         self._encoder = weights.encoder(spec, operations, started)
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, the most recently used last
         self._cache_bytes = cache_bytes
         self._begun: tuple[bytes, Generator[int, None, Tensor]] | None = None  # a picture that is encoded in part
-        self._unread: dict[bytes, Tensor] = {}  # encoded between steps
+        self._unread: dict[bytes, Tensor] = {}  # pictures that were encoded between steps and no step has read yet
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._unread or digest in self._cache

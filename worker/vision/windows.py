@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Rows that lie one window after another. lengths: of the windows, none of them 0"""
+    """Rows that lie one window after another. lengths: how many rows each window has, never 0"""
 
     lengths: tuple[int, ...]
 
@@ -19,16 +19,19 @@ class Windows:
         return list(accumulate(self.lengths[:-1], initial=0))
 
     def parts(self, first: int, end: int, most: int) -> Iterator[tuple[int, int, int]]:
-        """Yields the rows first .. end - 1 in parts of at most `most` rows of one window: its index, and from to end"""
+        """Yields the rows first .. end - 1 in parts of at most `most` rows of one window.
+
+        A part is (index of the window, first row, end).
+        """
         for index, (begin, length) in enumerate(zip(self.begins, self.lengths, strict=True)):
             for start in range(max(first, begin), min(end, begin + length), most):
                 yield index, start, min(start + most, end, begin + length)
 
 
 def in_windows(rows: int, columns: int, side: int) -> tuple[Tensor, Windows]:
-    """Returns the patches of a grid, window by window, as indices in the order of rows; and the windows.
+    """Returns the indices of the patches of a grid, window by window, and the windows. Indices count row by row.
 
-    side: patches along a side of a window; those at the right and at the bottom may be smaller
+    side: patches along a side of a window; windows at the right and at the bottom may be smaller
     """
     grid = torch.arange(rows * columns).view(rows, columns)
     corners = [(row, column) for row in range(0, rows, side) for column in range(0, columns, side)]

@@ -19,7 +19,8 @@ from worker.kernels.rowwise.store_kv import store_kv_torch
 HEADS = ((24, 8, 128, 16), (32, 8, 64, 64), (4, 1, 256, 1), (6, 2, 96, 256), (32, 8, 128, 32))  # Hq, Hk, D, page size
 GPT_OSS_HEADS = (64, 8, 64, 32)
 MIXED = ((1, 1), (1, 37), (5, 5), (1, 513), (17, 640), (3, 99), (1, 2), (130, 1100))  # rows, keys
-PROMPTS = ((700, 900), (1, 300), (400, 400))  # many query rows, which select the kernel that does not split keys
+# (rows, keys): many query rows, which select the kernel that does not split keys
+PROMPTS = ((700, 900), (1, 300), (400, 400))
 MIXES = (MIXED, PROMPTS, ((1, 1500),), tuple((1, 64 + 7 * i) for i in range(64)))
 WINDOWS = (0, 24, 512)
 

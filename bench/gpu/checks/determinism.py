@@ -23,10 +23,8 @@ from worker.spec import ModelSpec
 OTHER_LENGTHS = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # prompt tokens of the other sequences of a batch
 LONG = 40_000  # tokens of context; from 32,768 on, attention splits keys into its largest parts
 BASE = Setup()
-QUANTIZED_WEIGHTS = (
-    Setup(weights=Scheme("int8")),
-    Setup(weights=Scheme("fp8")),
-)  # those checked on the CPU, where eight-bit K/V need not give equal bits
+# the only formats checked on the CPU, where eight-bit K/V need not give equal bits
+QUANTIZED_WEIGHTS = (Setup(weights=Scheme("int8")), Setup(weights=Scheme("fp8")))
 DYNAMIC_QUANTIZED = (Setup(weights=Scheme("int8", dynamic=True)), Setup(weights=Scheme("fp8", dynamic=True)))
 FORMATS = (Setup(kv="fp8"), *QUANTIZED_WEIGHTS, *DYNAMIC_QUANTIZED)
 

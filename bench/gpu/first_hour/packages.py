@@ -1,4 +1,4 @@
-"""Packages that measurements need, and which of them are missing. Uses the standard library alone."""
+"""Packages that measurements need, and which of them are missing. Imports only the standard library."""
 
 from collections.abc import Iterable
 from importlib.util import find_spec

@@ -21,7 +21,7 @@ BASE, INT8, FP8 = Setup(), Scheme("int8"), Scheme("fp8")
 class Format:
     """A format to measure.
 
-    weight: bytes per weight of the layers; kv: bytes per number in the K/V cache. 0: as many as the model's dtype has
+    weight: bytes per weight of the layers; kv: bytes per number in the K/V cache. 0: those of the model's dtype
     """
 
     name: str

@@ -31,7 +31,7 @@ def sequences(lengths: Iterable[int], page_size: int, vocab: int, seed: int) -> 
 
 
 def last(sequence: Sequence, count: int, *, upto: int = 0) -> Chunk:
-    """Returns a chunk of the last `count` tokens before `upto` (0: of the whole sequence). The chunk samples."""
+    """Returns a chunk of the last `count` tokens before `upto` (0: the sequence's end). The chunk samples an id."""
     end = upto or len(sequence.tokens)
     return Chunk(sequence, end - count, count, True)
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from deploy.demo.training.corpus import Document, documents, long_documents
 
-READ_WEIGHT = 0.1  # loss weight of text that the model only reads
+READ_WEIGHT = 0.1  # loss weight of text that the model does not learn to write, such as questions
 IGNORED = -100  # the label of padding
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One kind of batch: `rows` rows of `length` tokens, which is due every `every` steps."""
+    """A kind of batch with `rows` rows of `length` tokens, used every `every` steps."""
 
     rows: int
     length: int
@@ -27,7 +27,7 @@ class Shape:
     long_text: bool
 
 
-# A step uses the last shape that is due. All shapes have about the same number of tokens.
+# A step uses the last shape here whose turn it is. All shapes have about the same number of tokens.
 SHAPES = (
     Shape(rows=6, length=512, every=1, long_text=False),
     Shape(rows=3, length=1024, every=8, long_text=True),

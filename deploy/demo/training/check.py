@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-MAX_NEW_TOKENS = 260  # every answer, including stories, ends well before
+MAX_NEW_TOKENS = 260  # every answer, including stories, is much shorter
 
 
 class Case(NamedTuple):

@@ -25,7 +25,7 @@ class Segment:
 Document: TypeAlias = tuple[Segment, ...]
 
 
-# First words of questions (ASKING) and of commands (TELLING). Texts with other first words are not put into frames.
+# First words of questions (ASKING) and of commands (TELLING). Frames, such as "Tell me: …", are used only for these.
 ASKING = (
     "What", "What's", "Which", "Where", "When", "Who", "Why", "How", "Is", "Are", "Do", "Does", "On", "In",
     "At", "Of",
@@ -60,7 +60,7 @@ PREFACES = (
 
 
 def casual(rng: Random, question: str) -> str:
-    """Rewrites the question as people type it: with another opening, in another case, or without punctuation."""
+    """Rewrites the question as people type: with another opening, in another case, or without punctuation."""
     text = _wrap(rng, question) if rng.random() < 0.3 else question
     roll = rng.random()
     if roll < 0.18:
@@ -178,7 +178,7 @@ def _lists(rng: Random) -> str:
 
 
 def plain(rng: Random) -> Document:
-    """Returns text without chat markup. All of it is learnt, so that the model continues raw prompts sensibly."""
+    """Returns text without chat markup. The model learns to write all of it, so that it can continue raw prompts."""
     roll = rng.random()
     if roll < 0.15:
         text = tale(rng).answer
@@ -213,7 +213,7 @@ def questionnaire(rng: Random) -> Document:
 
 
 def document(rng: Random) -> Document:
-    """Returns a short document; most have well under 300 tokens."""
+    """Returns a short document, usually well under 300 tokens."""
     roll = rng.random()
     if roll < 0.5:
         return one_turn(rng)
@@ -225,7 +225,7 @@ def document(rng: Random) -> Document:
 
 
 def documents(seed: int) -> Iterator[Document]:
-    """Yields documents without end; the same seed gives the same documents."""
+    """Yields documents for ever; the same seed gives the same documents."""
     rng = Random(seed)
     while True:
         yield document(rng)

@@ -12,7 +12,7 @@ class Country(NamedTuple):
     name: str
     capital: str
     continent: str
-    language: str = ""  # empty if the model is not taught its language
+    language: str = ""  # the country's language; empty if the model does not learn it
 
 
 def _as_tuples(value: Any) -> Any:

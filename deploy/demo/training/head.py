@@ -1,8 +1,8 @@
 """The MTP head of the demo model: one Llama layer that predicts the token after the next one (docs/drafts.md).
 
-A row of the head reads the hidden state of a token and the embedding of the token behind it. To draft further, the head
-reads its own outputs in place of hidden states; `Head.passes` trains it on them, too. In pass n every row does so for
-its n-th draft: the rows that it attends to are those that it would find in the cache then.
+A row of the head reads the hidden state of a token and the embedding of the next token. For further drafts, the head
+reads its own outputs in place of hidden states, so `Head.passes` trains it on its own outputs, too. In pass n, every
+row computes its n-th draft, and attends to the rows that the K/V cache would hold at that moment.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self.k_proj, self.v_proj = nn.Linear(hidden, keys, bias=False), nn.Linear(hidden, keys, bias=False)
 
     def forward(self, x: Tensor, rotary: Rotary, cached: list[tuple[Tensor, Tensor]], mask: Tensor) -> Tensor:
-        """Returns the output [B, L, H]. cached: keys and values of earlier passes; this pass appends its own.
+        """Returns the output [B, L, H]. cached: K/V of earlier passes, to which this pass appends its K/V.
 
         mask: [B, 1, L, N * L] for N passes, true where attention is allowed.
         """
@@ -78,7 +78,7 @@ class Head(nn.Module):
         """Yields the outputs [B, L, H] of `count` passes. Pass n gives the logits of the n-th draft of each token.
 
         hidden: the hidden states of the tokens [B, L, H], after the last norm. following: the embeddings of the next
-        tokens [B, L, H]. mask: [B, 1, L, L], true where a token attends to another one.
+        tokens [B, L, H]. mask: [B, 1, L, L], true where a token attends to another token.
         """
         embedded, cached = self.pre_fc_norm_embedding(following), list[tuple[Tensor, Tensor]]()
         for n in range(count):

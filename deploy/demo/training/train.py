@@ -38,7 +38,7 @@ CHAT_TEMPLATE = (
 )
 TOKENIZER_DOCUMENTS = 20_000
 WARMUP_STEPS = 40
-UNDECIDED = 1 << 30  # number of steps while the clock decides; more than any run takes
+UNDECIDED = 1 << 30  # number of steps while only the time limit counts; more than any training takes
 
 
 def train_tokenizer(vocab_size: int, seed: int) -> PreTrainedTokenizerFast:
@@ -130,13 +130,13 @@ def optimizers(model: LlamaForCausalLM, peak: float) -> list[torch.optim.Optimiz
 @dataclass(frozen=True)
 class Plan:
     steps: int
-    minutes: float  # if not 0, this time decides the number of steps instead
-    peak: float  # learning rate
+    minutes: float  # if not 0, train for this time instead of a number of steps
+    peak: float  # highest learning rate
     compiled: bool
 
 
 def train(model: LlamaForCausalLM, stream: Iterator[Batch], plan: Plan) -> int:
-    """Trains the model and returns the number of steps; `plan.steps` set to that number repeats the training."""
+    """Trains the model and returns the number of steps; `plan.steps` set to this number repeats the training."""
     loss_function = torch.compile(loss_of, dynamic=False) if plan.compiled else loss_of
     active = optimizers(model, plan.peak)
     began = time.monotonic()

@@ -2,8 +2,8 @@
 
     python -m deploy.demo.training.train_head --model deploy/demo/model --steps 300
 
-The head learns the distributions of the model itself over the tokens of the training text: a draft is accepted if it is
-what the model would choose. The result depends only on the arguments and the machine.
+The head learns the model's distributions over the training text, and not the text itself, because a draft is accepted
+if the model would choose the same token. The result depends only on the arguments and the machine.
 """
 
 import argparse
@@ -27,9 +27,9 @@ WEIGHTS, PREFIX = "model.safetensors", "mtp."
 
 
 def head_loss(head: Head, model: LlamaForCausalLM, batch: Batch) -> Tensor:
-    """Returns the cross-entropy of the head's distributions and the model's, over the tokens that the model writes.
+    """Returns the cross-entropy of the head's and the model's distributions, over the tokens that the model writes.
 
-    model: in bfloat16, as it is served.
+    model: the model in bfloat16, as it is served.
     """
     with torch.no_grad():
         hidden = model.model(
@@ -50,7 +50,7 @@ def head_loss(head: Head, model: LlamaForCausalLM, batch: Batch) -> Tensor:
 
 
 def _next(values: Tensor) -> Tensor:
-    """Returns the values [B, L, N] of the next token; 0 for the last one."""
+    """Shifts [B, L, N] by one, so that each token gets the values of the next token; the last token gets 0."""
     return pad(values, (0, 0, -1, 1))
 
 

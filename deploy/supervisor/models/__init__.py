@@ -2,10 +2,10 @@
 
 plan                from settings to the table of models, each with the settings of its worker
 hub                 fetches models that are on the hub
-sizes               how much memory a model will take, read from its checkpoint's files
-account             what is loaded, what may be loaded next, and what has to go for it: decisions without processes
-manager             carries the decisions out: one worker process for each loaded model
-spare               starts a process that becomes the worker of the next model
-spare_process       what that process does: imports libraries and waits
-control             the socket on which frontends say what they need and learn what is loaded
+sizes               estimates a model's memory from its checkpoint's files
+account             decides which model is loaded next, and which models are unloaded for it; knows no processes
+manager             carries out the decisions: one worker process for each loaded model
+spare               starts a spare process, which becomes the worker of the next model
+spare_process       the spare process itself: imports libraries and waits
+control             the socket on which frontends say which models they need, and learn which are loaded
 """

@@ -3,12 +3,12 @@
     unloaded ──► loading ──► loaded ──► unloading ──► unloaded
                     └──► failed ◄──┘       └──► loaded, if a request needs it after all
 
-A model counts in the account of memory from the moment it begins to load until its process has ended, so the same
-gigabyte is never promised twice. Models are loaded in the order in which they were first requested. While the first of
-them waits for room, the others wait, too, because otherwise small models could keep a large one out for ever.
+The account counts the memory of a model from the moment it begins to load until its process has ended, so that no
+memory is promised twice. Models are loaded in the order of their first requests. While the first model in the queue
+waits for memory, the others wait, too; otherwise small models could keep a large one out for ever.
 
-The table may be replaced at any time. A model that is loaded keeps its old entry until it is unloaded, which happens as
-soon as no request needs it.
+The table may be replaced at any time. A loaded model keeps its old entry until it is unloaded. It is unloaded when no
+request needs it.
 """
 
 import math
@@ -19,16 +19,16 @@ from shared.models.entries import Entry
 from shared.models.messages import State
 
 GIB = 1 << 30
-RETRY_S = 10.0  # pause after a failure, until a request may cause another attempt
+RETRY_S = 10.0  # after a failure, requests cause no attempt to load for this time
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
     """A model of the table. Times are those of a monotonic clock, in seconds.
 
-    keep_alive: how long it stays loaded without requests; infinity: until its memory is needed
-    nbytes: its memory in the account
-    told: the version of the table that tells frontends that it is unloading; 0: not told
+    keep_alive: how long the model stays loaded without requests; infinity: until its memory is needed
+    nbytes: the model's memory in the account
+    announced: the first version of the table that tells frontends about the unloading; 0: none does yet
     leaving: whether the newest table lacks this entry
     """
 
@@ -40,8 +40,8 @@ class Slot:
     attempts: int = 0
     used_at: float = 0.0
     failed_at: float = -math.inf
-    told: int = 0
-    used: bool = False  # whether a request uses it now
+    announced: int = 0
+    used: bool = False  # whether a request uses the model now
     leaving: bool = False
 
     @property
@@ -50,13 +50,13 @@ class Slot:
 
     @property
     def counts(self) -> bool:
-        """Whether the model takes memory."""
+        """Whether the account counts memory for the model."""
         return self.state in ("loading", "loaded", "unloading")
 
 
 @dataclass(slots=True)
 class Account:
-    """The models of the table, and the limits for those that are loaded."""
+    """The models of the table, and the limits on the number and the memory of loaded models."""
 
     slots: dict[str, Slot] = field(init=False, default_factory=dict)
     entries: Sequence[Entry]  # the newest table
@@ -75,7 +75,7 @@ class Account:
         return math.inf if entry.pinned else self.keep_alive
 
     def replace(self, entries: Sequence[Entry]) -> None:
-        """Takes a new table. `renew` then applies it to all models that are not loaded under an old entry."""
+        """Records a new table. `renew` then applies it to all models, except those loaded under an old entry."""
         self.entries, newest = entries, {entry.name: entry for entry in entries}
         for slot in self.slots.values():
             slot.leaving = newest.get(slot.name) != slot.entry
@@ -104,7 +104,7 @@ class Account:
     def ask(self, slot: Slot, *, explicitly: bool = False) -> None:
         """Queues the model for loading. After a failure, this has no effect until RETRY_S have passed.
 
-        explicitly: whether a person asked for the model, and not a request; then there is no such pause
+        explicitly: whether a person asked for the model, instead of a request; then there is no such pause
         """
         if not (explicitly or self.may_be_tried(slot)):
             return
@@ -135,13 +135,13 @@ class Account:
                 self.ask(self.slots[name])
 
     def forget_unwanted(self, wanted: Iterable[str]) -> None:
-        """Removes models from the queue that no request waits for any more."""
+        """Removes models for which no request waits any more from the queue."""
         kept = set(wanted)
         for slot in [slot for slot in self._order if slot.name not in kept]:
             self._answered(slot)
 
     def next_to_load(self) -> Slot | None:
-        """Returns the model to load now, which then counts as loading; None if there is none, or no room yet."""
+        """Returns the model to load now, which then counts as loading; None if no model waits or memory is lacking."""
         while self._order and not self.asleep:
             slot = self._order[0]
             if slot.state in ("loading", "loaded") or slot.leaving:
@@ -158,8 +158,8 @@ class Account:
         return None
 
     def next_to_unload(self) -> Slot | None:
-        """Returns a loaded model to unload now, which then counts as unloading. It was idle for too long, is not in the
-        table any more, or its memory is needed."""
+        """Returns a loaded model to unload now, which then counts as unloading, or None. The model was idle
+        for too long, is not in the table any more, or its memory is needed."""
         now = self.clock()
         idle = [slot for slot in self.slots.values() if slot.state == "loaded" and not slot.used]
         found = next(
@@ -180,7 +180,7 @@ class Account:
         self._answered(slot)
 
     def never_fits(self, slot: Slot) -> str:
-        """Returns why the model would not fit even if all unpinned models were unloaded; empty if it would."""
+        """Returns why the model would not fit even if all unpinned models were unloaded; empty if it would fit."""
         pinned = [other for other in self.slots.values() if other.entry.pinned and other.counts and other is not slot]
         held = sum(other.nbytes for other in pinned)
         if slot.nbytes + held > self.most_bytes:

@@ -1,4 +1,4 @@
-"""The control socket in the run folder: frontends report which models their requests need, and learn which are loaded.
+"""The control socket in the run folder: frontends say which models their requests need, and learn which are loaded.
 
 Each frontend has one connection. Its last report holds until its next report or until its connection ends, so a killed
 frontend keeps no model loaded. Only the user who runs the server can connect.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shared.models.messages import SOCKET, Keep, Load, Reload, Reloaded, Seen, Sleep, Table, frame, read_from_frontend
 
-ANSWER_S = 5.0  # how long to wait for a frontend's answer to a table
+ANSWER_S = 5.0  # time limit for a frontend's answer to a table
 MOST_BUFFERED = 64 << 20  # bytes that a frontend may leave unread before its connection is closed
 
 
@@ -22,7 +22,7 @@ MOST_BUFFERED = 64 << 20  # bytes that a frontend may leave unread before its co
 class _Frontend:
     writer: asyncio.StreamWriter
     seen: Seen
-    behind_since: float | None = None  # when the oldest unanswered table was sent to it; None: all are answered
+    behind_since: float | None = None  # when the oldest unanswered table was sent; None: all are answered
 
 
 class Control:
@@ -35,8 +35,8 @@ class Control:
         on_reload: Callable[[], Awaitable[str]],
     ) -> None:
         """
-        on_change: called when frontends report other needs
-        on_reload: reads the table again and sends it; returns why it could not, else ""
+        on_change: called when a frontend reports that its requests need other models
+        on_reload: reads the table again and sends it; returns why this failed, else ""
         """
         self._frontends: set[_Frontend] = set()
         self._on_change, self._on_order, self._on_reload = on_change, on_order, on_reload
@@ -79,7 +79,7 @@ class Control:
             self._send(one)
 
     def all_have_seen(self, version: int) -> bool:
-        """Whether every frontend acts on this or a later version of the table, or has not answered for ANSWER_S."""
+        """Whether every frontend acts on this version of the table or a later one, or has not answered for ANSWER_S."""
         now = time.monotonic()
         return all(
             one.seen.version >= version or (one.behind_since is not None and now > one.behind_since + ANSWER_S)

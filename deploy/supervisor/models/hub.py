@@ -1,6 +1,6 @@
-"""Fetches models of the table from the hub when they are first requested. Their size is known only after that.
+"""Fetches models of the table from the hub when they are first requested. Their size is unknown until then.
 
-Each model is fetched by a process of its own, `sluice fetch`, which ends with the launcher.
+A process `sluice fetch` fetches each model; it ends with the launcher.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class HubModels:
         self._folders: dict[str, str] = {}
 
     def path(self, model: str) -> str:
-        """Returns the path for the launcher: the folder of a fetched model, else `model` itself."""
+        """Returns the path of a model: its folder if it was fetched from the hub, else `model` itself."""
         return self._folders.get(model, model)
 
     def is_away(self, model: str) -> bool:

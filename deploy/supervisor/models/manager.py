@@ -1,7 +1,7 @@
 """Carries out the decisions of the account. Each loaded model has one supervised worker process.
 
-A model is unloaded in two steps, so that no request reaches a worker that ends. First, the table says that the model is
-unloading. When every frontend acts on this table and none has a request for the model, its worker is stopped.
+A model is unloaded in two steps, so that no request reaches a worker that is ending. First, the table says that the
+model is unloading. When every frontend acts on this table and none has a request for the model, its worker is stopped.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from shared.config import ConfigError
 from shared.models.messages import Keep, Load, ModelState, Sleep, State, Table
 
 TICK_S = 0.1
-MOST_STARTS = 3  # after so many starts of a worker that never serves, its model counts as failed
+MOST_STARTS = 3  # if a worker never serves in this many starts, its model counts as failed
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Process:
 class Manager:
     """The models of a server. `run` never ends by itself.
 
-    make_spec: returns how to start a worker
+    make_spec: returns the spec of a model's worker
     """
 
     plan: Plan
@@ -55,14 +55,15 @@ class Manager:
     _control: Control = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _processes: dict[Slot, _Process] = field(default_factory=dict)
-    _epochs: dict[str, int] = field(default_factory=dict)  # by model: incarnations of its earlier workers
+    _epochs: dict[str, int] = field(default_factory=dict)  # by model: number of incarnations of its earlier workers
     _folders: dict[Slot, str] = field(default_factory=dict)
     _before_sleep: set[str] = field(default_factory=set)  # the models that were loaded before the sleep
     _fetching: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # downloads from the hub, by model
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _asked: set[str] = field(default_factory=set)  # models to load although no request waits
+    _asked: set[str] = field(default_factory=set)  # models that frontends asked to load although no request waits
     _table: Table = field(default_factory=lambda: Table(0, ()))
-    _since_1970: float = field(default_factory=lambda: time.time() - time.monotonic())  # start of the clock
+    # the monotonic clock's zero, in seconds since 1970
+    _since_1970: float = field(default_factory=lambda: time.time() - time.monotonic())
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -93,7 +94,7 @@ class Manager:
                 elif self._control.connected and not any(
                     slot.state == "loading" for slot in self._account.slots.values()
                 ):
-                    self.spare.prepare()  # not while a model loads, because the cores have more urgent work then
+                    self.spare.prepare()  # only while no model loads, because loading needs the cores
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), TICK_S)
                 self._wake.clear()
@@ -165,7 +166,7 @@ class Manager:
             self._load(next_slot)
         self._asked -= {slot.name for slot in account.slots.values() if slot.state in ("loading", "loaded", "failed")}
         self._publish()
-        account.renew()  # last, so that frontends first learn what is unloaded
+        account.renew()  # last, so that frontends first learn which models are unloaded
         self._folders = {slot: folder for slot, folder in self._folders.items() if slot in account.slots.values()}
 
     def _away(self, names: Iterable[str]) -> set[str]:
@@ -210,16 +211,16 @@ class Manager:
             self.say(f"the model {slot.name} is loaded")
 
     def _unloaded(self, slot: Slot) -> None:
-        slot.state, slot.told, slot.keep_alive = "unloaded", 0, self._account.keep_alive_of(slot.entry)
+        slot.state, slot.announced, slot.keep_alive = "unloaded", 0, self._account.keep_alive_of(slot.entry)
         self.say(f"the model {slot.name} is unloaded")
 
     def _stop_unused(self) -> None:
         for slot, process in self._processes.items():
-            if slot.state != "unloading" or not slot.told or process.stopped or process.child is None:
+            if slot.state != "unloading" or not slot.announced or process.stopped or process.child is None:
                 continue
             if slot.used:
-                slot.state, slot.told = "loaded", 0
-            elif self._control.all_have_seen(slot.told):
+                slot.state, slot.announced = "loaded", 0
+            elif self._control.all_have_seen(slot.announced):
                 process.stopped = True
                 process.child.stop()
 
@@ -239,7 +240,8 @@ class Manager:
             return
         self._folders[slot] = settings.model.model
         plain = self.make_spec(WorkerPlacement(f"worker {slot.name}", f"worker-{folder.name}.heartbeat", settings, {}))
-        before = self._epochs.get(slot.name, 0)  # epochs tell apart all processes that ever had the model's sockets
+        # every process that has had the model's sockets must have another epoch
+        before = self._epochs.get(slot.name, 0)
         spec = replace(plain, environment=lambda n: plain.environment(before + n), start=self.spare.start)
         if spec.watchdog is not None:
             spec.watchdog.start()
@@ -252,15 +254,15 @@ class Manager:
         process.task.add_done_callback(lambda _: self._wake.set())
 
     def _publish(self, *, read: bool = False) -> None:
-        """Sends the table to frontends if anything has changed. read: whether the table was read again"""
+        """Sends the table to frontends if anything in it has changed. read: whether the table was read again"""
         models = tuple(self._state(slot) for slot in self._account.slots.values())
         before, asleep = self._table, self._account.asleep
         if read or (models, asleep) != (before.models, before.asleep):
             self._table = Table(before.version + 1, models, before.reading + read, asleep)
             self._control.send(self._table)
         for slot in self._account.slots.values():
-            if slot.state == "unloading" and not slot.told:
-                slot.told = self._table.version
+            if slot.state == "unloading" and not slot.announced:
+                slot.announced = self._table.version
 
     def _state(self, slot: Slot) -> ModelState:
         keep_alive = slot.keep_alive if slot.keep_alive < math.inf else None

@@ -23,7 +23,7 @@ from shared.models.entries import Entry, checked, encode_entries, find_entries, 
 from shared.settings_check import check
 
 FREE_SHARE = 0.9  # share of the free memory for all models, without --memory-gb
-LONGEST_SOCKET_PATH = 107  # bytes; the system's limit
+LONGEST_SOCKET_PATH = 107  # the system's limit in bytes
 FRONTEND_SETTINGS = (
     "chat_template", "tool_format", "reasoning_format", "sampling_defaults", "special_tokens_in_content",
 )  # fmt: skip
@@ -39,10 +39,10 @@ class Plan:
 
     settings: the settings of the server
     explicit: names of the settings that the user gave
-    entries: in the order of the table; their flags are settings by name, of the right types
-    most_bytes: what all loaded models may take together
-    keep_alive: seconds; infinity: until memory is needed
-    hub: knows where models are that were fetched
+    entries: in the order of the table; their flags are converted to values of settings, by name
+    most_bytes: memory that all loaded models may take together
+    keep_alive: seconds that a model stays loaded without requests; infinity: until memory is needed
+    hub: finds the models that were fetched from the hub
     """
 
     settings: Settings
@@ -74,7 +74,7 @@ class Plan:
         return with_values(self.settings, {"models": str(file), "models_dir": "", **names})
 
     def write(self) -> Path:
-        """Writes the table for the frontends. A frontend that reads meanwhile gets the whole old or new table."""
+        """Writes the table for the frontends. A frontend that reads meanwhile gets either the old or the new table."""
         file = Path(self.settings.wire.run_dir) / "models.json"
         new = file.with_suffix(".new")
         new.write_bytes(encode_entries(self.entries))
@@ -173,7 +173,7 @@ def _is_of_a_model(flag: Flag) -> bool:
 
 
 def _weight_files(model: str) -> list[Path]:
-    """Returns a model's weight files. Raises FileNotFoundError if it is neither a checkpoint folder nor a GGUF file."""
+    """Returns a model's weight files. Raises FileNotFoundError if `model` is no checkpoint folder and no GGUF file."""
     if model == SMOLLM2.name:
         return []
     path = DEMO_MODEL if model == DEMO else Path(model).expanduser()

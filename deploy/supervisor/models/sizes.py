@@ -1,6 +1,7 @@
-"""How much memory a model will take, from its checkpoint's headers. The weights are not read.
+"""Estimates how much memory a model will take, from its checkpoint's headers. The weights are not read.
 
-If a file does not say enough, the larger size counts, because too small a size would promise memory that is not there.
+Where the headers leave the size open, the larger size counts, because too small an estimate would promise memory that
+is not there.
 """
 
 import json
@@ -17,10 +18,13 @@ MOST_HEADER_BYTES = 100 << 20  # limit of the safetensors format
 STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 FLAG_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SCALE_BYTES = 4
-LAYOUTS = {"fp8": (8, 0), "int8": (8, 128), "int4": (4, 128), "int4-g32": (4, 32)}  # bits, numbers with one scale or 0
-MOST_CODES = {"I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 2, "I32": 2}  # of a quantized checkpoint, in a byte
+# bits of a weight, weights that share a scale (0: no such groups)
+LAYOUTS = {"fp8": (8, 0), "int8": (8, 128), "int4": (4, 128), "int4-g32": (4, 32)}
+# dtype of a quantized checkpoint → most weights in one byte
+MOST_CODES = {"I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 2, "I32": 2}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-NOT_QUANTIZED = ("norm", "conv", "router", "gate.weight", "embed", "vision", "visual")  # in names of layers' tensors
+# parts of the names of layers' tensors that are not quantized
+NOT_QUANTIZED = ("norm", "conv", "router", "gate.weight", "embed", "vision", "visual")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Kept:
         return nbytes // STORED_BYTES[stored] * self.width(stored)
 
     def width(self, stored: str) -> int:
-        """Returns the bytes of a number in memory. CPUs compute with float32 where a checkpoint has float16."""
+        """Returns the bytes of a plain number in memory. CPUs compute with float32 where a checkpoint has float16."""
         if self.dtype == "auto":
             return 4 if stored == "F16" and self.on_cpu else STORED_BYTES[stored]
         return FLAG_BYTES[self.dtype]
@@ -58,18 +62,18 @@ class Kept:
     def embedding(self, plain: int, codes: int | None, *, tied: bool) -> int:
         """Returns the bytes in memory of the token embedding, and of the LM head if both are the same tensor.
 
-        The embedding is kept as plain numbers, whatever the file has. A tied head is kept besides: as the codes that
-        the file has, or on a CPU as a copy of the numbers in the order in which they are multiplied.
+        The embedding is kept as plain numbers, even if the file has codes of a few bits. A tied head takes more memory:
+        as the codes of the file or, on a CPU, as a copy of the numbers in the order in which they are multiplied.
 
         plain: bytes as plain numbers
-        codes: bytes in a few bits, if the file has these and they are not widened
+        codes: bytes as codes of a few bits, if the file has codes that are not widened
         """
         copy = plain if self.on_cpu else 0
         return plain + ((copy if codes is None else codes) if tied else 0)
 
 
 def weights_bytes(files: Sequence[Path], kept: Kept) -> int:
-    """Returns how many bytes the weights in these files take in memory.
+    """Returns the bytes in memory of the weights in these files.
 
     Raises OSError, and ValueError for a damaged file.
     """
@@ -85,12 +89,12 @@ def weights_bytes(files: Sequence[Path], kept: Kept) -> int:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the files of a checkpoint folder that have its weights."""
+    """Returns the files of a checkpoint folder that hold weights."""
     return sorted(folder.glob("*.safetensors"))
 
 
 def _gguf(files: Sequence[Path], kept: Kept) -> int:
-    """Returns the size of GGUF files, whose codes are kept as they are unless flags ask for wider numbers.
+    """Returns the bytes in memory of GGUF files. Their codes are kept unchanged unless flags ask for wider numbers.
 
     Plain numbers take the type that the worker computes with; on the CPU, float16 becomes float32.
     """

@@ -1,7 +1,7 @@
-"""A process that waits with the worker's libraries imported, and becomes the worker of the next model that is loaded.
+"""A spare process waits with the worker's libraries imported, and becomes the worker of the next model that is loaded.
 
-Imports take a second or two, which is as long as reading a small model. The process (spare_process.py) knows
-no settings before it gets a command, an environment and the pipe for its output through a socket.
+Imports take one to two seconds, as long as reading a small model. The process (spare_process.py) knows no settings
+until it gets a command, an environment and the pipe for its output through a socket.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from deploy.supervisor.child_process import start_process
 
 MODULE = "deploy.supervisor.models.spare_process"
 PREFIX = [sys.executable, "-P", "-m"]  # the start of commands that a spare process can carry out
-ROOM = " " * 4096  # the last argument, so that `ps` has room for the worker's command
+ROOM = " " * 4096  # last argument: reserves space in which `ps` can show the worker's command
 MOST_BYTES = 128 << 10  # limit on a command with its environment, which must fit into one message
 
 
 @dataclass(slots=True)
 class Spare:
-    """At most one spare process. Without one, `start` starts workers as usual.
+    """Holds at most one spare process. Without a spare process, `start` starts workers as usual.
 
     most_failures: after this many spare processes have ended by themselves, no more are started; 0: none is started
     """
@@ -56,7 +56,7 @@ class Spare:
             self._process = self._socket = None
             try:
                 socket.send_fds(ours, [order], [output])
-            except OSError:  # it has just ended
+            except OSError:  # the spare process has just ended
                 return await start_process(command, environment, fds, output)
         return process
 
@@ -95,7 +95,7 @@ class Spare:
 
 
 def _order(command: Sequence[str], environment: Mapping[str, str]) -> bytes:
-    """Returns the message to the process; empty for a command that it cannot carry out."""
+    """Returns the message to the spare process; empty for a command that it cannot carry out."""
     if [*command[: len(PREFIX)]] != PREFIX:
         return b""
     module, *words = command[len(PREFIX) :]

@@ -1,8 +1,8 @@
 """The spare process of a server with many models: imports what every worker needs, then becomes a worker.
 
-The launcher starts it (spare.py) with its own pid and the number of a socket. When a model is to be loaded, it sends
-one message: the arguments for `python -m`, the environment, and the descriptor for stdout and stderr. If the socket is
-closed before that, the process ends.
+The launcher starts this process (spare.py) with the launcher's pid and the number of a socket. To load a model, the
+launcher sends one message: the arguments for `python -m`, the environment, and the descriptor for stdout and stderr. If
+the socket is closed before that, this process ends.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from pathlib import Path
 from deploy.supervisor.models.spare import MOST_BYTES
 from deploy.supervisor.parent_death import die_with
 
-# None of these reads an environment variable that the message may change. None imports prometheus-client, which decides
-# at its import where metrics are kept.
+# No module here reads an environment variable that the message may change, and none imports prometheus-client, which
+# decides at its import where metrics are kept.
 MODULES = (
     "torch",
     "worker.engine.load_weights",
@@ -34,11 +34,11 @@ MODULES = (
 def show_command(words: Sequence[str]) -> None:
     """Makes `ps` show another command, cut to the length of the one that the process was started with.
 
-    Linux shows the memory where it put the arguments at the start (arg_start and arg_end in proc_pid_stat(5)).
+    Linux shows the memory in which the arguments were at the start (arg_start to arg_end in proc_pid_stat(5)).
     """
     if sys.platform != "linux":
         return
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # from the third field on
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # the fields of the line from the third on
     start, end = int(fields[48 - 3]), int(fields[49 - 3])
     if start and end > start:
         text = b"\0".join(map(os.fsencode, words))[: end - start - 1]

@@ -24,7 +24,7 @@ from shared.messages import Adapter
 FILE, LOCK = "adapters.json", "adapters.lock"
 MAX_LOADED = 1000  # limit on names that requests have loaded or unloaded
 
-Changes = dict[str, Adapter | None]  # by name: the loaded adapter; None: unloaded
+Changes = dict[str, Adapter | None]  # name → the loaded adapter; None: the adapter was unloaded
 
 
 class Default(msgspec.Struct, frozen=True):
@@ -131,7 +131,7 @@ class AdapterRegistry:
 
     @contextmanager
     def _changing(self) -> Iterator[Changed]:
-        """Yields the changes, which the caller edits under a lock, and then stores them. An exception stores
+        """Yields the changes under a lock, for the caller to edit, and then stores them. After an exception, stores
         nothing."""
         if self._file is None:
             changed = Changed(dict(self._changed.adapters), self._changed.default)

@@ -17,7 +17,7 @@ from frontend.output_parser.formats import ModelFormat, ToolFormat
 from frontend.text.picture_marks import PICTURES
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that templates use for the reasoning of a message
-COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})  # some templates know more
+COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})  # some templates know more roles
 MISTRALS_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 ChatMessage = dict[str, Any]  # a message with `role`, `content` (a text) and further fields that a template may use

@@ -52,8 +52,8 @@ def check_calls(messages: Sequence[ChatMessage], style: ModelFormat, *, answered
     answered: whether an answer follows the last message
     param: the request field that holds the messages
 
-    Raises Unprocessable for the result of an unknown call. If an answer follows, it also does so for calls in the last
-    message, because they have no result.
+    Raises Unprocessable for the result of an unknown call. If an answer follows, also raises it for calls in the
+    last message, because these have no result.
     """
     known: set[str] = set()
     for i, one in enumerate(messages):

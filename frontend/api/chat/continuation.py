@@ -27,7 +27,7 @@ def continued_ids(
 ) -> tuple[int, ...]:
     """Returns the first tokens of the earlier answer, which the new answer shall begin with.
 
-    prompts: the prompts of the request, as ids; pictures: those of the prompt
+    prompts: the prompts of the request, as ids; pictures: the pictures of the prompt
     max_tokens: the limit on the whole answer, including its earlier tokens
 
     Raises Unprocessable if the request cannot continue that answer.

@@ -18,7 +18,7 @@ from frontend.text.chat_template import ChatTemplate, TemplateError
 from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised
 
 SECONDS = 2.0  # time limit for rendering one template
-MEGABYTES = 256  # memory limit of the process that renders it
+MEGABYTES = 256  # memory limit of the process that renders a template
 SHOWN = "\ue001"  # a private-use character; put around a message's number to find out whether the template shows it
 
 
@@ -92,7 +92,7 @@ def check_roles(
     signed = [one | {"content": one["content"] + signs.get(i, "")} for i, one in enumerate(messages)]
 
     def text_with(count: int) -> str:
-        """Renders the conversation, but of the messages whose role is uncommon only the first `count`."""
+        """Renders the conversation with only the first `count` of the messages whose role is uncommon."""
         left_out = {*own[count:]}
         kept = [one for i, one in enumerate(signed) if i not in left_out]
         return render(kept, context, kwargs, offered, generate=False).marked if kept else ""

@@ -1,6 +1,6 @@
 """Makes the chain of samplers of a request that asks for one (docs/samplers.md).
 
-Most requests do not ask for one. `wants_chain` tells this from a few fields, and then this module is not imported.
+Most requests do not ask for a chain: `wants_chain` checks a few fields, and this module is imported only for a chain.
 """
 
 import asyncio

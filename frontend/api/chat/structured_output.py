@@ -15,7 +15,7 @@ from frontend.errors import Unprocessable
 from frontend.text import grammar_builder
 from frontend.text.structural_tag import structural_tag
 
-MAX_COPIED = 16 << 20  # characters of grammar that one request may send to the worker
+MAX_COPIED = 16 << 20  # how many characters of grammar one request may send to the worker
 
 
 def _json_schema(value: Any, name: str) -> str:

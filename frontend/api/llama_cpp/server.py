@@ -41,7 +41,7 @@ def _defaults(context: ModelContext) -> types.LlamaCppSettings:
 
 
 def slots(context: ModelContext, total: int, streams: Sequence[Stream]) -> list[types.LlamaCppSlot]:
-    """Lists the slots. streams: the requests that the client may see, as busy slots; all others look idle"""
+    """Lists the slots. streams: the requests that the client may see, as busy slots; other slots look idle"""
     busy = [
         types.LlamaCppSlot(
             id=id,

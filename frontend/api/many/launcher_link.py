@@ -141,5 +141,5 @@ class LauncherLink:
 
 
 def _resolve(answer: "asyncio.Future[str]", problem: str) -> None:
-    if not answer.done():  # it is done (cancelled) if the client has left
+    if not answer.done():  # done (cancelled) means that the client has left
         answer.set_result(problem)

@@ -24,7 +24,7 @@ from frontend.server.sse import SERVER_SENT_EVENTS
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 
-LONGEST_S = 5.0  # between two comments
+LONGEST_S = 5.0  # longest pause between two comments
 Waiting = Callable[["asyncio.Task[object] | None"], str]
 
 

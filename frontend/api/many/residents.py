@@ -107,8 +107,8 @@ class Residents(ModelTable):
         return self._link.asleep
 
     async def sleep(self, asleep: bool) -> None:
-        """Raises Overloaded if requests need a model for longer than MOST_SLEEP_WAIT_S. It is unloaded when they
-        end."""
+        """Starts or ends sleep. Raises Overloaded if requests still need a model after MOST_SLEEP_WAIT_S. Such a model
+        is unloaded when the requests end."""
         if problem := await self._link.sleep(asleep):
             raise Overloaded(problem, code="asleep" if self.asleep else "not_ready", retry_after=RETRY_S)
 
@@ -191,8 +191,8 @@ class Residents(ModelTable):
         task.add_done_callback(lambda _: self._link.release(name))
 
     async def _until_serving(self, one: Resident) -> None:
-        """Waits until this frontend is connected to the model's worker and has its tokenizer, or a lost worker is
-        back."""
+        """Waits until this frontend has the model's tokenizer and a connection to its worker, which may have been lost
+        meanwhile."""
         while not one.served.service.readiness.ready and not self._is_draining:
             if one.state.state == "failed":
                 raise failure(one.state)

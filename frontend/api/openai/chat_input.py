@@ -68,7 +68,7 @@ class ToolCall(RequestModel):
     id: Text
     function: CalledFunction
     type: Literal["function"] | None = None
-    index: Count | None = None  # from the chunks of a stream
+    index: Count | None = None  # copied by clients from the chunks of a stream
 
 
 class MessageParam(RequestModel):
@@ -85,7 +85,7 @@ class MessageParam(RequestModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
     function_call: Refused = None
-    refusal: str | None = None  # for the model, the text of the message
+    refusal: str | None = None  # the model sees it as the text of the message
     audio: Refused = None
     annotations: Ignored = None
     parsed: Ignored = None  # added by OpenAI's SDK

@@ -22,7 +22,7 @@ from frontend.request import Delta, Finish, TokenLogprob
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    """Encodes an error. A prompt that is too long gets both lengths, because llama.cpp's clients shorten it by them."""
+    """Encodes an error. For a prompt that is too long, it has both lengths, which llama.cpp's clients need."""
     body = error_body(exc)
     if isinstance(exc, ContextLengthExceeded):
         body.n_prompt_tokens, body.n_ctx = exc.prompt, exc.limit

@@ -140,7 +140,7 @@ class Shape:
     before: bytes  # encoded JSON before the text of a choice
     after: bytes
     without: bytes  # replaces `before`, the text and `after` in a chunk without text
-    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int is the offset
+    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int: the text's offset
 
 
 class ChunkWriter:
@@ -167,9 +167,8 @@ class ChunkWriter:
         self._opening = opening  # empty once it is written
         self._telemetry = telemetry_events(context, self._left if opening else 0)
         self._opening_ids = prompts[0]
-        self._prompt_ids = (
-            [b""] * self._left if opening else prompts
-        )  # in a choice's first chunk, unless the opening has them
+        # Each choice's first chunk has the prompt's ids, unless the opening has them.
+        self._prompt_ids = [b""] * self._left if opening else prompts
 
     def write(self, deltas: list[Delta]) -> bytes:
         opening = self._open() if self._opening and deltas else b""

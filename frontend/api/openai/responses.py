@@ -178,7 +178,7 @@ def _started(context: ResponseContext, status: types.Status = "in_progress") -> 
 
 
 def _finished(context: ResponseContext, delta: Delta, totals: Totals, output: Output) -> types.Response:
-    """Returns the complete response. delta: the last one"""
+    """Returns the complete response. delta: the last delta"""
     response = _started(context, INCOMPLETE if delta.finish is Finish.LENGTH else COMPLETED)
     if delta.finish is Finish.LENGTH:
         response.incomplete_details = types.IncompleteDetails()

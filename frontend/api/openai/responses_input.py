@@ -119,7 +119,7 @@ class FunctionCall(_Item, tag="function_call"):
 
     call_id: Text
     name: Text
-    namespace: Ignored = None  # of functions in namespaces, which the model is not shown
+    namespace: Ignored = None  # set for functions in a namespace, which the model is not shown
     arguments: str | None = None
     parsed_arguments: Ignored = None  # added by OpenAI's SDK
 

@@ -99,7 +99,7 @@ class Claim:
     async def verdict(self, arriving: AsyncDeltas | None, fingerprint: str, signer: Signer | None) -> Verification:
         """Compares the receipt with the answer that the model now computes for the same request.
 
-        arriving: the deltas of `generation`; None if there is no generation. fingerprint: of this server
+        arriving: the deltas of `generation`; None if there is no generation. fingerprint: this server's
         """
         last = await _last(arriving) if arriving is not None else None
         receipt, signature = self.receipt, self.receipt.signature

@@ -123,7 +123,7 @@ def description(field: nodes.Field) -> str:
 
 
 def _default(kind: type[RequestModel], field: nodes.Field) -> Any:
-    """Returns the default that null stands for; None if a client could not send this value (a `top_k` of 0)."""
+    """Returns the default that null stands for; None if a client could not send this value (such as a `top_k` of 0)."""
     value = field.default
     if value is None and issubclass(kind, GenerationFields):
         value = SAMPLING_DEFAULTS.get(field.name)

@@ -61,7 +61,7 @@ def _ratio(amount: float, of: float) -> float:
 class TelemetryEvents:
     """Adds llama.cpp's fields to the encoded events of a stream in another API format.
 
-    prompt_tokens: of all prompts together
+    prompt_tokens: the number of tokens of all prompts together
     opening: how many events precede the answer; they get no timings, and the last one of them gets the progress
     """
 

@@ -14,7 +14,7 @@ log = logging.getLogger("sluice.frontend")
 
 STRICT_PATHS = frozenset({"/v1/completions"})  # the paths for which the policy `auto` refuses
 MAX_HEADER_CHARS = 1024
-MAX_LOGGED = 1000  # field names; a client could otherwise fill the log with made-up names
+MAX_LOGGED = 1000  # limit on logged field names: a client could otherwise fill the log with made-up names
 MORE = ", ..."
 _INDEX = re.compile(r"\[\d+\]")
 

@@ -12,7 +12,7 @@ from frontend.workers.status import NO_TOKENIZER, ConnectionState
 from shared.models.messages import ModelState
 
 HAVE_IT = {ConnectionState.READY, ConnectionState.STALLED, ConnectionState.DRAINING}
-WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}  # a handshake may be with a restarted worker
+WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}  # in HANDSHAKE, a worker may just have restarted
 CANNOT_SERVE = {ConnectionState.FAILED, ConnectionState.INCOMPATIBLE}
 
 

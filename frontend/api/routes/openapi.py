@@ -34,8 +34,8 @@ ERRORS = {
     503: "Too busy, or no model is loaded yet; `Retry-After` says when to try again",
     504: "The request did not end within its `deadline_ms`",
 }
-STRICT = {"CompletionRequest"}  # refuse unknown fields with 422; the other request types ignore them
-UNABLE = {"InfillRequest"}  # refused with 501 if the model lacks the ability
+STRICT = {"CompletionRequest"}  # request types that refuse unknown fields with 422; the others ignore them
+UNABLE = {"InfillRequest"}  # request types that are refused with 501 if the model lacks the ability
 EARLY = {408, 431}  # the route is not known yet, so these errors are always in OpenAI's format
 REQUEST_ID = {"X-Request-Id": {"description": "Sent back, or made up", "schema": {"type": "string"}}}
 RETRY_AFTER = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
@@ -99,7 +99,7 @@ def ref(name: str) -> dict[str, str]:
 def _generating() -> dict[str, Any]:
     """Describes the routes that generate text: in one response or, with `stream`, in server-sent events."""
     openai_error, anthropic_error = ref("OpenAIError"), ref("AnthropicError")
-    either = {"anyOf": [openai_error, ref("ErrorEvent")]}  # depends on the body's `stream_format`
+    either = {"anyOf": [openai_error, ref("ErrorEvent")]}  # the body's `stream_format` decides which
     typed = [ref(name) for name in ("TokenEvent", "DoneEvent", "ErrorEvent")]
     events = {"anyOf": [ref("CompletionChunk"), openai_error, *typed]}
     chunks = {"anyOf": [ref("ChatCompletionChunk"), openai_error]}

@@ -24,14 +24,14 @@ SERVING = (ConnectionState.READY, ConnectionState.DRAINING)  # states in which t
 async def health(app: AppState, request: Request) -> Response:
     pools = [model.pool.membership.statuses() for model in app.models]
     each = [any(worker.state in SERVING for worker in workers) for workers in pools]
-    # of many models that are loaded on demand, one suffices
+    # If models are loaded on demand, one loaded model suffices; otherwise, all models must be loaded.
     loaded = any(each) if app.models.state_of(app.models.first.name) is not None else all(each)
     return json_response(Health(model_loaded=loaded))
 
 
 async def ready(app: AppState, request: Request) -> Response:
     readiness = app.models.readiness
-    if readiness.ready and not app.models.first.service.has_tokenizer:  # many models, none loaded yet
+    if readiness.ready and not app.models.first.service.has_tokenizer:  # no model is loaded yet
         return json_response(Ready(task="generate", chat=False))
     if readiness.ready:
         context = app.models.first.context

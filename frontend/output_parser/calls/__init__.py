@@ -1,7 +1,7 @@
 """Tool calls in generated text, and their arguments.
 
-tool_syntax         how each format writes a tool call: a row of data for each
-tool_prompt         tools as text, for chat templates that know none
+tool_syntax         how formats write tool calls: a row of data for each format
+tool_prompt         writes tools as text, for chat templates that cannot show tools
 call_parser         finds calls in text
 prefix              matches what stands before a call's arguments
 mistral_args        the parser and the grammar for newer Mistral models

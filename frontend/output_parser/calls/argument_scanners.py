@@ -14,9 +14,9 @@ class ArgumentScanner(Protocol):
     """Scans the arguments of one call; `feed` returns the JSON of the part that is certain.
 
     done: the arguments are complete
-    broken: the text is not in the form
+    broken: the text does not have the form
     rest: the text after the arguments, or from the place where they broke
-    held: JSON of text that was held back, if the output ends here
+    held: the JSON to add for text that was held back, if the output ends here
     """
 
     @property

@@ -18,10 +18,10 @@ class CallParser:
         self._tag = syntax.tag
         self._prefixes = prefixes_of(syntax)
         self._after_call = [*syntax.tail.split(), *syntax.closing.split()]
-        self._text = ""  # text that is not decided yet
-        self._suffix: list[str] = []  # the words after the last call that may still follow
-        self._within = False  # the last call was not followed by the end of calls
-        self._any_text = False  # the output has text
+        self._text = ""  # text that may still turn out to be a call
+        self._suffix: list[str] = []  # words of the syntax that may still follow the last call
+        self._within = False  # another call may follow without a tag, as nothing has ended the calls
+        self._any_text = False  # the output has text outside calls
         self._after_a_call = False  # nothing but white space has followed the last call
         self.calls = Calls(lambda name: scanner_of(syntax, parser_config.kinds, name))
 
@@ -41,9 +41,9 @@ class CallParser:
         return self._cut_off(text)
 
     def _cut_off(self, text: str) -> list[Event]:
-        """Ends the output. A call that has only begun is dropped or, if its name is complete, has no arguments."""
+        """Ends an output that may end within a call's prefix. Such a call is dropped, unless it already has a name."""
         at, prefixes = self._candidate(text)
-        certain = self._must_call or self.calls.begun > 0  # text that may become a call counts as one
+        certain = self._must_call or self.calls.begun > 0  # text that may become a call counts as a call
         if at is None and certain:
             at = len(text) - len(text.lstrip())
         found = find_prefix(text[at:], prefixes, self._prefixes.ahead) if at is not None else None
@@ -85,8 +85,8 @@ class CallParser:
         events.append(self.calls.begin(found.name))
 
     def _candidate(self, text: str) -> tuple[int | None, tuple[Prefix, ...]]:
-        """Returns where a call may begin, and the prefixes that it may have: right after a call, at a tag or, in a
-        format without tags, at the beginning of the output."""
+        """Returns where a call may begin (None: nowhere), and the prefixes that it may have. A call may begin right
+        after another call, at a tag or, in a format without tags, at the beginning of the output."""
         start = len(text) - len(text.lstrip())
         if self._within and find_prefix(text[start:], self._prefixes.later, self._prefixes.ahead) is not None:
             return start, self._prefixes.later
@@ -113,7 +113,7 @@ class CallParser:
         return True
 
     def _skip_suffix(self) -> bool:
-        """Drops the words after the last call that are present; what follows is another call or text."""
+        """Drops the words of the syntax after the last call, as far as the text has them. A call or text may follow."""
         text, word = self._text.lstrip(), self._suffix[0]
         if text.startswith(word):
             self._text = text[len(word) :]
@@ -127,5 +127,5 @@ class CallParser:
 
 
 def _blanks_and_partial_tag(text: str, tag: str) -> int:
-    """Returns the length of `partial_tag` and of the white space before it: nothing waits for an empty `tag`."""
+    """Returns the length of a partial tag at the end of `text` with the white space before it; 0 for an empty `tag`."""
     return len(text) - len(text[: len(text) - partial_tag(text, tag)].rstrip()) if tag else 0

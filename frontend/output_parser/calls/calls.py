@@ -1,4 +1,4 @@
-"""The calls of one output: counts them, and follows the arguments of the one that is open."""
+"""Counts the calls of one output, and follows the arguments of the open call."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ class Calls:
     """The calls of one output.
 
     begun, completed: how many calls have begun, and how many have complete arguments
-    open: the arguments of the last call go on
+    open: the arguments of the last call may go on
     broke: the arguments of the last call are not JSON
     """
 
@@ -31,7 +31,7 @@ class Calls:
 
     @property
     def called(self) -> bool:
-        """Whether the output has completed a call, and has no incomplete one."""
+        """Whether the output has a complete call and no incomplete call."""
         return self.completed > 0 and self._scanner is None
 
     def begin(self, name: str) -> Event:
@@ -41,7 +41,7 @@ class Calls:
         return CallStart(self.begun - 1, name)
 
     def feed(self, text: str) -> tuple[list[Event], str]:
-        """Feeds arguments of the open call; returns their events, and the text after their end or from their break."""
+        """Feeds arguments of the open call; returns their events, and the text after them or from where they broke."""
         scanner = self._scanner
         if scanner is None:
             return [], text
@@ -56,10 +56,10 @@ class Calls:
         return events, scanner.rest
 
     def held(self) -> list[Event]:
-        """Returns the arguments that were held back, because the output ends within the open call."""
+        """Returns the arguments that were held back. Called when the output ends within the open call."""
         rest = self._scanner.held if self._scanner else ""
         return [CallArguments(self.begun - 1, rest)] if rest else []
 
     def drop(self) -> None:
-        """Gives up the open call, as other output follows."""
+        """Abandons the open call, whose arguments other output interrupts."""
         self._scanner = None

@@ -1,4 +1,4 @@
-"""Scans one JSON object as its text arrives, and knows at every character whether the text can still become one.
+"""Scans one JSON object as its text arrives, and knows at every character whether the text can still become JSON.
 
 Builds no values: the caller has the text. https://www.rfc-editor.org/rfc/rfc8259
 
@@ -40,7 +40,7 @@ class JsonObjectScanner:
         self._in_key = False  # the open string is a member's name
         self._hex_digits = 0  # the digits that a \u escape still lacks
         self._scanned = 0  # how many characters `feed` has returned
-        self._safe = (0, "{}")  # up to this position, these closing brackets complete the object
+        self._safe = (0, "{}")  # a position in the text, and the brackets that close the object there
 
     def feed(self, text: str) -> str:
         """Scans the next piece. Nothing more may be fed once the scanner is `done` or `broken`."""
@@ -58,7 +58,7 @@ class JsonObjectScanner:
         return text[:at]
 
     def closed(self, scanned: str) -> str:
-        """Returns valid JSON: `scanned` (all that `feed` returned) up to the last complete member, closed there."""
+        """Returns valid JSON: `scanned` (all that `feed` returned) up to the last complete member, then brackets."""
         at, closing = self._safe
         return scanned[:at] + closing
 
@@ -145,7 +145,7 @@ class JsonObjectScanner:
             return at
         return self._value(text, at) if text[at] != "]" else self._break(at)
 
-    # shared by the states
+    # methods that the states share
 
     def _space(self, text: str, at: int) -> int:
         return SPACE.match(text, at).end()  # type: ignore[union-attr]

@@ -28,11 +28,11 @@ HEX = {"x": 2, "u": 4, "U": 8}
 class Language:
     """How literals are written.
 
-    brackets: the ones that open and close all arguments
-    after_name: stands between a parameter's name and its value
+    brackets: the two brackets around all arguments
+    after_name: the character between a parameter's name and its value
     quotes: the marks that may open and close a string
     escapes: a backslash in a string begins an escape
-    name: a name without quotes
+    name: a regex of a name without quotes
     bare_names: the names in inner objects have no quotes
     """
 
@@ -66,7 +66,7 @@ class LiteralArguments(StateScanner):
 
     @property
     def held(self) -> str:
-        """The beginning of a number or a word that may go on, as JSON."""
+        """A number or a word at the end of the text that may still go on, as JSON."""
         word = self._text.strip() if self._scan == self._value else ""
         return self._comma + word if COMPLETE_SCALAR.fullmatch(word) else ""
 
@@ -180,7 +180,7 @@ class LiteralArguments(StateScanner):
         self._text = after[digits:]
         return before + shown
 
-    # shared by the states
+    # methods that the states share
 
     @property
     def _bare(self) -> bool:
@@ -197,7 +197,7 @@ class LiteralArguments(StateScanner):
         return found
 
     def _ends(self) -> bool:
-        """Whether the open bracket is closed here."""
+        """Whether the text begins with the bracket that closes the open one."""
         end = self._language.brackets[1] if len(self._closing) == 1 else self._closing[-1]
         return self._text[0] == end
 
@@ -220,5 +220,5 @@ class LiteralArguments(StateScanner):
 
 
 def _inner(text: str, escaped: bool = False) -> str:
-    """Returns text as a part of a JSON string, without the quotes; `escaped`: in ASCII."""
+    """Returns text as a part of a JSON string, without the quotes. escaped: in ASCII, with escapes"""
     return json.dumps(text, ensure_ascii=escaped)[1:-1]

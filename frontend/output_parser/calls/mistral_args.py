@@ -37,12 +37,12 @@ class MistralParser:
 
     @property
     def reasoning(self) -> Reasoning:
-        """Whether the parser is now inside reasoning, or reasoning may still begin."""
+        """Whether the parser is inside reasoning, or may still see it begin."""
         return Reasoning.OPEN if self._kind is ReasoningText else Reasoning.UNDECIDED
 
     @property
     def called(self) -> bool:
-        """Whether the output has completed a call, and has no incomplete one."""
+        """Whether the output has a complete call and no incomplete call."""
         return self._calls.called
 
     def feed(self, text: str) -> list[Event]:
@@ -116,9 +116,9 @@ class AnswerText:
 def text_rules(
     tool_choice: ToolChoice, reasoning: Reasoning, specials: Mapping[str, int], has_answer: bool
 ) -> list[str]:
-    """Returns the rules of the format's grammar: reasoning, then text or the answer, then calls, as allowed.
+    """Returns the rules of the format's grammar: reasoning, then text or `@answer`, then calls, as far as allowed.
 
-    Raises Unprocessable if the vocabulary lacks a mark of calls.
+    Raises Unprocessable if the vocabulary lacks a special token that calls need.
     """
     functions, mode = tool_choice.callable_functions, tool_choice.mode
     check_specials(("[TOOL_CALLS]", "[ARGS]") if functions else (), specials, tool_choice)

@@ -39,8 +39,8 @@ class PrefixMatch(NamedTuple):
 class Prefixes(NamedTuple):
     """The prefixes that may precede a call's arguments.
 
-    first: at the beginning of calls
-    later: after another call
+    first: the prefixes of the first call
+    later: the prefixes of a call that follows another call
     ahead: the texts with which the arguments may begin
     """
 
@@ -69,7 +69,10 @@ def _compiled(text: str) -> Prefix:
 
 
 def find_prefix(text: str, prefixes: Iterable[Prefix], ahead: tuple[str, ...]) -> PrefixMatch | None:
-    """Matches the first prefix with which `text` begins, or one that it may still become; else returns None."""
+    """Returns the match of the first prefix that `text` begins with.
+
+    If there is none, returns an incomplete match of the first prefix that `text` may still become, or else None.
+    """
     undecided = None
     for prefix in prefixes:
         found = _match(text, prefix, ahead)

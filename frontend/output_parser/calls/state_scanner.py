@@ -1,4 +1,4 @@
-"""A scanner of arguments that is always in one state, which is a method."""
+"""The base of scanners that are state machines: each state is a method."""
 
 from collections.abc import Callable
 
@@ -8,8 +8,8 @@ State = Callable[[], str | None]
 class StateScanner:
     """The base of scanners; `argument_scanners` explains the attributes.
 
-    A state consumes `_text` and returns the JSON that follows from it, or None if it needs more text. It may set
-    `_scan` to the next state.
+    A state consumes `_text` and returns JSON of the consumed text, or None if it needs more text. It may set `_scan`
+    to the next state.
     """
 
     _scan: State
@@ -18,7 +18,7 @@ class StateScanner:
         self.done = False
         self.broken = False
         self.rest = ""
-        self._text = ""  # text that is not decided yet
+        self._text = ""  # text that no state has consumed yet
 
     def feed(self, text: str) -> str:
         """Scans the next piece. Nothing more may be fed once the scanner is `done` or `broken`."""

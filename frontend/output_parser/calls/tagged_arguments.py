@@ -12,7 +12,8 @@ from frontend.output_parser.parameter_kinds import Kind, as_json
 class TaggedArguments(StateScanner):
     """Scans the parameters of one call; `argument_scanners` explains the attributes.
 
-    A string is returned as it arrives, any other value when it is complete. A second value of one parameter is text.
+    A string is returned as it arrives, any other value when it is complete. A second value for a parameter becomes
+    text of the output.
     """
 
     def __init__(self, tags: ParameterTags, kinds: Mapping[str, Kind]) -> None:
@@ -26,7 +27,7 @@ class TaggedArguments(StateScanner):
 
     @property
     def held(self) -> str:
-        """The open value as far as it has arrived; nothing else is held."""
+        """The JSON of the open value as far as it has arrived; only values are held back."""
         value = self._text[: self._certain()] if self._scan == self._value else ""
         if self._kind is Kind.JSON:
             return value.lstrip()
@@ -96,11 +97,11 @@ class TaggedArguments(StateScanner):
         return self._string(text)
 
     def _certain(self) -> int:
-        """Returns how much of the text belongs to the value in any case."""
+        """Returns how many characters of the text certainly belong to the value."""
         certain = len(self._text) - partial_tag(self._text, self._tags.value[1])
         return certain - (self._tags.lines and self._text[:certain].endswith("\n"))
 
     def _string(self, text: str) -> str:
-        """Returns a part of a string, with the quotes that open it if it is the first one."""
+        """Returns a part of a JSON string; the first part has the opening quote."""
         opening, self._begun = "" if self._begun else '"', True
         return opening + json.dumps(text, ensure_ascii=False)[1:-1]

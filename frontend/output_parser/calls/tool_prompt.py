@@ -1,4 +1,4 @@
-"""Tools for chat templates that know none: as text of the system message, in the form that Hermes' models read."""
+"""Describes tools in the system message, in the form that Hermes models read, for templates that cannot show tools."""
 
 import json
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ def json_text(value: Any) -> str:
 
 
 def instructions(functions: Iterable[Function], tool_format: ToolFormat) -> str:
-    """Returns what to tell a model of the functions that it may call.
+    """Returns the text that tells a model which functions it may call, and how.
 
     tool_format: a format whose arguments are JSON
     """

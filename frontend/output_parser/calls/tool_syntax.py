@@ -1,4 +1,4 @@
-"""How each tool format writes a call, as rows of data: the parser looks for it, the grammar demands it.
+"""How each tool format writes a call, as rows of data: the parser looks for this syntax, and the grammar enforces it.
 
 The rows follow the models' own chat templates.
 """
@@ -25,9 +25,10 @@ class Form(Enum):
 class ParameterTags:
     """How a parameter is written between tags.
 
-    key, value: the tags before and after the name and the value; the first of `value` may be empty
-    end: ends the arguments
-    lines: a value stands on lines of its own; the line breaks around it are not a part of it
+    key: the tags before and after a parameter's name
+    value: the tags before and after its value; the first of them may be empty
+    end: the tag after all arguments
+    lines: a value stands on lines of its own; the line breaks around it are not a part of the value
     """
 
     key: tuple[str, str]
@@ -45,8 +46,8 @@ class ToolCallSyntax:
 
     heads: the alternatives for what precedes the arguments; the first is the usual one
     tail: what follows the arguments; a model may leave it out
-    opening, between, closing: what stands before the first call, between two, and after the last; a model may leave
-        out the last
+    opening, between, closing: what stands before the first call, between two calls, and after the last call; a model
+        may leave out `closing`
     inline: calls may follow text, as they begin with a tag; otherwise the whole output is calls
     mark: a special token before the opening that some vocabularies have; a model may leave it out
     needs_mark: an output that must call begins with the mark
@@ -74,7 +75,7 @@ class ToolCallSyntax:
 
     @property
     def words(self) -> list[str]:
-        """All words, some of which a vocabulary may have as special tokens."""
+        """All words of the syntax. Some of them may be special tokens of the vocabulary."""
         texts = (self.mark, self.opening, *self.heads, self.tail, self.between, self.closing)
         inner = (*self.tags.key, *self.tags.value, self.tags.end) if self.tags else ()
         quotes = (BARE_QUOTE,) if self.form is Form.BARE else ()
@@ -145,7 +146,7 @@ SYNTAX: Mapping[ToolFormat, ToolCallSyntax] = {
 
 
 def specials_of(tool_format: ToolFormat, tags: Tags) -> Iterable[str]:
-    """Returns what of a format, and of the tags around reasoning, a vocabulary may have as special tokens."""
+    """Returns the words of a format, and of the tags around reasoning, that may be special tokens of a vocabulary."""
     match tool_format:
         case ToolFormat.HARMONY:
             return marks.HARMONY

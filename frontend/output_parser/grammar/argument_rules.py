@@ -1,7 +1,7 @@
-"""The rules for the arguments of a call, in the form of each format: what a function's schema allows, and no more.
+"""The grammar rules for a call's arguments, in the form of each format. They allow what the function's schema allows.
 
 Parameters stand in the schema's order. Where a form writes a string without JSON's quotes, lengths and lists of values
-are enforced; other keywords for strings are refused for a strict function, and otherwise left to the model.
+are enforced; other keywords for strings are refused for a strict function, and not enforced for other functions.
 """
 
 import json
@@ -45,7 +45,7 @@ def argument_rules(syntax: ToolCallSyntax, function: Function, rules: Rules) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A named member of an object: its sequence in the grammar, and whether it must be there."""
+    """A named member of an object: its rule in the grammar, and whether an object must have it."""
 
     rule: str
     required: bool
@@ -61,12 +61,12 @@ class _Writer:
             self._root = closed(function.parameters)
         except RecursionError as error:
             self._refuse(str(error))
-        self._references: dict[str, str] = {}  # the rule of each reference that is being or has been written
+        self._references: dict[str, str] = {}  # reference → the name of its rule, which is written or begun
         if function.strict and (found := [key for key in COMBINING if key in self._root]):
             self._refuse(f"{found[0]} at its top is not supported in this model's format of calls")
 
     def json(self, schema: Any, root: bool = True) -> str:
-        """Returns a rule of JSON. root: whether the schema may refer to definitions of the function's schema."""
+        """Adds a rule for JSON; returns its name. root: `schema` may refer to definitions of the function's schema."""
         if root and isinstance(schema, dict):
             schema = {**{key: self._root[key] for key in DEFINITIONS if key in self._root}, **schema}
         function = self._function
@@ -119,8 +119,8 @@ class _Writer:
     # for Python's keyword arguments
 
     def python(self) -> str:
-        """Returns the rule of Python's keyword arguments. Values are JSON, which the parser takes for literals, or have
-        Python's own words and strings."""
+        """Returns the rule of Python's keyword arguments. A value is JSON, which the parser reads as a literal, or is
+        written with Python's own words and strings."""
 
         def named(name: str, schema: Any) -> str:
             quoted = resolved(schema, self._root)
@@ -153,7 +153,7 @@ class _Writer:
         return f'"{{" {self._listed(self._members(schema, named), other, "/, ?/")} "}}"'
 
     def _bare_value(self, schema: Any) -> str:
-        """Returns the rule of a value; references become rules, as they may lead back."""
+        """Returns the rule of a value. A reference becomes a rule of its own, as it may be recursive."""
         reference = schema.get("$ref", "") if isinstance(schema, dict) else ""
         if not reference:
             return self._rules.add("value", self._bare_alternatives(resolved(schema, self._root)))
@@ -222,7 +222,7 @@ class _Writer:
     def _listed(self, members: list[_Member], other: str | None, comma: str) -> str:
         """Returns the expression that matches a list of members with commas between them.
 
-        other: a member that is not named, of which any number may follow
+        other: the expression of a member that the schema does not name; any number of such members may follow
         """
         tail = self._rules.add("rest", f"({comma} {other})*") if other else '""'
         first = [f"{other} {tail}", '""'] if other else ['""']
@@ -252,7 +252,7 @@ class _Writer:
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Returns the values that a schema lists, if it does."""
+    """Returns the values that a schema lists; None if it lists no values."""
     if "const" in schema:
         return [schema["const"]]
     return schema["enum"] if isinstance(schema.get("enum"), list) and schema["enum"] else None

@@ -1,4 +1,4 @@
-"""The grammar of an output in harmony, in llguidance's Lark. `harmony` parses what it accepts.
+"""The grammar of an output in harmony, in llguidance's Lark. The parser in harmony.py reads any output that it accepts.
 
 The whole output is a sequence of messages, each of a kind that the request allows: reasoning, text before a call, a
 call or the answer at the end. Only content is unconstrained.
@@ -21,7 +21,7 @@ def message_rules(
     specials: the ids of the marks, by their spelling
     has_answer: the answer keeps to the grammar `@answer`
 
-    Raises Unprocessable if the vocabulary lacks a mark.
+    Raises Unprocessable if the vocabulary lacks one of harmony's special tokens.
     """
     check_specials(marks.HARMONY, specials, tool_choice)
     functions, required = tool_choice.callable_functions, tool_choice.mode is Mode.REQUIRED

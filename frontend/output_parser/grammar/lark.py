@@ -1,4 +1,4 @@
-"""Writes parts of a grammar in llguidance's Lark. A word that is a special token stands in it as the token's id."""
+"""Writes parts of a grammar in llguidance's Lark, where a special token is written as its id."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -83,8 +83,8 @@ class Rules:
         self._known: dict[str, str] = {}
 
     def add(self, prefix: str, body: str, options: str = "") -> str:
-        """Adds a rule with a name of its own, which begins with `prefix`; returns the name. The same rule stands only
-        once."""
+        """Adds a rule with a new name that begins with `prefix`; returns the name. If the same rule is there already,
+        adds nothing and returns the name of that rule."""
         key = f"{prefix.isupper()}{options} {body}"
         if key not in self._known:
             name = f"{prefix}_{len(self._known)}"
@@ -97,7 +97,7 @@ class Rules:
         return self._known.setdefault(f"{prefix} {len(self._known)}", f"{prefix}_{len(self._known)}")
 
     def until(self, tag: str, text: str = ANY) -> str:
-        """Returns the expression that matches a text up to the first `tag`, and the tag itself.
+        """Returns the expression that matches a text up to the first `tag`, including the tag.
 
         text: a regex of the text
         """

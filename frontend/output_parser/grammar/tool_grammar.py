@@ -1,9 +1,10 @@
 """The grammar of an output with reasoning or tool calls, in llguidance's Lark:
 https://github.com/guidance-ai/llguidance
 
-Reasoning is unconstrained. Text that begins as a call must become one, of an offered function and with arguments that
-its schema allows; the text around calls is unconstrained, too, unless a call is required. Without `strict`, schema
-keywords that cannot be enforced are ignored. In any output that the grammar accepts, `parser` finds the same calls.
+Reasoning is unconstrained. Text that begins as a call must become a call of an offered function, with arguments that
+the function's schema allows. The text around calls is unconstrained, unless a call is required. Without `strict`,
+schema keywords that cannot be enforced are ignored. In any output that the grammar accepts, `parser` finds the same
+calls.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,10 +21,11 @@ from frontend.text import grammar_builder
 
 ANSWER = "response_format"
 RulesOf = Callable[[ToolChoice, Reasoning, Mapping[str, int], bool], list[str]]  # the bool: the answer has a grammar
+# The formats whose reasoning and calls are not tagged text.
 RULES: Mapping[ToolFormat, RulesOf] = {
     ToolFormat.HARMONY: message_rules,
     ToolFormat.MISTRAL_ARGS: text_rules,
-}  # formats whose reasoning and calls are not tagged text
+}
 
 
 def output_grammar(
@@ -37,7 +39,7 @@ def output_grammar(
 ) -> str:
     """Returns the grammar of a whole output: of its calls, if there are tools, and of its answer.
 
-    specials: the ids of the words of the format and the tags that are special tokens of the model's vocabulary
+    specials: token ids, by spelling, for those words of the format and the tags that are special tokens of the model
     answer: the grammar of the output's text, if the client asked for structured output
     tags: the texts that open and close reasoning
 
@@ -110,13 +112,13 @@ class _Tagged:
         return [rule, r"GAP: /\n*/"]
 
     def _no_reasoning(self) -> str:
-        """Returns the condition on a terminal that it does not begin with reasoning."""
+        """Returns the condition, to append to a terminal, that its text does not begin with reasoning."""
         return rf" & ~/\s*{escaped(self._opening)}{ANY}/"
 
     # calls
 
     def _call_rules(self, syntax: ToolCallSyntax) -> list[str]:
-        """Returns the rule `calls`, and those that it uses: `section`, which follows the tag if the format has one."""
+        """Returns the rule `calls` and the rules that it uses. `section` matches calls without the tag before them."""
         arguments = [argument_rules(syntax, one, self._rules) for one in self._functions]
         tail = words(syntax.tail, self._specials)
         kinds = {"fun": f"{syntax.opening} ", "next": f"{syntax.between} "}
@@ -179,7 +181,7 @@ class _Tagged:
         ]  # fmt: skip
 
     def _text_or_calls(self, syntax: ToolCallSyntax) -> list[str]:
-        """Returns the rules for an output that is text or calls: text that begins as a call can only be one."""
+        """Returns the rules for an output that is text or calls. Text that begins as a call must be a call."""
         calls = "calls |" if self._functions else ""
         beginnings = f"({'|'.join(self._beginnings(syntax))})"
         return [
@@ -188,7 +190,7 @@ class _Tagged:
         ]  # fmt: skip
 
     def _beginnings(self, syntax: ToolCallSyntax) -> list[str]:
-        """Returns regexes of what only a call begins with."""
+        """Returns regexes of the texts with which only a call begins."""
         names = either(self._names)
         marks = [escaped(syntax.mark)] if syntax.needs_mark else []
         mark = rf"({escaped(syntax.mark)}\s*)?" if syntax.mark and not syntax.needs_mark else ""

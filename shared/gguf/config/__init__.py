@@ -1,14 +1,14 @@
-"""A file's metadata as config.json.
+"""Makes config.json from the metadata of a GGUF file.
 
 hyperparameters
 
 stated_numbers  tensors that the metadata states as numbers
-config          config.json
+config          makes config.json
 architectures   the architectures that are served, as rows
-dense, mixtures, hybrids    what only some of them have in config.json: dense ones, those with experts, recurrent ones
-gemma4          what only Gemma 4 has in it
+dense, mixtures, hybrids    values that only dense models, only models with experts, or only recurrent models have
+gemma4          values that only Gemma 4 has
 windows         which layers have a sliding window
-rotary          its rotary scaling
-towers          what a vision tower in a file of its own adds to it
+rotary          rotary scaling
+towers          what a vision tower in a file of its own adds to config.json
 pooling         how vectors are pooled, for embedding models
 """

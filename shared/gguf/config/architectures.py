@@ -1,7 +1,7 @@
-"""The architectures that are served: each is a row, and a function for the values that only it has in config.json.
+"""The supported architectures. An architecture is a row, with a function for values that only it has in config.json.
 
-The functions are in dense.py, mixtures.py, hybrids.py and gemma4.py. Values that GGUF files do not store are those that
-llama.cpp builds into an architecture.
+The functions are in dense.py, mixtures.py, hybrids.py and gemma4.py. Where GGUF files do not store a value, the row has
+the value that llama.cpp builds into the architecture.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ from shared.gguf.config.hyperparameters import Config, Hyperparameters
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """model_type: of the Hugging Face family. extra: the values that only this family has.
+    """model_type: of the Hugging Face family. extra: returns the values that only this family has in config.json.
 
-    shared: the values that most families have once for all layers.
+    shared: returns the values that most families state once for all layers.
     eps: the name of the norms' epsilon in config.json. layer_norm: whether norms subtract the mean.
     """
 

@@ -44,7 +44,7 @@ def _common(values: Hyperparameters) -> Config:
 
 
 def _vocabulary_size(container: Container) -> int:
-    """Returns how many tokens the embedding has. Raises GgufError when the tokenizer has another number."""
+    """Returns the number of rows of the embedding. Raises GgufError when the tokenizer has another number of tokens."""
     embedding = container.tensors.get("token_embd.weight")
     if embedding is None:
         raise GgufError(f"{container.name}: tensor token_embd.weight is missing")
@@ -57,7 +57,7 @@ def _vocabulary_size(container: Container) -> int:
 
 
 def dtype_of(container: Container) -> str:
-    """Returns the format for computing: that of the matrices, or bfloat16 if they are quantized or mixed."""
+    """Returns the dtype to compute in: the dtype of the matrices, or bfloat16 if they are quantized or mixed."""
     types = {tensor.type for tensor in container.tensors.values() if len(tensor.shape) > 1}
     if types == {"F32"}:
         return "float32"

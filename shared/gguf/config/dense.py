@@ -5,7 +5,7 @@ from shared.gguf.config.rotary import LONG_FACTORS, SHORT_FACTORS, pair_factors,
 from shared.gguf.config.windows import unscaled_in_windows, windows
 from shared.gguf.errors import GgufError
 
-# The only Gemma 2 and Gemma 3 whose attention is not scaled by the size of a head, by their number of layers.
+# Numbers of layers of the only Gemma 2 and Gemma 3 models whose attention is not scaled by the size of a head.
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 # Every n-th layer attends to all positions, the others have a window.
 GEMMA2_PATTERN, GEMMA3_PATTERN, OLMO3_PATTERN, EXAONE4_PATTERN, COHERE2_PATTERN = 2, 6, 4, 4, 4
@@ -18,12 +18,12 @@ MULTIPLIERS = {  # Granite's multipliers: name in GGUF → name in config.json
 
 
 def same_in_all_layers(values: Hyperparameters) -> Config:
-    """Returns heads, the size of the feed-forward and rotary scaling of a model whose layers are all alike."""
+    """Returns numbers of heads, feed-forward size and rotary scaling of a model whose layers are all alike."""
     heads = values.integer("attention.head_count")
     head_dim = values.integer("attention.key_length", values.integer("embedding_length") // heads)
     for name in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         values.expect(name, head_dim)
-    sparse = values.container.metadata.get(f"{values.architecture}.expert_count")  # may lack dense layers
+    sparse = values.container.metadata.get(f"{values.architecture}.expert_count")  # may have no dense layer
     return {
         "head_dim": head_dim,
         "num_key_value_heads": values.integer("attention.head_count_kv", heads),
@@ -33,7 +33,7 @@ def same_in_all_layers(values: Hyperparameters) -> Config:
 
 
 def has_bias(values: Hyperparameters, module: str) -> bool:
-    """Whether linears of that name have biases in any layer. Queries may be in one tensor with keys and values."""
+    """Whether linears named `name` have a bias in any layer. Queries may share a tensor with keys and values."""
     ends = (f".{module}.bias", ".attn_qkv.bias") if module == "attn_q" else f".{module}.bias"
     return any(name.endswith(ends) for name in values.container.tensors)
 
@@ -45,14 +45,14 @@ def whole_heads(values: Hyperparameters, config: Config) -> Config:
 
 
 def mrope_sections(values: Hyperparameters, config: Config) -> Config:
-    """Returns the pairs of a head that rotate by each of three positions. In texts, the three are equal."""
+    """Returns how many pairs of a head rotate by each of the three positions (M-RoPE). In text, the three are equal."""
     sections = values.entries("rope.dimension_sections", int, [])
     scaling = config["rope_scaling"] or {"rope_type": "default"}
     return {"rope_scaling": scaling | {"mrope_section": sections[:3]}} if sections else {}
 
 
 def qwen_vl(values: Hyperparameters, config: Config) -> Config:
-    """Qwen2.5-VL and Qwen3-VL. The file of the tower says which layers of it the text model reads."""
+    """Qwen2.5-VL and Qwen3-VL. The file of the tower says which layers of the tower the text model reads."""
     values.key("n_deepstack_layers")
     return whole_heads(values, config) | mrope_sections(values, config)
 
@@ -148,18 +148,18 @@ def glm4(values: Hyperparameters, config: Config) -> Config:
 
 def granite(values: Hyperparameters, config: Config) -> Config:
     bias = {"attention_bias": has_bias(values, "attn_q"), "mlp_bias": has_bias(values, "ffn_down")}
-    values.expect("expert_shared_feed_forward_length", config["intermediate_size"])  # in Granite 4 without experts
+    values.expect("expert_shared_feed_forward_length", config["intermediate_size"])  # Granite 4 without experts
     return whole_heads(values, config) | bias | factors_of_granite(values, config)
 
 
 def factors_of_granite(values: Hyperparameters, config: Config) -> Config:
-    """Granite's factors, where all layers are rotated, as `finetuned` says."""
+    """Granite's multipliers. All layers are rotated, which the file must state by `finetuned`."""
     values.expect("rope.scaling.finetuned", True)
     return granite_factors(values, config)
 
 
 def granite_factors(values: Hyperparameters, config: Config) -> Config:
-    """Granite's factors. What a file does not state has no effect."""
+    """Granite's multipliers. A multiplier that the file does not state has no effect."""
     attention = values.number("attention.scale", 0.0) or config["head_dim"] ** -0.5
     factors = {name: values.number(stored, 0.0) or 1.0 for stored, name in MULTIPLIERS.items()}
     return factors | {"attention_multiplier": attention}
@@ -170,7 +170,7 @@ def ernie4_5(values: Hyperparameters, config: Config) -> Config:
 
 
 def exaone4(values: Hyperparameters, config: Config) -> Config:
-    """EXAONE 4. Layers without a window are not rotated if others have one."""
+    """EXAONE 4. If some layers have a window, the layers without a window are not rotated."""
     values.expect("rope.freq_base_swa", config["rope_theta"])
     return whole_heads(values, config) | windows(values, config, EXAONE4_PATTERN)
 
@@ -197,7 +197,7 @@ def starcoder2(values: Hyperparameters, config: Config) -> Config:
 
 
 def hunyuan(values: Hyperparameters, config: Config) -> Config:
-    """Hunyuan. The converter has multiplied the rotary base instead of scaling positions."""
+    """Hunyuan. Its converter multiplies the rotary base instead of scaling positions."""
     values.key("rope.scaling.original_context_length")
     return whole_heads(values, config) | {"attention_bias": has_bias(values, "attn_q")}
 

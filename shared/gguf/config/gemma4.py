@@ -1,6 +1,6 @@
 """Makes the part of config.json that only Gemma 4 has.
 
-Sizes differ between layers, layers share K/V, and each has embeddings of its own; some models have experts.
+Sizes differ between layers, layers share K/V, and each layer has its own token embeddings; some models have experts.
 """
 
 from shared.gguf.config.hyperparameters import Config, Hyperparameters
@@ -14,7 +14,7 @@ NOT_ROTATED = 1e30  # a divisor of frequencies so large that a pair is not rotat
 
 
 def sizes(values: Hyperparameters) -> Config:
-    """Returns the sizes in layers with a window."""
+    """Returns the head and feed-forward sizes of the layers with a window."""
     head_dim = values.integer("attention.key_length_swa", values.integer("attention.key_length"))
     values.expect("attention.value_length_swa", head_dim)
     kv_heads, inner = _by_layer(values, "attention.head_count_kv"), _by_layer(values, "feed_forward_length")
@@ -41,7 +41,7 @@ def extra(values: Hyperparameters, config: Config) -> Config:
 
 
 def _by_layer(values: Hyperparameters, name: str) -> list[int]:
-    """Returns a value of each layer, which a file may state once for all of them."""
+    """Returns a list with a value for each layer; the file may state one value for all layers."""
     layers, found = values.integer("block_count"), values.container.metadata.get(values.key(name))
     if not isinstance(found, list):
         return [values.integer(name)] * layers
@@ -51,7 +51,7 @@ def _by_layer(values: Hyperparameters, name: str) -> list[int]:
 
 
 def _of_full_layers(values: Hyperparameters, config: Config, types: list[str]) -> Config:
-    """Returns the heads of layers that attend to all positions, by the number of the layer."""
+    """Returns layer number → number of heads, for the layers that attend to all positions."""
     head_dim, kv_heads = values.integer("attention.key_length"), _by_layer(values, "attention.head_count_kv")
     values.expect("attention.value_length", head_dim)
     if any(heads != config["num_key_value_heads"] for i, heads in enumerate(kv_heads) if types[i] == SLIDING):
@@ -71,7 +71,7 @@ def _is_wide(values: Hyperparameters, config: Config, shared: int) -> bool:
 
 
 def _rotary(values: Hyperparameters, config: Config) -> Config:
-    """Returns rotary settings by kind of layer. The tensor says which pairs of layers without a window are rotated."""
+    """Returns rotary settings by kind of layer. In layers without a window, a tensor says which pairs rotate."""
     head_dim, name = values.integer("attention.key_length"), values.container.name
     values.expect("rope.dimension_count", head_dim)
     values.expect("rope.dimension_count_swa", config["head_dim"])

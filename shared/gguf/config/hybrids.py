@@ -63,9 +63,9 @@ def _layer_types(values: Hyperparameters, layers: int) -> list[str]:
 
 
 def sizes_by_layer(values: Hyperparameters, recurrent: str) -> Config:
-    """Some files state key heads layer by layer, and layers without key heads are recurrent.
+    """Finds recurrent layers in files that state key heads layer by layer: a recurrent layer has no key heads.
 
-    recurrent: the type of such layers in config.json.
+    recurrent: the type of recurrent layers in config.json.
     """
     container, key = values.container, values.key("attention.head_count_kv")
     heads = container.entries(key, int)
@@ -83,7 +83,7 @@ sizes_of_granite = partial(sizes_by_layer, recurrent="linear_attention")
 
 
 def granite_hybrid(values: Hyperparameters, config: Config) -> Config:
-    """Granite 4. Its `finetuned` says whether queries and keys are rotated."""
+    """Granite 4. The value `finetuned` in its file says whether queries and keys are rotated."""
     values.seen.add("rope.scaling.finetuned")
     rotated = values.container.flag(values.key("rope.scaling.finetuned"), True)
     inner, heads = values.integer("ssm.inner_size"), values.integer("ssm.time_step_rank")
@@ -109,7 +109,7 @@ def granite_hybrid(values: Hyperparameters, config: Config) -> Config:
 
 
 def lfm2(values: Hyperparameters, config: Config) -> Config:
-    """LFM2. The file has the final size of the feed-forward, so the config turns its adjustment off."""
+    """LFM2. The file has the final feed-forward size, so the config switches the family's adjustment of it off."""
     return whole_heads(values, config) | {
         "conv_L_cache": values.integer("shortconv.l_cache"),
         "block_auto_adjust_ff_dim": False,

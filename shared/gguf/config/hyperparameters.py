@@ -1,6 +1,6 @@
-"""The values under the name of an architecture in the metadata of a GGUF file.
+"""Reads the values under the name of an architecture in the metadata of a GGUF file.
 
-A value that nothing reads may change what the model computes, so such a file is refused.
+A value that no code reads might change what the model computes, so a file with such a value is refused.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ HARMLESS = (
     "attention.layer_norm_epsilon",
     "tensor_data_layout",
 )
-OF_VISION = ("vision.", "mm.")  # values of vision parts, of which the text model needs none
+OF_VISION = ("vision.", "mm.")  # prefixes of values of vision parts, which the text model does not need
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Hyperparameters:
         return self.container.entries(self.key(name), kind, default)
 
     def expect(self, name: str, value: float | bool) -> None:
-        """Raises GgufError if the file states another value. `value` is the only one that is supported."""
+        """Raises GgufError if the file states another value than `value`, the only supported one."""
         found = self.container.metadata.get(self.key(name), value)
         if found != value:
             raise GgufError(f"{self.container.name}: {self.key(name)} is {found}; supported is {value}")

@@ -11,7 +11,7 @@ SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3
 
 
 def llama(values: Hyperparameters, config: Config) -> Config:
-    """Llama and the Mistral models that llama.cpp converts to it. A window makes it a Mistral, experts a Mixtral."""
+    """Llama, and the Mistral models that llama.cpp names llama: a window means Mistral, experts mean Mixtral."""
     window = values.integer("attention.sliding_window", 0)
     mistral = {"model_type": "mistral", "sliding_window": window} if window else {}
     bias = {"attention_bias": has_bias(values, "attn_q"), "mlp_bias": has_bias(values, "ffn_down")}
@@ -37,7 +37,7 @@ def qwen2_moe(values: Hyperparameters, config: Config) -> Config:
 
 
 def qwen_experts(values: Hyperparameters, *, normalized: bool) -> Config:
-    """Every layer has experts. Old files do not store their size."""
+    """Models with experts in every layer. Old files do not store the size of an expert."""
     found = experts(values, "num_experts", normalized=normalized)
     dense = values.integer("feed_forward_length", 0)
     size = values.integer("expert_feed_forward_length", dense // found["num_experts_per_tok"] or None)
@@ -52,9 +52,9 @@ def shared_expert(values: Hyperparameters, config: Config) -> Config:
 
 
 def experts(values: Hyperparameters, name: str, *, normalized: bool, gating: int = SOFTMAX, scale: float = 1) -> Config:
-    """Returns how many experts there are, under `name`, and how many a row chooses.
+    """Returns the number of experts, under the key `name`, and the number that a row chooses.
 
-    normalized, gating: what llama.cpp builds into the architecture. scale: what it multiplies the experts' sum by.
+    normalized, gating: values that llama.cpp builds into the architecture. scale: its factor of the experts' sum.
     """
     values.expect("expert_weights_scale", scale)
     values.expect("expert_gating_func", gating)
@@ -66,7 +66,7 @@ def experts(values: Hyperparameters, name: str, *, normalized: bool, gating: int
 
 
 def gpt_oss(values: Hyperparameters, config: Config) -> Config:
-    """gpt-oss. Its YaRN does not round the ends of the ramp to whole dimensions; no value of the file says so."""
+    """gpt-oss. Its YaRN does not round the ends of the ramp to whole dimensions, which no value of the file states."""
     values.expect("rope.freq_base_swa", config["rope_theta"])
     scaling = config["rope_scaling"]
     return whole_heads(values, config) | {

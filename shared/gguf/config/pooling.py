@@ -1,4 +1,4 @@
-"""How a GGUF file says that a prompt becomes one vector, as the files of sentence-transformers say it."""
+"""Translates the pooling that a GGUF file states for embeddings into the files of sentence-transformers."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ PREFIX = "sentence_transformers.models."
 
 
 def pooling_files(container: Container) -> dict[str, Any]:
-    """Returns the contents of modules.json and of the files that it names; none for a model that generates text.
+    """Returns the contents of modules.json and of the files named there; nothing for a model that generates text.
 
     llama.cpp normalizes every vector. Raises GgufError for a pooling that is not supported.
     """

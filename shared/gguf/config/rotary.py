@@ -8,7 +8,7 @@ ROPE_FREQS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_sho
 
 
 def rope_scaling(values: Hyperparameters, head_dim: int) -> Config | None:
-    """Returns the rotary scaling of any architecture, but for longrope, which only Phi-3 has."""
+    """Returns the rotary scaling of any architecture, except longrope, which only Phi-3 has."""
     factors = values.container.tensors.get(ROPE_FREQS)
     kind = values.text("rope.scaling.type", "linear" if values.number("rope.scale_linear", 0.0) else "none")
     if factors is not None:
@@ -31,7 +31,7 @@ def rope_scaling(values: Hyperparameters, head_dim: int) -> Config | None:
 def _yarn(values: Hyperparameters, factor: float) -> Config:
     values.expect("rope.scaling.attn_factor", 1)
     values.expect("rope.scaling.yarn_ext_factor", 1)
-    magnitude = values.number("rope.scaling.yarn_attn_factor", 1.0)  # files that leave it open state 1
+    magnitude = values.number("rope.scaling.yarn_attn_factor", 1.0)  # 1 also stands for "not set"
     return ({} if magnitude == 1 else {"attention_factor": magnitude}) | {
         "rope_type": "yarn",
         "factor": factor,
@@ -46,7 +46,7 @@ def _yarn(values: Hyperparameters, factor: float) -> Config:
 def pair_factors(container: Container, short: list[float], long: list[float], original: int) -> Config:
     """Returns rotary settings with one factor for each pair of dimensions, which only `longrope` can express.
 
-    The converter has computed such factors from Llama 3's settings, too.
+    Converters also turn the rotary settings of Llama 3 into factors for each pair.
     """
     if not all(0 < factor < float("inf") for factor in (*short, *long)):
         raise GgufError(f"{container.name}: the factors of its rotary embeddings are not positive numbers")

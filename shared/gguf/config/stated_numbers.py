@@ -1,6 +1,6 @@
-"""Small tensors that GGUF files state as numbers in their metadata, as tensors of a file beside the index.
+"""Writes small tensors that GGUF files state as numbers in their metadata to a file beside the index.
 
-Apertus has parameters of its activation there: one list for each, with an entry for every layer.
+Apertus states the parameters of its activation so: the metadata has a list for each, with an entry for each layer.
 """
 
 import struct
@@ -11,13 +11,13 @@ from shared.gguf.errors import GgufError
 from shared.gguf.index import Entry
 from shared.gguf.naming import NUMBERS
 
-PARAMETERS: dict[str, tuple[int, ...]] = {  # name in the metadata, and within a layer → shape in Hugging Face
+PARAMETERS: dict[str, tuple[int, ...]] = {  # name in the metadata and within a layer → shape in Hugging Face
     "xielu.alpha_p": (1,), "xielu.alpha_n": (1,), "xielu.beta": (), "xielu.eps": (),
 }  # fmt: skip
 
 
 def write_numbers(container: Container, layers: int, folder: Path, file: int) -> dict[str, Entry]:
-    """Writes the stated numbers into the folder as float32. Returns where they lie. file: its number in Index.files."""
+    """Writes the stated numbers into the folder as float32. Returns their places. file: index in Index.files."""
     found, numbers = {}, list[float]()
     for key, shape in PARAMETERS.items():
         if key not in container.metadata:

@@ -1,6 +1,6 @@
-"""The file of a vision tower beside a text model (llama.cpp's "mmproj"), as the part of config.json that states it.
+"""Makes the part of config.json that describes a vision tower, from the tower's file (llama.cpp's "mmproj").
 
-llama.cpp calls a tower with its connector a projector. A kind of projector that is served is a row of PROJECTORS.
+llama.cpp calls a tower with its connector a projector. Each supported kind of projector is a row of PROJECTORS.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +12,15 @@ from shared.gguf.container import Container, StoredTensor
 from shared.gguf.errors import GgufError
 
 TOWER = "clip"  # the architecture of such files
-OF_TOWER = ("v.", "mm.")  # what the names of its tensors begin with; others are for sound
+OF_TOWER = ("v.", "mm.")  # prefixes of the names of a tower's tensors; the file's other tensors are for sound
 PATCHES, POSITIONS, UP = "v.patch_embd.weight", "v.position_embd.weight", "v.blk.{}.ffn_up"
 FIRST, BIAS, LAYER_NORM, MERGER = "mm.1.weight", "mm.1.bias", "mm.input_norm.bias", "mm.patch_merger.weight"
-WINDOW = 112  # pixels, of Qwen2.5-VL; older files do not state it
+WINDOW = 112  # pixels: Qwen2.5-VL's attention window, which older files do not state
 Values = Callable[[Container, Config], Config]
 
 
 class NotServed(GgufError):
-    """The tower cannot be served beside this text model, but the text model can be served without it."""
+    """The tower cannot be served with this text model, but the text model can be served without a tower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class Projector:
     """A kind of projector.
 
     models: architecture of the text model → Hugging Face's model_type of text model and tower together
-    image_token: texts of the token that stands for pictures; the first one in the vocabulary counts
-    values: returns what only this kind has in config.json
+    image_token: possible texts of the token that stands for pictures; the first text that the vocabulary has counts
+    values: returns the values that only this kind has in config.json
     size: `size` in preprocessor_config.json, if the file does not state it
-    named: other tokens that a prompt has beside pictures, by their names in tokenizer_config.json
+    named: other tokens that stand around pictures in a prompt, by their names in tokenizer_config.json
     """
 
     models: Mapping[str, str]
@@ -43,10 +43,10 @@ class Projector:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the files of a Hugging Face checkpoint state besides the text model.
+    """What a vision tower adds to the files of a Hugging Face checkpoint.
 
-    kind: the projector's, for the names of tensors. config: of config.json; processor: preprocessor_config.json
-    named: of tokenizer_config.json
+    kind: kind of the projector, which decides the names of tensors. config: entries of config.json
+    processor: preprocessor_config.json. named: entries of tokenizer_config.json
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Sight:
 
 
 def sight_of(text: Container, tower: Container) -> Sight:
-    """Returns what a text model and the tower beside it state together.
+    """Returns what the tower adds to the files of the text model.
 
     Raises NotServed for a tower whose kind is not served, and GgufError for one that does not fit the text model.
     """
@@ -125,7 +125,7 @@ def _gemma3(tower: Container, vision: Config) -> Config:
 
 
 def _of_qwen(tower: Container, vision: Config) -> Config:
-    """Adds what the vision_config of a Qwen has, whose pictures may have any size."""
+    """Adds the values of Qwen's vision_config. Qwen's pictures may have any size."""
     vision |= {"depth": vision["num_hidden_layers"], "num_heads": vision["num_attention_heads"], "image_size": 0}
     vision |= {"out_hidden_size": tower.integer("clip.vision.projection_dim"), "temporal_patch_size": 2}
     vision["spatial_merge_size"] = tower.integer("clip.vision.spatial_merge_size", 2)
@@ -153,7 +153,7 @@ def _deepstack(tower: Container) -> list[int]:
 
 
 def _pixtral(tower: Container, vision: Config) -> Config:
-    """Names the model Mistral 3 if its connector joins patches, else LLaVA."""
+    """Names the model Mistral 3 if its connector merges patches, else LLaVA."""
     vision |= {"model_type": "pixtral", "hidden_act": "silu"}
     vision["rope_theta"] = tower.number("clip.rope.freq_base", 10000.0)
     biased = {"multimodal_projector_bias": BIAS in tower.tensors, "vision_feature_layer": -1}
@@ -176,7 +176,7 @@ def _lfm2(tower: Container, vision: Config) -> Config:
 
 
 def _published(tower: Container, vision: Config) -> Config:
-    """States nothing, so that the defaults hold, which are those of all published processors."""
+    """States nothing: the defaults hold, which all published processors of this kind have."""
     return {}
 
 
@@ -193,7 +193,7 @@ def _longest(tower: Container, vision: Config) -> Config:
 
 
 def _area(least: int, most: int) -> Callable[[Container, Config], Config]:
-    """least, most: pixels of a picture, as the published processors have them"""
+    """least, most: bounds on the pixels of a picture in the published processors"""
 
     def size(tower: Container, vision: Config) -> Config:
         shortest = tower.integer("clip.vision.image_min_pixels", 0) or least
@@ -202,7 +202,7 @@ def _area(least: int, most: int) -> Callable[[Container, Config], Config]:
     return size
 
 
-# A Gemma 3 file may lack the tokens for pictures. Then the last token of its vocabulary, which no text has, is used.
+# A Gemma 3 file may lack the tokens for pictures. The last token of its vocabulary, which no text has, replaces them.
 PROJECTORS: Mapping[str, Projector] = {
     "idefics3": Projector({"llama": "idefics3"}, ("<image>",), _idefics3, _longest),
     "gemma3": Projector(
@@ -230,9 +230,9 @@ def _processor(tower: Container, row: Projector, vision: Config) -> Config:
 
 
 def _tensors(tower: Container) -> dict[str, StoredTensor]:
-    """Returns the tensors of the tower. Connectors behind layers are counted, not named by their layer.
+    """Returns the tensors of the tower. Connectors behind layers get consecutive numbers instead of layer numbers.
 
-    Old converters called the two linears of an MLP by each other's name, which their shapes show.
+    Old converters swapped the names of the two linears of an MLP. The shapes of the tensors show this.
     """
     hidden, last = tower.integer("clip.vision.embedding_length"), {f"{at}": i for i, at in enumerate(_deepstack(tower))}
     up = tower.tensors[UP.format(0) + ".weight"].shape

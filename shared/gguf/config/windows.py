@@ -7,9 +7,9 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def windows(values: Hyperparameters, config: Config, nth: int, window: int = 0) -> Config:
-    """Returns the size of the window, and the layers that have it.
+    """Returns the size of the window, and the layers that have a window.
 
-    nth, window: used if the file does not say it: all but every nth layer have this window.
+    nth, window: the default where the file states nothing: all layers except every nth one have this window.
     """
     window, layers = values.integer("attention.sliding_window", window), config["num_hidden_layers"]
     every = values.integer("block_count")  # includes the layers for multi-token prediction

@@ -1,4 +1,4 @@
-"""A file's metadata as tokenizer.json and the settings of text.
+"""Makes tokenizer.json and the settings of text from the metadata of a GGUF file.
 
 tokenizer       tokenizer.json
 pre_tokenizers  how byte-level BPE splits text, by tokenizer.ggml.pre

@@ -1,8 +1,8 @@
-"""How tokenizers with byte-level BPE split text before they merge, by the name in tokenizer.ggml.pre.
+"""How tokenizers with byte-level BPE split text before merging, by the name in tokenizer.ggml.pre.
 
-GGUF files store only this name. Each row says in the words of tokenizer.json how the original tokenizer of that name
-splits; some of llama.cpp's own patterns only come close. A name that is not here is refused, because another split
-gives other tokens.
+GGUF files store only this name. Each row states, in the format of tokenizer.json, how the original tokenizer of this
+name splits; llama.cpp's own patterns are sometimes only close to the original. Other names are refused, because a
+wrong split gives wrong tokens.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """nfc: whether text is normalized first. ignore_merges: whether a whole word that is a token is not split.
-    add_bos: whether a beginning-of-text token is added unless the file says otherwise.
+    """nfc: whether text is first normalized to NFC. ignore_merges: whether a word that is a token is taken whole.
+    add_bos: whether a beginning-of-text token is added unless the file states otherwise.
     """
 
     parts: tuple[Part, ...]
@@ -71,17 +71,17 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "qwen35": PreTokenizer(_split(_QWEN35), nfc=True),
     "gpt-2": _GPT2,
     "exaone4": _GPT2,
-    "olmo": PreTokenizer(_GPT2.parts, nfc=True),  # OLMoE
+    "olmo": PreTokenizer(_GPT2.parts, nfc=True),  # used by OLMoE
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
-    "refact": _DIGITS,  # Granite 3
+    "refact": _DIGITS,  # used by Granite 3
     "glm4": _GLM,
     "chatglm-bpe": _GLM,
     "seed-coder": PreTokenizer(_split(_SEED)),
     "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
-    "gpt-4o": PreTokenizer(_split(_O200K), ignore_merges=True),  # gpt-oss
+    "gpt-4o": PreTokenizer(_split(_O200K), ignore_merges=True),  # used by gpt-oss
     "command-r": PreTokenizer(_DIGITS.parts, nfc=True, add_bos=True),
     "hunyuan-dense": PreTokenizer((_split(_NUMBERS)[0], _split(_CHINESE_AND_KANA)[0], *_split(_HUNYUAN))),
     "lfm2": _LLAMA3,
-    "dbrx": PreTokenizer(_split(_CL100K)),  # Phi-4, OLMo 2, Granite 4
+    "dbrx": PreTokenizer(_split(_CL100K)),  # used by Phi-4, OLMo 2 and Granite 4
 }

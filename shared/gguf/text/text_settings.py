@@ -18,13 +18,13 @@ END_TEXTS = (
     "<turn|>", "<|tool_response>",  # Gemma 4
     "<｜end▁of▁sentence｜>",
 )  # fmt: skip
-# Gpt-oss ends a turn with these, and each message of the turn with <|end|>, whatever a file names.
+# gpt-oss ends a turn with a token of TURN_ENDS, and each message of a turn with MESSAGE_END, whatever the file names.
 TURN_ENDS, MESSAGE_END = ("<|return|>", "<|call|>"), "<|end|>"
 SAMPLING = {  # name in GGUF → name in generation_config.json
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 
-# By general.basename: what the authors recommend on the model's page. Its files of this name say nothing of it.
+# By general.basename: sampling parameters that the authors recommend on the model's page, but not in the files.
 RECOMMENDED: dict[str, dict[str, float]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
 
 

@@ -1,8 +1,8 @@
 """Makes tokenizer.json from the vocabulary in the metadata of a GGUF file.
 
 Two kinds of tokenizers are served: byte-level BPE (tokenizer.ggml.model `gpt2`), and SentencePiece's BPE with tokens
-for single bytes (`llama`; with merges, `gemma4`). The result gives the ids of the original tokenizer: what the file
-does not say (patterns, normalization) is in pre_tokenizers.py, and is refused where it is not known.
+for single bytes (`llama`; with merges, `gemma4`). The result gives the ids of the original tokenizer. Patterns and
+normalization, which the file does not store, are in pre_tokenizers.py; a tokenizer that is not there is refused.
 """
 
 import json
@@ -16,7 +16,7 @@ from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
 from shared.gguf.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
-SPACE = "▁"  # SentencePiece's space
+SPACE = "▁"  # how SentencePiece spells a space
 # Phi-3's original tokenizer drops white space after its special tokens, but not after these.
 PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -35,7 +35,7 @@ class TokenType(IntEnum):
 
 
 SPECIAL = (TokenType.UNKNOWN, TokenType.CONTROL)
-ADDED = (*SPECIAL, TokenType.USER_DEFINED)  # found in a text before anything else
+ADDED = (*SPECIAL, TokenType.USER_DEFINED)  # tokens of these types are found in a text before any other token
 MERGED = (TokenType.NORMAL, TokenType.USER_DEFINED)
 
 
@@ -55,7 +55,7 @@ class Vocabulary:
             raise GgufError(f"{container.name}: {len(types)} token types for {len(texts)} tokens")
         sentencepiece = container.metadata.get("tokenizer.ggml.model") == "llama"
         for i, text in enumerate(texts):
-            if text == f"[PAD{i}]":  # a filler; old converters call it user-defined
+            if text == f"[PAD{i}]":  # a filler for an unused id; old converters give it the type user-defined
                 types[i] = TokenType.UNUSED
             if sentencepiece and types[i] == TokenType.USER_DEFINED and set(text) == {" "}:
                 texts[i] = SPACE * len(text)  # the converter has written the symbols as spaces
@@ -83,7 +83,7 @@ class Vocabulary:
 
 
 def tokenizer_of(vocabulary: Vocabulary) -> str:
-    """Returns tokenizer.json. Raises GgufError when the tokenizer is not known, or does not fit together."""
+    """Returns tokenizer.json. Raises GgufError when the tokenizer is not supported, or contradicts itself."""
     container = vocabulary.container
     kind = container.text("tokenizer.ggml.model")
     make = MODELS.get(kind)
@@ -135,7 +135,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Json:
 
 
 def _gemma4(vocabulary: Vocabulary) -> Json:
-    """Pieces as SentencePiece's, but with merges."""
+    """Gemma 4's tokenizer: pieces like SentencePiece's, but with a list of merges."""
     return _pieces(vocabulary, _stored_merges(vocabulary.container))
 
 
@@ -209,7 +209,7 @@ def _added_token(vocabulary: Vocabulary, token: int) -> Json:
 
 
 def _post_processor(vocabulary: Vocabulary, add_bos: bool) -> Json | None:
-    """Returns the tokens that are added around a text, if there are any."""
+    """Returns the post-processor, which adds tokens around a text; None if no tokens are added."""
     container = vocabulary.container
     adds = {
         "bos": container.flag("tokenizer.ggml.add_bos_token", add_bos),

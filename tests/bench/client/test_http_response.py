@@ -1,4 +1,4 @@
-"""Reading an HTTP answer: however the bytes are cut, the body's lines come out whole and nothing else does."""
+"""Reading an HTTP answer: however the bytes are cut, the reader returns whole lines of the body and nothing else."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The load client against a server of a few lines: what it sends, stamps and counts, and when a call has failed."""
+"""The load client with a small fake server: requests, time stamps, counts, and when a call counts as failed."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The numbers of a report, against records made by hand; and the tables that show them."""
+"""The numbers of a report agree with records made by hand, and the tables show them."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def test_summary_of_only_failures_is_nan() -> None:
 
 
 def test_tokens_that_arrive_together_make_one_gap() -> None:
-    """A gap lasts until its last token arrives, so tokens that are sent together after a stall do not hide it."""
+    """Tokens that are sent together after a stall count as one gap, so that they do not hide the stall."""
     made = record(0.0, [1.0, 1.1, 3.1], [1, 1, 4])
     assert made.gaps == pytest.approx([0.1, 2.0])
     assert made.per_token == pytest.approx(2.1 / 5)

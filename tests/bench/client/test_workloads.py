@@ -1,4 +1,4 @@
-"""The workloads are what their descriptions say, the same every time, and scale."""
+"""The workloads match their descriptions, are the same every time, and can be scaled."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Tasks for a measuring process: one that succeeds, and one for each way to fail."""
+"""Tasks for a measuring process: a task that succeeds, and a task for each kind of failure."""
 
 import logging
 import os

@@ -1,7 +1,7 @@
-"""`sluice bench gpu`'s sections on a fake GPU: each runs to its end, without what would be an error on a real one.
+"""Runs the sections of `sluice bench gpu` on a fake GPU, and finds what would be an error on a real GPU.
 
-`python -m tests.bench.gpu.rehearsal [--compile] [SECTION ...]`: a line for each task. Those that start processes of
-their own are left out. In a process of its own, because the tests' process has Triton in interpreter mode.
+`python -m tests.bench.gpu.rehearsal [--compile] [SECTION ...]` prints a line for each task. Tasks that start processes
+are left out. It runs in a process of its own, because the tests' process has Triton in interpreter mode.
 """
 
 import gc
@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
         tempfile.TemporaryDirectory() as folder,
         bench_environment(Path(folder), MODELS, SIZES) as env,
     ):
-        gc.freeze()  # what is imported by now stays, and collections need not look at it
+        gc.freeze()  # imported objects stay for ever, so garbage collections need not visit them
         for task in section_tasks(MODELS, names):
             problems += run(machine, task, env)
     if "--compile" in words:

@@ -61,7 +61,7 @@ def test_gpu_command_runs_all_sections_on_the_cpu(tmp_path: Path, capsys: pytest
     _figures(tables, "experts", "%", 2 * 5 * len(SMALL.rows))
     _figures(tables, "start", "first token s", 2)
     _figures(tables, "served", "tokens/s", 2)
-    older = [row for row in tables["peer"]["rows"] if row.get("note") == OLDER]  # transformers 5.0, say
+    older = [row for row in tables["peer"]["rows"] if row.get("note") == OLDER]  # an older transformers, such as 5.0
     _figures(tables, "peer", "tokens/s", 0 if older else 2)
     assert all(row.get("failed", 0) == 0 for name in ("served", "peer") for row in tables[name]["rows"])
     assert [row["note"] for row in tables["idle"]["rows"] if "note" in row] == ["needs CUDA"]

@@ -1,4 +1,4 @@
-"""A measuring process may raise, die or hang: only the task that it was running is lost."""
+"""If a measuring process raises, dies or hangs, only the running task is lost."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_driver_each_failure_loses_one_task_and_is_noted(log: IO[bytes], handed_
     assert re.fullmatch(r"failed: ValueError: no such thing \(failing_tasks\.py:\d+\)", str(said["raises"][1]))
     assert said["dies"] == ["", "failed: its process ended with 9"] * 2
     assert said["hangs"] == ["", "failed: it took too long and was ended"]
-    assert [row["value"] for row in tables[0].rows] == [1.0, 2.0]  # what was found outlives the process that found it
+    assert [row["value"] for row in tables[0].rows] == [1.0, 2.0]  # results outlive the process that found them
     assert [table.well for table in tables] == [True, False, False, False]
 
 
@@ -74,7 +74,7 @@ def test_driver_worker_warnings_make_a_table_not_well(log: IO[bytes], handed_out
 def test_driver_skips_tasks_after_the_budget(
     log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = 0.0  # seconds by which the budget's clock is put forward, once the task that hangs is under way
+    late = 0.0  # seconds by which the test advances the budget's clock while the hanging task runs
     monkeypatch.setattr(driver, "time", SimpleNamespace(time=lambda: time.time() + late))
 
     def put_forward() -> None:
@@ -98,7 +98,7 @@ def test_driver_whose_process_does_not_start_fails_all_tasks(
 
 
 class Compiles:
-    """A measuring process that compiles for a while and then measures."""
+    """A fake measuring process, which compiles for a while and then measures."""
 
     def __init__(self) -> None:
         self.extended = 0.0
@@ -157,7 +157,7 @@ def test_driver_with_spent_budget_skips_all_tasks_with_a_note(log: IO[bytes], ha
 def test_gpu_command_keeps_results_when_interrupted(
     tmp_path: Path, log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The measuring process ends, too."""
+    """After an interrupt, results are kept, and the measuring process ends, too."""
     fine = section("fine")
     chosen = [Task(fine, "a"), Task(fine, "b"), Task(section("hangs"), "c"), Task(section("dies"), "d")]
     monkeypatch.setattr(command, "tasks", lambda names, options: chosen)

@@ -1,4 +1,4 @@
-"""`python -m bench.micro.cpu_kernels` measures every format; the figures here are of tiny products."""
+"""`python -m bench.micro.cpu_kernels` measures every format; here with tiny products."""
 
 import pytest
 

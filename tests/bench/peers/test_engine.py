@@ -23,7 +23,7 @@ def test_scenarios_are_what_the_measuring_process_understands() -> None:
 
 
 def test_only_the_file_of_a_case_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A large shape has weights in few bits only."""
+    """Large shapes have only quantized weights, so a case makes a single file."""
     made: list[str] = []
 
     def install(peer: Peer, root: Path, folder: Path) -> None:

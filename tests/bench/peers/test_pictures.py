@@ -1,4 +1,4 @@
-"""bench/peers/pictures.py against servers that answer at once, keep pictures, or refuse."""
+"""bench/peers/pictures.py with fake servers that answer at once, cache pictures, or refuse."""
 
 import json
 import threading
@@ -18,7 +18,7 @@ ENCODES_S = 0.1
 
 @contextmanager
 def serving(*chunks: dict[str, object], status: int = 200, encodes_s: float = 0.0) -> Iterator[str]:
-    """Yields the address of a server that streams `chunks`, and waits a while for each picture that is new to it."""
+    """Yields the address of a fake server that streams `chunks`, and waits a while for each new picture."""
     seen = set()
 
     class Handler(BaseHTTPRequestHandler):

@@ -26,7 +26,7 @@ def test_blocks_are_weights_of_mean_zero_and_the_usual_deviation(kind: Type) -> 
     assert blocks.shape[1] == nbytes
     weights = gguf.dequantize(blocks, kind)
     assert weights.size == 64 * 256
-    assert abs(weights.mean()) < 0.15 * DEVIATION  # the numbers of Q4_0 are -8 to 7
+    assert abs(weights.mean()) < 0.15 * DEVIATION  # codes of Q4_0 are -8 to 7, so the mean is not exactly 0
     assert weights.std() == pytest.approx(DEVIATION, rel=0.1)
 
 
@@ -62,7 +62,7 @@ def test_gpt_oss_has_experts_in_mxfp4_and_the_rest_in_eight_bits() -> None:
 def test_written_model_of_each_large_shape_is_served(
     shape: str, weights: str, sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With smaller sizes, but the same tensors."""
+    """The model has smaller sizes than the large shape, but the same tensors."""
     small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 32_000}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
     monkeypatch.setitem(checkpoints.LARGE, shape, checkpoints.LARGE[shape] | small | heads | sizes)

@@ -1,4 +1,4 @@
-"""What `bench.real.conversations` prints of a stream and of a refusal, and that it asks for every kind of answer."""
+"""`bench.real.conversations` prints streams and refusals, and asks for every kind of answer."""
 
 import json
 

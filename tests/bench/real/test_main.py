@@ -1,4 +1,4 @@
-"""`python -m bench.real` measures a model end to end: the demo as a GGUF file, and the real one if it was fetched."""
+"""`python -m bench.real` measures a model end to end: the demo as a GGUF file, and the real model if it was fetched."""
 
 import json
 import re

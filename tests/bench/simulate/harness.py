@@ -1,4 +1,4 @@
-"""Shorthands of the simulator's tests: small traffic, and replays of the benchmarks' workloads."""
+"""Helpers for the simulator's tests: small traffic, and simulations of the benchmarks' workloads."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from shared.config import WorkerConfig
 from shared.default_sizes import with_default_sizes
 
 CPU = PRESETS["cpu-qwen3-0.6b"]
-SECOND = CostModel(overhead=1.0, token=0.0, kv_token=0.0)  # every step takes one
+SECOND = CostModel(overhead=1.0, token=0.0, kv_token=0.0)  # every step takes one second
 
 
 def simulated(
@@ -21,7 +21,7 @@ def simulated(
     every_step: bool = False,
     **flags: Any,
 ) -> Replay:
-    """A replay that leaves nothing behind; the scheduler's invariants hold at its end, or even after each step."""
+    """Simulates the traffic. Checks the scheduler's invariants after each step or at the end; no page stays owned."""
     scheduler, pool = build(with_default_sizes(WorkerConfig(**flags), on_gpu=False), pages, max_seq_len)
     result = replay(traffic, scheduler, pool, cost, on_step=lambda sample: scheduler.check() if every_step else None)
     scheduler.check()
@@ -35,7 +35,7 @@ def workload(name: str, rate: float = 1.0, length: float = 1.0) -> Traffic:
 
 
 def traffic(*requests: tuple[float, int, int], sequential: bool = False) -> Traffic:
-    """Of (at, prompt tokens, max_tokens); no prompt begins like another."""
+    """Makes requests from tuples (arrival, prompt tokens, max_tokens); no two prompts share a prefix."""
     arrivals = (Arrival(at, [1000 + i] * prompt, output) for i, (at, prompt, output) in enumerate(requests))
     return Traffic(tuple(arrivals), sequential)
 

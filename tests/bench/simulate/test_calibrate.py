@@ -1,4 +1,4 @@
-"""Calibration steps a runner through plans that it can only compute right if what they read was written before."""
+"""The plans of a calibration read only K/V that an earlier plan has written."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""Cost models: the straight line, finding it again in measurements, and the files that hold one."""
+"""Cost models: the linear formula, fitting it to measurements, and files of cost models."""
 
 import json
 import random

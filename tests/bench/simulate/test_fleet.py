@@ -1,5 +1,5 @@
-"""The simulation of a fleet: every request ends, the same seed gives the same, prefixes find their pages, and deaths
-lose nothing."""
+"""The simulation of a fleet: every request ends, equal seeds give equal results, cached prefixes are found, and no
+request is lost when workers die."""
 
 import random
 import xml.etree.ElementTree as ET

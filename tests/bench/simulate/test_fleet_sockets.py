@@ -1,4 +1,4 @@
-"""A frontend with the real sockets of more workers than libzmq allows by default, all of which it can use."""
+"""A frontend can use the real sockets of more workers than libzmq allows by default."""
 
 import threading
 from pathlib import Path

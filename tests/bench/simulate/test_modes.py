@@ -1,4 +1,4 @@
-"""Each scheduling mode on the workload that shows its purpose; and no mode starves a request."""
+"""Each scheduling mode is better on the workload that it is made for, and no mode starves a request."""
 
 from itertools import product
 from typing import Any
@@ -66,7 +66,7 @@ def test_decode_round_robin_shares_steps_that_cannot_hold_all() -> None:
 
 @pytest.mark.parametrize("flags", MODES, ids=lambda flags: "-".join(map(str, flags.values())))
 def test_every_mode_under_sustained_overload_starves_no_request(flags: dict[str, Any]) -> None:
-    """No request waits longer than all that may be ahead take one after another; the overload lasts much longer."""
+    """No request waits longer than all requests ahead would take one after another. The overload lasts much longer."""
     cost, places = CostModel(overhead=0.01, token=1e-4, kv_token=0.0), 6
     requests = Synthetic(rate=60, duration=30, prompt=(1, 60), output=(1, 40)).make()
     result = simulated(

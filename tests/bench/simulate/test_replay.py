@@ -1,4 +1,4 @@
-"""Replays: right to the second, the same every time, and no request is lost."""
+"""Simulated replays have exact times, are the same every time, and lose no request."""
 
 import random
 

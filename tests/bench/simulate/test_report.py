@@ -1,4 +1,4 @@
-"""What a replay looks like on a terminal, in a file and as a picture."""
+"""The report of a simulation on a terminal, in a file and as a picture."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ from tests.bench.simulate.harness import simulated, traffic
 
 
 def test_peaks_are_those_of_each_slice_of_time() -> None:
-    result = simulated(traffic((0, 4, 4), (1.5, 4, 2), (7, 4, 1)))  # steps at 0 1 2 3, nothing until 7, a step
+    # steps at 0, 1, 2 and 3, no step until 7, then a step
+    result = simulated(traffic((0, 4, 4), (1.5, 4, 2), (7, 4, 1)))
     assert result.end == 8
     assert peaks(result, ROWS["batch"], 8)[4:6] == [0, 0]
     assert peaks(result, ROWS["batch"], 2) == [2, 1]

@@ -1,4 +1,4 @@
-"""bench/workloads/kills.py: an answer that does not end as it should is lost, and one with another text differs."""
+"""bench/workloads/kills.py counts answers without a proper end as lost, and answers with another text as different."""
 
 import json
 

@@ -159,7 +159,7 @@ def test_chat_at_terminal_forgets_a_refused_question(
 
 
 def interrupted(process: subprocess.Popen[bytes]) -> int:
-    """Sends SIGINT until the process ends: Python may miss one just before it reads input. Returns the exit code."""
+    """Sends SIGINT until the process ends, since Python may miss one just before it reads. Returns the exit code."""
     for _ in range(20):
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
@@ -169,13 +169,13 @@ def interrupted(process: subprocess.Popen[bytes]) -> int:
 
 
 def test_ctrl_c_stops_the_answer_and_a_second_one_leaves_the_chat() -> None:
-    """The chat runs in a pseudo-terminal, which looks like a real one to it."""
+    """The chat runs in a pseudo-terminal, which it takes for a real terminal."""
     with scripted_server(says("first", end=b": wait"), holding=True) as server:
         control, terminal = os.openpty()
         command = [sys.executable, "-m", "deploy.cli.main", "chat", "--url", server.url]
         process = subprocess.Popen(
             command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore SIGINT
         )  # fmt: skip
         try:
             assert process.stdout is not None

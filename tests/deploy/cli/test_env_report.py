@@ -1,4 +1,4 @@
-"""`sluice env`."""
+"""Tests of `sluice env`."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`sluice fetch`."""
+"""Tests of `sluice fetch`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""deploy/cli/foreign_flags.py."""
+"""Tests of deploy/cli/foreign_flags.py."""
 
 import re
 

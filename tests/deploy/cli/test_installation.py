@@ -27,7 +27,8 @@ def test_package_that_is_missing_later_is_named_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deploy.cli.probe", None)
-    with pytest.raises(ModuleNotFoundError):  # it is ours: a broken installation has a traceback
+    # a missing module of our own is a broken installation, which deserves a traceback
+    with pytest.raises(ModuleNotFoundError):
         sluice(capsys, "probe", "http://127.0.0.1:1/health")
     monkeypatch.delitem(sys.modules, "deploy.cli.probe")
     monkeypatch.delitem(sys.modules, "deploy.cli.keygen", raising=False)

@@ -1,4 +1,4 @@
-"""`sluice serve` before it starts a process."""
+"""The checks of `sluice serve` before it starts a process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`sluice completion`: the script for bash is run, the one for zsh is read."""
+"""`sluice completion`: the script for bash is run, the script for zsh is only read."""
 
 import subprocess
 
@@ -18,7 +18,7 @@ from tests.deploy.cli.harness import sluice
         (["worker", "--no-use"], ["--no-use-chunked-prefill"]),
         (["worker", "--front"], []),
         (["chat", "--sys"], ["--system"]),
-        (["serve", "--model", ""], []),  # files: the shell's own business
+        (["serve", "--model", ""], []),  # the shell itself completes file names
     ],
 )
 def test_bash_completes_commands_flags_and_values(

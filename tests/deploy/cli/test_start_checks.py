@@ -1,4 +1,4 @@
-"""deploy/cli/start_checks.py: the launcher finds every mistake, and reports it once."""
+"""deploy/cli/start_checks.py: the launcher finds every mistake before it starts a process, and reports it once."""
 
 from pathlib import Path
 

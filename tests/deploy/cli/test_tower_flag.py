@@ -1,4 +1,4 @@
-"""`sluice serve` with several GGUF models in a folder, and with towers that are not the model's."""
+"""`sluice serve` with several GGUF models in a folder, and with vision towers of other models."""
 
 import subprocess
 import sys

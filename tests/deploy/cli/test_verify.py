@@ -1,4 +1,4 @@
-"""`sluice verify` without a server; tests/e2e/test_receipts.py has one."""
+"""`sluice verify` without a server. tests/e2e/test_receipts.py tests it with a server."""
 
 import json
 from pathlib import Path

@@ -12,7 +12,7 @@ def test_corpus_is_deterministic() -> None:
 
 
 def test_corpus_of_a_seed_is_unchanged() -> None:
-    """The README's training commands give the committed weights only from this text."""
+    """The training commands in the README reproduce the committed weights only from this text."""
     digest = hashlib.sha256()
     for document in islice(corpus.documents(1), 2000):
         digest.update(repr(document).encode())

@@ -8,7 +8,8 @@ from deploy.demo.training import facts, questions
 from deploy.demo.training.exchange import WORDINGS
 from deploy.demo.training.stories import THEMES, story
 
-FAMILIES = [family for family, _ in questions.FAMILIES if family is not questions.nonsense]  # it may ask "{}"
+# repeats a random text, which may be "{}"
+FAMILIES = [family for family, _ in questions.FAMILIES if family is not questions.nonsense]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

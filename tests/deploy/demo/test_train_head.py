@@ -30,18 +30,18 @@ def test_each_pass_computes_what_the_head_drafts_one_token_after_another(batch: 
             return [*head.passes(hidden, following, rotary, batch.mask, count)]
 
     passes = rows(hidden, 3)
-    for row in (5, 11, 20):  # the second document begins at 12
+    for row in (5, 11, 20):  # rows of two documents; the second document begins at row 12
         drafting = hidden.clone()
         for drafted in range(3):
             own = drafting.clone()
-            for back in range(drafted):  # the last rows read outputs of the head
+            for back in range(drafted):  # the last rows read outputs of the head instead of hidden states
                 own[:, row - back] = passes[drafted - 1 - back][:, row - back - 1]
             torch.testing.assert_close(rows(own, 1)[0][:, row], passes[drafted][:, row])
 
 
 def test_head_learns_repeats_exactly_and_leaves_the_model_as_it_is(batch: Batch) -> None:
     model = tiny_model().bfloat16()
-    model.model.embed_tokens.weight.data *= 40  # which makes its distributions differ
+    model.model.embed_tokens.weight.data *= 40  # so that distributions differ from row to row
     before = [parameter.clone() for parameter in model.parameters()]
     heads = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Kubernetes objects, checked against the schemas of Kubernetes, and those of the operators named here."""
+"""Checks Kubernetes objects against the schemas of Kubernetes and of the operators that SPECS names."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 
 def closed(required: tuple[str, ...] = (), **fields: Any) -> Object:
-    """The schema of an object without further fields."""
+    """Returns the schema of an object with these fields and no others."""
     return {"type": "object", "properties": fields, "required": list(required), "additionalProperties": False}
 
 
@@ -26,7 +26,7 @@ def several(schema: Object) -> Object:
     return {"type": "array", "items": schema, "minItems": 1}
 
 
-# The fields that the manifests use, as the operators' definitions have them; a field that is not here is refused.
+# The fields that the manifests use, as the operators' definitions have them; other fields are refused.
 SPECS: dict[tuple[str, str], Object] = {
     ("keda.sh/v1alpha1", "ScaledObject"): closed(
         ("scaleTargetRef", "triggers"),
@@ -112,7 +112,7 @@ SPECS: dict[tuple[str, str], Object] = {
 
 
 def objects(text: str) -> list[Object]:
-    """The objects of a stream of documents."""
+    """Returns the objects in a stream of YAML documents."""
     return [found for found in yaml.safe_load_all(text) if found]
 
 
@@ -140,7 +140,7 @@ def check(found: Object) -> None:
 
 
 def pods(found: list[Object]) -> Iterator[tuple[str, Object]]:
-    """The pods that objects make, by the name of their controller."""
+    """Returns the pods that the objects create, by the name of their controller."""
     for one in found:
         name, spec = one["metadata"]["name"], one.get("spec", {})
         if "leaderWorkerTemplate" in spec:

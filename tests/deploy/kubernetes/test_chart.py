@@ -1,7 +1,7 @@
-"""deploy/helm/sluice: what `helm template` makes of several sets of values, against the API's schemas.
+"""deploy/helm/sluice: the output of `helm template` for several sets of values fits the schemas of Kubernetes.
 
-With Helm, which `make test` installs on x86-64. The files of deploy/kubernetes are its rendered defaults, and are
-checked without it.
+These tests need Helm, which `make test` installs on x86-64. The files of deploy/kubernetes are the chart's rendered
+defaults; their tests need no Helm.
 """
 
 import json

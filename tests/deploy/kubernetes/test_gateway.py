@@ -1,4 +1,4 @@
-"""deploy/gateway/ and deploy/kserve/: objects that fit their definitions, each other, and what Sluice offers."""
+"""deploy/gateway/ and deploy/kserve/: objects fit their definitions, each other, and Sluice's ports and routes."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""deploy/kubernetes/: objects that the API accepts, and that fit each other."""
+"""deploy/kubernetes/: the Kubernetes API accepts the objects, and they fit each other."""
 
 import copy
 import os
@@ -59,7 +59,7 @@ def test_workers_on_gpus_and_on_cpus_differ_in_device_and_size_alone() -> None:
 
 @pytest.mark.parametrize("component", [None, *sorted(path.name for path in (FOLDER / "components").iterdir())])
 def test_kustomize_builds_every_component(tmp_path: Path, component: str | None) -> None:
-    """With kubectl, which `make test` installs on x86-64."""
+    """This test needs kubectl, which `make test` installs on x86-64."""
     if (kubectl := shutil.which("kubectl")) is None:
         pytest.skip("kubectl is not installed: make helm")
     to = os.path.relpath(FOLDER, tmp_path)

@@ -1,4 +1,4 @@
-"""The Grafana dashboard, which is generated."""
+"""The generated Grafana dashboard."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The files for running Sluice in production name only what exists: metrics, flags, targets, files."""
+"""The files for running Sluice in production name only existing metrics, flags, targets and files."""
 
 import re
 import shutil
@@ -27,13 +27,13 @@ class Worker:
 
 
 def families(text: bytes) -> set[str]:
-    """Every name that a query may use, including counters that are still zero."""
+    """Returns every metric name that a query may use, including counters that are still zero."""
     ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
     return {family.name + end for family in text_string_to_metric_families(text.decode()) for end in ends[family.type]}
 
 
 def exposed() -> dict[str, set[str]]:
-    """The names of each job."""
+    """Returns the metric names of each Prometheus job."""
     metrics = PrometheusMetrics()
     metrics.models[""].flush(WireCounters(), [WorkerStatus("w", ConnectionState.READY, "ready", READY_STATUS)])
     return {
@@ -84,7 +84,7 @@ def test_prometheus_config_names_existing_files() -> None:
 
 @pytest.mark.parametrize("what", [("config", "prometheus.yml"), ("rules", "recording.yml", "alerts.yml")])
 def test_prometheus_accepts_its_files(what: tuple[str, ...]) -> None:
-    """Only where Prometheus is installed; unit tests of the alerts are in `python -m tests.ops`."""
+    """Runs only where Prometheus is installed. `python -m tests.ops` runs the unit tests of the alerts."""
     kind, *files = what
     if (promtool := shutil.which("promtool")) is not None:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The tables of docs/fields.md against the server: a request for each of their cells."""
+"""The tables of docs/fields.md are true: a request for each cell gets the stated answer from the server."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -32,8 +32,8 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "/embedding": {"content": "ab"}, "/generate": {"text": "ab"},
 }  # fmt: skip
 ODD = {"odd": [1]}  # a value that no field is meant to have
-NEEDED = {"stream_options": {"stream": True}}  # what a field needs beside it
-UNSERVED = {"/infill": 501}  # the model of the test has no marks for the middle: every request that is read gets this
+NEEDED = {"stream_options": {"stream": True}}  # field → other fields that the request must have
+UNSERVED = {"/infill": 501}  # status of every valid request, because the test's model has no fill-in-the-middle tokens
 
 
 def served(route: str, folder: Path) -> tuple[FakePool, Tokenizer]:
@@ -102,7 +102,7 @@ async def test_field_without_effect_changes_nothing_that_a_worker_sees(tmp_path:
 
 
 def elsewhere(request: str) -> Iterator[str]:
-    """The fields of the same table that this request does not have."""
+    """Returns the fields of the same table that this request lacks."""
     for table in (GENERATING, POOLING):
         if request in table.values():
             yield from sorted({name for other in table.values() for name in cells(other)} - set(cells(request)))
@@ -121,7 +121,7 @@ def says_why(told: httpx.Response, name: str) -> None:
 
 
 def sample(name: str, cell: Cell, request: str) -> object:
-    """A value that the field may have."""
+    """Returns a valid value of the field."""
     body = request_schema(WITHIN[cell.within] if cell.within else REQUESTS[request])
     body = body["allOf"][0] if "allOf" in body else body
     return _of(body["properties"][name])

@@ -1,4 +1,4 @@
-"""The generated tables of docs/api.md; tests/docs holds all of them against the pages."""
+"""The generated tables of docs/api.md. tests/docs compares all generated tables with the pages."""
 
 import pytest
 

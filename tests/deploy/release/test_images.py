@@ -1,4 +1,4 @@
-"""deploy/release/images.py."""
+"""Tests of deploy/release/images.py."""
 
 import re
 

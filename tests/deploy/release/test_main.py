@@ -1,4 +1,4 @@
-"""`python -m deploy.release`: a version and a registry reach every file."""
+"""`python -m deploy.release` writes version and registry into every file that states them."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""deploy/release/manifests.py: the written manifests are those that the chart renders."""
+"""deploy/release/manifests.py: the committed manifests equal the rendered chart."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Recorded requests, and a server that answers from a function."""
+"""Recorded requests, and a fake server whose answers a function returns."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def recorded(answer: str = "", **fields: Any) -> RecordedRequest:
 
 @dataclass
 class FakeServer(Server):
-    """Answers with what `play` returns for a body; an exception that it raises is the failure."""
+    """Answers a body with the result of `play(body)`; if `play` raises an exception, the request fails with it."""
 
     play: Callable[[dict[str, Any]], str] = lambda body: completion("hello")
     bodies: list[dict[str, Any]] = field(default_factory=list)

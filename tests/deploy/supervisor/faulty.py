@@ -1,10 +1,10 @@
-"""`sluice serve` with faults in its worker, which tests trigger by making files in the folder given as first argument.
+"""`sluice serve` with faults in its worker. A test triggers a fault by making a file in the folder, the first argument.
 
     hang     the compute loop blocks     broken   every step raises, as on a lost device
     poison   (always on) a step with a prompt that begins with POISON kills the process
-    (always) the first worker loads slowly
+    slow     (always on) the first worker loads slowly
 
-A file holds the epoch of the worker that gets the fault. The other arguments are passed to `sluice`.
+A file holds the epoch of the worker that gets the fault. All further arguments are passed to `sluice`.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any
 
 POISON = [101, 102, 103, 104, 105, 106, 107]
 HERE = str(Path(__file__))
-HOLD = "log.hold"  # serving() writes its log to the folder of this file
+HOLD = "log.hold"  # serving() writes its log into the folder of this file
 
 
 def serve(folder: str, words: list[str]) -> int:
@@ -54,7 +54,7 @@ def work(folder: Path, words: list[str]) -> int:
 
     def faulty_launch(self: Any, plan: Any, before: Any = None) -> Any:
         if any(chunk.sequence.tokens[: len(POISON)] == POISON for chunk in plan.chunks):
-            time.sleep(0.1)  # so that its frontend knows of its admission, and retries it elsewhere
+            time.sleep(0.1)  # so that the frontend learns of the admission, and retries the request elsewhere
             os.abort()
         if has_fault("broken"):
             raise RuntimeError("device lost")
@@ -65,7 +65,8 @@ def work(folder: Path, words: list[str]) -> int:
         for done in range(10 if os.environ["SLUICE_EPOCH"] == "1" else 0):
             progress(done, 10)
             time.sleep(0.3)
-        return load(model, settings, lambda *_: None, *more, **known)  # the real progress would start at 0 again
+        # drops the real progress, which would start at 0 again
+        return load(model, settings, lambda *_: None, *more, **known)
 
     Loop.iterate, Runner.launch, worker.__main__.load_engine = faulty_turn, faulty_launch, slow_load  # type: ignore[method-assign]
     return main(words)

@@ -1,4 +1,4 @@
-"""A supervisor over children that are small scripts."""
+"""A supervisor whose children are small scripts."""
 
 import asyncio
 import contextlib
@@ -95,7 +95,7 @@ while True:
 
 
 def beating(file: Path, *, good: bool = True, leaving: float = 0.0, successor: ChildSpec | None = None) -> ChildSpec:
-    """A child that makes progress from its second process on, or from the first if it is `good`."""
+    """A child whose heartbeat shows progress from its second process on; if `good`, from its first."""
     code = HEARTBEAT_SCRIPT.format(root=str(Path(__file__).parents[3]), file=str(file), good=good, leaving=leaving)
     spec = script("frontend 0", code)
     watchdog = Watchdog(Heartbeat(file), Timeouts(0.6, 60.0))

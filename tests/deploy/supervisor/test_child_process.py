@@ -49,7 +49,7 @@ async def test_child_that_was_ready_is_restarted_at_once() -> None:
     async with running(dying) as run:
         child = run.supervisor.children[0]
         child._backoff = Backoff(first=0.01, longest=3600.0, _next=3600.0)
-        for n in range(1, 4):  # without mark_ready the second process would start in an hour
+        for n in range(1, 4):  # without mark_ready, the pause before the second process would be an hour
             await run.until(f"life {n}")
             run.supervisor.mark_ready()
         run.supervisor.request_stop()

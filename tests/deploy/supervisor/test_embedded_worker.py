@@ -1,4 +1,4 @@
-"""A worker owned by a Python process, as a small script. With a real worker: tests/e2e/test_llm.py."""
+"""A worker owned by a Python process; here the worker is a small script. tests/e2e/test_llm.py has a real worker."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ COUNT = "import os, pathlib; epoch = os.environ['SLUICE_EPOCH']; (pathlib.Path({
 
 @pytest.fixture
 def starts(tmp_path: Path) -> Path:
-    """A folder in which each process of the worker makes a file of its epoch."""
+    """A folder in which each process of the worker makes a file named after its epoch."""
     folder = tmp_path / "starts"
     folder.mkdir()
     return folder

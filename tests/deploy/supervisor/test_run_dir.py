@@ -53,7 +53,7 @@ def test_folders_of_killed_servers_are_removed_and_others_kept(temporary: Path) 
     dead = temporary / "sluice-run-dead"
     dead.mkdir()
     (dead / "lock").write_text("1")
-    young = temporary / "sluice-run-young"  # another server is about to lock it
+    young = temporary / "sluice-run-young"  # a folder that another server is about to lock
     young.mkdir()
     (young / "lock").touch()
     with run_dir() as living, run_dir():
@@ -79,7 +79,7 @@ def test_unusable_run_dir_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_mapped_files_are_allocated_at_start_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mapped page for which the disk has no room would end the process when it is written."""
+    """Without the allocation, writing to a mapped page on a full disk would kill the process."""
     assert reserve_metrics(tmp_path / "metrics", "worker")
     files = sorted((tmp_path / "metrics").iterdir())
     assert [file.name for file in files] == ["counter_worker.db", "gauge_max_worker.db", "histogram_worker.db"]

@@ -1,4 +1,4 @@
-"""The launcher: the specifications of its children, its readiness report, and a whole server of scripts."""
+"""The launcher: the specs of its children, its readiness report, and a whole server whose children are scripts."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""When a process counts as hanging, and when as dead of its own work."""
+"""When a process counts as hanging, and when as killed by its own work."""
 
 import signal
 
@@ -11,7 +11,7 @@ TIMEOUTS = Timeouts(stall_s=2.0, load_s=10.0)
 
 
 class Checked:
-    """A watch that is checked at every CHECK_INTERVAL_S; `seconds(n)` returns its verdict after n seconds."""
+    """A watchdog that is checked every CHECK_INTERVAL_S. `seconds(n)` returns its verdict after n seconds."""
 
     def __init__(self, phase: Phase = Phase.SERVING) -> None:
         self.oom = 0

@@ -1,4 +1,4 @@
-"""Requests as Python values, deltas to write, and how a client reads what was written."""
+"""Helpers for tests of API formats: requests as Python values, deltas to write, and a client that reads the result."""
 
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -37,7 +37,7 @@ def response_context(tokenizer: Tokenizer, **more: Any) -> ResponseContext:
 
 
 class FakeDeltas:
-    """Lists of deltas, for a stream's writer and for `complete`."""
+    """Serves lists of deltas to the writer of a stream, or to `complete`."""
 
     def __init__(self, *lists: list[Delta]) -> None:
         self._lists = iter(lists)
@@ -62,7 +62,7 @@ def last(index: int = 0, ids: tuple[int, ...] = (), texts: tuple[str, ...] = (),
 
 
 def lines(writer: Any, story: Iterable[list[Delta]]) -> list[str]:
-    """Returns what a stream's writer writes for each list of deltas, and at the end."""
+    """Returns the lines that a stream's writer writes for each list of deltas, and at the end."""
     return [data.decode() for data in [*map(writer.write, story), writer.end()] if data]
 
 
@@ -81,7 +81,7 @@ def parse_events(text: str) -> list[Any]:
 
 
 def fold_chat(chunks: list[Any]) -> dict[str, Any]:
-    """What a client makes of a stream."""
+    """Assembles a chat's message from the chunks of a stream, as a client does."""
     choices: dict[int, dict[str, Any]] = {}
     for piece in [piece for chunk in chunks for piece in chunk["choices"]]:
         choice = choices.setdefault(piece["index"], {"index": piece["index"], "message": {}, "logprobs": None})

@@ -17,13 +17,13 @@ RECEIPT = {
     "version": 1, "fingerprint": "", "model": "a", "route": "/v1/completions", "index": 0, "prompt_sha256": "",
     "sampling": {"seed": 1}, "output_ids": [1], "finish_reason": "eos", "created": 1,
 }  # fmt: skip
-ONE_OF_TWO: dict[type[RequestModel], dict[str, Any]] = {  # requests that need one of two fields
+ONE_OF_TWO: dict[type[RequestModel], dict[str, Any]] = {  # requests that need exactly one of two fields
     ShowRequest: {"model": "m"},
     LlamaCppEmbeddingRequest: {"content": "a"},
     RerankRequest: {"documents": ["a"]},
     GenerateRequest: {"text": "a"},
 }
-INSTEAD = {"texts": "documents", "input_ids": "text"}  # a field that cannot go with another
+INSTEAD = {"texts": "documents", "input_ids": "text"}  # field → another field that must not be given with it
 HELLO = [{"role": "user", "content": "a"}]
 
 
@@ -51,7 +51,7 @@ REQUIRED: dict[str, Any] = {
 
 
 def properties() -> dict[str, tuple[type[RequestModel], str]]:
-    """Every field of every request once for each schema that it has."""
+    """Yields every field of every request type, once for each schema of the field."""
     found: dict[tuple[str, str], tuple[type[RequestModel], str]] = {}
     for kind in REQUESTS.values():
         for name, shape in request_schema(kind)["properties"].items():
@@ -91,7 +91,7 @@ PARTS = (
 )
 
 
-LIKELY = st.sampled_from(  # values near the borders of what fields take
+LIKELY = st.sampled_from(  # values near the bounds of fields
     [
         *(-(2**63) - 1, -(2**63), 2**64 - 1, 2**64, -100, -101, -2, -1, 0, 1, 2, 3, 20, 21, 100, 128, 129),
         *(0.5, -0.1, 1.1, 2.1, 100.5, "", "a", "text", "none", "openai", "auto", True, False),

@@ -191,7 +191,8 @@ async def test_priority_deadline_and_cache_salt_reach_the_worker_in_all_formats(
 async def test_deadline_is_504_before_the_headers_and_an_error_event_after(
     tokenizer: Tokenizer, path: str, kind: str
 ) -> None:
-    pool = FakePool(lambda pool, stream: pool.send_tokens(stream, [65]))  # the worker then hangs, or is lost
+    # one token, after which the worker hangs or is lost
+    pool = FakePool(lambda pool, stream: pool.send_tokens(stream, [65]))
     body = {"model": MODEL, "max_tokens": 8, "deadline_ms": 50}
     body |= {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
     async with http_client(pool, tokenizer) as http:
@@ -234,7 +235,8 @@ async def test_api_keys_guard_every_route_with_data(tokenizer: Tokenizer, tmp_pa
         assert (await http.post("/v1/completions", json=BODY)).status_code == 401
         assert (await http.get("/health")).status_code == (await http.get("/ready")).status_code == 200
         page = [(await http.get(path)).status_code for path in ("/", "/web/main.js", "/web/..%2fstats", "/web/x.js")]
-        assert page == [200, 200, 404, 404]  # served without a key: a browser cannot send one when it opens a page
+        # the page needs no key, because a browser cannot send a key when it opens a page
+        assert page == [200, 200, 404, 404]
         good = {"Authorization": "Bearer sk-one"}, {"authorization": "bearer sk-two"}, {"X-Api-Key": "sk-one"}
         bad = {"Authorization": "Bearer # ours"}, {"Authorization": "sk-one"}, {"X-Api-Key": ""}
         assert [(await http.get("/stats", headers=headers)).status_code for headers in good] == [200] * 3

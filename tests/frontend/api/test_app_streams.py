@@ -134,7 +134,7 @@ async def test_deltas_for_a_slow_client_become_one(tokenizer: Tokenizer) -> None
     async def send(message: Message) -> None:
         if message["type"] == "http.response.body":
             written.append(message["body"])
-            await gate.wait()  # a full socket
+            await gate.wait()  # simulates a full socket
 
     asked: list[Message] = [{"type": "http.request", "body": json.dumps(BODY | {"stream": True}).encode()}]
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}

@@ -1,4 +1,4 @@
-"""What well-known clients send without being asked to, field by field, is taken; seen on the wire of each."""
+"""Fields that well-known clients send by default, recorded from each client, are accepted."""
 
 from typing import Any
 
@@ -81,7 +81,8 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-SDK_TYPES: list[tuple[type[RequestModel], Any, set[str]]] = [  # the last: parameters that are sent as headers
+# (request type, parameters of the SDK, parameters that the SDK sends as headers)
+SDK_TYPES: list[tuple[type[RequestModel], Any, set[str]]] = [
     (ChatRequest, chat_params.CompletionCreateParamsBase, set()),
     (CompletionRequest, completion_params.CompletionCreateParamsBase, set()),
     (ResponseRequest, response_params.ResponseCreateParamsBase, set()),

@@ -1,4 +1,4 @@
-"""A prompt that does not fit: refused in the words that clients match, and untokenized if that is certain."""
+"""A prompt that does not fit is refused in the words that clients match, and is not tokenized if it is far too long."""
 
 import re
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.fakes import FakePool, context, sending
 from tests.frontend.serving import http_client
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
-LIMIT = 512  # of the fake pool's worker; a character is a token
+LIMIT = 512  # context length of the fake pool's worker; a character is a token
 EXCEEDED = rf"This model's maximum context length is {LIMIT} tokens\. However, you requested "
 TOGETHER = (
     rf"{EXCEEDED}(\d+) tokens \((\d+) in the \w+, (\d+) in the completion\)\. "

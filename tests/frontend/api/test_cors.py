@@ -1,4 +1,4 @@
-"""Pages of other sites over HTTP: who is refused, and what browsers are told, on streams and errors, too."""
+"""Requests from pages of other sites: which are refused, and the CORS headers, on streams and errors, too."""
 
 from pathlib import Path
 

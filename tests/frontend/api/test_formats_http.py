@@ -31,7 +31,7 @@ def says(tokenizer: Tokenizer, *texts: str, outcome: Outcome = Outcome.EOS, erro
     return FakePool(sending(*[encode(tokenizer, text) for text in texts], outcome=outcome, error=error, pause_s=0.002))
 
 
-# the table of errors
+# The table of errors
 
 ROWS: list[tuple[bytes, int, str, str]] = [
     (b"{", 400, "invalid_request_error", "invalid_request_error"),
@@ -158,7 +158,7 @@ async def test_counting_needs_no_worker(tokenizer: Tokenizer) -> None:
     in_anthropics_words(refused, "invalid_request_error")
 
 
-# streams fold to whole answers, through the service
+# Streams, assembled by a client, equal whole answers
 
 
 @pytest.mark.parametrize("more", [
@@ -196,7 +196,7 @@ async def test_messages_streams_fold_to_whole_answers(
 
 
 def scored(tokenizer: Tokenizer) -> FakePool:
-    """Every sequence says the same, with log-probabilities where they were asked for."""
+    """Every sequence has the same output, with log-probabilities if the request asks for them."""
     pieces = [encode(tokenizer, text) for text in ("hel", "lo w", "€")]
 
     def play(pool: FakePool, stream: Any) -> None:
@@ -219,7 +219,7 @@ def without_names(answer: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in answer.items() if key not in ("id", "created")}
 
 
-# the official SDKs
+# The official SDKs
 
 
 def openai_sdk(url: str) -> openai.AsyncOpenAI:

@@ -1,4 +1,4 @@
-"""Two models behind one app: each with its own tokenizer, template, limits, workers and metrics."""
+"""Two models behind one app have their own tokenizers, templates, limits, workers and metrics."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Small routes and fields of vLLM's, SageMaker's and Text Embeddings Inference's clients; what bodies may be called."""
+"""Small routes and fields for clients of vLLM, SageMaker and Text Embeddings Inference; content types of bodies."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The sampling that a checkpoint recommends."""
+"""The sampling parameters that a checkpoint recommends."""
 
 from pathlib import Path
 from typing import Any

@@ -12,7 +12,7 @@ from tests.fakes import FakePool
 
 
 class RecordingMetrics(RequestMetrics):
-    """Records the calls, for assertions."""
+    """Records the calls of the metrics' methods, for assertions."""
 
     def __init__(self) -> None:
         self.aborts: list[str] = []

@@ -1,4 +1,4 @@
-"""An output that goes on from an earlier one."""
+"""An output that continues an earlier output."""
 
 from frontend.features import Features
 from frontend.request import Finish

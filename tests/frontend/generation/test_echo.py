@@ -1,4 +1,4 @@
-"""The prompt before the output."""
+"""`echo` puts the prompt before the output."""
 
 from frontend.features import Features
 from frontend.text.tokenizer import Tokenizer
@@ -21,6 +21,6 @@ async def test_echo_puts_the_prompt_first_with_its_logprobs(tokenizer: Tokenizer
     ((delta,),) = await collect(generation)
     assert delta.text == "abc" and delta.logprobs is not None and delta.usage is not None
     assert [score.logprob for score in delta.logprobs[1:]] == [-1.0, -2.0, -3.0]
-    assert delta.logprobs[0].logprob != delta.logprobs[0].logprob  # the first has none
+    assert delta.logprobs[0].logprob != delta.logprobs[0].logprob  # NaN: the first token has no log-probability
     assert [score.token_id for score in delta.logprobs] == delta.ids
     assert (delta.usage.prompt_tokens, delta.usage.completion_tokens) == (3, 1)

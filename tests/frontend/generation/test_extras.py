@@ -1,4 +1,4 @@
-"""Which extras a request has: one that asks for nothing has none."""
+"""The extras of a request; a request that asks for no feature has no extras."""
 
 from frontend.features import Features, Scored, Telemetry
 from frontend.generation.extras import extras_of

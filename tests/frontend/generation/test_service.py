@@ -130,7 +130,7 @@ async def test_start_with_an_unprocessable_sequence_raises_the_refusal(tokenizer
 
 
 def holding(sequences: int) -> FakePool:
-    """A pool whose worker has room for so many sequences."""
+    """Returns a pool whose worker can hold a given number of sequences."""
     return FakePool(welcome=m.Welcome(1, 1, 4711, "tiny", "", msgspec.structs.replace(LIMITS, max_sequences=sequences)))
 
 

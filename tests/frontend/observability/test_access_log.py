@@ -1,4 +1,4 @@
-"""One line a request, whatever becomes of it; and a writer that never waits."""
+"""One line for each request, however it ends, and a writer that never waits."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ BODY = {"model": MODEL, "prompt": "secret words", "max_tokens": 8}
 
 
 class Sink(list[dict[str, Any]]):
-    """In place of the outlet: the lines as they were put."""
+    """Replaces the outlet, and keeps the lines."""
 
     def put(self, data: bytes) -> None:
         assert data.count(b"\n") == 1 and data.endswith(b"\n") and len(data) < 4096
@@ -148,7 +148,7 @@ def test_text_log_has_one_line() -> None:
 
 
 def test_line_costs_few_microseconds() -> None:
-    """Typical: 5 µs; with the request's other bookkeeping the budget is 20."""
+    """A line typically takes 5 µs. The budget is 20 µs, with the request's other bookkeeping."""
     one = RequestRecord("req_" + "0" * 24, "POST", "/v1/chat/completions", "")
     best = min(_seconds(lambda: as_json(entry_of(one)), 500) for _ in range(5))
     assert best < 200e-6
@@ -161,7 +161,7 @@ def _seconds(work: Any, times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-# the outlet, through which lines are written
+# The outlet, through which lines are written
 
 
 @contextmanager
@@ -181,7 +181,7 @@ async def test_full_pipe_delays_no_request(tokenizer: Tokenizer, monkeypatch: py
         for _ in range(1000):
             outlet.put(filler)
         assert outlet.dropped >= 1000 - 100 - 65, "what the pipe and the limit do not hold"
-        await asyncio.sleep(0.1)  # the thread stands in a full pipe now
+        await asyncio.sleep(0.1)  # now the thread waits for a full pipe
         async with asyncio.timeout(PATIENCE_S):
             async with client(FakePool(sending([65])), tokenizer) as http:
                 assert (await http.post("/v1/completions", json=BODY)).status_code == 200

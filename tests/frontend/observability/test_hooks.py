@@ -1,4 +1,4 @@
-"""frontend/observability/hooks.py."""
+"""Tests of frontend/observability/hooks.py."""
 
 import sys
 

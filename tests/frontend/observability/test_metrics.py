@@ -60,7 +60,7 @@ def test_observations_are_exported_under_the_names_of_dashboards() -> None:
 
 
 def test_labels_known_beforehand_begin_at_zero() -> None:
-    """A series that first appears as 1 has no rate: no alert would see its first event."""
+    """A series that appears with the value 1 has no rate yet, so no alert would see its first event."""
     [codes] = re.findall(r"^\| 503 \| (.*) \|$", api.codes(), re.MULTILINE)
     refused = {refusal.code for refusal in api.early()} | {"write_timeout"}
     rejected = set(re.findall(r"`(\w+)`", codes)) - refused

@@ -1,4 +1,4 @@
-"""The record of requests: what a line contains, and what it never contains."""
+"""The record of requests: the contents of a line, and what must never be in a line."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ async def client(pool: FakePool, tokenizer: Tokenizer, **config: Any) -> AsyncIt
 async def recorded(
     file: Path, pool: FakePool, tokenizer: Tokenizer, *bodies: dict[str, Any], path: str = PATH, **config: Any
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the lines, and what the clients got."""
+    """Returns the lines of the record, and the responses that the clients got."""
     async with client(pool, tokenizer, record=str(file), **config) as http:
         answers = [await http.post(path, json=body, headers={"Authorization": "Bearer sk-key"}) for body in bodies]
     return [json.loads(line) for line in file.read_text().splitlines()], [answer.text for answer in answers]

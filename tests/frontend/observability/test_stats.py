@@ -1,4 +1,4 @@
-"""frontend/observability/stats.py."""
+"""Tests of frontend/observability/stats.py."""
 
 from typing import Any
 

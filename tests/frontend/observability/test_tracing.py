@@ -1,4 +1,4 @@
-"""Requests as OpenTelemetry spans: what they say, whose children they are, and that nobody waits for a collector."""
+"""Requests as OpenTelemetry spans: attributes, parents, and that no request waits for a collector."""
 
 import gzip
 import socket
@@ -90,7 +90,7 @@ async def test_spans_reach_a_collector_by_http(tokenizer: Tokenizer) -> None:
 
 
 async def test_missing_collector_fails_no_request_and_delays_no_exit(tokenizer: Tokenizer) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never answers
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # accepts connections and never answers
         app = app_over(FakePool(sending([65])), tokenizer, otlp_endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
         transport = httpx.ASGITransport(app)
         async with (

@@ -1,4 +1,4 @@
-"""Many requests at a time: concurrency, full queues, unavailable workers, failures."""
+"""Many requests of the Python API at a time: concurrency, full queues, unavailable workers, failures."""
 
 from pathlib import Path
 

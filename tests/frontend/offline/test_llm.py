@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_generate_of_a_prompt_is_a_text_and_of_a_list_a_list_in_order(tokenizer: Tokenizer) -> None:
-    pool = FakePool(play=echoing(lambda said: 0.01 / len(said)))  # the first is the last to end
+    pool = FakePool(play=echoing(lambda said: 0.01 / len(said)))  # the shortest prompt, the first, is the last to end
     with llm_over(pool, tokenizer) as llm:
         assert llm.generate("hello") == "hello"
         assert llm.generate(["a", "bcd", "efghij"]) == ["a", "bcd", "efghij"]
@@ -27,7 +27,8 @@ def test_generate_of_a_prompt_is_a_text_and_of_a_list_a_list_in_order(tokenizer:
         assert llm.generate([ids, "yo"]) == ["hi", "yo"]
         assert llm.generate([]) == []
         assert list(llm.generate([], stream=True)) == []
-    assert [one.prompt for one in pool.submitted[-2:]] == [ids, [264, *ids_of(tokenizer, "yo")]]  # a text gets its <s>
+    # a text gets <s> in front, ids do not
+    assert [one.prompt for one in pool.submitted[-2:]] == [ids, [264, *ids_of(tokenizer, "yo")]]
 
 
 def test_generate_stream_of_one_and_of_many_prompts(tokenizer: Tokenizer) -> None:

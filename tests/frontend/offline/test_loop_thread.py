@@ -1,4 +1,4 @@
-"""The event loop in a thread, through the Python API: jobs left early, closing, errors while opening."""
+"""The event loop in a thread, through the Python API: abandoned jobs, closing, errors while opening."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Images of Pillow and paths in `LLM.chat`."""
+"""Pillow's images and paths of pictures in `LLM.chat`."""
 
 import base64
 import io

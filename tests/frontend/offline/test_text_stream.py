@@ -1,4 +1,4 @@
-"""The progress bar."""
+"""The progress bar of the Python API."""
 
 import pytest
 

@@ -94,14 +94,14 @@ EXAMPLES: dict[ToolFormat, str] = {
     ToolFormat.GEMMA3: f"```tool_code\nget_weather({PYTHON})\nadd()\n```",
     ToolFormat.GEMMA4: f"<|tool_call>call:get_weather{{{BARE}}}<tool_call|><|tool_call>call:add{{}}<tool_call|>",
 }
-SINGLE: dict[ToolFormat, str] = {
+SINGLE: dict[ToolFormat, str] = {  # formats that allow one call in an answer
     ToolFormat.LLAMA: f'{{"name": "get_weather", "parameters": {JSON}}}',
     ToolFormat.GLM4: f"get_weather\n{JSON}",
-}  # one call an answer
+}
 
 
 def config(tool_format: ToolFormat, begins: Reasoning = Reasoning.DONE, must_call: bool = False) -> ParserConfig:
-    """Returns how to parse an output that may call `FUNCTIONS`."""
+    """Returns the parser's configuration for an output that may call `FUNCTIONS`."""
     found = ModelFormat(tool_format, has_reasoning=True).parser_config(begins, FUNCTIONS, must_call=must_call)
     assert found is not None
     return found

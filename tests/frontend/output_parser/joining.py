@@ -1,4 +1,4 @@
-"""What the tests of parsers share: they join adjacent events, and check what holds for all events."""
+"""Helpers for tests of parsers: join adjacent events, and check the rules for all sequences of events."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ NAMES = frozenset({"add", "get_weather"})
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """Merges adjacent events of one kind."""
+    """Merges adjacent events of the same kind."""
     whole: list[Event] = []
     for event in events:
         match whole[-1:], event:
@@ -38,7 +38,7 @@ def called(index: int, name: str, arguments: str) -> list[Event]:
 
 
 def cut(text: str, sizes: Iterable[int]) -> list[str]:
-    """Cuts a text into pieces of these sizes, and the rest."""
+    """Cuts a text into pieces of these sizes; the rest is the last piece."""
     pieces, at = [], 0
     for size in sizes:
         pieces.append(text[at : at + size])
@@ -47,7 +47,7 @@ def cut(text: str, sizes: Iterable[int]) -> list[str]:
 
 
 def check_order(events: list[Event], check_text: Callable[[str], None] = lambda _: None) -> None:
-    """Indexes count up, arguments follow their start, an end follows valid JSON, and no event is empty."""
+    """Asserts that indexes count up, arguments follow their start, an end follows valid JSON, and no event is empty."""
     begun, arguments = 0, ""
     for event in events:
         match event:

@@ -1,4 +1,4 @@
-"""An output is parsed from any token on as it is from its beginning."""
+"""An output that is continued at any token is parsed as if from its beginning."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tokens of reasoning, counted while an output is parsed."""
+"""Counting reasoning tokens while an output is parsed."""
 
 import pytest
 

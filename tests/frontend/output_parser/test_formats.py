@@ -1,4 +1,4 @@
-"""The format that a chat template reveals."""
+"""Detecting the format of tool calls and reasoning from a chat template."""
 
 import pytest
 
@@ -110,7 +110,7 @@ def test_newer_mistral_models_have_tags_of_their_own() -> None:
     ("source", "switch"),
     [
         (QWEN3, "enable_thinking"),
-        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}", "thinking"),  # DeepSeek V3.1
+        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}", "thinking"),  # from DeepSeek V3.1
         ("{% if message.thinking is defined %}{{ message.thinking }}{% endif %}", ""),
         ("You may end your thinking at any time.", ""),
     ],

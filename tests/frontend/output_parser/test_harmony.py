@@ -1,4 +1,4 @@
-"""Messages of gpt-oss to reasoning, text and calls: however they are cut, cut off, or malformed."""
+"""Messages of gpt-oss become reasoning, text and calls, however they are cut, cut off, or malformed."""
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ ARGUMENTS = '{"city": "São \\"P\\" |end|>", "days": [1, -2.5e3, {"x": null}], "
 
 
 def marked(text: str) -> str:
-    """Returns `text` with the spellings of special tokens as their stand-ins."""
+    """Returns `text` with special tokens replaced by their stand-ins."""
     for spelling, mark in HARMONY.items():
         text = text.replace(spelling, mark)
     return text
@@ -102,7 +102,7 @@ def test_events_of_messages_do_not_depend_on_their_cuts(text: str, events: list[
 
 
 def shown(events: list[Event]) -> str:
-    """Returns everything that events say, in order."""
+    """Returns the text of all events, in order."""
     parts = []
     for event in events:
         match event:

@@ -1,4 +1,4 @@
-"""Stand-ins of special tokens: characters that no decoded text has."""
+"""Stand-ins of special tokens are characters that occur in no decoded text."""
 
 from frontend.output_parser.marks import HARMONY, spelled
 

@@ -1,4 +1,4 @@
-"""Which values are strings."""
+"""Which parameters of a function have string values."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whole outputs as parts: text, reasoning and calls in their order."""
+"""Whole outputs are split into text, reasoning and calls, in their order."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Output text to reasoning, text and calls: however it is cut, and whatever a model writes."""
+"""Output text becomes reasoning, text and calls, however it is cut and whatever a model writes."""
 
 import pytest
 from hypothesis import given, settings
@@ -143,7 +143,7 @@ def test_events_of_random_texts_do_not_depend_on_their_cuts(
 @settings(max_examples=60)
 @given(TEXTS)
 def test_events_without_calls_and_reasoning_have_all_text(text: str) -> None:
-    text += "!"  # no call is cut off in its head
+    text += "!"  # so that no call is cut off before its arguments
     events = events_of(HERMES, text)
     if all(isinstance(event, Text) for event in events):
         assert "".join(event.text for event in events if isinstance(event, Text)) == text

@@ -1,4 +1,4 @@
-"""Pictures as well-known clients send them, field by field, seen on the wire of each."""
+"""Pictures in the fields that well-known clients send, as recorded from each client."""
 
 from types import ModuleType
 from typing import Any
@@ -32,7 +32,7 @@ def result(**more: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "c1", "content": [text("here"), BLOCK], **more}
 
 
-CLIENTS: dict[str, tuple[ModuleType, int, dict[str, Any]]] = {  # the API format, how many pictures, the body
+CLIENTS: dict[str, tuple[ModuleType, int, dict[str, Any]]] = {  # client → (API format, number of pictures, body)
     "openai": (chat, 2, {"messages": [user(PART, ORIGINAL, text("What?"))], "max_tokens": 5}),
     "langchain-openai": (chat, 2, {"messages": [user(text("a"), PART, PART)], "max_completion_tokens": 5}),
     "langchain-openai, the result of a tool": (chat, 1, {

@@ -1,4 +1,4 @@
-"""Pictures as the image processors of transformers make them, before normalization; and files that are no pictures."""
+"""Decoded pictures equal those of transformers' image processors before normalization; bad files are refused."""
 
 import io
 import random
@@ -28,7 +28,7 @@ Tile = tuple[int, int, bytes]
 
 
 def drawn(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    """A picture with edges and noise, so that a wrong size, filter or place shows."""
+    """Draws a picture with edges and noise, so that a wrong size, filter or position shows."""
     draw = np.random.default_rng(seed)
     noise = draw.integers(0, 256, (height, width, 3), np.uint8)
     noise[: height // 2, : width // 3] = (250, 10, 60)
@@ -120,7 +120,7 @@ def test_tiles_and_sizes_are_those_of_the_processor_of_lfm2(size: tuple[int, int
         assert [tile[:2] for tile in tiles] == [(16, 16)] * (rows * columns) + [shape] * whole
 
 
-# What Lfm2VlImageProcessor does with its default settings, by width and height: rows and columns
+# Results of Lfm2VlImageProcessor with its default settings, by width and height: rows and columns
 PUBLISHED = {
     (640, 480): None, (200, 2000): None, (10, 1900): None, (3000, 30): None, (724, 724): (2, 2), (1500, 750): (2, 4),
     (3000, 1400): (2, 4), (1440, 1152): (3, 3), (1170, 2532): (4, 2),
@@ -176,7 +176,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, data: bytes) -> bytes:
-    """A PNG whose header says so, whatever data it has."""
+    """Returns a PNG file whose header states this size, whatever its data."""
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 

@@ -1,4 +1,4 @@
-"""Pictures from the web: from allowed hosts only, with bounds on what a host can do."""
+"""Pictures from the web come only from allowed hosts, with limits on size and time."""
 
 import http.server
 import threading
@@ -24,7 +24,7 @@ BEGINS = {
 class Host(http.server.BaseHTTPRequestHandler):
     """Serves /N (N bytes), /moved, /none, /chunks, /slow (a byte every 20 ms), /cut and /headers.
 
-    /slow-head and /slow-chunk send a header and a chunk's extension in this way, /100 answers that others will follow.
+    /slow-head and /slow-chunk send a header and a chunk's extension as slowly; /100 sends "100 Continue" responses.
     """
 
     protocol_version = "HTTP/1.1"

@@ -1,4 +1,4 @@
-"""The prompts of conversations with pictures, in every format: ids, places and pixels as transformers' processors."""
+"""Prompts with pictures, in every format, have the ids, positions and pixels of transformers' processors."""
 
 import asyncio
 import base64
@@ -73,11 +73,11 @@ async def asked(content: Any, context: ModelContext, **more: Any) -> GenerationR
 
 
 def levels_of(kind: str, expected: Any) -> list[NDArray[Any]]:
-    """Returns the pixels that a processor has made, [height, width, 3] each."""
+    """Returns the pixels of each picture that a processor has made, [height, width, 3]."""
     if kind == "lfm2_vl":
         return list(expected["pixel_values"])
     values = np.asarray(expected["pixel_values"])
-    if kind in PIXTRALS:  # shorter and narrower pictures of a batch are padded
+    if kind in PIXTRALS:  # smaller pictures of a batch are padded
         sizes = np.asarray(expected["image_sizes"])
         return [
             np.moveaxis(each[:, :height, :width], 0, -1) for each, (height, width) in zip(values, sizes, strict=True)
@@ -117,7 +117,7 @@ async def test_ids_places_and_pixels_are_those_of_the_processor(
     assert request.prompts[0] == list(expected["input_ids"][0])
     pixels = levels_of(kind, expected)
     found = list(request.features.pictures)
-    if kind == "idefics3":  # shorter pictures of a batch are padded with black ones
+    if kind == "idefics3":  # pictures with fewer tiles are padded with black tiles
         pixels = pixels[: len(found)]
     assert len(found) == len(pixels) >= count
     vectors = 0
@@ -126,7 +126,7 @@ async def test_ids_places_and_pixels_are_those_of_the_processor(
         assert np.abs(levels.astype(float) - value).max() <= 1
         token = request.prompts[0][picture.start]
         run = request.prompts[0][picture.start : picture.start + picture.tokens]
-        if kind in PIXTRALS:  # a row of tokens ends with another one
+        if kind in PIXTRALS:  # a row of tokens ends with a break token
             columns = run.index(next(id for id in run if id != token)) if set(run) != {token} else len(run)
             run = [id for place, id in enumerate(run, 1) if place % (columns + 1)]
         assert run == [token] * len(run)
@@ -231,7 +231,7 @@ async def test_files_are_read_below_the_allowed_folder_only(folders: dict[str, P
         return await asked([{"type": "image_url", "image_url": {"url": f"file://{path}"}}], context)
 
     assert len((await ask(f"{inside}/a%20b.png")).features.pictures) == 1
-    for path in ("a%20b.png", "//a%20b.png"):  # as llama.cpp's clients name it
+    for path in ("a%20b.png", "//a%20b.png"):  # spellings of a path by llama.cpp's clients
         assert len((await ask(path)).features.pictures) == 1
     (inside / "deep").mkdir()
     drawn(20, 20).save(inside / "deep" / "c.png")
@@ -307,7 +307,7 @@ async def test_pictures_that_take_long_hold_no_other_work_up(
 
 
 async def counted(http: httpx.AsyncClient) -> list[float]:
-    """Returns three metrics of pictures: the seconds of decoding, and how many were decoded and refused."""
+    """Returns three metrics of pictures: seconds of decoding, number of decoded pictures, number of refused ones."""
     names = ["picture_decode_seconds_total", 'pictures_total{outcome="decoded"}', 'pictures_total{outcome="refused"}']
     page = (await http.get("/metrics")).text
     values = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))

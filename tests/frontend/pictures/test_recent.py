@@ -1,4 +1,4 @@
-"""Decoded pictures that are kept: for the tenant that sent them, for the same use, and not too many."""
+"""The cache of decoded pictures: only for the tenant that sent them, only for the same use, and of limited size."""
 
 from dataclasses import replace
 

@@ -26,7 +26,7 @@ SAY_A = sending([65], [66])
 
 @dataclass
 class Case:
-    """A served app, its pool, and the refusals."""
+    """A served app, its worker pool, and the codes of refused connections."""
 
     url: str
     pool: FakePool
@@ -46,7 +46,7 @@ class Case:
         return reader, writer
 
     async def send(self, data: bytes, seconds: float = PATIENCE_S) -> bytes:
-        """Everything the server answers until it closes."""
+        """Sends bytes, and returns everything that the server answers until it closes the connection."""
         reader, _ = await self.connect(data)
         try:
             return await asyncio.wait_for(reader.read(), seconds)
@@ -68,7 +68,7 @@ def statuses(answer: bytes) -> list[int]:
 
 
 def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """The loop that frontends run on; its transports are not asyncio's."""
+    """Runs the test on uvloop, as frontends do, because its transports differ from asyncio's."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:

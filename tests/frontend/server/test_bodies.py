@@ -1,4 +1,4 @@
-"""How large bodies may be: for text, for a model that sees, and together. A process takes many that are hostile."""
+"""Limits on bodies: for text, for vision models, and for all bodies together. Many hostile bodies do no harm."""
 
 import asyncio
 import base64
@@ -38,7 +38,7 @@ def pool() -> FakePool:
 
 
 def photo(nbytes: int) -> str:
-    """A data: URL of a picture whose file has so many bytes: behind a JPEG's end, decoders ignore what follows."""
+    """Returns the data: URL of a JPEG file of this size, padded behind its end, where decoders ignore bytes."""
     file = io.BytesIO()
     Image.new("RGB", (40, 30), (200, 30, 60)).save(file, "JPEG")
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue().ljust(nbytes, b"\0")).decode()
@@ -96,7 +96,8 @@ async def test_large_bodies_together_are_bounded_and_their_room_is_given_back(
             assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
             assert "the bodies of all requests" in refused.text and small.status_code == 200
             proceed.clear()
-        for content in (chat(photo(3 << 20))[:-1], body, b" " * (3 << 20), body):  # none may leave bytes counted
+        # after each of these, the count of bytes must be 0 again
+        for content in (chat(photo(3 << 20))[:-1], body, b" " * (3 << 20), body):
             await http.post(CHAT, content=content)
         assert (await http.post("/invocations", content=body)).status_code == 200
         assert (await http.post(CHAT, content=body)).status_code == 200
@@ -105,7 +106,7 @@ async def test_large_bodies_together_are_bounded_and_their_room_is_given_back(
 async def test_a_hundred_hostile_clients_take_bounded_memory(
     seeing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sends a body as large as allowed, in pieces, and never its end: together 7 GiB."""
+    """Each client sends a body of the largest size in pieces, but never its end. Together these are 7 GiB."""
     most, piece = 32 << 20, random.randbytes(1 << 20)
     monkeypatch.setattr(bodies, "MAX_HELD_BYTES", most)
 
@@ -142,5 +143,5 @@ async def test_a_hundred_hostile_clients_take_bounded_memory(
 
 
 def resident() -> int:
-    """Returns how many bytes of memory this process uses."""
+    """Returns the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

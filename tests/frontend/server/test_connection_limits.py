@@ -1,4 +1,4 @@
-"""frontend/server/connection_limits.py."""
+"""Tests of frontend/server/connection_limits.py."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""The headers of a gateway: who is fair to whom, and what goes first."""
+"""The headers of a gateway: the tenant for fairness, and the priority of a request."""
 
 from collections.abc import Mapping
 from pathlib import Path

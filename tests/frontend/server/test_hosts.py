@@ -1,4 +1,4 @@
-"""frontend/server/hosts.py: which names in `Host` a server answers to, by its settings."""
+"""frontend/server/hosts.py: the names in `Host` that a server accepts, by its settings."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ from tests.fakes import FakePool
 from tests.frontend.server.harness import BODY, HELLO, LAST, QUICK, SAY_A, case, on_uvloop, post, status, statuses
 from tests.frontend.serving import app_over, serving
 
-# the offer of HTTP/2 in the first request of Java's HTTP client
+# the first request of Java's HTTP client, which offers HTTP/2
 JAVA = post().partition(b"\r\n\r\n")[0] + b"\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
 
 
@@ -46,7 +46,7 @@ async def test_http_1_0_response_has_no_chunks_and_ends_with_the_connection(toke
 
 
 def self_signed(folder: Path) -> Path:
-    """A certificate for 127.0.0.1 with its key."""
+    """Makes a certificate for 127.0.0.1 with its key."""
     file = folder / "both.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -83,12 +83,12 @@ async def test_idle_tls_connection_does_not_delay_the_shutdown(
         assert not [record.message for record in caplog.records if "graceful" in record.message]
         for connection in (kept, unused, last):
             while await asyncio.to_thread(connection.recv, 1 << 16):
-                pass  # what was left of the last answer, and then the end, not a reset
+                pass  # reads the rest of the last answer and then the end, not a reset
 
 
 async def test_tls_connection_that_ends_by_itself_is_aborted_without_an_error() -> None:
     class Ended(asyncio.Transport):
-        """A TLS transport whose connection is gone, as uvloop leaves it."""
+        """A TLS transport whose connection is gone, in the state that uvloop leaves."""
 
         aborted = False
 

@@ -1,4 +1,4 @@
-"""frontend/server/http_protocol.py against endless requests, and those that two servers may read in two ways."""
+"""frontend/server/http_protocol.py against endless requests, and requests that two servers may read differently."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A
 WEBSOCKET = b"Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAA\r\n"
 CLOSE = b"Connection: close\r\n"
 ROOMY = ConnectionLimits(connections=50, header_bytes=4096)
-BLOCK = 256 << 10  # the most that the event loop reads at once
+BLOCK = 256 << 10  # most bytes that the event loop reads at once
 
 AMBIGUOUS = (
     b"GET /health HTTP/1.1\r\n\r\n",

@@ -19,7 +19,8 @@ from tests.frontend.serving import until
 from tests.patience import PATIENCE_S
 from tests.versions import PINNED
 
-CHECKED_WITH = {"uvicorn": "0.54.0", "sse-starlette": "3.7.0"}  # the versions whose sources the overrides fit
+# versions whose sources were compared with our overrides
+CHECKED_WITH = {"uvicorn": "0.54.0", "sse-starlette": "3.7.0"}
 
 
 def test_pinned_versions_are_those_that_were_checked() -> None:
@@ -56,7 +57,7 @@ async def trickle(writer: asyncio.StreamWriter, pieces: bytes, pause: float = 0.
             try:
                 writer.write(bytes([piece]))
                 await writer.drain()
-            except (OSError, RuntimeError):  # uvloop raises it for a transport that has just been closed
+            except (OSError, RuntimeError):  # uvloop raises RuntimeError for a transport that has just been closed
                 return
             await asyncio.sleep(pause)
 
@@ -72,7 +73,7 @@ async def test_slow_request_is_answered_408_and_idle_connection_is_closed(tokeni
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
             ),
         }
-        # a CR LF between requests is allowed, so it must not count as life either
+        # a CR LF between requests is allowed, so it must not count as activity
         silent = {"nothing": await it.connect(), "newlines": await it.connect(), "after one": await it.connect(HELLO)}
         trickles = [
             asyncio.create_task(trickle(slow["head"][1], b"a")),
@@ -87,7 +88,7 @@ async def test_slow_request_is_answered_408_and_idle_connection_is_closed(tokeni
             assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
         for name, (reader, _) in silent.items():
             answer = b""
-            with contextlib.suppress(ConnectionResetError):  # if the client still sends
+            with contextlib.suppress(ConnectionResetError):  # a reset comes if the client still sends
                 answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert statuses(answer) == ([200] if name == "after one" else []), name
         assert it.refused == {"request_timeout": 4} and not it.pool.submitted
@@ -151,7 +152,7 @@ async def test_head_beyond_the_limit_is_answered_431(tokenizer: Tokenizer) -> No
         for data in (at_once, in_the_line, endless):
             assert status(await it.send(data)) == 431
         assert it.refused == {"head_too_large": 3}
-        # a large body is no large head, nor is what follows it
+        # neither a large body nor the bytes behind it count as a large head
         large = post(json.dumps({"model": "tiny", "prompt": "a" * 400, "max_tokens": 1, "user": "u" * 20_000}).encode())
         assert statuses(await it.send(large + post(head=b"Connection: close\r\n")))[-1] == 200
 
@@ -159,16 +160,16 @@ async def test_head_beyond_the_limit_is_answered_431(tokenizer: Tokenizer) -> No
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01", [400]),  # TLS to a plain port
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", [400]),  # a TLS handshake on a plain port
         (b"GET /health HTTP/9.9\r\n\r\n", [400]),
         (b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n", [400]),
         (b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", [400]),
         (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", [400]),
-        (post(head=b"Transfer-Encoding: chunked\r\n"), [400]),  # which of both lengths is true?
+        (post(head=b"Transfer-Encoding: chunked\r\n"), [400]),  # two contradicting lengths
         (post(head=b"Content-Length: 7\r\n"), [400]),
         (post(length="9" * 30), [400]),
         (post(length="-1"), [400]),
-        (post(length="9" * 15, head=b"Connection: close\r\n"), [413]),  # without waiting for it
+        (post(length="9" * 15, head=b"Connection: close\r\n"), [413]),  # refused without waiting for the body
         (post(length="9" * 15, head=b"Connection: close\r\nExpect: 100-continue\r\n"), [413]),
         (post(head=b"Expect: 100-continue\r\nConnection: close\r\n"), [100, 200]),
         (post(head=b"Connection: Upgrade, close\r\nUpgrade: websocket\r\n"), [200]),

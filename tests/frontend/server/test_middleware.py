@@ -18,7 +18,7 @@ from frontend.server.origins import Origins
 
 
 class Site:
-    """One route behind the middleware, with what the middleware reported."""
+    """One route behind the middleware, and the middleware's reports."""
 
     def __init__(self, failure: Exception | None = None, keys: str = "") -> None:
         self.rejected: list[str] = []
@@ -68,7 +68,7 @@ async def test_exception_becomes_its_response(failure: Exception, status: int, h
 
 async def test_client_that_left_is_recorded_as_gone() -> None:
     site = Site(ClientDisconnect())
-    with pytest.raises(AssertionError):  # of the client's transport: there is no response
+    with pytest.raises(AssertionError):  # the client's transport asserts that there is a response
         await site.get()
     assert [record.outcome for record in site.records] == ["client_gone"]
 

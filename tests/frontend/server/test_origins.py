@@ -32,7 +32,7 @@ def test_client_that_is_no_browser_may_send_everything(policy: str, method: str)
     "headers",
     [
         {"origin": "http://localhost:8000"},
-        {"origin": "https://LOCALHOST:8000"},  # a proxy ended TLS
+        {"origin": "https://LOCALHOST:8000"},  # a proxy terminated TLS
         {"origin": "http://public.example", "sec_fetch_site": "same-origin"},  # a proxy changed Host
         {"sec_fetch_site": "none"},
     ],
@@ -51,8 +51,8 @@ def test_own_page_may_send_requests(headers: dict[str, str]) -> None:
         {"origin": "http://localhost:8000.evil.example"},
         {"origin": "null"},
         {"origin": ""},
-        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"},  # an image, a script
-        {"origin": FOREIGN, "sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"},  # a form that is sent
+        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"},  # a request for an image or a script
+        {"origin": FOREIGN, "sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"},  # a submitted form
     ],
 )
 def test_foreign_page_is_refused_unless_all_are_allowed(headers: dict[str, str]) -> None:

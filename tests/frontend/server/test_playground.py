@@ -1,6 +1,6 @@
-"""The playground as files: served, closed to the outside, and in step with the routes and fields it uses.
+"""The playground's files are served, load nothing from other hosts, and use existing routes and fields.
 
-What it does in a browser is tested in `tests/web`, by `make browser`.
+`tests/web` tests the playground in a browser, by `make browser`.
 """
 
 import hashlib

@@ -18,7 +18,7 @@ WAYS = st.lists(st.booleans(), min_size=1, max_size=7)
 class Socket:
     """Collects direct and awaited writes.
 
-    ready, slow: whether direct writes are possible, and awaited ones wait; used in turns
+    ready, slow: whether direct writes are possible, and whether awaited writes wait; the values are used in turn
     """
 
     def __init__(self, ready: list[bool], slow: list[bool]) -> None:
@@ -46,7 +46,7 @@ async def never() -> dict[str, object]:
 
 
 class Source:
-    """Each poll returns the next piece; after the last one it ends, ends with an error or raises, as `how` says."""
+    """Each poll returns the next piece. Then the source ends, ends with an error or raises, as `how` says."""
 
     def __init__(self, pieces: Iterator[bytes], how: str = "end") -> None:
         self.ended = False
@@ -78,7 +78,7 @@ class Writer:
 
 
 async def answer(pieces: list[bytes], how: str, socket: Socket, pauses: list[bool]) -> tuple[bytes, int]:
-    """Returns the body of an answer whose pieces come one by one, and sometimes several in a turn of the loop."""
+    """Returns the body of an answer whose pieces arrive one by one, or sometimes several in a turn of the loop."""
     source = Source(iter(pieces), how)
     closed: list[bool] = []
     stream = EventStream(

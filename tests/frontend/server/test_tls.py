@@ -1,4 +1,4 @@
-"""frontend/server/tls.py. With real certificates: tests/e2e/test_secrets.py."""
+"""frontend/server/tls.py. tests/e2e/test_secrets.py has real certificates."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ from tests.shared.gguf.text import test_tokenizer as gguf
 
 
 def unigram() -> Engine:
-    """SentencePiece's other kind, whose special tokens are pieces of the vocabulary, too."""
+    """SentencePiece's unigram model, whose special tokens are pieces of the vocabulary, too."""
     pieces = [*SPECIALS, *map(chr, range(33, 127)), "▁", "▁the", "the", "ow", "\n", "é"]
     engine = Engine(models.Unigram([("<unk>", 0.0), *((one, -1.0 - len(one) / 9) for one in pieces)], 0))
     engine.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -27,14 +27,14 @@ def prepending() -> Engine:
 
 
 def first_space() -> Engine:
-    """Llama 2's newer form, which puts a space before the text only."""
+    """Llama 2's newer form, which puts a space only before the text."""
     engine = metaspace()
     engine.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     return engine
 
 
 def stripping() -> Engine:
-    """Phi-3's kind: special tokens take the blanks beside them."""
+    """Phi-3's kind, whose special tokens absorb the spaces beside them."""
     engine = byte_level()
     engine.add_special_tokens([AddedToken("<|im_start|>", special=True, rstrip=True, lstrip=True)])
     return engine

@@ -1,4 +1,4 @@
-"""Chat templates: they render like transformers' `apply_chat_template`, and their errors reach the client."""
+"""Chat templates render like transformers' `apply_chat_template`, and their errors reach the client."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -177,7 +177,8 @@ def test_date_is_that_of_utc_or_of_the_client() -> None:
         ("{{ ''.__class__.__mro__ }}", "refused the messages"),
         ("{{ nothing.at.all }}", "'nothing' is undefined"),
         ("{{ 'a' * 10**16 }}", "refused the messages: MemoryError"),
-        ("{{ raise_exception('half \\ud83d') }}", r"half \\ud83d$"),  # half of a character, which no response can have
+        # half of a character, which a response cannot contain
+        ("{{ raise_exception('half \\ud83d') }}", r"half \\ud83d$"),
     ],
 )
 def test_render_error_is_told_to_the_client(source: str, message: str) -> None:

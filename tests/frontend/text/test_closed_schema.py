@@ -1,4 +1,4 @@
-"""Which objects of a schema are closed."""
+"""Which objects of a schema are closed to undeclared properties."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Detokenizers: the joined texts equal decoding all ids at once, for any ids and any pushes."""
+"""Detokenizers: for any ids in any pushes, the joined texts equal the decoding of all ids at once."""
 
 from itertools import chain
 
@@ -52,7 +52,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 
 @st.composite
 def pushes(draw: st.DrawFn, engine: Engine) -> list[list[int]]:
-    """Ids of every kind, some just outside the vocabulary, in pushes of any size."""
+    """Draws ids of every kind, some just outside the vocabulary, in pushes of any size."""
     size = engine.get_vocab_size()
     token = st.integers(0, size + 2) | st.integers(min(250, size // 2), size - 1)
     text = st.sampled_from(TRICKY).map(lambda text: engine.encode(text, add_special_tokens=False).ids)
@@ -131,7 +131,7 @@ def test_special_and_unknown_ids_have_no_text(tokenizers: dict[str, Tokenizer]) 
 def test_marks_are_shown_and_change_nothing_around_them(
     kind: str, data: st.DataObject, tokenizers: dict[str, Tokenizer]
 ) -> None:
-    """Other special ids stay hidden; a character is replaced only if a mark stands between its bytes."""
+    """Other special ids stay hidden. A character is replaced only if a marked token stands between its bytes."""
     tokenizer = tokenizers[kind]
     mark, stand_in = min(tokenizer.special_ids), "\udc81"
     spelling = tokenizer.decode([mark], skip_special=False)

@@ -1,4 +1,4 @@
-"""Prompts that ask for the middle, in the layouts of the models that were trained for it."""
+"""Fill-in-the-middle prompts, in the layouts of the models that were trained for them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Grammars of every kind: what they accept, and why some are refused."""
+"""Grammars of every kind: accepted texts, and refusals with their reasons."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Grammars that crash llguidance, or take long: each costs its own request, and no other tenant's time."""
+"""A grammar that crashes llguidance, or takes long, costs only its own request, and no time of other tenants."""
 
 import asyncio
 import sys
@@ -84,7 +84,7 @@ def test_check_of_a_grammar_that_takes_too_long_names_the_limit(monkeypatch: pyt
     with pytest.raises(Unprocessable, match=r"`x` cannot be enforced: it takes longer than 0\.0001 s to check"):
         build.json_schema(chain(CHAINS, 150), "x")
     monkeypatch.undo()
-    assert build.json_schema(chain(CHAINS, 150), "x")  # not remembered
+    assert build.json_schema(chain(CHAINS, 150), "x")  # built again, because it was not cached
 
 
 async def stopped(make: Callable[[], str], tenant: str) -> str:
@@ -106,7 +106,8 @@ async def test_in_turn_gives_each_tenant_one_check_at_a_time() -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not begun:
             await asyncio.sleep(0.01)
-        assert await stopped(lambda: build.regex("quick", "x"), "b")  # while the check of the other goes on
+        # while the check of the other tenant's grammar runs
+        assert await stopped(lambda: build.regex("quick", "x"), "b")
         assert len(begun) == 1
         go_on.set()
         assert len(set(await asyncio.gather(*jobs))) == 3

@@ -30,7 +30,7 @@ class Spelled:
 
 
 def expected(texts: list[str], stops: list[str]) -> tuple[list[str], str | None]:
-    """The oracle: the texts that are released, found in the whole text."""
+    """The oracle: returns the released texts by a search in the whole text."""
     whole = "".join(texts)
     hits = [(whole.find(stop), len(stop), stop) for stop in stops if stop in whole]
     if not hits:
@@ -66,7 +66,7 @@ def test_result_does_not_depend_on_the_pushes(ids: list[int], stops: list[str], 
     if tail and last:
         texts[-1] += tail
     elif tail:
-        texts.append(tail)  # or it joins an id that is still held
+        texts.append(tail)  # the tail is a text of its own, or joins an id that is still held back
     kept, stop = expected(texts, stops)
 
     text = OutputText(Spelled(WORDS, tail), Stops(stops))

@@ -1,4 +1,4 @@
-"""Structural tags: texts that their grammars accept and refuse."""
+"""Structural tags: texts that their grammars accept and reject."""
 
 from typing import Any
 

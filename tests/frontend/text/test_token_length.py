@@ -1,4 +1,4 @@
-"""The most characters that one token stands for, compared with what tokenizers do."""
+"""The bound on the characters of one token holds for real tokenizers."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Encoding off the loop, and what single ids stand for."""
+"""Encoding outside the event loop, and the texts of single ids."""
 
 import asyncio
 import hashlib

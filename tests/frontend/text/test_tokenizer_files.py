@@ -1,4 +1,4 @@
-"""The text-related files of a checkpoint, and the errors of broken ones."""
+"""The text-related files of a checkpoint, and the errors for broken files."""
 
 import json
 from pathlib import Path

@@ -24,7 +24,7 @@ def byte_level() -> Engine:
 
 
 def byte_fallback(strip: bool = False) -> Engine:
-    """Gemma's kind, or Llama 2's with `strip`: characters, and "<0x..>" for those that have no token."""
+    """Gemma's kind, or with `strip` Llama 2's: tokens are characters; others are spelled in bytes, "<0x..>"."""
     singles = [*(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz.,é\n", "\ufffd", "▁▁"]
     pairs = [(word[:1], word[1:]) for word in WORDS if len(word) == 2] + [("th", "e"), ("▁", "the")]
     vocab = {token: index for index, token in enumerate([*singles, *("".join(pair) for pair in pairs)])}
@@ -36,7 +36,7 @@ def byte_fallback(strip: bool = False) -> Engine:
 
 
 def metaspace() -> Engine:
-    """A kind of tokenizer that is decoded in a window of tokens, because the first token of a text loses its space."""
+    """A kind that is decoded in a window of tokens, because decoding removes the space of the first token."""
     vocab = {token: index for index, token in enumerate(["▁", *"abcdehlotw", "▁a", "▁the", "lo", "é", "👍"])}
     engine = Engine(models.BPE(vocab=vocab, merges=[("▁", "a"), ("l", "o")]))
     engine.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -45,7 +45,7 @@ def metaspace() -> Engine:
 
 
 def wordpiece() -> Engine:
-    """Another kind that is decoded by a window: spaces join tokens that do not begin with "##"."""
+    """Another kind that is decoded in a window: a space comes before each token that does not begin with "##"."""
     vocab = {token: index for index, token in enumerate(["[UNK]", "the", "a", "##lo", "##w", "wor", "##ld", ",", "é"])}
     engine = Engine(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
     engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")

@@ -1,4 +1,4 @@
-"""frontend/workers/connection.py: its states, and repair under every order, loss and age of frames."""
+"""frontend/workers/connection.py: its states, and its repair of streams whatever the order, loss and age of frames."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ ME, EPOCH = b"frontend", 3
 
 @dataclass
 class Worker:
-    """A worker that sends counting tokens to each stream; its frames and statuses collect in `wire`."""
+    """A fake worker that sends the tokens 0, 1, 2 … to each stream; its frames and statuses collect in `wire`."""
 
     lengths: dict[int, int]
     sent_tokens: dict[int, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Worker:
 
 
 class Socket:
-    """A socket that takes requests, and never has events."""
+    """A socket that accepts requests, and never has events."""
 
     def __init__(self) -> None:
         self.sent: list[m.Request] = []
@@ -88,7 +88,7 @@ class Listener:
 
 
 def connected(listener: Listener, lengths: dict[int, int]) -> WorkerConnection:
-    """A connection that has just put these streams."""
+    """Returns a connection that has just submitted these streams."""
     connection = WorkerConnection(
         Address("w", "ipc://w/r", "ipc://w/e"), ME, listener, WireCounters(), stall_timeout=60.0
     )
@@ -114,7 +114,7 @@ def answered(connection: WorkerConnection, worker: Worker) -> None:
 async def test_no_order_or_loss_of_frames_leaves_a_gap(loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(300):
         dice, listener = random.Random(seed), Listener()
-        asking = 0.3  # how often a stream may ask for lost output; just after it asked, it may not
+        asking = 0.3  # probability that enough time has passed for a stream to ask for lost output
         monkeypatch.setattr(Stream, "may_resync", lambda stream, now: dice.random() < asking)  # noqa: B023
         worker, now = Worker({1: 12, 2: 60, 3: 30}), 0.0
         connection = connected(listener, worker.lengths)
@@ -134,7 +134,7 @@ async def test_no_order_or_loss_of_frames_leaves_a_gap(loss: float, monkeypatch:
         while any(worker.sent_tokens.get(id, 0) < length for id, length in worker.lengths.items()):
             worker.step()
         dice.shuffle(worker.wire)
-        for _ in range(4):  # no more faults: late frames arrive, and so does every Status and tick
+        for _ in range(4):  # without further faults: late frames arrive, and so does every Status and tick
             asking = 0.0
             for event in worker.wire:
                 connection._on_event(event)

@@ -1,4 +1,4 @@
-"""frontend/workers/discovery.py."""
+"""Tests of frontend/workers/discovery.py."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from shared.wire.address import parse, parse_all
 def test_workers_file_is_reread_and_errors_keep_the_addresses(tmp_path: Path) -> None:
     file = tmp_path / "workers"
     places = Discovery(parse_all("ipc:///a"), file)
-    assert places.changing and places.resolve() == [parse("ipc:///a")]  # not there yet
+    assert places.changing and places.resolve() == [parse("ipc:///a")]  # the second worker is not there yet
     file.write_text("# ours\nipc:///b ipc:///a\n\ntcp://10.0.0.1:7 # far away\n")
     three = [parse("ipc:///a"), parse("ipc:///b"), parse("tcp://10.0.0.1:7")]
     assert places.resolve() == three

@@ -47,7 +47,7 @@ Opens = Callable[..., Awaitable[Membership]]
 
 @pytest.fixture
 def membership() -> Iterator[Opens]:
-    """Returns a function that starts a Membership for some addresses. All are closed after the test."""
+    """Returns a function that starts a Membership for some addresses. Every Membership is closed after the test."""
     opened: list[Membership] = []
 
     async def start(text: str, file: Path | None = None) -> Membership:

@@ -1,4 +1,4 @@
-"""Which worker has which stream: loads are sums that follow every change, and are counted anew after a while."""
+"""The placement of streams on workers: a worker's load follows every change, and is recounted after a while."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from shared.wire.codec import pack_u32
 
 
 class Connection:
-    """What a placement reads of a connection."""
+    """The part of a connection that a placement reads."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
@@ -59,7 +59,7 @@ def test_sums_are_those_of_all_streams_under_random_changes(loop: asyncio.Abstra
     rig, drawn = Rig(4, loop), random.Random(3)
     live: list[Stream] = []
     assert rig.loads() == [0] * 4
-    for _ in range(400):  # at one time, so that nothing is counted anew
+    for _ in range(400):  # all at the same time, so that no load is recounted
         if not live or drawn.random() < 0.5:
             live.append(rig.put(rig.stream(drawn.randrange(1, 99), drawn.randrange(1, 2000)), drawn.randrange(4)))
         elif drawn.random() < 0.4:

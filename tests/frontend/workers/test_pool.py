@@ -59,7 +59,7 @@ async def start(pool: WorkerPool, count: int, tokens: int = 200) -> list[Stream]
 
 
 async def check(streams: list[Stream], tokens: int = 200) -> None:
-    """Asserts that each stream has the tokens that it would have alone, each once, and the right end."""
+    """Asserts that each stream has exactly the tokens that it would have alone, and the right end."""
     for i, (found, end) in enumerate(await asyncio.wait_for(asyncio.gather(*map(whole, streams)), PATIENCE_S)):
         assert found == expected([i, i + 1], tokens)
         assert (end.outcome, end.tokens, streams[i].seed) == (m.Outcome.LENGTH, tokens, i)
@@ -128,7 +128,7 @@ async def test_request_not_yet_admitted_moves_too(two: tuple[Worker, Worker]) ->
     a, b = two
     async with pool_of(a, b) as pool:
         a.stopped = True
-        a.thread.join()  # hears, and answers nothing
+        a.thread.join()  # after this, the worker receives requests but answers none
         waiting = [asyncio.ensure_future(pool.submit([i], sampling(5))) for i in range(6)]
         await until(lambda: at(pool, 0) == 3)
         a.server.close()
@@ -182,7 +182,8 @@ async def test_worker_that_was_cut_off_aborts_streams_that_moved(two: tuple[Work
         mend = cut(pool.membership.connections[0])
         await until(lambda: at(pool, 1) == 8)
         assert all(len(stream.deaths) == (stream.submit.crashes > 0) for stream in streams)
-        assert sum(stream.submit.crashes for stream in streams) == 4  # the pool cannot know that the worker lives
+        # counted as crashes, because the pool cannot know that the worker lives
+        assert sum(stream.submit.crashes for stream in streams) == 4
         pool.abort([stream for stream in streams if stream.deaths][:1])
         assert not idle(a)
         mend()
@@ -226,7 +227,7 @@ async def test_full_worker_is_passed_over(tmp_path: Path) -> None:
         Worker(tmp_path / "b", runner=slow(), max_batch=1, max_waiting=1) as b,
     ):
         async with pool_of(a, b) as pool:
-            first = [await pool.submit([1] * 100, sampling(400)) for _ in range(3)]  # all with the same beginning
+            first = [await pool.submit([1] * 100, sampling(400)) for _ in range(3)]  # all prompts share a prefix
             late = await pool.submit([1] * 100, sampling(400))
             with pytest.raises(Overloaded) as refused:
                 await pool.submit([1] * 100, sampling(5))
@@ -288,7 +289,8 @@ async def test_incompatible_worker_is_not_used_and_the_reason_shown(tmp_path: Pa
         Worker(tmp_path / "c", model="other") as c,
     ):
         async with pool_of(a, b, c, ready=1, model="fake") as pool:
-            connections = pool.membership.connections  # on a busy machine, one may be lost and found again meanwhile
+            # on a busy machine, a connection may be lost and found again meanwhile
+            connections = pool.membership.connections
             await until(
                 lambda: all(one.welcome for one in connections) and any(one.readiness.ready for one in connections)
             )
@@ -297,9 +299,8 @@ async def test_incompatible_worker_is_not_used_and_the_reason_shown(tmp_path: Pa
             assert "'other', this frontend 'fake'" in reasons[f"ipc://{c.folder}"]
             assert any("--max-seq-len" in reason for reason in reasons.values())
             {f"ipc://{a.folder}": a, f"ipc://{b.folder}": b}[good.address.name].kill()
-            await until(
-                lambda: not good.readiness.ready and pool.membership.readiness.ready
-            )  # its kind is gone: now the next decides
+            # the worker that decided which settings are compatible is gone, so the next worker decides
+            await until(lambda: not good.readiness.ready and pool.membership.readiness.ready)
 
 
 async def test_worker_of_another_protocol_version_is_incompatible(
@@ -317,7 +318,7 @@ async def test_worker_of_another_protocol_version_is_incompatible(
 async def test_request_in_flight_at_two_deaths_is_not_tried_again(tmp_path: Path) -> None:
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(tmp_path / name)) for name in "abc"]
-        for worker in workers:  # they receive requests, and die before they send a token
+        for worker in workers:  # the workers receive requests, and die before they send a token
             worker.stopped = True
             worker.thread.join()
         async with pool_of(*workers) as pool:

@@ -1,4 +1,4 @@
-"""frontend/workers/prefix_reset.py with workers made of a status. Over the wire: tests/wire/test_round_trip.py."""
+"""frontend/workers/prefix_reset.py with fake workers. tests/wire/test_round_trip.py tests resets over the wire."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from tests.fakes import LIMITS, MODEL, READY_STATUS
 
 @dataclass
 class Worker:
-    """Confirms resets with the nonces of `confirms` in turn; 0 stands for the nonce of the request."""
+    """A fake worker: confirms resets with the nonces of `confirms` in turn; 0 stands for the nonce of the request."""
 
     confirms: list[int]
     welcome: m.Welcome | None = field(default_factory=lambda: m.Welcome(1, 1, 1, MODEL, "", LIMITS))

@@ -25,7 +25,7 @@ def test_sweep_mends_what_a_lost_report_broke_and_a_broken_sweep_changes_nothing
         CachedPrefixes(check=2 ^ 4 ^ 8, first=at, end=at + 1, total=3, part=pack_u32([key]))
         for at, key in enumerate((2, 4, 8))
     ]
-    known.take("a", parts[1])  # the sweep began before
+    known.take("a", parts[1])  # a part of a sweep whose beginning was missed
     known.take("a", parts[2])
     known.take("a", parts[0])
     known.take("a", parts[2])  # the second part was lost

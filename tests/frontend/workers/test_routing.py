@@ -1,4 +1,4 @@
-"""frontend/workers/routing.py."""
+"""Tests of frontend/workers/routing.py."""
 
 import asyncio
 

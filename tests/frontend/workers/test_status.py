@@ -1,4 +1,4 @@
-"""frontend/workers/status.py."""
+"""Tests of frontend/workers/status.py."""
 
 import msgspec
 import pytest

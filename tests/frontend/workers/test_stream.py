@@ -1,4 +1,4 @@
-"""frontend/workers/stream.py."""
+"""Tests of frontend/workers/stream.py."""
 
 import asyncio
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def test_callback_is_called_for_every_arrival(stream: Stream) -> None:
     stream.add_tokens(0, [1])
     stream.add_tokens(0, [1])  # a duplicate
     stream.finish(End(1, Outcome.LENGTH, 1))
-    stream.finish(End(1, Outcome.ERROR, 1))  # it has ended already
+    stream.finish(End(1, Outcome.ERROR, 1))  # ignored, because the stream has ended already
     assert calls == [1, 1] and stream.end == End(1, Outcome.LENGTH, 1)
 
 
@@ -52,7 +52,7 @@ def test_overlapping_logprobs_are_cut_to_what_is_new(stream: Stream) -> None:
 
     stream.add_logprobs(logprobs(0, [-1.0, -2.0]))
     stream.add_logprobs(logprobs(1, [-2.0, -3.0]))
-    stream.add_logprobs(logprobs(5, [-9.0]))  # after a gap
+    stream.add_logprobs(logprobs(5, [-9.0]))  # log-probabilities after a gap
     first, second = stream.gather().logprobs
     assert (first.start, list(unpack_f32(first.chosen))) == (0, [-1.0, -2.0])
     assert (second.start, list(unpack_f32(second.chosen)), list(unpack_u32(second.top_ids))) == (2, [-3.0], [1])

@@ -1,4 +1,4 @@
-"""What a GGUF adapter says, and what is refused. The file is written here byte by byte."""
+"""Reading GGUF adapters, and refusals. The tests write the file byte by byte."""
 
 import struct
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the files of an adapter say."""
+"""Reading the files of a PEFT adapter."""
 
 import json
 import math

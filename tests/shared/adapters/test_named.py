@@ -1,4 +1,4 @@
-"""Which adapters the flags name, and which folders may be read."""
+"""The adapters that flags name, and the folders that may be read."""
 
 import json
 from pathlib import Path

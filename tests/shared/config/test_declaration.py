@@ -1,4 +1,4 @@
-"""What is wrong with a value of a setting."""
+"""The problems with values of settings, in words."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""--speculative-config: what it states becomes settings, and what is wrong is refused by name."""
+"""--speculative-config becomes settings, and its wrong keys and values are refused by name."""
 
 import json
 from typing import Any

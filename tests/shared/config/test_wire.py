@@ -1,4 +1,4 @@
-"""The addresses that settings stand for."""
+"""The wire addresses that settings mean."""
 
 from shared.config import WireConfig
 

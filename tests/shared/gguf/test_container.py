@@ -1,4 +1,4 @@
-"""Reading containers: values, places of tensors, split files; and files that are cut, foreign or do not fit."""
+"""Reading GGUF files: values, places of tensors, split files; truncated, foreign and mismatched files are refused."""
 
 import random
 import struct

@@ -1,4 +1,4 @@
-"""GGUF files on the hub: only the chosen file is downloaded; the messages if several files could be meant."""
+"""GGUF files on the hub: only the chosen file is downloaded; an ambiguous name is refused with the choices."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_cache_with_other_files_is_no_obstacle(hub: Hub) -> None:
 
 
 def test_frontend_fetches_only_the_beginning(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokenizer read from a file's beginning is the worker's, although no weights are downloaded yet."""
+    """The tokenizer from the beginning of a file equals the worker's, although no weights are downloaded yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     path = write("qwen3", tmp_path / "written").file
     (tmp_path / "repo" / "Tiny-Q8_0.gguf").write_bytes(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Which files a name means: split files are one model, several models are listed."""
+"""The files that a name means: split files are one model, and several models are listed."""
 
 from pathlib import Path
 

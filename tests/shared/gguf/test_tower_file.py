@@ -16,7 +16,7 @@ TWO = ["SmolVLM-256M-Instruct-Q8_0.gguf", "SmolVLM-500M-Instruct-f16.gguf"]
 @pytest.mark.parametrize(
     ("towers", "found"),
     [
-        (["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf"),  # as llama.cpp's converter names it
+        (["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf"),  # the name that llama.cpp's converter gives
         (["mmproj-F32.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
         (["mmproj-F32.gguf", "mmproj-BF16.gguf"], "mmproj-BF16.gguf"),
         (["gemma-3-4b-it.mmproj-Q8_0.gguf"], "gemma-3-4b-it.mmproj-Q8_0.gguf"),
@@ -37,7 +37,7 @@ def test_one_model_in_several_quantizations_has_the_only_tower(towers: list[str]
         ("mmproj-smolvlm-500m-instruct-Q8_0.gguf", TWO[1]),
         ("SmolVLM-500M-Instruct-mmproj-f16.gguf", TWO[1]),
         ("SmolVLM-256M-Instruct.mmproj.gguf", TWO[0]),
-        ("mmproj-model-f16.gguf", None),  # belongs to either
+        ("mmproj-model-f16.gguf", None),  # belongs to either of two models
         ("mmproj-SmolVLM-256M-f16.gguf", None),
     ],
 )

@@ -1,4 +1,4 @@
-"""The folder of a translated model: made once, again when a file changes, by several processes at once, or nowhere."""
+"""The folder of a translated model: made once, again when a file changes, by several processes, without a cache."""
 
 import json
 import os

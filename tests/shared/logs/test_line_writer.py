@@ -1,4 +1,4 @@
-"""The writer that never blocks. Its use by the access log: tests/frontend/observability/test_access_log.py."""
+"""The writer that never blocks. tests/frontend/observability/test_access_log.py tests its use by the access log."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""shared/logs/log_lines.py."""
+"""Tests of shared/logs/log_lines.py."""
 
 import json
 import subprocess

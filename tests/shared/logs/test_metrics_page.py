@@ -74,7 +74,7 @@ def worker_page(metrics: Metrics, source: Ready | Worker) -> str:
 async def pages_after(
     tmp_path: Path, tokenizer: Tokenizer, bodies: list[dict[str, object]]
 ) -> tuple[list[str], list[str]]:
-    """Sends the bodies to two frontends in turn, which share two workers; returns the pages of both kinds."""
+    """Sends the bodies in turn to two frontends, which share two workers. Returns the pages of both kinds."""
     async with AsyncExitStack() as stack:
         folders = [tmp_path / "a", tmp_path / "b"]
         for folder in folders:

@@ -37,7 +37,7 @@ def test_labels_are_known_before_a_metric_has_samples() -> None:
 
 def test_named_process_writes_files_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    monkeypatch.setattr(values, "ValueClass", values.ValueClass)  # is put back after the test
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)  # makes monkeypatch restore the value after the test
     name_process("frontend-1")
     values.ValueClass("counter", "refused", "refused_total", (), (), "Refusals.").inc(2)
     assert [file.name for file in tmp_path.iterdir()] == ["counter_frontend-1.db"]

@@ -1,4 +1,4 @@
-"""The table of models as people write it, and as a folder has it."""
+"""The table of models, written by users or found in a folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Calls in a child process: what they return, and what becomes of those that crash, hang or take all memory."""
+"""Calls in a child process: their results, and the errors of calls that crash, hang or take all memory."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Tenants take turns, and each takes at most one of the places."""
+"""Tenants take turns, and a tenant has at most one place."""
 
 from functools import partial
 

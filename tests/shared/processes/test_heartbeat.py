@@ -34,5 +34,5 @@ def test_deleted_heartbeat_is_recreated_for_the_next_process(tmp_path: Path) -> 
     following.phase = Phase.SERVING
     assert owner.phase is Phase.SERVING and file.parent.stat().st_mode & 0o077 == 0
     (tmp_path / "file").touch()
-    owner.file = tmp_path / "file" / "heartbeat"  # cannot be created
+    owner.file = tmp_path / "file" / "heartbeat"  # a file that cannot be created
     owner.start()

@@ -1,4 +1,4 @@
-"""Repeats of a signal to stop."""
+"""Repeated stop signals, and second requests to stop."""
 
 from shared.processes.stop_requests import REPEAT_S, StopRequests
 

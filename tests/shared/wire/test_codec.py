@@ -1,4 +1,4 @@
-"""shared/wire/codec.py. With hostile frames: tests/wire/test_hostile.py."""
+"""shared/wire/codec.py. tests/wire/test_hostile.py has hostile frames."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""shared/wire/curve.py."""
+"""Tests of shared/wire/curve.py."""
 
 import shutil
 import socket

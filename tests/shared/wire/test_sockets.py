@@ -1,4 +1,4 @@
-"""shared/wire/sockets.py."""
+"""Tests of shared/wire/sockets.py."""
 
 import os
 import socket

@@ -43,7 +43,7 @@ def loaded(base: Path, decoder: Decoder, folder: Path, max_rank: int = 64) -> Lo
 
 
 def added(product: Product, x: torch.Tensor) -> torch.Tensor:
-    """What a product adds to the output of its linear for x [T, K]: [T, N] float32."""
+    """Returns what a low-rank product adds to the output of its linear for x [T, K]: [T, N] float32."""
     y = torch.zeros(len(x), len(product.factors))
     product.add(y, torch.arange(len(x)), x, 1.0)
     return y
@@ -66,7 +66,7 @@ def answers(
     decoder: Decoder, asked: list[Asked], *, chunk: int = 64, preempt_at: int = 0, prefix_cache: bool = True,
     drafts: int = 0, max_loras: int = 99, most_running: int = 64,
 ) -> list[list[int]]:  # fmt: skip
-    """Returns the ids of each request, all in one scheduler. preempt_at: the newest sequence loses its pages then"""
+    """Returns the ids of each request, all in one scheduler. preempt_at: the step at which the newest is preempted"""
     groups = cache_groups(decoder.spec, LONGEST, paged=True)
     dtype = decoder.weights.embed.dtype
     pages, slots = 1 + 40 * LONGEST // 16, 1 + 3 * 40

@@ -16,7 +16,7 @@ from tests.worker.adapters.test_parity import merged
 PROMPTS = [[(13 * i + 7 * n) % (VOCAB - 3) + 3 for i in range(6 + 5 * n)] for n in range(6)]
 
 
-# a gated shared expert beside the experts; sigmoids with a bias for the choice, other names
+# qwen2-moe has a gated shared expert; the other family has sigmoids with a bias for the choice, and other names
 @pytest.mark.parametrize(("family", "dtype"), [("qwen2-moe", torch.bfloat16), ("lfm2-moe", torch.float32)])
 def test_adapters_of_experts_in_one_batch_answer_as_each_alone(
     family: str, dtype: torch.dtype, checkpoints: Checkpoints, tmp_path: Path
@@ -48,7 +48,8 @@ def test_answers_with_an_adapter_of_experts_are_those_of_merged_weights(
     assert answers(decoder, [asked]) == answers(whole, [Asked(PROMPTS[3], None, 30)])
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])  # gpt-oss: with gate and up in turns, and biases
+# in gpt-oss, rows of gate and up alternate, and experts have biases
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
 @pytest.mark.parametrize("parameters", [("gate_up_proj", "down_proj"), ("down_proj",)])
 def test_products_of_all_experts_together_are_those_of_peft(
     family: str, parameters: tuple[str, ...], checkpoints: Checkpoints, tmp_path: Path

@@ -64,7 +64,7 @@ def test_eight_bits_are_those_of_their_blocks(checkpoints: Checkpoints, tmp_path
 
 
 def test_adapter_and_base_in_gguf(tmp_path: Path) -> None:
-    """The rows of queries and keys are in llama.cpp's order in both files, and in none of both in memory."""
+    """Rows of queries and keys have llama.cpp's order in both files, and Hugging Face's order in memory."""
     written = write("llama", tmp_path)
     base = translated([written.file], tmp_path / "cache")
     folder = draw_adapter(written.reference, tmp_path / "a", 7, targets=LINEARS)
@@ -99,7 +99,8 @@ def test_outputs_that_are_no_whole_heads_are_refused(cut: int, checkpoints: Chec
     folder = draw_adapter(base, tmp_path / "a", 7, targets=("q_proj",))
     file = write_gguf(folder, base, tmp_path / "a.gguf")
     content = file.read_bytes()
-    at = content.index(b"attn_q.weight.lora_b") + len("attn_q.weight.lora_b") + 4 + 8  # its second size
+    # position of the tensor's second size
+    at = content.index(b"attn_q.weight.lora_b") + len("attn_q.weight.lora_b") + 4 + 8
     outputs = int.from_bytes(content[at : at + 8], "little")
     file.write_bytes(content[:at] + (outputs - cut).to_bytes(8, "little") + content[at + 8 :])
     with pytest.raises(AdapterError, match="not whole heads"):

@@ -21,9 +21,9 @@ from worker.schedule.sequence import Chunk, Sequence
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 LENGTHS = (1, 6, 1, 37, 1, 9, 1)
-OWNERS = (0, None, 1, 0, 1, None, 0)  # which adapter each sequence has: their rows are not neighbours
+OWNERS = (0, None, 1, 0, 1, None, 0)  # adapter of each sequence; rows of the same adapter are not neighbours
 SCALES = (1.0, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0)
-# biases; a gated shared expert; output gates, and layers with states; one normed input for both halves of a layer
+# in turn: biases; a gated shared expert; output gates and recurrent layers; attention and MLP with the same input
 KINDS = ("llama-biased", "qwen2-moe", "qwen3_5", "lfm2", "cohere2", "gemma3")
 
 
@@ -61,7 +61,7 @@ def test_loop_in_c_gives_the_bits_of_the_plain_loop_with_adapters(
 ) -> None:
     base = checkpoints(kind)
     decoder = decoder_of(base, dtype)
-    few = ("v_proj", "down_proj", "out_proj")  # so that some columns and some linears stay as they are
+    few = ("v_proj", "down_proj", "out_proj")  # so few that some columns and some linears are not adapted
     adapters = [
         loaded(base, decoder, draw_adapter(base, tmp_path / "a", 1, r=40)),
         loaded(base, decoder, draw_adapter(base, tmp_path / "b", 2, r=4, targets=few)),

@@ -1,4 +1,4 @@
-"""Adapters are packed for the linears that they change, or refused by the name of what does not fit."""
+"""Adapters are packed for the linears that they change, or refused with the name of the part that does not fit."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ PROMPT = list(range(30, 50))
 
 
 def rewritten(folder: Path, change: Any) -> Path:
-    """An adapter with other tensors."""
+    """Returns a copy of an adapter with other tensors."""
     file = folder / "adapter_model.safetensors"
     tensors = load_file(file)
     change(tensors)
@@ -59,7 +59,7 @@ def test_routers_and_other_numbers_of_experts_are_refused(checkpoints: Checkpoin
 
 
 def test_one_product_for_queries_keys_and_values_is_that_of_each(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    """An adapter of a fused projection serves a base whose projections are apart: their A are the same."""
+    """An adapter of a fused projection fits a base with separate projections, which then share its matrix A."""
     base = checkpoints("llama")
     decoder = decoder_of(base)
     apart = draw_adapter(base, tmp_path / "a", 1, targets=("q_proj", "k_proj", "v_proj"))

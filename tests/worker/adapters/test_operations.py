@@ -1,4 +1,4 @@
-"""The bits of a row with an adapter, and of rows beside it."""
+"""The bits of a row with an adapter, and the bits of other rows in the same step."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ PROMPTS = [[(11 * i + 5 * n) % (VOCAB - 3) + 3 for i in range(9 + 7 * n)] for n 
 
 
 def eight(base: Path, decoder: Decoder, folder: Path) -> list[Asked]:
-    """Requests with eight adapters, and one without; greedy and drawn."""
+    """Requests with eight adapters and without an adapter, greedy and sampled."""
     dtypes = [torch.float32, torch.bfloat16, torch.float16]
     adapters = [
         loaded(base, decoder, draw_adapter(base, folder / str(n), n, r=(4, 8, 20)[n % 3], dtype=dtypes[n % 3]))

@@ -1,4 +1,4 @@
-"""Answers with adapters are those of PEFT, and of the base model with the products merged into its weights."""
+"""Answers with adapters equal the answers of PEFT, and of the base model with the products merged into its weights."""
 
 import json
 import shutil
@@ -42,9 +42,7 @@ def merged(base: Path, adapter: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The following .*_pattern keys"
-)  # PEFT wrote them for the experts, and warns of them
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys")  # parameters of experts, of which PEFT warns
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_with_an_adapter_are_those_of_peft(family: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     base = checkpoints(family)
@@ -79,7 +77,7 @@ def test_answers_with_an_adapter_are_those_of_merged_weights(
 def test_adapter_on_a_base_in_few_bits_is_that_on_its_dequantized_weights(
     form: str, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    if form == "gguf":  # its rows of queries and keys are in another order, which loading undoes
+    if form == "gguf":  # the file has rows of queries and keys in another order, which loading undoes
         written = write("llama", tmp_path, mixed)
         few, full = translated([written.file], tmp_path / "cache"), written.reference
     else:

@@ -1,4 +1,4 @@
-"""Adapters in memory, and requests that come with one."""
+"""Adapters in memory, and requests with an adapter."""
 
 import re
 import shutil
@@ -28,7 +28,7 @@ PROMPT = list(range(40, 60))
 
 
 class Bench(RunnerBench):
-    """A loop with a store of adapters, which are the folders a0, a1 … of `folder`."""
+    """A compute loop with a store of adapters, which lie in `folder` as a0, a1 …"""
 
     def __init__(self, base: Path, folder: Path, *, most: int = 3, max_rank: int = 16) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Bench(RunnerBench):
         self.send(m.Submit(id, pack_u32(PROMPT), sampling, cache_salt=salt, adapter=adapter, **options))  # type: ignore[arg-type]
 
     def told(self) -> dict[int, list[int] | str]:
-        """Iterates until all is over. Returns the ids or the refusal of each request."""
+        """Runs iterations until all requests have ended. Returns the ids or the refusal of each request."""
         deadline = time.monotonic() + PATIENCE_S
         while (
             self.server.inbox or self.request_table._preparing or self.scheduler.has_work

@@ -1,4 +1,4 @@
-"""A compute loop with everything around it, without sockets or a device; iterations run by hand."""
+"""A compute loop with request table and scheduler, without sockets or a device. Tests run its iterations."""
 
 import random
 from collections import deque
@@ -44,7 +44,7 @@ class FakeServer:
 
 @dataclass
 class FakeRunner:
-    """check(chunks): may raise for the whole step, as a device does."""
+    """A runner without a model. check: called with the chunks of a step, and may raise, as a device does"""
 
     check: Callable[[list[Chunk]], None] = lambda chunks: None
     steps: list[int] = field(default_factory=list)  # tokens of each successful step
@@ -58,7 +58,7 @@ class FakeRunner:
 
 
 class Bench:
-    """A loop with everything around it; `now` advances by a second per iteration."""
+    """A compute loop with request table and scheduler. `now` advances by a second in each iteration."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Bench:
         compiler: "GrammarCompiler | None" = None,
         give_pictures: Callable[[scheduled.Sequence, m.Submit], None] = no_pictures,
     ) -> None:
-        """runner: used instead of a FakeRunner, which calls `check`."""
+        """runner: replaces the FakeRunner. check: called by the FakeRunner"""
         self.now = 0.0
         self.runner: Any = runner or FakeRunner(check)
         self.scheduler = Scheduler(config, pools or [PagePool(129, 16)], slots)

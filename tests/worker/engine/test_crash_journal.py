@@ -1,4 +1,4 @@
-"""The crash journal: which requests a worker's death counts against, and how two deaths find the culprit."""
+"""The crash journal: which requests are blamed for a worker's death, and how two deaths find the culprit."""
 
 import random
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def sequence(id: int, crashes: int = 0) -> Sequence:
 
 
 def death(heartbeat: Heartbeat, *, blamed: bool = True) -> CrashJournal:
-    """The journal of the next worker, after the previous one died."""
+    """Returns the journal of the next worker, after the previous worker died."""
     heartbeat.blamed = blamed
     return CrashJournal(heartbeat)
 
@@ -55,7 +55,7 @@ def test_crash_counts_persist_until_the_request_makes_progress(tmp_path: Path) -
     innocent, poison = sequence(1), sequence(2)
     crash_journal.record_step([innocent, poison])
     crash_journal = death(heartbeat)
-    crash_journal = death(heartbeat)  # of something else, before a step
+    crash_journal = death(heartbeat)  # a death before any step, of another cause
     for one in (innocent, poison):
         one.history.crashes = crash_journal.crash_count(one.key, 1)
         assert one.history.crashes == 1
@@ -108,10 +108,10 @@ class Lives:
         self.outputs: dict[int, list[int]] = {id: [] for id in range(len(prompts))}
         self.ends: dict[int, m.End] = {}
         self.refused: dict[int, str] = {}
-        self.crashes = 1  # all have been admitted once: the queue of the bench is short
+        self.crashes = 1  # as if all had been admitted before, because the bench's queue is short
 
     def live(self, turns: int) -> bool:
-        """Runs one worker for so many iterations. Returns True if it died of its work."""
+        """Runs one worker for some iterations. Returns True if its work killed it."""
         bench = Bench(self.check)
         bench.request_table.crash_journal = CrashJournal(self.heartbeat)
         self.heartbeat.phase = Phase.SERVING

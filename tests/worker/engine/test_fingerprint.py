@@ -1,4 +1,4 @@
-"""What the fingerprint of a worker contains, and what it does not."""
+"""Which facts change the fingerprint of a worker, and which do not."""
 
 import json
 import shutil
@@ -99,7 +99,7 @@ def test_tokenizer_and_numerics_are_in_it(folder: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("kind", ["lfm2", "granite-hybrid-moe", "qwen3_5"])
 def test_one_state_of_all_recurrent_layers_is_a_fact_of_the_model(checkpoints: Checkpoints, kind: str) -> None:
-    """The fingerprint is as it was before models could mix kinds of layers, so that older receipts can be checked."""
+    """The fingerprint is the same as before models could mix kinds of layers, so that older receipts can be checked."""
     folder = checkpoints(kind)
     spec = spec_from_config(read_config(folder))
     numerics = numerics_of("c", choose_formats(spec, WorkerConfig(device="cpu"), CPU), CPU, batch_invariant=True)

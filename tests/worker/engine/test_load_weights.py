@@ -1,4 +1,4 @@
-"""Loading weights: what does not fit is refused before it is read."""
+"""Loading weights: a model that does not fit into memory is refused before its weights are read."""
 
 import re
 from pathlib import Path

@@ -100,6 +100,6 @@ def test_canary_checks_the_device_only_when_idle() -> None:
     bench.iterate(11)
     assert checks == [5.0, 10.0]
     bench.send(submit(1, [1], 20))
-    bench.iterate(20)  # computes until 31
+    bench.iterate(20)  # computes until time 31
     bench.iterate(6)
     assert checks == [5.0, 10.0, 36.0]

@@ -1,4 +1,4 @@
-"""A prefill checks an answer: it samples the same ids at their positions as the decode did, for every kind."""
+"""The check of an answer by a prefill samples the same ids as the decode did, for every kind of request."""
 
 import random
 import shutil
@@ -57,7 +57,7 @@ Answers = dict[int, tuple[m.Submit, list[int], m.End]]
 
 
 def submits() -> list[m.Submit]:
-    """A request of every kind."""
+    """Returns a request of every kind."""
     draw = random.Random(3)
     prompts = [[draw.randrange(3, VOCAB) for _ in range(draw.choice([1, 5, 17, 50]))] for _ in KINDS]
     return [
@@ -67,7 +67,7 @@ def submits() -> list[m.Submit]:
 
 
 def served(bench: RunnerBench, requests: list[m.Submit], *, preempting: bool = False) -> Answers:
-    """Runs the requests together, and returns each with its output and end. Some may be preempted now and then."""
+    """Runs the requests together. Returns each request with its output and end. Preempts some at times if told so."""
     bench.send(*requests)
     for step in range(2000):
         bench.iterate()
@@ -105,7 +105,7 @@ def test_answer_in_few_bits_is_sampled_again(
 
 
 def assert_checked(decoder: Decoder, compiler: GrammarCompiler) -> int:
-    """Checks answers of every kind, in one chunk each, and in small chunks with preemptions. Returns how many."""
+    """Checks answers of every kind, whole in a chunk, and in small chunks with preemptions. Returns their number."""
     answers = served(RunnerBench(decoder, compiler=compiler), submits())
     assert {end.outcome for *_, end in answers.values()} == {m.Outcome.EOS, m.Outcome.STOP, m.Outcome.LENGTH}
     for chunk in (64, 5):
@@ -125,7 +125,7 @@ def test_one_bit_of_a_weight_is_found_where_the_answer_changes(checkpoints: Chec
     copy = shutil.copytree(checkpoints("llama"), tmp_path / "copy")
     tensors = load_file(copy / "model.safetensors")
     name = next(name for name in tensors if name.endswith("0.mlp.up_proj.weight"))
-    tensors[name].view(torch.int32)[3, 5] ^= 1 << 24  # of the exponent
+    tensors[name].view(torch.int32)[3, 5] ^= 1 << 24  # a bit of the exponent
     save_file(tensors, copy / "model.safetensors", {"format": "pt"})
     was, now = (batch_invariant_decoder(folder, torch.float32) for folder in (checkpoints("llama"), copy))
     kinds = [m.Sampling(LENGTH, temperature=1.5, seed=seed, ignore_eos=True) for seed in range(8)]

@@ -1,4 +1,4 @@
-"""The loop with drafts: it sends the same messages as without, and drafts that fail make no request fail."""
+"""The loop with drafts sends the same messages as without drafts, and a failing drafter fails no request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class DraftRunner(FakeRunner):
 
 
 class Foresight(NgramDrafter):
-    """Proposes the right tokens, except every fifth."""
+    """Proposes the right tokens, but every fifth token is wrong."""
 
     def __init__(self) -> None:
         super().__init__()

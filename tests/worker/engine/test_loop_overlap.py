@@ -1,4 +1,4 @@
-"""The loop with overlapping steps: the same messages as without, whatever fails, ends or leaves."""
+"""The loop with overlapping steps sends the same messages as without overlap, whatever fails, ends or is aborted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from worker.transport.server import FrontendGone
 
 @dataclass(eq=False)
 class StepInFlight:
-    """A step in flight, which fails when it is read, or does not."""
+    """A step in flight, which may fail when it is read."""
 
     device: "Device"
     plan: Plan
     number: int
-    tokens: dict[Sequence, list[int]]  # of those that sampled, the new one included
+    tokens: dict[Sequence, list[int]]  # tokens of the sequences that sampled, including the new token
     may_overlap: bool = True
 
     def read(self) -> StepOutput:
@@ -32,7 +32,7 @@ class StepInFlight:
 
 @dataclass
 class Device(FakeRunner):
-    """Computes steps in the order of their launches, from ids that the host may not know yet."""
+    """A fake device: computes steps in the order of their launches, from ids that the host may not know yet."""
 
     events: list[tuple[str, int]] = field(default_factory=list)
     trouble: Callable[[list[Chunk]], None] = lambda chunks: None
@@ -128,7 +128,7 @@ def test_latencies_are_recorded_when_tokens_are_applied() -> None:
 @pytest.mark.parametrize("culprit", range(6))
 @pytest.mark.parametrize("late", [False, True])
 def test_failing_step_fails_only_the_culprit(culprit: int, late: bool) -> None:
-    """The failure shows when the step is launched, or when it is read while another step is in flight behind it."""
+    """The step fails when it is launched, or when it is read while the next step is already in flight."""
 
     def trouble(chunks: list[Chunk]) -> None:
         if any(one.sequence.key == (ME, culprit) and one.start + one.length == 22 for one in chunks):

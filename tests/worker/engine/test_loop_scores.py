@@ -1,4 +1,4 @@
-"""Log-probabilities of text that was generated here are, bit for bit, those that its decode gave."""
+"""Scores of text that this server generated equal, bit for bit, the log-probabilities of its decode."""
 
 import random
 
@@ -27,7 +27,7 @@ def scored(id: int, prompt: list[int], answer: list[int], salt: str = "") -> m.S
 
 
 def columns(bench: RunnerBench, id: int, start: int) -> tuple[list[float], list[int], list[float]]:
-    """Returns what was sent for the tokens from `start` on: log-probabilities, the likeliest ids, and theirs."""
+    """Returns log-probabilities, most likely ids and their log-probabilities, sent for the tokens from `start` on."""
     told = [one for _, step in bench.server.sent for one in step.logprobs if one.id == id]
     assert [one.start for one in told] == [
         start + sum(len(before.chosen) // 4 for before in told[:at]) for at in range(len(told))

@@ -1,4 +1,4 @@
-"""The request table through a loop: what frontends are sent, and when requests are rejected or ended."""
+"""The request table in a loop: what the worker sends to frontends, and when requests are rejected or ended."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_requests_of_one_step_are_sent_in_one_message_per_frontend() -> None:
     assert outputs == {1: expected([1], 5), 2: expected([2], 5)}
     assert {end.outcome for end in ends.values()} == {m.Outcome.LENGTH}
     assert bench.received(YOU)[0] == {1: expected([3], 5)}
-    assert len(bench.server.sent) == 2 * (1 + 5)  # admissions, then a frame a step
+    assert len(bench.server.sent) == 2 * (1 + 5)  # admissions, then one frame per step
 
 
 def test_submit_sent_twice_runs_once() -> None:
@@ -32,7 +32,7 @@ def test_submit_sent_twice_runs_once() -> None:
 
 
 def test_seeds_that_are_drawn_are_exact_as_floats() -> None:
-    """JavaScript and jq read every number in JSON as a float, so a client can send back the seed of an answer."""
+    """JavaScript and jq read all numbers in JSON as floats, and their users must be able to send a seed back."""
     bench = Bench()
     bench.send(*(submit(id, [id], 1) for id in range(1, 9)))
     bench.iterate(6)
@@ -94,12 +94,12 @@ def test_retry_after_is_the_backlog_at_the_measured_speed(idle: int) -> None:
     bench.send(submit(100, [1], 1))
     bench.iterate(1 + idle)
     bench.send(*(submit(id, [id + 1] * 20, 100) for id in range(8)))
-    bench.iterate(2)  # all run: each has 98 tokens to go, and two steps have shown the speed
+    bench.iterate(2)  # all run: each has 98 tokens left, and two steps have been measured
     bench.send(*(submit(id, [id + 1] * 20, 100) for id in range(8, 24)))
     bench.iterate()
     refused = [one for _, step in bench.server.sent for one in step.rejected]
     assert len(refused) == 8 and {one.reason for one in refused} == {m.Refusal.QUEUE_FULL}
-    backlog, speed = 8 * 98 + 8 * (20 + 100), (2 + 8 * (20 + 2)) / 1.0  # a step of the bench ends when it begins
+    backlog, speed = 8 * 98 + 8 * (20 + 100), (2 + 8 * (20 + 2)) / 1.0  # steps of the bench take no time
     assert [one.retry_after_s for one in refused] == pytest.approx([backlog / speed] * 8)
 
 

@@ -1,7 +1,7 @@
-"""A worker's whole life on a fake GPU: load, warm up, record, serve; and which kernels it compiles.
+"""Runs a worker on a fake GPU from loading to serving (load, warm up, record, serve), and lists compiled kernels.
 
-`python -m tests.worker.gpu.rehearsal [--compile] [MODEL ...]`: a line for each model and each way to serve it. In a
-process of its own, because the tests' process has Triton in interpreter mode.
+`python -m tests.worker.gpu.rehearsal [--compile] [MODEL ...]` prints a line for each model and each way to serve it. It
+runs in a process of its own, because the tests' process has Triton in interpreter mode.
 """
 
 import gc
@@ -61,7 +61,7 @@ class Ends(EncodingServer):
 
 
 class Served:
-    """An engine with its loop; the caller runs each iteration."""
+    """An engine with its compute loop; the caller runs each iteration."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.link, self._next = engine, Ends(), 0
@@ -73,7 +73,7 @@ class Served:
         self._loop = Loop(engine.scheduler, engine.runner, self._request_table, self.link, stats, metrics)  # type: ignore[arg-type]
 
     def say(self, length: int, sampling: Sampling) -> None:
-        prompt = pack_u32([7 + self._next % 50] * length)  # hardly ever one that is cached
+        prompt = pack_u32([7 + self._next % 50] * length)  # rarely a prompt that is cached
         self.link.inbox.append((ME, Submit(self._next, prompt, sampling)))
         self._next += 1
 
@@ -88,7 +88,7 @@ class Served:
 
 
 def traffic(served: Served) -> Iterator[str]:
-    """Serves one request of each kind, then crowds of all kinds, then long ones. Yields the name of each part."""
+    """Serves one request of each kind, then many requests of all kinds, then long ones. Yields each part's name."""
     for sampling in SAMPLINGS:
         served.say(21, sampling)
         served.drain()
@@ -109,7 +109,7 @@ def traffic(served: Served) -> Iterator[str]:
 
 
 def steady(served: Served, machine: Machine) -> Counter[str]:
-    """Returns where the host waits in ten decode steps of three running sequences."""
+    """Returns the places where the host waits for the device in ten decode steps of three running sequences."""
     for _ in range(3):
         served.say(30, Sampling(40, temperature=0.8, seed=1))
     for _ in range(12):
@@ -134,7 +134,7 @@ class Heard(logging.Handler):
 
 
 def eager_steps(engine: Engine) -> list[Plan]:
-    """Returns a list to which each further step is added that no graph replays."""
+    """Returns a list to which every later step that no graph replays is added."""
     found: list[Plan] = []
     compute = engine.runner._compute
 
@@ -147,7 +147,7 @@ def eager_steps(engine: Engine) -> list[Plan]:
 
 
 def replayable(plan: Plan) -> bool:
-    """Whether graphs can replay a step: it must be small and score no prompt. Its samplings do not matter."""
+    """Whether graphs can replay a step: it must be small and score no prompt. Sampling parameters do not matter."""
     scores = any(
         chunk.sequence.sampling.prompt_logprobs and chunk.start < chunk.sequence.prompt_len for chunk in plan.chunks
     )
@@ -155,7 +155,7 @@ def replayable(plan: Plan) -> bool:
 
 
 def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]]:
-    """Returns everything that is compiled, and a sentence for each error; prints a line."""
+    """Runs one worker. Returns all compilations, and a sentence for each error; prints a line."""
     heard = Heard()
     logging.getLogger("sluice").addHandler(heard)
     with gpu() as machine:
@@ -203,7 +203,7 @@ def main(words: list[str]) -> int:
         with nullcontext() if "--compile" in words else few_experts(), tempfile.TemporaryDirectory() as root:
             (Path(root) / model).mkdir()
             folder = checkpoint(Path(root) / model, model)
-            gc.freeze()  # what is imported by now stays, and the worker's collections need not look at it
+            gc.freeze()  # imported objects stay for ever, so the worker's garbage collections need not visit them
             for way in ways:
                 compilations, found = profile_memory(folder, way)
                 made |= {one.key: one for one in compilations}

@@ -1,4 +1,4 @@
-"""A worker's whole life on a fake GPU; and the fake GPU notices what would be an error on a real one."""
+"""A worker on a fake GPU, from loading to serving; the fake GPU notices what would be an error on a real GPU."""
 
 import os
 import subprocess

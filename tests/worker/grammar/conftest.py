@@ -1,4 +1,4 @@
-"""The bench of the grammar tests."""
+"""The fixture with the Bench of the grammar tests."""
 
 from collections.abc import Iterator
 

@@ -33,7 +33,7 @@ def engine_of(folder: Path) -> Engine:
 
 
 class Bench(LoopBench):
-    """A loop over a real runner, turned by hand."""
+    """A compute loop over a real runner. Tests run its iterations."""
 
     def __init__(self, engine: Engine) -> None:
         self.now, self.engine = 0.0, engine

@@ -25,7 +25,7 @@ TEXT = json.dumps({"grammars": [{"lark_grammar": 'start: "<tool_call>" /[^<]*/'}
 
 def test_compile_of_an_invalid_grammar_rejects_the_request(bench: Bench) -> None:
     wrong = {
-        1: build.lark('start: <|nonesuch|> "b"', "x"),  # only the worker knows the vocabulary
+        1: build.lark('start: <|nonesuch|> "b"', "x"),  # needs the vocabulary, which only the worker knows
         2: '{"grammars": [{"lark_grammar": "start: a\\na: a \\"x\\""}]}',
         3: "no grammar",
     }
@@ -55,7 +55,7 @@ def test_compile_with_an_unreadable_tokenizer_raises(bench: Bench, tmp_path: Pat
 
 
 def tagged(tokenizer: PreTrainedTokenizerFast) -> str:
-    """A tokenizer with a hole before the tag, a special token between and a plain word after."""
+    """Returns a tokenizer with an unused id, then a special token, tags and a plain word."""
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
     tokenizer.add_tokens(
         [AddedToken(tag, normalized=False) for tag in ("<think>", "<tool_call>", "<｜call｜>", "plain word")]
@@ -106,7 +106,7 @@ def test_compile_in_a_child_that_takes_too_long_rejects_and_is_tried_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rejected(heavy: str) -> bool:
-        """Whether a grammar takes too long. On a busy machine, the child may be done before this thread looks again."""
+        """Whether a grammar takes too long. On a busy machine, the child may finish before this thread looks again."""
         try:
             return not bench.compiler.compile(heavy).result(PATIENCE_S)
         except InvalidGrammar as error:

@@ -1,4 +1,4 @@
-"""Answers keep to their grammar, whatever happens to their sequence on the way."""
+"""Answers match their grammar, whatever happens to their sequence: preemption, failures, resumption."""
 
 import json
 from typing import Any
@@ -44,7 +44,7 @@ def test_answers_keep_to_every_kind_of_grammar_and_vocabulary(kind: str, checkpo
 
 
 def test_matcher_moves_once_for_each_token_whatever_happens(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same answer alone, beside others, preempted, in steps that fail and are retried, and resumed anywhere."""
+    """The answer is the same alone, beside others, preempted, in steps that fail and are retried, and when resumed."""
     ((wanted, end),) = zip(*(part.values() for part in alone(bench, submit(1, NAMED, temperature=0.9))), strict=True)
     assert end.outcome is m.Outcome.EOS
     others = [submit(i, build.json_object() if i % 2 else "", 40, temperature=1.0) for i in range(3, 9)]
@@ -52,7 +52,7 @@ def test_matcher_moves_once_for_each_token_whatever_happens(bench: Bench, monkey
     bench.send(*others, submit(2, NAMED, temperature=0.9, seed=1))
     bench.iterate()
     bench.wait_for_grammars()
-    failing = {8, 20}  # turns whose first try fails after its masks were made
+    failing = {8, 20}  # iterations whose first try fails after the masks were made
     launch = bench.engine.runner.launch
     for turn in range(200):
         (target,) = [one for one in bench.scheduler.sequences() if one.key == (ME, 2)] or [None]

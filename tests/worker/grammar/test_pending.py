@@ -13,7 +13,7 @@ from worker.transport.server import FrontendGone
 
 
 class ManualCompiler(GrammarCompiler):
-    """Compiles a text when the test calls release()."""
+    """A fake compiler: compiles a grammar when the test calls release()."""
 
     def __init__(self) -> None:
         self.futures: dict[str, Future[Grammar]] = {}

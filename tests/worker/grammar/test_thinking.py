@@ -1,4 +1,4 @@
-"""Budgets for reasoning, by ids: 7 opens, 8 closes, 5 is blank."""
+"""Budgets for reasoning. Id 7 opens reasoning, 8 closes it, 5 is a blank."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Rules about tokens in the real loop: alone, with a grammar, with drafts, preempted, resumed anywhere."""
+"""Allowed ids and bad words in the real loop: alone, with a grammar, with drafts, preempted, resumed anywhere."""
 
 from typing import Any
 

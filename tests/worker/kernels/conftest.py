@@ -1,4 +1,4 @@
-"""Triton kernels run on the GPU where there is one and in Triton's interpreter elsewhere (fp32 and fp16 only:
+"""Fixtures that run Triton kernels on a GPU, or without a GPU in Triton's interpreter (only in fp32 and fp16, because
 interpreted bf16 is wrong)."""
 
 import os
@@ -12,8 +12,8 @@ import torch
 
 
 def _interpret_triton() -> None:
-    """Triton reads TRITON_INTERPRET when its functions are decorated, so a copy that something (transformers, say)
-    imported earlier has to be imported again; its compiled library stays loaded."""
+    """Imports Triton again if a module such as transformers imported it before, because Triton reads TRITON_INTERPRET
+    when its functions are decorated. Triton's compiled library stays loaded."""
     os.environ["TRITON_INTERPRET"] = "1"
     for name in list(sys.modules):
         if name.partition(".")[0] == "triton" and not name.startswith("triton._C"):
@@ -22,7 +22,7 @@ def _interpret_triton() -> None:
 
 
 def _read_run_time_numbers() -> None:
-    """Triton 3.6's interpreter asks NumPy for int() of an array of one number, which NumPy 2.4 refuses."""
+    """Patches Triton 3.6's interpreter, which calls int() on an array of one number, since NumPy 2.4 refuses that."""
     from triton.runtime import interpreter
 
     patch_tensor = interpreter._patch_lang_tensor
@@ -62,13 +62,13 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture
 def dot_in_order(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the interpreter's dot add along K one by one. NumPy's order would depend on the tile."""
+    """Makes the interpreter's dot add the products along K one after another. NumPy's order depends on the tile."""
     if device == "cuda":
         return
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def numbers(x: TensorHandle) -> np.ndarray:
-        """In the interpreter, float8 numbers are stored as bytes."""
+        """Returns a tensor's numbers. The interpreter stores float8 numbers as bytes."""
         return torch.from_numpy(x.data).view(torch.float8_e4m3fn).float().numpy() if x.dtype.is_fp8() else x.data
 
     def dot(_: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, *how: object) -> TensorHandle:

@@ -20,7 +20,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def one_by_one(case: Batch, scale: float, window: int, sinks: Tensor | None = None, softcap: float = 0.0) -> Tensor:
-    """The reference: each sequence alone, fp32, its keys and values in plain order."""
+    """The reference: each sequence alone in fp32, with its keys and values in plain order."""
     out = []
     column = torch.full((case.q.shape[1],), -torch.inf) if sinks is None else sinks
     for i, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
@@ -38,13 +38,13 @@ def one_by_one(case: Batch, scale: float, window: int, sinks: Tensor | None = No
 
 
 def near(got: Tensor, expected: Tensor) -> None:
-    """Asserts that the relative error of the whole, by its norm, is within the rounding of the dtype."""
+    """Asserts that the norm of the error, relative to the norm of the result, is within the rounding of the dtype."""
     away = (got.float() - expected.float()).norm() / expected.float().norm()
-    assert away < (1e-2 if got.dtype == torch.bfloat16 else 1e-3), away  # NaN is not
+    assert away < (1e-2 if got.dtype == torch.bfloat16 else 1e-3), away  # false for NaN
 
 
 def in_fp8(case: Batch) -> Batch:
-    """The same with keys and values rounded to eight bits."""
+    """Returns the same case with keys and values rounded to eight bits."""
     keys, values = (tuple(x.to(FP8).to(x.dtype) for x in parts) for parts in (case.keys, case.values))
     return dataclasses.replace(
         case, cache_k=case.cache_k.to(FP8), cache_v=case.cache_v.to(FP8), keys=keys, values=values
@@ -65,7 +65,7 @@ def run_triton(
     softcap: float = 0.0,
     options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
-    """Runs the kernel with new memory full of NaN. longer: how much the bound on the lengths is too large"""
+    """Runs the kernel with new memory full of NaN. longer: by how much the bound on the lengths is too large"""
     from worker.kernels.gpu.attention.attention import attention_triton
 
     there = case.to(device)
@@ -105,7 +105,7 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def steady_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces NumPy's product, in which a row's bits depend on its place in the tile. On a GPU they do not."""
+    """Replaces NumPy's product, whose bits depend on a row's place in the tile. On a GPU, they do not."""
 
     def matmul(a: Any, b: Any, dtype: Any) -> Any:
         return np.add.reduce(a.astype(dtype)[:, :, None] * b.astype(dtype)[None], axis=1)
@@ -138,7 +138,7 @@ def test_twin_with_sinks_and_softcap(dtype: torch.dtype, window: int, softcap: f
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cache_dtype", [None, FP8])
 def test_public_function_passes_sinks_and_softcap(dtype: torch.dtype, cache_dtype: torch.dtype | None) -> None:
-    """It calls the C kernels, or plain PyTorch for a cache in a format that they cannot read."""
+    """The function calls the C kernels, or plain PyTorch for a cache in a format that the C kernels cannot read."""
     case = batch(MIXED, 4, 2, 64, 16, dtype)
     case = in_fp8(case) if cache_dtype else case
     written = case.cache_v if cache_dtype else as_written(case.cache_v)
@@ -230,7 +230,7 @@ def test_triton_joins_splits(
 
 @pytest.mark.parametrize("length", [127, 128, 129, 144, 300])
 def test_triton_with_sinks_at_the_ends_of_a_window(length: int, device: str) -> None:
-    """The sizes are those of gpt-oss. The first key of a window is the first or the last of its page, or in between."""
+    """Sizes of gpt-oss. The first key of a window is the first key of its page, the last, or in between."""
     case = batch([(1, length), (9, length), (length - 7, length)], 8, 1, 64, 16, torch.float16)
     near(run_triton(case, 0.125, 128, device, sinks=sinks_of(8)), one_by_one(case, 0.125, 128, sinks_of(8)))
 
@@ -284,8 +284,8 @@ def test_triton_bits_do_not_depend_on_chunking_or_company(
 def test_triton_bits_do_not_depend_on_bounds_programs_or_padding(
     window: int, device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a captured step: a bound far above all lengths, rows of nobody, and sequences that look at the scratch page
-    or have no row."""
+    """As in a captured step, the bound is far above all lengths, some rows belong to no sequence, and some sequences
+    read the scratch page or have no row."""
     from worker.kernels.gpu.attention import attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 1 << 20)
@@ -310,7 +310,7 @@ def test_triton_bits_do_not_depend_on_which_rows_are_split(
     heads: int, kv_heads: int, size: int, window: int, dtype: torch.dtype,
     device: str, short_splits: None, steady_products: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Sequences of one row are split, those of up to two rows, or all. Tiles of one sequence see different splits."""
+    """Splits sequences of one row, of up to two rows, or all sequences. Tiles of a sequence see different splits."""
     from worker.kernels.gpu.attention import attention
 
     case = batch([(3, 700), (1, 400), (5, 130)], heads, kv_heads, size, 16, dtype)
@@ -326,7 +326,7 @@ def test_triton_bits_do_not_depend_on_which_rows_are_split(
 def test_triton_last_program_of_a_tile_merges_its_splits(
     device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bits are the same, and all counters are zero again for the next replay. Two sequences have no row."""
+    """The bits stay the same, and all counters are zero again for the next replay. Two sequences have no row."""
     from worker.kernels.gpu.attention import attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 1 << 20)
@@ -349,7 +349,7 @@ def test_triton_last_program_of_a_tile_merges_its_splits(
 def test_triton_softmax_overlap_changes_no_bit(
     size: int, page: int, window: int, more: dict[str, Any], device: str, short_splits: None
 ) -> None:
-    """Tiles begin and end at the first key of a split, a block or the sequence, or in between. Some are not full."""
+    """Tiles begin and end at the first key of a split, block or sequence, or in between. Some tiles are not full."""
     case = batch([(2, 2), (3, 256), (66, 270)], 2, 1, size, page, torch.float16)
     expected = run_triton(case, 0.2, window, device, **more)
     near(expected, one_by_one(case, 0.2, window, **more))
@@ -367,7 +367,7 @@ def test_triton_softmax_overlap_changes_no_bit(
 def test_triton_overlaps_the_softmax_where_products_run_by_themselves(
     size: int, dtype: torch.dtype, fp8: bool, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not overlap if keys must be converted, if registers do not suffice, or if the option is off."""
+    """The softmax does not overlap if keys must be converted, if registers do not suffice, or if the option is off."""
     from worker.kernels.gpu.attention import attention
 
     launched = []
@@ -389,7 +389,7 @@ def test_count_splits_covers_every_position() -> None:
     begins = [*range(0, 1024, 128), *range(1024, 4096, 512), *range(4096, 100_000, 2048)]
     for length in (1, 128, 129, 1024, 1025, 4096, 4097, 9000, 65_536):
         assert count_splits(length, 0, 128, 8) == sum(begin < length for begin in begins)
-    for last in range(1000):  # a window of 300 anywhere
+    for last in range(1000):  # last position of a window of 300 keys, at any place
         assert count_splits(last + 1, 300, 128, 8) >= last // 128 - max(0, last - 299) // 128 + 1
 
 
@@ -426,6 +426,6 @@ def test_divide_work_launches_few_programs_and_splits_short_pieces(
     assert work.max_rows >= max(rows for rows, _ in lengths) and work.prefill_programs == 0
     assert 132 <= kv_heads * work.split_programs <= 4 * 132 + kv_heads
     assert 4 * work.places * splits * heads * (size + 2) <= attention.PARTIAL_BYTES
-    for rows in (300, 8192):  # enough tiles, as one sequence or behind a few decodes
+    for rows in (300, 8192):  # enough tiles without splits, for one sequence or after a few decodes
         alone = attention.divide_work(rows, 1, heads, kv_heads, size, splits, tiles, 2)
         assert alone.max_rows == alone.split_programs == alone.combine_programs == 0 < alone.prefill_programs

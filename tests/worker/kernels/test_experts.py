@@ -1,4 +1,4 @@
-"""Experts on every instruction set: what they compute, and that a row's result depends on no other row."""
+"""Experts on every instruction set: their results are right, and a row's result depends on no other row."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,10 +38,8 @@ def run(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_experts_in_c_compute_what_torch_does(kind: str, bias: bool, dtype: torch.dtype) -> None:
-    for sizes in (
-        Sizes(bias=bias),
-        Sizes(count=5, hidden=75, inner=45, bias=bias),
-    ):  # no whole panels, no whole registers
+    # the second sizes are no multiples of panels or registers
+    for sizes in (Sizes(bias=bias), Sizes(count=5, hidden=75, inner=45, bias=bias)):
         packed, plain = made(sizes, dtype, FORMATS[kind])
         x, add, gate = (
             random(40, sizes.hidden, dtype=dtype),
@@ -177,7 +175,7 @@ def test_no_rows_give_no_rows() -> None:
 
 def test_choice_is_clear_unless_rounding_could_change_it() -> None:
     logits = torch.tensor([[5.0, 3.0, 1.0], [5.0, 3.0, 2.9999], [5.0, 5.0, 1.0], [-8.0, 0.1, 0.099]])
-    router = PackedLinear(logits.T.contiguous(), None, True)  # of the rows of an identity
+    router = PackedLinear(logits.T.contiguous(), None, True)  # so that rows of an identity matrix have these logits
     empty = PackedExperts(torch.empty(0), None)
     layer, h = Experts(router, empty, empty), torch.eye(4)
     assert clear_choices(h, layer, 2).tolist() == [True, False, True, True]
@@ -191,7 +189,7 @@ SCORES: list[dict[str, Any]] = [{}, {"scales": torch.full((8,), 1.7)}, {"choice_
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("how", SCORES, ids=["sigmoid", "scaled", "biased"])
 def test_sigmoid_scores_are_those_of_the_definition(how: dict[str, Any], normalized: bool) -> None:
-    """Deepseek-V3's router in float64: the bias changes which experts are chosen, but not their weights."""
+    """The oracle is DeepSeek-V3's router in float64: the bias changes the choice of experts, but not their weights."""
     logits = random(40, 8, seed=2) * 3
     numbers, weights = choose_experts(logits, 3, normalized=normalized, sigmoid=True, **how)
     scores = 1 / (1 + (-logits.double()).exp())

@@ -1,4 +1,4 @@
-"""forms.py: which form of an operation is called, and that no form knows of another one."""
+"""forms.py chooses the right form of an operation, and no form imports another form."""
 
 import ast
 from collections.abc import Iterator
@@ -15,19 +15,20 @@ from worker.kernels.cpu import bindings
 from worker.kernels.rowwise.qkv_rope_write import qkv_rope_write_torch
 
 KERNELS = Path(forms.__file__).parent
-# Modules that choose between the Triton and C forms. All others beside them define operations in plain PyTorch.
+# Modules that choose between Triton and C forms. All other modules of the folder define operations in plain PyTorch.
 CHOOSING = ("forms", "operations", "linear", "experts", "sample", "library_products")
-UPWARD = {"gpu/experts/experts.py": {"experts", "linear"}}  # the router is a product of any kind
+# allowed imports of choosing modules: the router may be a product of any kind
+UPWARD = {"gpu/experts/experts.py": {"experts", "linear"}}
 
 
 class OnGpu(Tensor):
-    """A tensor for Triton's interpreter that claims to be on a GPU."""
+    """A tensor on the CPU that claims to be on a GPU, for Triton's interpreter."""
 
     is_cuda = True  # type: ignore[assignment]
 
 
 def ours(path: Path) -> Iterator[str]:
-    """Modules of worker/kernels that a file imports, relative to it."""
+    """Returns the modules of worker/kernels that a file imports, relative to worker/kernels."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("worker.kernels"):
             names = [f"{node.module}.{alias.name}" for alias in node.names]

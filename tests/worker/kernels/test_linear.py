@@ -73,7 +73,7 @@ def test_chain_length_depends_on_the_weight_shape_only() -> None:
     for columns, depth in ((3072, 8192), (2560, 9728), (1152, 6912), (1152, 1024), (5120, 3072), (33, 70)):
         chain = chain_length(columns, depth)
         assert chain % 128 == 0 and -(-depth // chain) <= MAX_CHAINS
-        assert depth < 512 or -(-depth // chain) * -(-columns // 64) >= 72  # programs
+        assert depth < 512 or -(-depth // chain) * -(-columns // 64) >= 72  # at least 72 programs
     assert all(
         is_single_chain(torch.empty(shape, device="meta")) for shape in ((16384, 3072), (128256, 3072), (13824, 1152))
     )
@@ -92,7 +92,7 @@ def test_chain_length_depends_on_the_weight_shape_only() -> None:
 def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     rows: int, columns: int, depth: int, cut: bool, dtype: torch.dtype, device: str
 ) -> None:
-    """Across tiles, and whether the chains of K have a program each or one together."""
+    """Holds for all tiles, and whether each chain of K has a program of its own or one program computes all chains."""
     from worker.kernels.gpu.products.linear import linear_triton
 
     x = random(rows, depth, dtype=dtype, device=device)
@@ -110,7 +110,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
 def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
     chains: Chains, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with parked sums, where one program computes several tiles."""
+    """Includes parked sums, where one program computes several tiles."""
     from worker.kernels.gpu.products.linear import linear_triton
     from worker.kernels.gpu.products.tile_table import CANDIDATES, PARKED_ELEMENTS
 

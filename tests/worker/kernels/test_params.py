@@ -1,4 +1,4 @@
-"""Sampling parameters: skipping a stage that no row needs changes no result."""
+"""Skipping a stage of sampling that no row needs changes no result."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Products of eight bits by eight: tokens quantized one by one as they come."""
+"""Products of eight-bit weights and eight-bit tokens, which are quantized token by token during the step."""
 
 import pytest
 import torch
@@ -18,11 +18,12 @@ from worker.kernels.weights.quantize import (
 )  # fmt: skip
 
 KINDS: list[Kind] = ["int8", "fp8"]
-STEP = {"int8": 1 / 254, "fp8": 1 / 16}  # half a step, relative to the row's largest value, or to the value
+# half a rounding step: int8 relative to the row's largest value, fp8 relative to the value
+STEP = {"int8": 1 / 254, "fp8": 1 / 16}
 
 
 def tokens(rows: int, depth: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-    """Rows of very different sizes, with one column much larger than the others."""
+    """Returns rows of very different magnitudes, with one column much larger than the others."""
     x = random(rows, depth, device=device) * torch.logspace(-2, 2, rows, device=device)[:, None]
     x[:, depth // 3] *= 30
     return x.to(dtype)
@@ -86,7 +87,7 @@ def test_triton_quantizes_to_the_same(rows: int, depth: int, kind: Kind, dtype: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # a warning of the interpreter
 def test_quantize_tokens_keeps_zero_rows_and_isolates_non_finite_rows(kind: Kind, device: str) -> None:
     x, eight = random(5, 300, device=device), quantize(random(40, 300, device=device, seed=1), kind)
     x[1], x[2, 7], x[3, 9] = 0, torch.nan, torch.inf
@@ -95,15 +96,15 @@ def test_quantize_tokens_keeps_zero_rows_and_isolates_non_finite_rows(kind: Kind
         near(got[[0, 4]], linear_quantized_torch(x[[0, 4]], *eight, None, dynamic=True))
 
 
-@pytest.mark.usefixtures("dot_in_order")  # tiles with split K have another shape, for which NumPy adds in another order
+@pytest.mark.usefixtures("dot_in_order")  # NumPy adds in another order for the shape of tiles with split K
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("rows", "columns", "depth", "biased"),
     [
         (1, 48, 70, True),
-        (5, 130, 600, True),  # two chains
-        (20, 64, 1024, False),  # four, even
+        (5, 130, 600, True),  # two chains along K
+        (20, 64, 1024, False),  # four equal chains
         (70, 40, 600, False),
         (130, 66, 72, True),
     ],
@@ -118,7 +119,7 @@ def test_linear_with_dynamic_quantization_triton_agrees_with_torch(
     with poisoned():
         plain, wide, terms = (product(x, *eight, bias, **how) for how in ({}, {"fp32_out": True}, {"split_k": True}))
     near(plain, expected)
-    (close if kind == "int8" else near)(wide, expected)  # a tensor core's sums of fp8 are not float32's
+    (close if kind == "int8" else near)(wide, expected)  # tensor cores do not add fp8 products in float32
     assert wide.dtype == torch.float32 and torch.equal(sum_split_k(terms, 2, dtype), plain)
     assert terms.ndim == (3 if depth >= 600 else 2)
 
@@ -150,7 +151,8 @@ ALIKE = [
 
 
 @pytest.mark.usefixtures("dot_in_order")
-@pytest.mark.parametrize(  # a token's format matters where it is quantized and where a product is rounded, not between
+# the tokens' dtype matters where they are quantized and where a product is rounded, not in between
+@pytest.mark.parametrize(
     ("kind", "dtype"),
     [
         ("int8", torch.float32), ("fp8", torch.float16),
@@ -162,7 +164,7 @@ ALIKE = [
 def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     rows: int, columns: int, depth: int, kind: Kind, dtype: torch.dtype, device: str
 ) -> None:
-    """Across tiles, and whether the chains of K have a program each or one together."""
+    """Holds for all tiles, and whether each chain of K has a program of its own or one program computes all chains."""
     x, eight = tokens(rows, depth, dtype, device), quantize(random(columns, depth, device=device, seed=1), kind)
     whole = product(x, *eight)
     for begin, end in ((0, 1), (10, 30), (60, 120), (0, 140), (0, rows // 2)):
@@ -175,7 +177,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
 @pytest.mark.parametrize("rows", [1, 20, 64, 200, 2048])
 @pytest.mark.parametrize(("columns", "depth"), [(5120, 3072), (3072, 8192), (2560, 9728), (16384, 3072)])
 def test_real_shapes_are_right_in_bfloat16(columns: int, depth: int, rows: int, kind: Kind, device: str) -> None:
-    """With the tensor cores' order of addition, against float64 on the same numbers: only the last rounding differs."""
+    """Tensor cores add in an order of their own. Compared with float64, only the last rounding differs."""
     x = tokens(rows, depth, torch.bfloat16, device)
     values, scale = quantize(random(columns, depth, device=device, seed=1) / depth**0.5, kind)
     token_values, token_scale = quantize_tokens(x, FORMATS[kind])
@@ -188,7 +190,7 @@ def test_real_shapes_are_right_in_bfloat16(columns: int, depth: int, rows: int, 
 
 @pytest.mark.gpu
 def test_small_products_beside_a_large_one_are_not_lost_in_fp8(device: str) -> None:
-    """The tensor core's own sum at 448 * 448 would lose terms below about sixteen."""
+    """The accumulator of a tensor core that holds 448 * 448 would lose terms below about 16."""
     x, weight = torch.full((1, 4096), 1.0, device=device), torch.full((64, 4096), 0.25, device=device)
     x[:, 0], weight[:, 0] = 448.0, 448.0
     got = product(x, weight.to(torch.float8_e4m3fn), torch.ones(64, device=device))

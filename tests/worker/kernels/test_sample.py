@@ -26,7 +26,7 @@ def python_uniform(seed: int, position: int) -> float:
 
 
 def naive(logits: list[float], row: Row) -> int:
-    """The specification, one row in plain Python."""
+    """The specification of sampling, for one row, in plain Python."""
     logits = list(logits)
     for token, count in row.history:
         value = logits[token]
@@ -118,7 +118,7 @@ def test_sample_does_not_change_logits() -> None:
 
 @pytest.mark.parametrize("width", [151_936, 50_257])
 def test_sampled_row_does_not_depend_on_other_rows_or_threads(width: int, threads: None) -> None:
-    """One row alone against eight rows, for vocabularies so large that reductions are split over threads."""
+    """Compares one row alone with eight rows, for vocabularies so large that threads share reductions."""
     logits = random(8, width) * 4
     rows = [
         Row(seed=7), Row(seed=8, top_p=0.9), Row(seed=9, top_k=50), Row(seed=10, top_k=900, top_p=0.95, min_p=1e-3),
@@ -158,7 +158,7 @@ def test_uniform_is_splitmix64_on_every_seed() -> None:
 
 
 def test_sample_on_a_device_never_reads_back_to_the_host() -> None:
-    """On the meta device there is nothing to read: any value the host asked for would raise."""
+    """On the meta device, a read by the host raises an error."""
     params = params_of([Row(top_k=3, top_p=0.5, min_p=0.1, history=((1, 2),), bias=((2, 1.0),)), Row(temperature=0)])
     moved = moved_to(params, "meta")
     logits = torch.empty(2, 50, device="meta")
@@ -236,7 +236,7 @@ def test_only_draws_that_rounding_cannot_explain_are_wrong(monkeypatch: pytest.M
 
 
 def _at_a_boundary(logits: torch.Tensor, params: SampleParams) -> torch.Tensor:
-    """Returns points in (0, 1) that are exactly the end of one token's share of the cumulative weights."""
+    """Returns points in (0, 1) that lie exactly at the end of a token's share of the cumulative weights."""
     peak = logits.amax(-1, keepdim=True) + 0.0
     reached = sample_module._weights(peak, logits, params.plain, params.stages).cumsum(-1)
     return (reached[:, logits.shape[1] // 2].double() / reached[:, -1]).clamp(1e-9, 1 - 1e-9)

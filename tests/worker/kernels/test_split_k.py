@@ -15,7 +15,7 @@ def test_sum_split_k_of_a_whole_product_is_the_product() -> None:
 def test_sum_split_k_adds_partial_sums_in_order_and_rounds_once() -> None:
     x = torch.tensor([1.0, 2.0**-24, 2.0**-24]).reshape(3, 1, 1)
     total = sum_split_k(x, 2, torch.float32)
-    assert total.shape == (1, 1) and total.item() == 1.0  # (1 + 2**-24) + 2**-24 in float32, left to right
+    assert total.shape == (1, 1) and total.item() == 1.0  # (1 + 2**-24) + 2**-24, added in float32 from left to right
     assert sum_split_k(x.flip(0), 2, torch.float32).item() > 1.0
     assert sum_split_k(torch.full((4, 2, 2), 1.001), 2, torch.bfloat16).dtype == torch.bfloat16
 

@@ -1,4 +1,4 @@
-"""Attention of rows that see keys after their own position: all keys of a span, as tokens of a picture do."""
+"""Attention of rows that attend to keys after their own position: to all keys of a span, as tokens of a picture do."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from worker.kernels.cpu import bindings
 from worker.kernels.gpu.launch.options import GpuOptions
 
 LENGTHS = [(1, 37), (150, 200), (90, 90), (1, 1), (33, 1500)]
-SPANS = [[], [(60, 130), (140, 199)], [(0, 90)], [], [(1470, 1490)]]  # in positions of each sequence
+SPANS = [[], [(60, 130), (140, 199)], [(0, 90)], [], [(1470, 1490)]]  # spans of each sequence: (first position, end)
 
 
 def visible(lengths: list[tuple[int, int]] = LENGTHS, spans: list[list[tuple[int, int]]] = SPANS) -> Tensor:
@@ -27,7 +27,7 @@ def visible(lengths: list[tuple[int, int]] = LENGTHS, spans: list[list[tuple[int
 
 
 def one_by_one(case: Batch, ends: Tensor, window: int) -> Tensor:
-    """The reference: each row alone in float32, with the keys that it sees."""
+    """The reference: each row alone in float32, with the keys that are visible to it."""
     out, scale = [], case.q.shape[2] ** -0.5
     group = case.q.shape[1] // case.cache_k.shape[2]
     for index, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):

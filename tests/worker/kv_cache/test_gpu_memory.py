@@ -13,7 +13,7 @@ DEVICE = torch.device("cuda:0")
 
 @dataclass
 class FakeCuda:
-    """A device of 100 bytes with an allocator that reserves and frees some of them."""
+    """A fake device of 100 bytes, with an allocator that reserves and frees bytes."""
 
     used: int = 30
     reserved: int = 0
@@ -25,7 +25,7 @@ class FakeCuda:
         self.peak = max(self.peak, self.reserved)
 
     def free(self, nbytes: int) -> None:
-        """As with torch, freed bytes stay reserved until empty_cache()."""
+        """Frees bytes. As with torch, freed bytes stay reserved until empty_cache()."""
         self.cached += nbytes
 
     def empty_cache(self) -> None:

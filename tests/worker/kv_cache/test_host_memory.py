@@ -1,4 +1,4 @@
-"""A model that does not fit ends with one sentence; one that may fit is loaded."""
+"""A model that does not fit into memory is refused in one sentence; a model that may fit is loaded."""
 
 import logging
 

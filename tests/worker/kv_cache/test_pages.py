@@ -1,4 +1,4 @@
-"""The page pool: acquire, share, release, publish; free pages go first, then the oldest cached ones."""
+"""The page pool: acquire, share, release, publish. Free pages are acquired first, then the oldest cached pages."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Prefaulting ahead of use: how far, in which order, and that it stops."""
+"""Prefaulting memory before its use: how far ahead, in which order, and that it stops."""
 
 import mmap
 import threading
@@ -42,7 +42,7 @@ def test_prefaulter_stays_ahead_of_the_highest_page_and_goes_no_further(
     prefaulter.reach(3)
     prefaulter.reach(63)
     wait_until(lambda: prefaulter.prefaulted == 64)
-    assert int(memory.sum()) == 0  # touched, not changed
+    assert int(memory.sum()) == 0  # pages are touched, but not changed
 
 
 def test_prefaulter_whose_touch_fails_gives_up(memory: torch.Tensor) -> None:
@@ -56,7 +56,7 @@ def test_prefaulter_whose_touch_fails_gives_up(memory: torch.Tensor) -> None:
     wait_until(lambda: bool(addresses))
     prefaulter.reach(40)
     time.sleep(0.05)
-    assert len(addresses) == 2  # once each
+    assert len(addresses) == 2  # each address once
 
 
 def test_touch_pages_changes_no_bytes() -> None:

@@ -13,7 +13,7 @@ PAGE = 4
 
 
 def publish(cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
-    """Puts `tokens` on new pages, publishes the full ones and releases all; returns the pages."""
+    """Puts `tokens` on new pages, publishes the full pages and releases all pages. Returns the pages."""
     digests: list[bytes] = []
     [pool] = cache.pools
     pages = pool.acquire(pool.pages_for(len(tokens))) or []
@@ -129,7 +129,7 @@ def test_match_is_exactly_the_longest_published_prefix(published: list[list[int]
 
 
 class WindowedCache:
-    """A cache over a group without a window and one with a window of WINDOW tokens."""
+    """A prefix cache over a group without a window and a group with a window of WINDOW tokens."""
 
     WINDOW = 6
 
@@ -138,7 +138,7 @@ class WindowedCache:
         self.cache = PrefixCache([self.full, self.windowed])
 
     def publish(self, tokens: list[int]) -> list[list[int]]:
-        """Publishes all full pages, in both groups, and keeps them owned."""
+        """Publishes all full pages in both groups. The pages stay owned."""
         digests: list[bytes] = []
         count = len(tokens) // PAGE
         pages = [pool.acquire(count) or [] for pool in self.cache.pools]
@@ -163,7 +163,7 @@ def test_match_needs_only_the_window_before_the_next_row(windowed: WindowedCache
     tokens = list(range(32))
     full, own = windowed.publish(tokens)
     windowed.evict(windowed.windowed, own[:5])
-    # the row at position 28 sees positions 23 .. 28, and its kernel reads from 22 on: page 5, and page 6
+    # the row at position 28 attends to positions 23 .. 28, and its kernel reads from 22 on: pages 5 and 6
     assert windowed.cache.match([], tokens, "") == [full[:7], [SCRATCH] * 5 + own[5:7]]
 
 

@@ -1,4 +1,4 @@
-"""Sizes in plain numbers: what a GPU leaves for the pool, and the message if that is too little."""
+"""Sizes of the pool: the memory that a GPU leaves for it, and the message if the memory is too little."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ A_TOKEN = bytes_per_page(SPEC, one_group(SPEC)[0], 1, torch.bfloat16, CPU)
 
 
 def sized(tokens: int, max_seq_len: int = 0, **worker: Any) -> PoolSize:
-    """Returns the pool for a budget of memory that holds so many tokens."""
+    """Returns the pool for a memory budget that holds `tokens` tokens."""
     return sized_for(SPEC, tokens, max_seq_len, **worker)
 
 
@@ -110,7 +110,7 @@ def used(spec: ModelSpec, size: PoolSize) -> int:
 
 
 def test_size_pool_gives_windows_less_where_memory_is_tight() -> None:
-    tokens = 4 * 30_000  # of three layers: as much as 30,000 tokens of twelve
+    tokens = 4 * 30_000  # tokens of three layers, which need as much memory as 30,000 tokens of twelve layers
     size = sized_for(GEMMA, tokens, 0, page_size=32)
     assert size.groups == (CacheGroup(0, (5, 11)), CacheGroup(512, tuple(i for i in range(12) if i % 6 < 5)))
     full, windows = (pages - 1 for pages in size.pages)

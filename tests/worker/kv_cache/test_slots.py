@@ -1,4 +1,4 @@
-"""How many slots for recurrent states are made."""
+"""The number of slots for recurrent states."""
 
 from worker.kv_cache.slots import slots_per_sequence, usable_slots
 

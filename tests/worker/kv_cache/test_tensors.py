@@ -1,4 +1,4 @@
-"""The K/V tensors: layout, size, and memory that is taken only where it is written."""
+"""The K/V tensors: layout, size, and that memory is used only where K/V is written."""
 
 import resource
 from dataclasses import replace
@@ -19,7 +19,7 @@ from worker.spec import LayerSpec
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8])
 def test_cache_has_layout_and_size(dtype: torch.dtype) -> None:
     cache = KVCache(SPEC, pages=(5,), page_size=16, dtype=dtype, device="cpu")
-    row = 16 if dtype.itemsize > 1 else 20  # with the scale
+    row = 16 if dtype.itemsize > 1 else 20  # elements of a row; in eight bits, 4 bytes are its scale
     assert cache.k[0].shape == cache.v[0].shape == (3, 5, 16, 2, row) and cache.k[0].dtype == cache.v[0].dtype == dtype
     assert cache.k[0].nbytes + cache.v[0].nbytes == 5 * bytes_per_page(SPEC, ALL, 16, dtype, "cpu")
     assert not cache.k[0].view(torch.uint8).any() and not cache.v[0].view(torch.uint8).any()

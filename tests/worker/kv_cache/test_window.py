@@ -1,4 +1,4 @@
-"""What a window needs, against the definition of attention and against a sequence that is simulated token by token."""
+"""The pages that a window needs agree with the definition of attention, and with a simulation token by token."""
 
 import pytest
 

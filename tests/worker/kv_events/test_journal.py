@@ -1,4 +1,4 @@
-"""The journal of K/V events: a consumer that follows it knows exactly the pages that the prefix cache finds."""
+"""A consumer that follows the journal of K/V events knows exactly the pages that the prefix cache finds."""
 
 import random
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ PAGE = 4
 
 
 class Consumer:
-    """Follows the events as a router does: the tokens of each block that it knows, by hash."""
+    """Follows the events as a router does: keeps the tokens of each known block, by hash."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
@@ -44,7 +44,7 @@ class Consumer:
 
 
 def published(paging: Paging, sequence: Sequence) -> Sequence:
-    """Gives the sequence pages and publishes all full ones, as if they were computed."""
+    """Gives the sequence pages, and publishes all full pages as if they were computed."""
     assert paging.claim(sequence, alone=True)
     paging.publish(sequence, sequence.computed_tokens, len(sequence.tokens))
     return sequence
@@ -145,7 +145,7 @@ def test_a_publisher_that_is_late_loses_no_truth(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(journals, "MAX_PENDING", 5)
     rig, paging, journal = followed()
     consumer = Consumer()
-    for begin in range(0, 70, 10):  # seven notes, for each prompt one
+    for begin in range(0, 70, 10):  # seven events, one for each prompt
         paging.free(published(paging, rig.sequence(list(range(begin, begin + 8)))))
     consumer.follow(journal.take())
     assert 0 < len(consumer.tokens) < 14, "older pages are forgotten"

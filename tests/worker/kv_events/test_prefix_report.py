@@ -1,5 +1,5 @@
-"""What a worker reports of its prefix cache: a frontend that takes every report knows exactly what can be found, and
-one that missed reports knows it again after a sweep."""
+"""A frontend that gets every report of a worker's prefix cache knows exactly which prefixes it holds; a frontend that
+missed reports knows them again after a sweep."""
 
 import random
 
@@ -25,7 +25,7 @@ def reported(pages: int = 60) -> tuple[Rig, Paging, PrefixReport]:
 
 
 def computed(paging: Paging, sequence: Sequence) -> None:
-    """Gives the sequence pages, publishes all full ones as if they were computed, and takes them back."""
+    """Gives the sequence pages, publishes all full pages as if they were computed, and releases them."""
     assert paging.claim(sequence, alone=True)
     sequence.prefix.cached_tokens = sequence.computed_tokens
     paging.publish(sequence, sequence.computed_tokens, len(sequence.tokens))
@@ -33,7 +33,7 @@ def computed(paging: Paging, sequence: Sequence) -> None:
 
 
 def findable(paging: Paging, prompts: list[list[int]]) -> set[int]:
-    """Returns the keys of the prefixes of these prompts that the prefix cache has."""
+    """Returns the keys of those prefixes of the prompts that the prefix cache has."""
     assert paging.prefix is not None
     found = set[int]()
     for prompt in prompts:

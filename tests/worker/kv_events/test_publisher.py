@@ -1,4 +1,4 @@
-"""The publisher of K/V events: its messages, what is sent again, and that nobody waits for it."""
+"""The publisher of K/V events: its messages, the repetition of lost ones, and that no caller waits for it."""
 
 import time
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def test_messages_are_numbered_and_what_was_missed_is_sent_again(rig: Rig) -> No
     subscriber, asker = rig.subscriber(), rig.asker()
     seen: list[tuple[int, bytes]] = []
     deadline = time.monotonic() + PATIENCE_S
-    while len(seen) < 2:  # a subscription arrives some time
+    while len(seen) < 2:  # a subscription takes some time to arrive
         assert time.monotonic() < deadline
         rig.journal.cleared()
         if subscriber.poll(50):

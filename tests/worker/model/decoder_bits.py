@@ -1,11 +1,11 @@
-"""Digests of what whole decoders compute, to compare processors that should compute the same bits.
+"""Prints digests of the results of whole decoders, to compare processors that should compute the same bits.
 
     python -m tests.worker.model.decoder_bits write FOLDER    makes small checkpoints
     python -m tests.worker.model.decoder_bits read FOLDER     prints a line for each of them and each dtype
 
 `SLUICE_ISA=avx2` on x86 and `neon` or `dotprod` on ARM should give the same lines, except for recurrent layers
-(qwen3_5, granite-hybrid) in float32: they use the C library's exponential function, which may differ in the last bit.
-Random numbers, sines and cosines of torch differ in the same way. So the checkpoints are written once, on one machine,
+(qwen3_5, granite-hybrid) in float32: these use the C library's exponential function, which may differ in the last bit.
+Torch's random numbers, sines and cosines differ in the same way. So the checkpoints are written once, on one machine,
 and rotations are rounded to bfloat16 here, which hides a difference in the last bit.
 """
 
@@ -23,12 +23,12 @@ from worker.kernels.cpu import bindings
 from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
 
 PLAIN = ("llama", "gemma3", "qwen3_5", "granite-hybrid", "lfm2", "gpt-oss")
-QUANTIZED = ("llama-biased", "qwen2-moe")  # to four bits, as GPTQ stores them
+QUANTIZED = ("llama-biased", "qwen2-moe")  # checkpoints quantized to four bits, in GPTQ's format
 LENGTHS, CHUNK = [1, 17, 40, 70], 16
 
 
 def write(folder: Path, plain: Sequence[str] = PLAIN, quantized: Sequence[str] = QUANTIZED) -> None:
-    from tests.worker.model.quantized_checkpoints import gptq, rewrite  # needs packages that `read` does not
+    from tests.worker.model.quantized_checkpoints import gptq, rewrite  # needs packages that `read` does not need
 
     checkpoints = Checkpoints(folder)
     for kind in (*plain, *quantized):

@@ -1,4 +1,4 @@
-"""Checkpoints of experts in layouts that transformers does not save here: gpt-oss in MXFP4, and all experts stacked."""
+"""Writes checkpoints with experts in layouts that transformers does not save: gpt-oss in MXFP4, and stacked experts."""
 
 import json
 import re
@@ -23,7 +23,7 @@ MXFP4 = {
 
 
 def in_mxfp4(folder: Path, *, widened: bool = False) -> Path:
-    """Rewrites a gpt-oss checkpoint as gpt-oss is published: its experts in MXFP4, outputs before inputs.
+    """Rewrites a gpt-oss checkpoint as the published one: experts in MXFP4, with outputs before inputs.
 
     widened: writes the dequantized weights instead, as transformers saves them.
     """

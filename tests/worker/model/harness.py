@@ -35,14 +35,15 @@ class Row:
     pages: list[int]
     computed: int = 0
     logits: list[Tensor] = field(default_factory=list)
-    slots: tuple[int, int] = (0, 0)  # of its recurrent state: the first is written next, the second was written last
+    # slots of the recurrent state: the first is written next, the second was written last
+    slots: tuple[int, int] = (0, 0)
 
     @property
     def read_slot(self) -> int:
         return self.slots[1] if self.computed else NO_STATE
 
     def advance(self, length: int) -> None:
-        """Notes that a step has computed its next tokens."""
+        """Records that a step has computed the next tokens of the sequence."""
         self.computed += length
         self.slots = self.slots[::-1]
 
@@ -102,7 +103,7 @@ def advance(rows: list[Row], chunk: int) -> list[tuple[Row, int]]:
 
 
 def rows_for(cache: KVCache, prompts: list[list[int]], room: int) -> list[Row]:
-    """Makes a row for each prompt, with random pages for it and for `room` more tokens, and two slots for states."""
+    """Makes a row for each prompt, with random pages for the prompt and `room` more tokens, and two state slots."""
     free = list(range(1, cache.pages[0]))
     random.Random(len(prompts)).shuffle(free)
     needs = [-(-(len(prompt) + room) // cache.page_size) for prompt in prompts]
@@ -124,7 +125,7 @@ def step(
 
 
 def run_greedy(decoder: Decoder, cache: KVCache, prompts: list[list[int]], n: int, chunk: int) -> list[list[int]]:
-    """Returns the first n ids after each prompt."""
+    """Returns the first n greedy ids after each prompt."""
     rows = rows_for(cache, prompts, n)
     ends = {id(row): len(row.tokens) + n for row in rows}
     while active := [row for row in rows if len(row.tokens) < ends[id(row)]]:
@@ -152,7 +153,7 @@ class Oracle:
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        self.model.generation_config.eos_token_id = None  # go on to the length asked for
+        self.model.generation_config.eos_token_id = None  # generate the requested length, past end tokens
 
     @torch.no_grad()
     def logits(self, prompt: list[int]) -> Tensor:
@@ -160,9 +161,9 @@ class Oracle:
         return logits.float()
 
     def choices(self, prompt: list[int], answer: list[int]) -> list[int]:
-        """The greedy id in each place of an answer, after the ids before it, by one pass over prompt and answer.
+        """Returns the greedy id at each position of an answer after the ids before, by one pass over prompt and answer.
 
-        By induction, they equal the answer exactly if it is the one that `greedy` gives.
+        By induction, these ids equal the answer if and only if `greedy` gives this answer.
         """
         return self.logits(prompt + answer[:-1]).argmax(-1).tolist()[len(prompt) - 1:]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Configs as well-known checkpoints have them on the hub, spelled as for transformers 4; and small ones like them."""
+"""Configs of well-known checkpoints on the hub, spelled as for transformers 4, and tiny configs like them."""
 
 from typing import Any
 
@@ -166,7 +166,7 @@ PUBLISHED: dict[str, Config] = {
     "Hunyuan-7B": HUNYUAN_7B,
     "Apertus-8B": APERTUS_8B,
 }  # fmt: skip
-GEMMA3_4B: Config = {  # multimodal: says only what is not a default of its text model
+GEMMA3_4B: Config = {  # multimodal: states only values that are not defaults of its text model
     "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eos_token_id": [1, 106],
     "image_token_index": 262144, "mm_tokens_per_image": 256, "model_type": "gemma3", "torch_dtype": "bfloat16",
     "text_config": {
@@ -196,7 +196,8 @@ def shrunk(config: Config) -> Config:
             small[name] = config[name][3:6]
     if config.get("rope_scaling"):
         small["rope_scaling"] = _shrunk_rope(config["rope_scaling"])
-    if config["model_type"] in ("gemma3_text", "cohere2"):  # else the second kind of layer would not come
+    # otherwise the tiny model would lack the second kind of layer
+    if config["model_type"] in ("gemma3_text", "cohere2"):
         small["sliding_window_pattern"] = 3
     return small
 

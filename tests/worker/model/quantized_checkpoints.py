@@ -1,7 +1,7 @@
-"""Quantized checkpoints, written from the specifications of their formats, without the code that reads them.
+"""Writes quantized checkpoints by the specifications of their formats, independently of the code that reads them.
 
-`compressed-tensors` files are written by its own library. A `Format` quantizes a weight, and returns the tensors that a
-file of that kind has for it beside the weight that these stand for.
+The library `compressed-tensors` writes its own files. A `Format` quantizes a weight, and returns the tensors that a
+file has for it, and the dequantized weight.
 """
 
 import json
@@ -32,7 +32,7 @@ FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4, -0.0, -1 / 192, -2 
 
 @dataclass(frozen=True)
 class Format:
-    """quantize: from a weight [N, K], returns its tensors by the ends of their names, and the dequantized weight"""
+    """quantize: returns for a weight [N, K] its tensors by the ends of their names, and the dequantized weight"""
 
     config: Config
     quantize: Callable[[Tensor], tuple[State, Tensor]]
@@ -47,7 +47,7 @@ def with_head(name: str) -> bool:
 
 
 def rewrite(folder: Path, form: Format, *, widened: bool = False, which: Callable[[str], bool] = is_linear) -> Path:
-    """Quantizes the weights of a checkpoint that `which` names. widened: writes what these stand for, in float32."""
+    """Quantizes the weights of a checkpoint that `which` names. widened: writes the dequantized weights in float32"""
     state = load_file(folder / "model.safetensors")
     for name in [name for name in state if which(name)]:
         tensors, weight = form.quantize(state.pop(name).float())
@@ -90,7 +90,7 @@ def widen(codes: Tensor, scales: Tensor, zeros: Tensor, index: Tensor) -> Tensor
 
 
 def words(numbers: Tensor, bits: int) -> Tensor:
-    """Packs numbers [R, C] along the columns, lowest bits first, to int32."""
+    """Packs numbers [R, C] along the columns into int32, lowest bits first."""
     count = 32 // bits
     packed = torch.zeros(len(numbers), -(-numbers.shape[1] // count), dtype=torch.int64)
     for column in range(numbers.shape[1]):
@@ -99,7 +99,7 @@ def words(numbers: Tensor, bits: int) -> Tensor:
 
 
 def groups_of(weight: Tensor, size: int, *, shuffled: bool = False) -> Tensor:
-    """Returns the group of each input. shuffled: in an order of this weight's own, as with act-order"""
+    """Returns the group of each input. shuffled: in a random order that depends on the weight, as with act-order"""
     columns = weight.shape[1]
     index = torch.arange(columns) // (size if size > 0 else columns)
     return index[torch.randperm(columns, generator=own_generator(weight))] if shuffled else index
@@ -162,7 +162,7 @@ def compressed(
     size: int | None = None,
     symmetric: bool = True,
 ) -> Format:
-    """The format of the library `compressed-tensors`. size: of a group"""
+    """The format of the library `compressed-tensors`. size: group size"""
     weights = {"num_bits": bits, "type": type, "strategy": strategy, "symmetric": symmetric, "dynamic": False}
     weights |= {"group_size": size} if size else {}
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
@@ -228,7 +228,7 @@ def mxfp4() -> Format:
 def bitsandbytes(kind: str = "nf4", *, nested: bool = True, block: int = 64) -> Format:
     """The format of bitsandbytes. nested: whether scales are quantized, too"""
     table = torch.tensor(NF4 if kind == "nf4" else FP4)
-    fine = torch.linspace(-1, 1, 256)  # the map of the scales may be any table
+    fine = torch.linspace(-1, 1, 256)  # quantized scales may use any table
 
     def quantize(weight: Tensor) -> tuple[State, Tensor]:
         blocks = weight.reshape(-1, block)
@@ -256,7 +256,7 @@ def bitsandbytes(kind: str = "nf4", *, nested: bool = True, block: int = 64) -> 
     return Format(config, quantize)
 
 
-MIXTURE = {  # projections that read the same input differ in format, group size and order
+MIXTURE = {  # formats of projections; those with the same input differ in format, group size and order
     "q_proj": ordered(),
     "k_proj": ordered(size=16, symmetric=False),
     "v_proj": compressed("int-quantized", bits=8, strategy="channel"),
@@ -324,10 +324,10 @@ def blocks(
     activations: str = "input_scale",
     **how: bool,
 ) -> Format:
-    """Eight bits with a scale for each block of rows x columns, 0 for all.
+    """Eight bits with a scale for each block of `rows` x `columns`; 0: all rows or columns.
 
-    activations: the name of a scale that is not read.
-    flat: the scale of a tensor has no dimensions; packed: values are four to an int32.
+    activations: the name of a scale of activations, which the reader ignores.
+    flat: the scale of a tensor has no dimensions; packed: an int32 holds four values.
     """
 
     def quantize(weight: Tensor) -> tuple[State, Tensor]:

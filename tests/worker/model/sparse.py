@@ -1,4 +1,4 @@
-"""Puts experts into the layers of a decoder without any, for tests that need no checkpoint of such a family."""
+"""Puts experts into the layers of a dense decoder, for tests without a checkpoint of a family with experts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from worker.model.feed_forward.experts import MixtureWeights
 from worker.model.layer import Layer, Weights
 from worker.spec import ExpertsSpec
 
-MIXES: dict[str, tuple[tuple[str, ...], list[CodeMap | None]]] = {  # the kind of each layer; the formats of experts
+MIXES: dict[str, tuple[tuple[str, ...], list[CodeMap | None]]] = {  # name → (kinds of layers, formats of experts)
     "every layer": (("sparse", "sparse"), [None]),
     "after a dense layer": (("dense", "sparse"), [INT4]),
     "before a dense layer": (("sparse", "dense"), [INT4]),
@@ -26,7 +26,7 @@ COUNT, CHOSEN, INNER, SHARED = 6, 3, 48, 64
 def sparse(decoder: Decoder, kinds: Sequence[str], code_maps: list[CodeMap | None]) -> Decoder:
     """Returns the decoder with layers of these kinds in turn.
 
-    A kind is dense, sparse, shared (sparse with a shared expert), or gated (that with a gate).
+    A kind is dense, sparse, shared (sparse with a shared expert), or gated (the shared expert has a gate).
     """
     spec, weights = decoder.spec, decoder.weights
     kinds = [kinds[i % len(kinds)] for i in range(len(spec.layers))]

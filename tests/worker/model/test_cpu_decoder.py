@@ -1,4 +1,4 @@
-"""The CPU decoder against the plain loop: the same bits in logits, cache and recurrent states."""
+"""The CPU decoder has the bits of the plain loop in logits, cache and recurrent states."""
 
 import shutil
 from dataclasses import replace
@@ -21,7 +21,7 @@ from worker.spec import QueryScaling
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 LENGTHS = [1, 5, 16, 17, 40, 70]
-EVERYWHERE = (  # on every instruction set
+EVERYWHERE = (  # checkpoints that are tested on every instruction set
     "llama-biased", "gemma3", "phi3", "olmo2", "qwen2-moe", "gpt-oss", "cohere2", "starcoder2", "hunyuan", "apertus",
     *GEMMA4, *HYBRID,
 )  # fmt: skip
@@ -53,7 +53,7 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop(
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_projections_in_several_formats(
     checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype, mixture: bool
 ) -> None:
-    """In memory, a linear has a part for each format and for each order of its inputs."""
+    """In memory, a linear has a part for each format, and for each order of its inputs."""
     folder = Path(shutil.copytree(checkpoints("llama-biased"), tmp_path / "quantized"))
     decoder = decoder_of(rewrite_as_mixture(folder) if mixture else rewrite(folder, gptq(act_order=True)), dtype=dtype)
     for layer in decoder.weights.layers:
@@ -67,7 +67,7 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_projections_in_severa
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_experts_that_order_inputs_by_themselves(
     checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype, kind: str
 ) -> None:
-    """The shared expert orders its inputs, too."""
+    """The shared expert has reordered inputs, too."""
     folder = rewrite(Path(shutil.copytree(checkpoints(kind), tmp_path / "quantized")), gptq(act_order=True))
     assert_same_bits(decoder_of(folder, dtype=dtype), "auto")
 
@@ -118,7 +118,7 @@ def test_loads_of_experts_are_counted_by_both_decoders(checkpoints: Checkpoints)
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop_without_pre_norms(
     checkpoints: Checkpoints, dtype: torch.dtype
 ) -> None:
-    """With norms of all queries and keys together, a scale for residuals, and queries that grow with their position."""
+    """The model normalizes all heads of queries and keys together, scales residuals, and scales queries by position."""
     plain = decoder_of(checkpoints("gemma3"), dtype=dtype)
     spec, made = plain.spec, torch.Generator().manual_seed(0)
     sizes = {"q_norm": spec.heads * spec.head_dim, "k_norm": spec.kv_heads * spec.head_dim}
@@ -160,10 +160,8 @@ def test_layers_that_keep_nothing_compute_only_rows_with_logits_with_the_same_bi
     checkpoints: Checkpoints, dtype: torch.dtype, fast: bool
 ) -> None:
     plain = decoder_of(checkpoints("gemma4"), dtype=dtype)
-    prompts, wanted = (
-        prompts_of([40, 1, 70, 1, 1]),
-        [7, 40, 60, 61, 110, 112],
-    )  # of two sequences, no row; of one, three
+    # rows with logits: one sequence has three, another has none
+    prompts, wanted = prompts_of([40, 1, 70, 1, 1]), [7, 40, 60, 61, 110, 112]
     found, counted = [], []
     with torch.inference_mode():
         for rows in (None, wanted, []):
@@ -183,7 +181,7 @@ def assert_same_bits(decoder: Decoder, kept: str) -> None:
     cpu_decoder = fastest_decoder(decoder, caches[1])
     rows = rows_for(caches[0], prompts_of(LENGTHS), 0)
     with torch.inference_mode():
-        for number, chunk in enumerate([33, 1, 1, 33, 33]):  # prompts, decodes, both; some steps want no row at all
+        for number, chunk in enumerate([33, 1, 1, 33, 33]):  # prompts, decodes, both; some steps want no logits
             chunks = advance(rows, chunk)
             packed = pack(chunks, caches[0].page_size, all_rows=number == 3)
             assert torch.equal(cpu_decoder.forward(packed, caches[1]), decoder.forward(packed, caches[0]))
@@ -195,7 +193,7 @@ def assert_same_bits(decoder: Decoder, kept: str) -> None:
 
 
 def _written(cache: KVCache) -> list[Tensor]:
-    """Returns all that the cache holds, but for the scratch pages."""
+    """Returns the contents of the cache without the scratch pages."""
     states = [part for state in cache.states.values() for part in (state.tail, state.memory)]
     return [*(part[:, 1:] for part in (*cache.k, *cache.v)), *states]
 

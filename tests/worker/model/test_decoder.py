@@ -1,4 +1,4 @@
-"""The decoder against transformers, float32 on the CPU: every family, across page, window and chunk boundaries."""
+"""The decoder agrees with transformers in float32 on the CPU, across page, window and chunk boundaries."""
 
 import json
 import shutil
@@ -15,7 +15,8 @@ from tests.checkpoints import GEMMA4, HYBRID, KINDS, WINDOW, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import tier  # noqa: F401
 from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for, run_greedy
 
-SWITCHED = ("cohere2", "starcoder2", "hunyuan", "apertus", "nemotron")  # layer norms, other feed-forwards
+# families with layer norms or other feed-forwards
+SWITCHED = ("cohere2", "starcoder2", "hunyuan", "apertus", "nemotron")
 PAGE = 16
 # one token; around a page and a window (both 16 here); around the next page; several chunks of 24
 LENGTHS = [1, 2, PAGE - 1, PAGE, PAGE + 1, WINDOW + 2, 24, 25, 31, 33, 47, 48, 49, 64, 70, 100]
@@ -68,7 +69,7 @@ def test_page_size_changes_no_logits(checkpoints: Checkpoints, kind: str, page_s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_text_equals_transformers(checkpoints: Checkpoints, kind: str) -> None:
-    """One pass over prompt and answer checks all ids: if each follows from those before, the text is greedy."""
+    """One pass over prompt and answer checks all ids: a text is greedy if each id is greedy after the ids before."""
     folder, n = checkpoints(kind), 200
     decoder, oracle = decoder_of(folder, positions=512), Oracle(folder)
     prompts = prompts_of([WINDOW - 1, 1, 17, 50, 75, 130], seed=1)
@@ -87,7 +88,7 @@ def _nothing(state: State) -> None:
 
 
 def _twins(state: State) -> None:
-    """Makes each second expert equal to the one before it, so that their logits are equal, too."""
+    """Makes each second expert equal to the expert before it, so that their router logits are equal, too."""
     for name, tensor in state.items():
         if ".experts." in name and "_proj" in name:
             state[name] = tensor.clone()
@@ -167,7 +168,7 @@ def test_bfloat16_is_as_close_as_transformers(checkpoints: Checkpoints, kind: st
 
 
 def test_bfloat16_is_as_close_as_transformers_where_rounding_exchanges_experts(checkpoints: Checkpoints) -> None:
-    """A single prompt may by chance be worse for either side, so this takes the mean over many."""
+    """With a single prompt, either side may by chance be worse, so the test compares means over many prompts."""
     folder = checkpoints("gemma4-moe", dtype=torch.bfloat16)
     decoder = decoder_of(folder, dtype=torch.bfloat16)
     exact, rounded = Oracle(folder), Oracle(folder, torch.bfloat16)

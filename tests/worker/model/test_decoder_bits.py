@@ -1,4 +1,4 @@
-"""Whole decoders compute the same bits with instruction sets that say so."""
+"""Whole decoders compute the same bits with those instruction sets that promise it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The choice of the device and its errors, with PyTorch's answers faked."""
+"""The choice of the device and its errors, with fake answers of PyTorch."""
 
 import logging
 from typing import Any
@@ -26,7 +26,7 @@ ODD_DRIVER = (
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fakes a GPU. said: error when CUDA starts; computes: error when it computes; "" for no error."""
+    """Fakes a GPU. said: error at the start of CUDA; computes: error of a computation; "" for no error"""
 
     def set(
         said: str = "", *, computes: str = "", built: str | None = "13.0", capability: tuple[int, int] = (9, 0)

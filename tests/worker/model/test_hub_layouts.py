@@ -1,4 +1,4 @@
-"""Checkpoints as the hub has them: the language model is found and read, whatever other tensors they hold."""
+"""In checkpoints with the layouts of the hub, the language model is found and read, whatever else they hold."""
 
 import json
 import shutil
@@ -16,12 +16,12 @@ from tests.worker.model.quantized_checkpoints import State, save
 LLAVA, NEW, PLAIN = ("language_model.model.", "language_model."), ("model.language_model.", ""), ("model.", "")
 PIXTRAL_LAYER, SIGLIP_LAYER = "vision_tower.transformer.layers.0.", "vision_tower.vision_model.encoder.layers.0."
 GEMMA4_LAYER, MTP_LAYER = "vision_tower.encoder.layers.0.", "mtp.layers.0."
-PIXTRAL = (  # Mistral Small 3.1, Ministral 3
+PIXTRAL = (  # other tensors of Mistral Small 3.1 and Ministral 3
     *(PIXTRAL_LAYER + name for name in ("attention.q_proj", "attention_norm", "feed_forward.gate_proj", "ffn_norm")),
     "vision_tower.ln_pre", "vision_tower.patch_conv", "multi_modal_projector.norm", "multi_modal_projector.linear_1",
     "multi_modal_projector.patch_merger.merging_layer",
 )  # fmt: skip
-SIGLIP = (  # Gemma 3
+SIGLIP = (  # other tensors of Gemma 3
     *(SIGLIP_LAYER + name for name in ("layer_norm1", "mlp.fc1", "self_attn.q_proj", "self_attn.out_proj")),
     "vision_tower.vision_model.post_layernorm", "vision_tower.vision_model.embeddings.patch_embedding",
     "multi_modal_projector.mm_soft_emb_norm",
@@ -36,7 +36,7 @@ QWEN = (
     *(MTP_LAYER + name for name in ("input_layernorm", "self_attn.q_proj", "mlp.gate_proj")), "mtp.fc",
     "mtp.norm", "mtp.pre_fc_norm_embedding",
 )  # fmt: skip
-OTHERS = (  # names that are a family's own in a language model, and heads and embeddings of other models
+OTHERS = (  # names that some families have in their language model, and heads and embeddings of other models
     *(f"encoder.layers.0.{name}" for name in ("self_attn.qkv_proj", "mlp.gate_up_proj", "post_self_attn_layernorm")),
     *(f"encoder.layers.0.{name}" for name in ("operator_norm", "shared_mlp.input_linear", "linear_attn.in_proj_qkvz")),
     *(f"encoder.layers.0.{name}" for name in ("mlp.c_proj", "attention_layernorm", "self_attn.query_layernorm")),
@@ -44,7 +44,7 @@ OTHERS = (  # names that are a family's own in a language model, and heads and e
     "audio_tower.lm_head", "mtp.layers.0.mlp.c_fc", "score",
 )  # fmt: skip
 BESIDE = {"pixtral": PIXTRAL, "siglip": SIGLIP, "gemma4": GEMMA4, "qwen": QWEN, "others": OTHERS}
-MULTIMODAL = [  # kind, model_type of the whole, names of the language model and of the head, what is beside them
+MULTIMODAL = [  # kind, model_type of the whole model, prefixes of language model and head, other tensors
     ("mistral", "mistral3", LLAVA, PIXTRAL), ("mistral", "mistral3", NEW, PIXTRAL),
     ("ministral3", "mistral3", LLAVA, PIXTRAL), ("ministral3", "mistral3", NEW, PIXTRAL),
     ("gemma3", "gemma3", LLAVA, SIGLIP), ("gemma3", "gemma3", NEW, SIGLIP),
@@ -54,11 +54,11 @@ MULTIMODAL = [  # kind, model_type of the whole, names of the language model and
 
 
 def renamed(state: State, text: str, head: str, beside: tuple[str, ...]) -> State:
-    """Renames a checkpoint's tensors. text, head: the new prefixes. beside: other tensors that are added"""
+    """Renames a checkpoint's tensors. text, head: new prefixes. beside: further tensors to add"""
     found = {f"{text}{name.removeprefix('model.')}": state[name] for name in state if name.startswith("model.")}
     found |= {f"{head}{name}": state[name] for name in state if not name.startswith("model.")}
     found |= {f"{text}{name}": torch.ones(8) for name in ("layers.0.self_attn.rotary_emb.inv_freq",)}
-    inside = "model." if text == NEW[0] else ""  # transformers 5 has all but the head there
+    inside = "model." if text == NEW[0] else ""  # transformers 5 has all tensors except the head below "model."
     return found | {
         f"{'' if name.startswith(('mtp.', 'score', 'talker.')) else inside}{name}.weight": torch.ones(3)
         for name in beside
@@ -88,7 +88,7 @@ def test_language_model_of_a_multimodal_checkpoint_has_the_logits_of_it_alone(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_spelling_of_a_language_model_is_that_of_its_own_tensors(copy: Callable[[str], Path], kind: str) -> None:
-    """Beside it are tensors of every encoder, of layers that draft tokens, and heads of other models."""
+    """Other tensors are those of every encoder, of layers that draft tokens, and heads of other models."""
     folder = copy(kind)
     alone, state = logits(folder), load_file(folder / "model.safetensors")
     every = tuple(name for names in BESIDE.values() for name in names)

@@ -1,4 +1,4 @@
-"""Per-layer embeddings: what their table takes in memory, and what checkpoints may hold beside them."""
+"""Per-layer embeddings: the memory of their table, and the other tensors that checkpoints may hold."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small models with the configs of well-known checkpoints, in both spellings, have transformers' logits."""
+"""Small models with the configs of well-known checkpoints, in both spellings, give transformers' logits."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ PROMPTS = prompts_of([40, 100])
 
 
 def saved(config: Config, folder: Path) -> Any:
-    """Returns transformers' model of a config. Saves it to `folder`, with a config as transformers 5 writes it."""
+    """Returns transformers' model for a config. Saves it to `folder`, with a config as transformers 5 writes it."""
     torch.manual_seed(1)
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_published_configs_give_one_spec_in_both_spellings(name: str) -> None:
 def test_published_configs_give_their_max_positions() -> None:
     lengths = {name: spec_from_config(config).max_positions for name, config in PUBLISHED.items()}
     told = {name: config["max_position_embeddings"] for name, config in PUBLISHED.items()}
-    stretched = {"Qwen2.5-7B": 131_072, "Qwen3-8B": 131_072, "Phi-4-mini": 4096}  # with YaRN; without longrope
+    stretched = {"Qwen2.5-7B": 131_072, "Qwen3-8B": 131_072, "Phi-4-mini": 4096}  # Qwen with YaRN, Phi without longrope
     assert lengths == told | stretched
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints with eight-bit linears: each kind gives the logits of its dequantized weights."""
+"""Checkpoints with eight-bit linears of each kind give the logits of their dequantized weights."""
 
 import shutil
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def test_quantized_checkpoint_equals_its_dequantized_weights(copy: Callable[...,
 def test_one_scale_for_a_row_is_for_kernels_of_a_gpu(
     copy: Callable[..., Path], name: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They get the stored values and scales of all linears, and finer scales stay in groups."""
+    """These kernels get the stored values and scales of all linears. With finer scales, weights stay in groups."""
     given: list[torch.Tensor] = []
 
     def widened(values: torch.Tensor, scale: torch.Tensor, *more: Any, dynamic: bool, **how: Any) -> PackedLinear:
@@ -100,7 +100,7 @@ def test_flag_quantizes_linears(
     by_hand: Callable[[torch.Tensor], torch.Tensor],
     alike: float,
 ) -> None:
-    """Each row has scales of its own, so stacking linears changes nothing."""
+    """Each row has its own scales, so stacking linears changes nothing."""
     got = logits(checkpoints(model), flag)
     full = rewrite(copy(model), Format({}, lambda weight: ({}, by_hand(weight))), widened=True)
     torch.testing.assert_close(got, logits(full), atol=1e-4, rtol=0)
@@ -118,7 +118,7 @@ def test_block_scales_are_quantized_again_only_on_a_gpu(copy: Callable[..., Path
 
 @pytest.mark.parametrize("flag", ["auto", "int8"])
 def test_unquantized_linears_of_a_quantized_checkpoint_stay_unquantized(copy: Callable[..., Path], flag: str) -> None:
-    """Neither linear of one stack is quantized, and one of three in another."""
+    """In one stack of linears, no linear is quantized; in another stack, one of three."""
     form = EIGHT_BITS["int8 a row"]
 
     def some(name: str) -> bool:
@@ -131,7 +131,7 @@ def test_unquantized_linears_of_a_quantized_checkpoint_stay_unquantized(copy: Ca
 
 @pytest.mark.parametrize("name", ["int8 a row, packed", "fp8 a tensor, plainly", "fp8 a block"])
 def test_quantized_checkpoint_is_read_through_staging(copy: Callable[..., Path], name: str) -> None:
-    """Reads as for a GPU, in pieces whose borders lie within tensors, and a scale without dimensions."""
+    """Reads weights as for a GPU, in pieces whose borders lie within tensors, and a scale without dimensions."""
     folder = rewrite(copy("llama"), EIGHT_BITS[name])
     spec, mapped, staged = spec_from_config(read_config(folder)), [], []
     for staging, told in ((None, mapped), (Staging(CPU, piece=1024, buffers=2), staged)):
@@ -157,7 +157,7 @@ def test_progress_includes_scales(copy: Callable[..., Path]) -> None:
     ("name", "groups"), [("int8 a row", 1), ("int8 a row, packed", 1), ("int8 a group", 2), ("fp8 a block", 2)]
 )
 def test_on_size_gets_the_needed_bytes(copy: Callable[..., Path], name: str, groups: int) -> None:
-    """Either the bytes of widened weights, or a byte for each number of a linear and two bytes for each group."""
+    """The needed bytes are those of widened weights, or one byte for each number of a linear and two for each group."""
     state = load_file(copy("qwen2") / "model.safetensors")
     numbers = sum(tensor.numel() for tensor in state.values())
     linears = [tensor for module, tensor in state.items() if is_linear(module)]

@@ -63,7 +63,7 @@ def test_activations_of_a_checkpoint_are_read(case: str) -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Returns a function that sets the compute capability which PyTorch reports."""
+    """Returns a function that sets the compute capability that PyTorch reports."""
 
     def set(major: int, minor: int) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
@@ -80,7 +80,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 def test_gpu_too_old_for_dynamic_inputs(
     gpu: Callable[..., None], name: str, capability: tuple[int, int], enough: bool
 ) -> None:
-    """If the flag asks for such inputs, they are refused. If only the checkpoint does, they are not quantized."""
+    """Eight-bit inputs are refused if the flag asks for them. If only the checkpoint asks, inputs are not quantized."""
     gpu(*capability)
     scheme, plain = Scheme.of(f"{name}-dynamic"), Scheme.of(name)
     assert computable(scheme, CUDA, "auto") == (scheme if enough else plain)
@@ -148,7 +148,7 @@ def logits(folder: Path, memory: InMemory) -> Tensor:
 def test_quantized_activations_keep_logits_close(
     model: str, name: str, least: float, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are little worse than with weights of eight bits alone. Weights stay in eight bits, as on a GPU."""
+    """Logits are only a little worse than with eight-bit weights alone. Weights stay in eight bits, as on a GPU."""
 
     def kept(values: Tensor, scale: Tensor, bias: Tensor | None, *, dynamic: bool, **_: object) -> PackedLinear:
         return PackedLinear(values, bias, True, scale=scale, dynamic=dynamic)

@@ -1,4 +1,4 @@
-"""Every format of quantized checkpoints gives the log-probabilities and the text of the weights that it stands for."""
+"""Every format of quantized checkpoints gives the log-probabilities and the text of its dequantized weights."""
 
 import shutil
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def log_probabilities(folder: Path) -> Tensor:
 
 
 def assert_alike(folder: Path, full: Path) -> None:
-    """Our log-probabilities for a quantized checkpoint are those of transformers for the dequantized weights."""
+    """Asserts that a quantized checkpoint has transformers' log-probabilities for the dequantized weights."""
     (prompt,) = prompts_of([40])
     wanted = Oracle(full).logits(prompt).log_softmax(-1)
     torch.testing.assert_close(log_probabilities(folder), wanted, atol=CLOSE, rtol=0)
@@ -77,7 +77,7 @@ def test_format_equals_its_dequantized_weights(copy: Copy, name: str, model: str
 @pytest.mark.parametrize("name", ["gptq, act-order", "awq", "int4 a row, asymmetric", "nf4"])
 @pytest.mark.parametrize("model", ["qwen3", "smollm3"])
 def test_linears_without_scales_are_in_full_precision(copy: Copy, name: str, model: str) -> None:
-    """A whole stack, and one part of another."""
+    """A whole stack of linears has no scales, and so has one part of another stack."""
     form = FORMATS[name]
 
     def some(name: str) -> bool:
@@ -88,7 +88,7 @@ def test_linears_without_scales_are_in_full_precision(copy: Copy, name: str, mod
 
 
 def test_modules_have_schemes_of_their_own(copy: Copy) -> None:
-    """int8 for the modules that a pattern matches, int4 for the rest; and settings of GPTQ for single modules."""
+    """int8 for modules that match a pattern, int4 for all others; also GPTQ's settings for single modules."""
     eight, four = FORMATS["int8 a row"], FORMATS["int4 a group, asymmetric"]
     groups = {
         "group_0": four.config["config_groups"]["group_0"] | {"format": "pack-quantized"},
@@ -180,7 +180,7 @@ def test_engine_of_a_four_bit_checkpoint_reports_it(copy: Copy, caplog: pytest.L
 
 @pytest.mark.parametrize("form", [gptq(), gptq(act_order=True)])
 def test_gptq_zeros_for_groups_in_the_usual_order_are_understood(copy: Copy, form: Format) -> None:
-    """Old tools wrote a g_idx of zeros for groups in the usual order. With act-order, such a g_idx is refused."""
+    """Old tools wrote zeros as g_idx for groups in the usual order. With act-order, a g_idx of zeros is refused."""
     folder = rewrite(copy("llama", "quantized"), form)
     state = load_file(folder / "model.safetensors")
     save(folder, {name: torch.zeros_like(tensor) if "g_idx" in name else tensor for name, tensor in state.items()})

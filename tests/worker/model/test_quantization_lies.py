@@ -1,4 +1,4 @@
-"""Quantized checkpoints that cannot be true: each ends with one sentence that names the file and the tensor."""
+"""Quantized checkpoints that contradict themselves are refused in one sentence that names the file and the tensor."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def put(value: float, at: int = 3) -> Change:
-    """Returns a change of one number in a tensor."""
+    """Returns a function that changes one number of a tensor."""
 
     def change(tensor: Tensor) -> Tensor:
         tensor.view(-1)[at] = value
@@ -43,7 +43,7 @@ def narrower(tensor: Tensor) -> Tensor:
 
 
 def text(change: Callable[[dict[str, Any]], Any]) -> Change:
-    """Returns a change of a tensor that holds JSON."""
+    """Returns a function that changes a tensor that holds JSON."""
 
     def changed(tensor: Tensor) -> Tensor:
         state = json.loads(bytes(tensor.tolist()))
@@ -54,7 +54,7 @@ def text(change: Callable[[dict[str, Any]], Any]) -> Change:
 
 
 LIES: list[tuple[str, str, Change | None, list[str]]] = [
-    # format, tensor, what is done to it (None: removed), words of the error
+    # format, tensor, change (None: the tensor is removed), words of the error
     ("gptq", GATE + "qweight", None, [GATE + "weight", "missing"]),
     ("gptq", GATE + "qzeros", None, [GATE + "qzeros", "missing"]),
     ("gptq", GATE + "scales", None, [GATE + "scales", "missing"]),

@@ -1,6 +1,7 @@
-"""A plain model needs no room but its own: it loads and computes without the code that other checkpoints need.
+"""A plain model loads and computes without the code that only other checkpoints need.
 
-The rooms are the kinds of mixers but attention, mixtures of experts, the formats of quantized checkpoints, and GGUF.
+A room is the modules of one feature: a kind of mixer other than attention, mixtures of experts, a format of quantized
+checkpoints, or GGUF.
 """
 
 import json
@@ -23,9 +24,9 @@ LAYERS = {
 }  # fmt: skip
 ROOMS = (*LAYERS, *FORMATS, "gguf")
 
-# Its arguments: a plain checkpoint, then pairs of a room and a checkpoint that needs it. For each room in turn, it
-# forgets all of worker/model, makes the room unimportable, prints the logits of the plain checkpoint, and why the other
-# one is refused.
+# Arguments: a plain checkpoint, then pairs of a room and a checkpoint that needs the room. For each room, the program
+# unloads all modules of worker/model, makes the room unimportable, prints the logits of the plain checkpoint, and the
+# reason why the other checkpoint is refused.
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -72,7 +73,7 @@ for room, folder in zip(pairs[::2], pairs[1::2], strict=True):
 
 
 def in_need_of(room: str, checkpoints: Checkpoints, tmp_path: Path) -> Path:
-    """Returns a checkpoint that needs the room. For quantization and GGUF, a config is enough to be refused."""
+    """Returns a checkpoint that needs the room. For quantization and GGUF, a config suffices for the refusal."""
     if room in LAYERS:
         return checkpoints(LAYERS[room])
     method = next(name for name, module in METHODS.items() if module.startswith(room))

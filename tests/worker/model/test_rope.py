@@ -1,4 +1,4 @@
-"""Rotary tables against those of transformers, for every kind."""
+"""Rotary tables of every kind agree with transformers'."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_rope_tables_equal_transformers(settings: dict[str, Any]) -> None:
     (rope,) = spec_from_config(config.to_dict()).ropes
     cos, sin = tables(rope, HEAD_DIM, POSITIONS, "cpu")
     assert cos.shape == sin.shape == (POSITIONS, HEAD_DIM) and cos.dtype == sin.dtype == torch.float32
-    # one rounding of a frequency, times a position of thousands, is a few thousand roundings of the angle
+    # At a position of some thousands, one rounding of a frequency is some thousand roundings of the angle.
     torch.testing.assert_close(cos, true_cos[0], atol=1e-3, rtol=0)
     torch.testing.assert_close(sin, true_sin[0], atol=1e-3, rtol=0)
     torch.testing.assert_close(cos[:64], true_cos[0, :64], atol=1e-5, rtol=0)

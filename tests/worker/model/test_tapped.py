@@ -1,4 +1,4 @@
-"""Outputs of inner layers: both decoders write them for the rows with logits, and they equal those of transformers."""
+"""Both decoders write the outputs of inner layers for the rows with logits, and these equal transformers' outputs."""
 
 import random
 from dataclasses import replace

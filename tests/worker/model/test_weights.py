@@ -34,7 +34,7 @@ def copy(checkpoints: Checkpoints, tmp_path: Path) -> Callable[..., Path]:
 
 
 def edit(folder: Path, change: Callable[[State], Any]) -> Path:
-    """Rewrites model.safetensors; safetensors refuses tensors that share memory, so each is cloned."""
+    """Rewrites model.safetensors. Each tensor is cloned, because safetensors refuses tensors that share memory."""
     state = load_file(folder / "model.safetensors")
     change(state)
     save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
@@ -125,7 +125,7 @@ def test_tied_checkpoint_with_another_head_uses_it(copy: Callable[..., Path]) ->
 def test_text_model_of_a_multimodal_checkpoint_is_loaded(
     copy: Callable[..., Path], checkpoints: Checkpoints, text: str, head: str
 ) -> None:
-    """Its tensors have old or new names; tensors of the vision model are not read."""
+    """Tensors of the text model have old or new names; tensors of the vision model are not read."""
     folder = copy("gemma3")
 
     def rename(state: State) -> None:

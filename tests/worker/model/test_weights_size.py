@@ -1,4 +1,4 @@
-"""The size that is predicted before weights are read is the size of the weights in memory."""
+"""The predicted size of weights, before they are read, equals their size in memory."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def predicted_and_found(folder: Path, flag: str, dtype: torch.dtype) -> tuple[We
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3-moe", "gpt-oss"])
 @pytest.mark.parametrize("types", ["BF16", "Q4_0", "mixed", "mxfp4"])
 def test_prediction_for_gguf_files_is_close(kind: str, types: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """It leaves out vectors and padding."""
+    """The prediction leaves out vectors and padding."""
     written = write(kind, tmp_path, {"mixed": mixed, "mxfp4": mxfp4}.get(types, types))
     predicted, found = predicted_and_found(translated([written.file], tmp_path / "cache"), "auto", dtype)
     assert predicted.nbytes == pytest.approx(found, rel=0.03)

@@ -1,4 +1,4 @@
-"""The metrics of drafts by their position, from a scheduler with drafts."""
+"""Metrics of drafts by their position, from a scheduler with drafts."""
 
 from prometheus_client import CollectorRegistry
 

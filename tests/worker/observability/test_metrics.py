@@ -1,4 +1,4 @@
-"""worker/observability/metrics.py."""
+"""Tests of worker/observability/metrics.py."""
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +15,7 @@ class Idle:
 
 
 def test_metrics_of_a_new_worker_have_every_label_at_zero() -> None:
-    """A series that appears as 1 has no rate: its first event would be seen by no alert."""
+    """A series that appears with the value 1 has no rate yet, so no alert would see its first event."""
     text = generate_latest(Metrics("x_").scrape_registry(Idle())).decode()
     got = {
         (sample.name, *sample.labels.values()): sample.value

@@ -1,4 +1,4 @@
-"""worker/observability/stats.py."""
+"""Tests of worker/observability/stats.py."""
 
 from worker.observability.stats import SAMPLES, WINDOW_S, BusyRate, Rate, Recent, quantile
 
@@ -18,7 +18,7 @@ def test_busy_rate_ignores_idle_time() -> None:
     rate.add(2.0, 20)
     rate.idle()
     rate.busy(1000.0)
-    rate.busy(1000.5)  # already busy
+    rate.busy(1000.5)  # no effect: the worker is busy already
     rate.add(1002.0, 20)
     assert rate.per_second() == 10.0
 

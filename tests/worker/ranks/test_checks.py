@@ -1,4 +1,4 @@
-"""A flipped bit in one rank is found, and the rank is named; equal ranks are not accused."""
+"""A flipped bit in a rank is found and the rank is named; correct ranks are not blamed."""
 
 import mmap
 import re
@@ -115,14 +115,14 @@ def test_flipped_bit_of_a_slice_is_found(checkpoints: Checkpoints, kind: str, se
 @needs_library
 @pytest.mark.parametrize("count", [2, 4])
 def test_rank_that_reads_another_checkpoint_is_named(checkpoints: Checkpoints, tmp_path: Path, count: int) -> None:
-    """It finds the next rank to differ, too, because it compares that one with its own checkpoint."""
+    """The rank also reports the next rank, because it compares the next rank with its own, different checkpoint."""
     worker = WorkerConfig(device="cpu", dtype="float32")
     good = files_of(checkpoints("llama"), worker)
     folder = Path(shutil.copytree(good.folder, tmp_path / "m"))
     file = next(folder.glob("*.safetensors"))
     data = bytearray(file.read_bytes())
     data[-2] ^= 1
-    file.unlink()  # it may be a link to the original
+    file.unlink()  # the file may be a link to the original, which must not change
     file.write_bytes(data)
     bad = replace(good, folder=folder)
     used = [bad if rank == 1 else good for rank in range(count)]

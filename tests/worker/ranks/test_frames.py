@@ -1,4 +1,4 @@
-"""What rank 0 tells the others arrives as it was."""
+"""Frames from rank 0 arrive unchanged at the other ranks."""
 
 import socket
 import threading
@@ -46,7 +46,7 @@ def test_inputs_of_a_step_arrive_as_they_were(length: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [0, 1, 7])
 def test_rows_of_the_head_arrive_as_they_were(dtype: torch.dtype, rows: int) -> None:
-    h = torch.randn(1, 24).to(dtype).expand(rows, 24)  # its rows share memory
+    h = torch.randn(1, 24).to(dtype).expand(rows, 24)  # all rows share memory
     arrived = rows_of(through_socket(order(LOGITS, h)))
     assert torch.equal(arrived, h) and arrived.dtype == dtype and arrived.shape == h.shape
 

@@ -1,4 +1,4 @@
-"""Which processors a rank gets, by the NUMA nodes that the system lists."""
+"""The processors that a rank gets, by the NUMA nodes that the system lists."""
 
 from pathlib import Path
 

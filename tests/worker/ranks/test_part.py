@@ -1,4 +1,4 @@
-"""Parts of a model that compute steps together, each in a thread: the bits of the whole model."""
+"""Tensor-parallel parts of a model, each in a thread, compute the bits of the whole model together."""
 
 import mmap
 import re
@@ -33,7 +33,7 @@ from worker.ranks.part import PartDecoder
 from worker.spec import ModelSpec
 
 LENGTHS = [1, 5, 16, 17, 40, 70]
-SMALL_ROUND = 4096  # bytes: rows are exchanged in several rounds
+SMALL_ROUND = 4096  # bytes; so few that rows are exchanged in several rounds
 
 
 def part(folder: Path, dtype: torch.dtype, share: Share, memory: mmap.mmap) -> PartDecoder:
@@ -80,7 +80,7 @@ def test_parts_give_the_bits_of_the_whole_model(
     parts = [part(folder, dtype, Share(rank, count), memory) for rank in range(count)]
     rows = rows_for(cache, prompts_of(LENGTHS), 0)
     with torch.inference_mode():
-        for number, chunk in enumerate([33, 1, 1, 33, 33]):  # prompts, decodes, both; some steps want no row at all
+        for number, chunk in enumerate([33, 1, 1, 33, 33]):  # prompts, decodes, both; some steps want no logits
             chunks = advance(rows, chunk)
             inputs = pack(chunks, cache.page_size, all_rows=number == 3)
             expected = model.forward(inputs, cache)

@@ -1,4 +1,4 @@
-"""Stages of a model that hand on the rows of a step, each in a thread: the bits of the whole model."""
+"""Pipeline stages of a model, each in a thread, pass on the rows of a step and compute the bits of the whole model."""
 
 import mmap
 import re
@@ -95,7 +95,7 @@ def forward(decoder: RankDecoder, inputs: ForwardInputs) -> Tensor:
 
 
 def check_bits(folder: Path, parts: tuple[Part, ...], dtype: torch.dtype, memory: InMemory = AS_STORED) -> None:
-    """Checks steps of prompts, of decodes and of both; some want no row, and one wants all of them."""
+    """Checks steps of prompts, of decodes and of both. Some steps want no logits, and one wants logits of all rows."""
     model, cache = whole_model(folder, dtype, memory)
     rows = rows_for(cache, prompts_of(LENGTHS), 0)
     with decoders(folder, parts, dtype, memory) as ranks:
@@ -125,7 +125,7 @@ KINDS = (
 def test_stages_give_the_bits_of_the_whole_model(
     checkpoints: Checkpoints, kind: str, stages: int, dtype: torch.dtype
 ) -> None:
-    """Most models have three layers, so the stages of two are not equal, and some have no layer with K/V."""
+    """Most models have three layers, so two stages have different numbers of layers, and some stages have no K/V."""
     folder = checkpoints(kind)
     check_bits(folder, parts_for(spec_of(folder), stages), dtype)
 
@@ -160,7 +160,7 @@ def test_stages_of_a_gguf_file_give_the_bits_of_the_whole_model(tmp_path: Path) 
 
 @needs_library
 def test_stages_hand_on_what_replaces_and_is_added_to_rows_of_pictures(checkpoints: Checkpoints) -> None:
-    """The first stage has all layers to which vectors are added."""
+    """The first stage has all layers to whose outputs picture vectors are added."""
     folder = checkpoints("qwen3")
     model, cache = whole_model(folder, torch.float32, AS_STORED)
     (row,) = rows_for(cache, prompts_of([40]), 0)
@@ -178,7 +178,7 @@ def test_stages_hand_on_what_replaces_and_is_added_to_rows_of_pictures(checkpoin
 
 
 def computes_until_its_end(stage: StageDecoder, inputs: ForwardInputs) -> None:
-    """Does what the process of a rank does: connections end with it."""
+    """Simulates the process of a rank, whose connections end with it."""
     try:
         with torch.inference_mode():
             stage.hidden(inputs, checked=True)
@@ -267,7 +267,7 @@ def test_the_stage_with_most_of_a_kind_of_layers_limits_the_pools(checkpoints: C
     spec = spec_of(checkpoints("llama"))
     spec = replace(spec, layers=spec.layers[:1] * 6)
     assert [part.whole_kv(100, spec) for part in (Part(0, 1, (0, 2, 6)), Part(1, 1, (0, 2, 6)))] == [300, 150]
-    hybrid = spec_of(checkpoints("qwen3_5"))  # its second layer of three has K/V
+    hybrid = spec_of(checkpoints("qwen3_5"))  # the second of its three layers has K/V
     assert [Part(rank, 1, (0, 2, 3)).whole_kv(100, hybrid) for rank in range(2)] == [100, 200]
 
 
@@ -279,7 +279,7 @@ def test_every_rank_has_a_share_of_a_stage(checkpoints: Checkpoints) -> None:
 
 
 def test_rank_0_sees_that_another_stage_goes_on_or_is_gone() -> None:
-    """A stage that computes counts as layers of rank 0; one that hangs does not."""
+    """Layers that another stage computes count as progress of rank 0. A stage that hangs makes no progress."""
     (before, last), (ours, theirs) = socket.socketpair(), socket.socketpair()
     seen, computed = c_uint64(), c_uint64(7)
     threading.Thread(target=tell_progress, args=(computed, theirs), daemon=True).start()
@@ -305,7 +305,7 @@ def test_rank_0_sees_that_another_stage_goes_on_or_is_gone() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2-moe", "qwen3_5"])
 def test_a_stage_loads_its_layers_alone(checkpoints: Checkpoints, kind: str) -> None:
-    """The first one has the embedding and the head besides; a checkpoint is checked as a whole by each."""
+    """The first stage also has the embedding and the head. Every stage checks the whole checkpoint."""
     folder = checkpoints(kind)
     spec, told = spec_of(folder), list[tuple[int, int]]()
 

@@ -1,4 +1,4 @@
-"""Rows that ranks exchange by TCP: the same as by memory; a rank that is gone or at another step ends the exchange."""
+"""Ranks exchange rows over TCP with the same results as over memory. A rank that is gone or at another step ends it."""
 
 import mmap
 import socket
@@ -37,7 +37,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 @contextmanager
 def linked(count: int, capacity: int = SMALL_ROUND) -> Iterator[list[RanksC]]:
-    """Ranks with a connection each to each."""
+    """Yields ranks with a connection between each two of them."""
     links: list[dict[int, socket.socket]] = [{} for _ in range(count)]
     for one in range(count):
         for other in range(one):
@@ -55,7 +55,7 @@ def gather_all(ranks: RanksC, rounds: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_rank_gets_the_columns_of_all(count: int) -> None:
-    """Single numbers, rows that need several rounds, and more bytes than a socket takes at once."""
+    """The columns are single numbers, rows for several rounds, and more bytes than a socket accepts at once."""
     shapes = [(1, 1), (7, 5), (70, 16), (1, 1), (300, 4096)]
     rounds = [torch.randn(rows, columns * count) for rows, columns in shapes]
     with linked(count, capacity=1 << 20) as ranks:
@@ -103,7 +103,7 @@ def test_end_by_another_thread_ends_the_wait_at_once() -> None:
 
 @pytest.mark.parametrize("head", [(2, 1, 4), (1, 2, 4), (1, 1, 8)])
 def test_rank_at_another_step_is_an_error(head: tuple[int, int, int]) -> None:
-    """Of another round, with other rows, or with other columns."""
+    """The other rank is in another round, or has other rows or columns."""
     ours, theirs = tcp_pair()
     with ours, theirs:
         ranks = RanksC(mmap.mmap(-1, shared_bytes(SMALL_ROUND)), 0, 2, {1: ours})

@@ -1,4 +1,4 @@
-"""Runs what several ranks do at once, in threads of one process."""
+"""Runs the tasks of several ranks at once, in threads of one process."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from tests.patience import PATIENCE_S
 
 
 def together(tasks: list[Callable[[], Any]]) -> list[Any]:
-    """Runs each task in a thread of its own, and returns what they return or raise; None for one that does not end."""
+    """Runs each task in a thread. Returns their results or exceptions; None for a task that does not end."""
     found: list[Any] = [None] * len(tasks)
 
     def run(index: int) -> None:

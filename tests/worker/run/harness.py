@@ -24,7 +24,7 @@ from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 
 MAX_SEQ_LEN = 128
-SLOTS = 60  # for recurrent states
+SLOTS = 60  # slots for recurrent states
 
 
 @cache
@@ -44,7 +44,7 @@ class RunnerBench(Bench):
         chunk: int = 64,
         **options: bool,
     ) -> None:
-        """pages: of each group of layers; chunk: the most tokens of a sequence in a step."""
+        """pages: number of pages of each group of layers; chunk: the most tokens of a sequence in a step."""
         groups = cache_groups(decoder.spec, MAX_SEQ_LEN, paged=True)
         dtype = decoder.weights.embed.dtype
         cache = KVCache(decoder.spec, [pages] * len(groups), 16, dtype, "cpu", groups, SLOTS, dtype)
@@ -56,7 +56,7 @@ class RunnerBench(Bench):
         )  # fmt: skip
         slots = PagePool(SLOTS, 16) if cache.states else None
         super().__init__(runner=runner, config=config, pools=pools, vocab_size=VOCAB, slots=slots, compiler=compiler)
-        self.max_in_flight = 0  # steps in flight after an iteration
+        self.max_in_flight = 0  # largest number of steps in flight after an iteration
 
     def drain(self) -> None:
         for _ in range(600):

@@ -1,4 +1,4 @@
-"""A new column needs a line in the table and a function; everything else follows from these."""
+"""A new column of a step needs only a line in the table and a function."""
 
 from array import array
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def tags(layout: StepLayout) -> object:
 
 @pytest.fixture
 def wider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patches in a step with three more columns."""
+    """Patches the table, so that a step has three more columns."""
     for name, column, values in (("marks", MARKS, marks), ("tags", TAGS, tags), ("states", STATES, marks)):
         monkeypatch.setitem(COLUMNS, name, column)
         monkeypatch.setitem(VALUES, name, values)

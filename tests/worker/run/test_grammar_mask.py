@@ -1,4 +1,4 @@
-"""Masks of batches, with matchers that allow fixed tokens; real grammars are tested in tests/worker/grammar."""
+"""Grammar masks of batches, with matchers that allow fixed tokens. tests/worker/grammar tests real grammars."""
 
 import ctypes
 from dataclasses import dataclass

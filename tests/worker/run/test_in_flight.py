@@ -1,4 +1,4 @@
-"""A launched step: its ids are copied before later work may overwrite them."""
+"""The ids of a launched step are copied before later work can overwrite them."""
 
 import torch
 

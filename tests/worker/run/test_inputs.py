@@ -1,4 +1,4 @@
-"""A plan laid out as tensors, against the definition in model/inputs/forward_inputs.py, token by token."""
+"""A plan laid out as tensors agrees, token by token, with the definition in model/inputs/forward_inputs.py."""
 
 from array import array
 

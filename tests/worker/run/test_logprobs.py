@@ -1,4 +1,4 @@
-"""Log-probabilities of one step with different requests, against each message computed by itself."""
+"""Log-probabilities of a step with different requests equal those of each request computed separately."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def sequence(id: int, tokens: list[int], prompt_len: int, **options: object) -> 
 
 
 def check(told: Logprobs, logits: torch.Tensor, tokens: list[int], top: int) -> None:
-    """Checks one message. logits [N, V]. tokens: of each row"""
+    """Checks one Logprobs message. logits: [N, V]. tokens: the token of each row"""
     expected = logits.double().log_softmax(-1)
     assert told.top == top
     chosen = torch.tensor(unpack_f32(told.chosen)).double()

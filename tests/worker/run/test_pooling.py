@@ -1,4 +1,4 @@
-"""Vectors of prompts: against transformers, and the same bits however the prompts are cut, in any company."""
+"""Vectors of prompts agree with transformers, and have the same bits however prompts are cut, in any company."""
 
 import random
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_logits_are_those_of_the_ids_asked_for(checkpoints: Checkpoints) -> None
 def test_request_that_wants_a_vector_can_be_aborted_and_sent_again(checkpoints: Checkpoints) -> None:
     bench, (prompt,) = decoder(checkpoints("qwen3-tied")), prompts(120)
     bench.send(embed(1, prompt, m.Pooling(MEAN)))
-    bench.iterate()  # half of it
+    bench.iterate()  # computes half of the prompt
     bench.send(m.Abort((1,)))
     bench.drain()
     assert bench.received()[1][1].outcome is m.Outcome.ABORTED and not vectors(bench)
@@ -151,8 +151,8 @@ def test_mean_ignores_rows_of_a_step_that_was_in_flight_when_its_sequence_was_pr
     whole.add(0, rows)
     cut.add(0, rows[:40])
     cut.add(40, rows[40:60])
-    cut.add(0, rows[:10])  # it begins again
-    cut.add(60, rows[60:])  # too early
+    cut.add(0, rows[:10])  # the prompt begins again
+    cut.add(60, rows[60:])  # rows that come too early
     cut.add(10, rows[10:90])
     assert whole.values() == cut.values()
     assert np.linalg.norm(np.array(unpack_f32(whole.values()))) == pytest.approx(1, abs=1e-6)

@@ -1,4 +1,4 @@
-"""The runner on the CPU, with and without overlap: the same bits, whichever requests share a step."""
+"""The runner on the CPU gives the same bits with and without overlap, whichever requests share a step."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sampling parameters: each stage does what the request asked, whichever requests share the batch."""
+"""Each stage of sampling follows its request's parameters, whichever requests share the batch."""
 
 import math
 
@@ -33,8 +33,8 @@ def row(**logits: float) -> torch.Tensor:
     ("options", "expected"),
     [
         ({}, 7),
-        ({"repetition_penalty": 2.0}, 9),  # 7 was in the prompt
-        ({"presence_penalty": 2.0}, 7),  # but not in the output
+        ({"repetition_penalty": 2.0}, 9),  # 7 is in the prompt, so it is penalized
+        ({"presence_penalty": 2.0}, 7),  # 7 is not in the output, so it is not penalized
         ({"logit_bias": ((9, 3.0),)}, 9),
         ({"logit_bias": ((7, -math.inf), (9, -math.inf))}, 11),
     ],
@@ -60,7 +60,7 @@ def test_eos_and_stop_ids_cannot_come_before_min_tokens() -> None:
 
 
 def test_rows_of_one_sequence_sample_successive_outputs() -> None:
-    """As for drafts: the tokens of earlier rows count as output for later ones."""
+    """As with drafts, the tokens of earlier rows count as output for later rows."""
     torch.manual_seed(0)
     logits, ids = torch.randn(6, V), [7, 9, 3, 4, 11, 13]
     logits[:, 3] += 20.0

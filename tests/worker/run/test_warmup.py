@@ -1,4 +1,4 @@
-"""Dummy steps: every kind, within the limits, on the scratch page only; and the memory that they measure."""
+"""Dummy steps cover every kind, stay within the limits and on the scratch page, and measure memory."""
 
 import errno
 import itertools
@@ -95,7 +95,7 @@ def test_steps_cover_every_kind() -> None:
 
 
 def test_steps_cover_every_tile_of_linear() -> None:
-    """Each tile is a kernel to compile. The products are Llama-3.2-3B's head, down, and gate with up."""
+    """Each tile is a kernel to compile. The products are Llama-3.2-3B's LM head, down, and gate with up."""
     from worker.kernels.gpu.products.tiles import choose_gated_tile, choose_tile
 
     def tiles(rows: Iterable[int], tokens: Iterable[int]) -> tuple[set[object], ...]:
@@ -111,7 +111,7 @@ def test_profile_memory_measures_and_reports_every_step(checkpoints: Checkpoints
     decoder, moved, memory = decoder_of(checkpoints(kind)), [], Memory(takes=(GIB // 8, GIB // 16, GIB // 2, GIB // 4))
     worker = WorkerConfig(max_batch_size=20, max_step_tokens=64, prefill_chunk_size=64)
     budget = profile_memory(decoder, worker, 300, memory, lambda: moved.append(1))
-    logits = 64 * VOCAB * 4  # as many rows as the largest shape of a graph has
+    logits = 64 * VOCAB * 4  # 64 rows, as in the largest shape of a graph
     assert budget.nbytes == memory.device.available - GIB // 2 - GIB // 8 - GIB // 16 - logits - RESERVED_BYTES
     assert len(moved) == len(list(steps(StepLimits.of(worker, 300)))) + 4 and memory.marks == 4
 

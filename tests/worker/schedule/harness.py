@@ -1,12 +1,12 @@
 """A fake model over a fake K/V store, and the scheduler that drives them.
 
-The store holds, for each (group, page, offset), the chain hash of all tokens up to the one written there. The model
-computes a token's hash from what the store holds for the position before it, and the next id from the hash:
-one wrongly shared, recycled or unwritten slot changes the output. Before it writes, a row reads what its kernels would
-read: all positions before it or, in a group with a window, those from first_kept() on.
+The store holds, for each (group, page, offset), the chain hash of all tokens up to the token written there. The model
+computes a token's hash from the stored hash of the position before it, and the next id from the token's hash. So a
+wrongly shared, recycled or unwritten slot changes the output. Before a row writes, it reads the positions that kernels
+would read: all positions before it or, in a group with a window, the positions from first_kept() on.
 
-With `slots`, the model is recurrent: it takes the hash at the beginning of a chunk from a slot for states, and writes
-the one at its end to another.
+With `slots`, the model is recurrent: it reads the hash before a chunk from a state slot, and writes the hash after the
+chunk to another slot.
 """
 
 from collections import deque
@@ -53,7 +53,7 @@ def next_id(last: int) -> int:
 
 
 def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], Outcome]:
-    """Returns all tokens and the outcome by the plainest loop: without pages, steps or other sequences."""
+    """Returns all tokens and the outcome, computed by the simplest loop: without pages, steps or other sequences."""
     sampling, prompt = sequence.sampling, sequence.prompt_len
     tokens = sequence.tokens[:prompt]
     while True:
@@ -69,7 +69,7 @@ def reference(sequence: Sequence, config: SchedulerConfig) -> tuple[list[int], O
 
 
 def commit(scheduler: Scheduler, plan: Plan, ids: list[int], now: float) -> list[SequenceUpdate]:
-    """Launches and updates a step at once, as without overlap."""
+    """Launches a step and applies its results at once, as without overlap."""
     scheduler.launched(plan)
     return scheduler.update(plan, ids, now)
 
@@ -83,11 +83,11 @@ def members(plan: Plan) -> list[Sequence]:
 
 
 class Rig:
-    """A scheduler with its pool and fake model; every step checks what must hold of any plan.
+    """A scheduler with its pool and fake model. Every step checks the invariants of plans.
 
-    windows: of further groups of layers, with how many pages each has; slots: for recurrent states, with the scratch
-    slot; 0: the model is not recurrent; overlap: step() leaves the last step that it
-    launched in flight; token_s: seconds that computing a token takes.
+    windows: sliding windows and numbers of pages of further groups of layers; slots: for recurrent states, including
+    the scratch slot; 0: the model is not recurrent; overlap: step() leaves the last launched step in flight
+    token_s: seconds that computing a token takes
     """
 
     def __init__(
@@ -103,14 +103,15 @@ class Rig:
     ) -> None:
         self.overlap = overlap
         self.token_s = token_s
-        self.in_flight: deque[tuple[Plan, list[int]]] = deque()  # launched, not updated, with their ids
+        # plans that are launched but not applied, with their ids
+        self.in_flight: deque[tuple[Plan, list[int]]] = deque()
         self.config = SchedulerConfig(**{"max_seq_len": 64, "overlap": overlap, **settings})
         self.pools = [PagePool(pages, page_size)] if pages else []
         self.pools += [PagePool(count, page_size, window) for window, count in (windows or {}).items()]
         self.pool = self.pools[0]
         self.slots = PagePool(slots, page_size) if slots else None
         self.scheduler = Scheduler(self.config, self.pools, self.slots)
-        self.states: dict[int, int] = {}  # by slot
+        self.states: dict[int, int] = {}  # hashes by state slot
         self.store: dict[tuple[int, int, int], int] = {}
         self.now = 0.0
         self.count = 0
@@ -121,7 +122,7 @@ class Rig:
         cache_salt: str = "", group: int = 0, deadline: float = inf, tenant: str = "", priority: int = 0,
         **sampling: Any,
     ) -> Sequence:  # fmt: skip
-        """A new sequence; an int as prompt is the length of one that shares no prefix with any other."""
+        """Makes a sequence. prompt: tokens, or the length of a prompt that shares no prefix with other prompts"""
         self.count += 1
         tokens = [1000 + self.count] * prompt if isinstance(prompt, int) else prompt
         return Sequence(
@@ -183,7 +184,7 @@ class Rig:
         return updates
 
     def finish(self, steps: int) -> set[Sequence]:
-        """Runs up to `steps` steps until nothing is left, at times that the scheduler asks for. Returns the expired."""
+        """Runs up to `steps` steps until no work is left, at times the scheduler asks for. Returns what expired."""
         late: set[Sequence] = set()
         for _ in range(steps):
             late.update(self.scheduler.expire(self.now))
@@ -197,14 +198,14 @@ class Rig:
         return late
 
     def tokens(self, sequence: Sequence) -> list[int]:
-        """Returns the tokens as the device knows them: with the ids of steps in flight."""
+        """Returns the tokens of a sequence as the device knows them, with the ids of steps in flight."""
         pending = []
         for plan, ids in self.in_flight:
             pending += [id for (sampled, _), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
         return sequence.tokens + pending[len(pending) - sequence.pending_outputs :]
 
     def run(self, plan: Plan) -> list[int]:
-        """Plays the forward: reads and writes K/V through the pages, and returns the sampled ids."""
+        """Simulates a forward: reads and writes K/V through the pages, and returns the sampled ids."""
         for chunk in plan.chunks:
             self.check_read(chunk.sequence, chunk.start)
         before = self.read_states(plan)
@@ -229,7 +230,7 @@ class Rig:
         return ids
 
     def read_states(self, plan: Plan) -> dict[Sequence, int]:
-        """Returns the hash of all tokens before each chunk, as read from its slot."""
+        """Returns the hash of all tokens before each chunk, as read from the chunk's state slot."""
         before, sequences = {}, [chunk.sequence for chunk in plan.chunks]
         for chunk, one in zip(plan.chunks, sequences, strict=True):
             if not chunk.start:
@@ -260,7 +261,7 @@ class Rig:
             assert found == expected[first:], f"{sequence.key} would read another sequence's K/V"
 
     def check_plan(self, plan: Plan) -> None:
-        """Checks each chunk without its drafts, which check_drafts() checks."""
+        """Checks the chunks of a plan, except their drafts, which check_drafts() checks."""
         if plan.drafts:
             self.check_drafts(plan)
         config = self.config
@@ -303,7 +304,7 @@ class Rig:
         """Returns the first checkpoint after the chunk's start."""
         config, size = self.config, self.pool.page_size
         scores = chunk.sequence.scores
-        prompt = (scores and scores.start) or chunk.sequence.prompt_len  # or what is before the scored end of it
+        prompt = (scores and scores.start) or chunk.sequence.prompt_len  # without a scored end, the whole prompt
         if self.slots is None or not config.prefix_cache:
             return config.max_seq_len
         spacing = -(-config.state_checkpoint_tokens // size) * size
@@ -328,13 +329,13 @@ class Rig:
 
 
 def set_drafter(scheduler: Scheduler, sequence: Sequence, drafter: Drafter) -> None:
-    """Makes a drafter propose the drafts of a sequence, if the scheduler speculates at all."""
+    """Sets the drafter of a sequence, if the scheduler speculates at all."""
     if scheduler.speculation is not None:
         scheduler.speculation.drafters[sequence] = drafter
 
 
 def feed(rig: Rig, sequence: Sequence, ids: list[int]) -> Outcome | None:
-    """Runs steps in which the model samples `ids`. Returns the outcome, or None if the sequence goes on."""
+    """Runs steps in which the model samples `ids`. Returns the outcome, or None if the sequence continues."""
     outcome = None
     for token in ids:
         assert outcome is None, "it has ended already"
@@ -359,7 +360,7 @@ def join_order(rig: Rig, steps: int = 500) -> list[Sequence]:
 
 
 class OracleDrafter(NgramDrafter):
-    """Proposes the next tokens from `tokens`, a few of them wrong, and wrong ones after the end of `tokens`."""
+    """Proposes the next tokens of `tokens`, a few of them wrong, and after the end of `tokens` only wrong tokens."""
 
     def __init__(self, tokens: list[int], salt: int = 0) -> None:
         super().__init__()

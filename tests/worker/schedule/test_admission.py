@@ -1,4 +1,4 @@
-"""Admission: full queues, places kept for other tenants, and sequences that could never finish."""
+"""Admission: full queues, places reserved for other tenants, and sequences that could never finish."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_submit_of_an_empty_prompt_or_a_live_id_is_invalid() -> None:
 
 
 def fill(rig: Rig, tenant: str, prompt: int = 2) -> int:
-    """Submits requests of a tenant until one is refused; returns how many were accepted."""
+    """Submits requests of a tenant until a request is refused. Returns the number of accepted requests."""
     for count in range(1000):
         try:
             rig.submit(prompt, tenant=tenant)

@@ -1,4 +1,4 @@
-"""Fairness between tenants, and priority within one."""
+"""Fairness between tenants, and priority within a tenant."""
 
 from collections import Counter
 
@@ -107,14 +107,14 @@ requests = st.tuples(st.integers(1, 30), st.integers(1, 20))  # lengths of promp
 def test_flood_delays_other_tenants_by_a_few_times_their_share(
     flood: list[tuple[int, int]], others: list[list[tuple[int, int]]], places: int, ahead: int
 ) -> None:
-    """The delay is the number of tokens that are computed between a request's arrival and its end."""
+    """The delay of a request is the number of tokens that are computed between its arrival and its end."""
     rig = Rig(pages=400, max_batch_size=places, max_step_tokens=12, prefill_chunk_size=8)
     for prompt, output in flood:
         rig.submit(prompt, max_tokens=output, tenant="flood")
     computed = 0
     todo = {f"other{number}": list(wanted) for number, wanted in enumerate(others)}
     waiting: dict[str, tuple[Sequence, int]] = {}
-    longest = 50  # of any request, prompt and output
+    longest = 50  # tokens of the longest request, prompt and output together
     for step in range(6000):
         for name, wanted in todo.items():
             if step >= ahead and wanted and name not in waiting:
@@ -136,7 +136,7 @@ def test_flood_delays_other_tenants_by_a_few_times_their_share(
 @settings(max_examples=25, deadline=None, database=None)
 @given(data=st.data(), places=st.integers(1, 5), pages=st.sampled_from([20, 60]))
 def test_random_tenants_keep_accounts_consistent(data: st.DataObject, places: int, pages: int) -> None:
-    """The rig checks accounts, queue and pages after each event, and compares each output with the plainest loop's."""
+    """The rig checks accounts, queue and pages after each event, and compares each output with the simplest loop's."""
     rig = Rig(pages=pages, max_batch_size=places, max_step_tokens=9, prefill_chunk_size=4)
     for _ in range(60):
         act = data.draw(st.sampled_from("ssspppat"))

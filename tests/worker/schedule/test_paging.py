@@ -19,7 +19,7 @@ def test_claim_refused_takes_nothing_and_is_repeated_only_after_pages_were_freed
     other, late = rig.sequence(12), rig.sequence(THREE_PAGES)
     assert paging.claim(other, alone=True) and not paging.claim(late, alone=False)
     assert not late.pages and paging.pools[0].available == 2 and paging.prefix and paging.prefix.queries == 12
-    late.tokens = late.tokens[:5]  # would fit now, if it were looked up
+    late.tokens = late.tokens[:5]  # the prompt would fit now, if the scheduler looked
     assert not paging.claim(late, alone=False)
     paging.free(other)
     assert paging.claim(late, alone=True) and len(late.pages[0]) == 2
@@ -102,7 +102,7 @@ def test_claim_with_another_cache_salt_shares_nothing() -> None:
 
 
 def computed_by(rig: Rig, sequence: Sequence) -> int:
-    """Runs a sequence to its end. Returns how many of its tokens were computed."""
+    """Runs a sequence to its end. Returns the number of its tokens that were computed."""
     total = 0
     while sequence not in rig.ends:
         plan = rig.plan()
@@ -157,7 +157,7 @@ LONG = list(range(100, 140))  # ten pages of 4
 
 @pytest.fixture
 def windowed(monkeypatch: pytest.MonkeyPatch) -> Rig:
-    """A step computes chunks of 8 tokens. A window of 6 needs at most 4 pages of 4 tokens, and 4 more for chunks."""
+    """Chunks have 8 tokens. A window of 6 tokens needs at most 4 pages of 4 tokens, and 4 more pages for chunks."""
     monkeypatch.setattr(window, "KEY_BLOCK", KEY_BLOCK)
     return Rig(pages=41, windows={WINDOW: 21}, prefill_chunk_size=8)
 
@@ -173,7 +173,7 @@ def test_window_is_claimed_for_the_next_chunk_and_returned_behind(windowed: Rig)
     assert kept(a, 0) == list(range(10)) and kept(a, 1) == [0, 1, 2, 3] and a.room == 16
     windowed.step()  # positions 0 .. 7
     windowed.step()
-    # the row at position 16 sees 11 .. 16, and its kernel reads from 10 on: page 2
+    # the row at position 16 attends to 11 .. 16, and its kernel reads from 10 on: page 2
     assert a.computed_tokens == 16 and kept(a, 1) == [2, 3] and kept(a, 0) == list(range(10))
     windowed.plan()
     assert kept(a, 1) == [2, 3, 4, 5], "for the chunk 16 .. 23"
@@ -199,7 +199,7 @@ def test_prompt_asked_twice_hits_though_its_window_moved_on(windowed: Rig) -> No
     pool.release(pool.acquire(pool.counts().free + 5) or [])  # evicts the five pages that were released first
     again = windowed.submit(LONG, max_tokens=2)
     windowed.plan()
-    # of 10 pages, the last has the token to compute; the row at position 36 reads from 30 on: page 7
+    # the last of the 10 pages has the token to compute; the row at position 36 reads from 30 on: page 7
     assert again.prefix.cached_tokens == 36 and kept(again, 1)[:2] == [7, 8] and kept(again, 0) == list(range(10))
     windowed.finish(20)
 
@@ -214,7 +214,7 @@ def test_prompt_grows_only_if_its_chunk_may_be_in_the_step(windowed: Rig) -> Non
 
 
 def test_sequence_of_32k_tokens_keeps_a_window_of_512() -> None:
-    """Two sequences run although the window's pages hold 2,500 positions only. The kernels' blocks have real sizes."""
+    """Two sequences run although the window's pages hold only 2,500 positions. Blocks of keys have their real size."""
     settings = {"prefill_chunk_size": 512, "max_step_tokens": 512, "max_seq_len": 40_000}
     size, chunk = 32, chunk_pages(512, 32)
     rig = Rig(pages=2 * 1025 + 30, page_size=size, windows={512: 2 * window_pages(512, size) + chunk + 1}, **settings)

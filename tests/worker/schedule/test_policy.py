@@ -1,4 +1,4 @@
-"""The scheduling modes: static batches, whole prompts, and the order of decodes and prompts in a full step."""
+"""Scheduling modes: static batches, unchunked prompts, and the order of decodes and prompts in a full step."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Prompts that arrive together and have the same prefix: it is computed once, and each gets its own output."""
+"""The prefix of prompts that arrive together is computed once, and each prompt gets its own output."""
 
 from typing import Any
 

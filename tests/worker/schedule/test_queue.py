@@ -1,4 +1,4 @@
-"""The waiting queue: groups of one prompt, whose followers wait for their leader."""
+"""The waiting queue: in a group of sequences of one prompt, all others wait for the first."""
 
 from tests.worker.schedule.harness import Rig, join_order
 

@@ -1,4 +1,4 @@
-"""The scheduler under random use in random configurations: nothing leaks, overtakes, starves or changes."""
+"""Under random use in random configurations, no page leaks, no sequence overtakes or starves, and no output changes."""
 
 from contextlib import ExitStack
 from math import inf
@@ -17,7 +17,7 @@ from worker.schedule.admission import QueueFull, TooLong
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.sequence import Plan, Sequence
 
-BASES = [[1, 2, 3, 4] * 10, [1, 2, 3, 4, 1, 2, 3, 9] * 5, [5] * 40]  # prompts begin alike, some for a while
+BASES = [[1, 2, 3, 4] * 10, [1, 2, 3, 4, 1, 2, 3, 9] * 5, [5] * 40]  # prompts begin alike, some for many tokens
 
 configs = st.fixed_dictionaries(
     {
@@ -92,11 +92,11 @@ class Machine(RuleBasedStateMachine):
             pages=pages, page_size=page_size, overlap=overlap, token_s=token_s, slots=slots,
             windows={each: self.pages_of(each, page_size, spare_windows, config) for each in windows}, **config,
         )  # fmt: skip
-        self.order: list[Sequence] = []  # as submitted
+        self.order: list[Sequence] = []  # sequences in the order of submission
         self.left: set[Sequence] = set()
 
     def pages_of(self, one: int, page_size: int, spare: int, config: dict[str, Any]) -> int:
-        """Returns a pool size for any sequence: the most pages that one needs at a time, and `spare` more."""
+        """Returns a pool size: the most pages that a sequence needs at a time, and `spare` more."""
         chunk = window.chunk_tokens(SchedulerConfig(**config), config["max_seq_len"])
         return 1 + window.window_pages(one, page_size) + window.chunk_pages(chunk, page_size) + spare
 
@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
         rig = self.rig
         sequence = rig.sequence(base[:length] + tail, deadline=rig.now + wait, **options)
         done, _ = reference(sequence, rig.config)
-        sequence.tokens = done[: sequence.prompt_len + generated]  # a resumed stream brings true output
+        sequence.tokens = done[: sequence.prompt_len + generated]  # a resumed stream brings its right output
         set_drafter(rig.scheduler, sequence, OracleDrafter(done, rig.count))
         waiting, tokens = rig.scheduler.status.waiting, rig.scheduler.status.waiting_tokens
         try:
@@ -167,12 +167,12 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def step_that_raises(self) -> None:
         plan = self.plan()
-        self.rig.run(plan)  # the K/V that it wrote must do no harm
+        self.rig.run(plan)  # the K/V that the lost step wrote must do no harm
         self.finish_steps()
 
     @rule(again=st.booleans())
     def steps_in_flight_are_lost(self, again: bool) -> None:
-        """The first lost step is retried, or its tokens are planned again."""
+        """Loses the steps in flight. The first lost step is retried, or its tokens are planned again."""
         self.launch()
         lost = [plan for plan, _ in self.rig.in_flight]
         self.discard()
@@ -225,9 +225,9 @@ class Machine(RuleBasedStateMachine):
         self.left.update(advance.sequence for advance in advances if advance.outcome)
 
     def teardown(self) -> None:
-        """Runs until everything has ended; then no page is owned.
+        """Runs until all sequences have ended, and asserts that no page is owned.
 
-        At worst each token takes a step of its own, and each token of the oldest sequence waits for one of all others.
+        At worst, each token takes a step of its own, and the oldest sequence waits for a token of all others each time.
         """
         if not hasattr(self, "rig"):
             return

@@ -1,4 +1,4 @@
-"""What one more row costs: found through the noise of steps, and found again when the machine changes."""
+"""The cost of one more row is found despite noise in step times, and found again when the machine changes."""
 
 import random
 from math import inf
@@ -19,7 +19,7 @@ from worker.schedule.step_time import StepTimePolicy
 
 
 def measured(cost: float, sequences: int, steps: int = 60, noise: float = 0.0, seed: int = 1) -> RowCosts:
-    """Returns the costs learnt from steps with and without drafts. A step takes 20 ms, more as contexts grow."""
+    """Returns the costs learnt from steps with and without drafts. Steps take 20 ms, and longer as contexts grow."""
     draw, costs = random.Random(seed), RowCosts()
     for step in range(steps):
         drafted = draw.randint(1, 4) if step % 2 else 0
@@ -103,7 +103,7 @@ def test_time_of_a_model_that_proposes_is_measured_by_itself() -> None:
 
 
 def test_steps_of_a_scheduler_are_compared_by_their_sequences() -> None:
-    """A step takes 10 ms for each row."""
+    """In this test, a step takes 10 ms for each row."""
     rig = Rig(page_size=64, max_draft_tokens=3, token_s=0.01)
     stream = rig.submit([1, 2, 3], 40, ignore_eos=True)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""The scheduler: which sequences join and update, in which order, within which limits, and how they leave."""
+"""The scheduler: which sequences join a step, in which order and within which limits, and how they end."""
 
 import pytest
 
@@ -117,10 +117,10 @@ def test_plan_later_request_that_fits_does_not_overtake() -> None:
 
 def test_plan_new_sequences_respect_the_watermark_unless_alone() -> None:
     rig = Rig(pages=11, watermark=0.2, prefix_cache=False)
-    a = rig.submit(36, max_tokens=1)  # 9 of 10 pages
+    a = rig.submit(36, max_tokens=1)  # needs 9 of 10 pages
     assert members(rig.plan()) == [a], "alone, a sequence may take what it needs"
     rig.step()
-    b, c = rig.submit(28), rig.submit(4)  # 7 pages, and 1 more would leave 2
+    b, c = rig.submit(28), rig.submit(4)  # 7 pages and 1 page, which leave 2 of 10
     d = rig.submit(4)
     assert members(rig.plan()) == [b, c]
     assert rig.scheduler.state.live.get(d.key) is d and rig.scheduler.status.waiting == 1

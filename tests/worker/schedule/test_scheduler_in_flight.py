@@ -1,4 +1,4 @@
-"""The scheduler with steps in flight: the next plan goes on from them, and nothing is applied twice."""
+"""The scheduler with steps in flight: the next plan continues from these steps, and no step is applied twice."""
 
 import pytest
 

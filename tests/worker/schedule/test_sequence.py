@@ -1,4 +1,4 @@
-"""Sequences as counts, and the plan of a step."""
+"""The counts of a sequence, and the plan of a step."""
 
 from tests.worker.schedule.harness import Rig
 from worker.schedule.sequence import Chunk, Plan

@@ -1,4 +1,4 @@
-"""The state of live sequences: how output ends them, and preemption."""
+"""The state of live sequences: how their output ends them, and preemption."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The prefill budget: steps with decodes last about the target, on machines of all kinds and in the scheduler."""
+"""The prefill budget makes steps with decodes last about the target, on machines of all kinds and in the scheduler."""
 
 from collections.abc import Callable
 from math import inf
@@ -14,7 +14,7 @@ from worker.schedule.step_time import MIN_PREFILL_TOKENS, TILE, StepTimePolicy
 
 MAX_STEP_TOKENS = 512
 TARGET = 0.2
-Seconds = Callable[[int, int], float]  # duration of a step with so many decodes and prompt tokens
+Seconds = Callable[[int, int], float]  # (decodes, prompt tokens) → duration of a step
 
 
 def linear(step: float, decode: float, token: float) -> Seconds:
@@ -22,7 +22,7 @@ def linear(step: float, decode: float, token: float) -> Seconds:
 
 
 def roofline(memory: float, token: float) -> Seconds:
-    """Returns the time to read all weights from memory or to compute all rows, whichever is longer."""
+    """Returns the time to read all weights or the time to compute all rows, whichever is longer."""
     return lambda decodes, prompt: max(memory, token * (decodes + prompt))
 
 
@@ -38,7 +38,7 @@ class Machine:
         self.now = 100.0
 
     def step(self, decodes: int, prompt: int | None = None, late: float = 0.0) -> float:
-        """Runs one step with `prompt` tokens, or with as many as the budget allows. Returns its seconds."""
+        """Runs one step with `prompt` tokens, or with the budget's number. Returns the step's seconds."""
         tokens = self.policy.prefill_budget(decodes) if prompt is None else prompt
         self.policy.planned(self.now, 9, decodes, tokens)
         self.policy.launched(9)
@@ -47,7 +47,7 @@ class Machine:
         return self.now - began
 
     def warmed_up(self) -> "Machine":
-        """Runs a prompt, then some steps without one."""
+        """Runs a prompt, then some steps without prompts."""
         self.step(0, 128)
         for _ in range(3):
             self.step(4, 0)
@@ -158,7 +158,7 @@ def test_budget_after_a_stalled_first_step_recovers_at_once() -> None:
 
 @pytest.mark.parametrize(("change", "budget"), [(0.2, MAX_STEP_TOKENS), (1.5, 112), (5.0, MIN_PREFILL_TOKENS)])
 def test_budget_on_a_machine_that_changes_is_measured_anew(change: float, budget: int) -> None:
-    """This holds even if all later steps are without prompts."""
+    """The budget is measured anew even if all later steps are without prompts."""
     machine = Machine(CPU).warmed_up()
     for _ in range(2 * SAMPLES):
         machine.step(4)
@@ -171,12 +171,12 @@ def test_budget_on_a_machine_that_changes_is_measured_anew(change: float, budget
 
 def test_estimate_is_not_taken_from_few_tokens() -> None:
     machine = Machine(roofline(0.1, 0.0001))
-    machine.step(0, 3)  # as long as 1,000 would take
+    machine.step(0, 3)  # takes as long as 1,000 prompt tokens would
     assert machine.policy.prefill_budget(1) == MAX_STEP_TOKENS
 
 
 def test_step_behind_another_one_is_counted_from_its_end() -> None:
-    """Two in flight, as on a device that is never idle; then a pause."""
+    """Two steps are in flight, as on a device that is never idle; then comes a pause."""
     policy = StepTimePolicy(TARGET, MAX_STEP_TOKENS)
     policy.planned(0.0, 1, 0, 100)
     policy.launched(1)
@@ -212,7 +212,7 @@ def test_parts_of_a_step_and_discarded_steps_are_not_measured() -> None:
 
 
 class TimedRig(Rig):
-    """A rig whose steps take as long as on CPU."""
+    """A rig whose steps take as long as on a CPU."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(pages=400, page_size=16, max_seq_len=2048, max_step_tokens=MAX_STEP_TOKENS, **settings)
@@ -267,7 +267,7 @@ def test_scheduler_prompt_advances_in_every_step_beside_many_streams() -> None:
 
 
 def test_scheduler_draft_counts_as_a_row() -> None:
-    """Otherwise the time of a decode with seven drafts would count as the time of a plain decode."""
+    """Otherwise, the time of a decode with seven drafts would count as the time of a plain decode."""
     rig = Rig(page_size=32, max_draft_tokens=7, target_step_s=TARGET, token_s=0.01)
     stream = rig.submit([1, 2, 3], 24, ignore_eos=True)
     drafter = OracleDrafter(reference(stream, rig.config)[0])
@@ -284,7 +284,7 @@ def test_scheduler_draft_counts_as_a_row() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_scheduler_under_random_load_keeps_to_its_budget(seed: int, overlap: bool) -> None:
-    """The rig checks the tokens of each stream."""
+    """Step times are checked here; the rig also checks the tokens of each stream."""
     rng = Random(seed)
     rig = TimedRig(target_step_s=rng.choice([0.01, 0.1, 0.3]), max_batch_size=rng.choice([4, 20]), overlap=overlap)
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""worker/transport/auth.py: keys over tcp, with real sockets."""
+"""worker/transport/auth.py checks keys over tcp, with real sockets."""
 
 import asyncio
 import shutil
@@ -78,7 +78,7 @@ async def test_unknown_key_receives_nothing_until_it_is_allowed(tmp_path: Path, 
             await until(lambda: pool.membership.readiness.ready)
             assert await answer(pool, 20) == expected(PROMPT, 20)
             await until(lambda: worker.server.totals()["wire_refused"] >= 2)
-            assert silent(stranger)  # not even a Status
+            assert silent(stranger)  # the stranger gets no message, not even a Status
             (tmp_path / "second.key").rename(allowed)
             await until(lambda: stranger.membership.readiness.ready)
             assert await answer(stranger, 5) == expected(PROMPT, 5)
@@ -91,7 +91,7 @@ async def test_revoked_key_is_cut_off_and_stays_out(tmp_path: Path, keys: Path, 
             stream = await pool.submit(PROMPT, sampling(1500))
             await next_batch(stream)
             (keys / "allowed" / "frontend.key").unlink()
-            await until(lambda: not worker.scheduler.has_work)  # while connected
+            await until(lambda: not worker.scheduler.has_work)  # the worker cuts the connected frontend off
             assert stream.end is None
         async with linked(wire) as pool:
             before = worker.server.totals()["wire_refused"]

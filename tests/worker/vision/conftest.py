@@ -1,4 +1,4 @@
-"""Each kind of checkpoint with a tower, made once."""
+"""Fixtures that make each kind of checkpoint with a vision tower once."""
 
 from pathlib import Path
 

@@ -90,7 +90,7 @@ def _idefics3(**changes: Any) -> PreTrainedModel:
 
 
 def _smolvlm(**changes: Any) -> PreTrainedModel:
-    vision = {**TOWER, "image_size": 66, "patch_size": 8, **changes}  # 8 patches along a side, and 2 pixels are left
+    vision = {**TOWER, "image_size": 66, "patch_size": 8, **changes}  # 8 patches along a side, and 2 unused pixels
     config = SmolVLMConfig(
         text_config={**TEXT, "model_type": "llama"}, vision_config=vision, scale_factor=2, image_token_id=PLACEHOLDER,
         tie_word_embeddings=False,
@@ -112,7 +112,7 @@ def _gemma3(**changes: Any) -> PreTrainedModel:
 
 
 def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> PreTrainedModel:
-    """A model whose scores, which are not scaled, are small enough that rounding errors are not amplified."""
+    """Its attention scores are not scaled, but small enough that rounding errors are not amplified."""
     of_tower = {
         "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 3,
         "num_key_value_heads": 3, "head_dim": 16, "patch_size": 4, "position_embedding_size": 40,
@@ -137,7 +137,7 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> PreTrainedModel:
 
 
 def _gemma4_small(**changes: Any) -> PreTrainedModel:
-    """Per-layer embeddings, clamped linears in the tower, and pictures whose tokens see those before them (E2B)."""
+    """Per-layer embeddings, clamped linears in the tower, and causal attention among a picture's tokens (E2B)."""
     text = {
         "num_hidden_layers": 6, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL],
         "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 24,
@@ -147,7 +147,7 @@ def _gemma4_small(**changes: Any) -> PreTrainedModel:
 
 
 def _gemma4_dense(**changes: Any) -> PreTrainedModel:
-    """Tokens of a picture see each other under sliding windows alone (31B)."""
+    """Tokens of a picture attend to each other only in layers with a sliding window (31B)."""
     text = {
         "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "attention_k_eq_v": True,
         "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision",
@@ -156,7 +156,7 @@ def _gemma4_dense(**changes: Any) -> PreTrainedModel:
 
 
 def _gemma4_unified(**changes: Any) -> PreTrainedModel:
-    """No tower (12B)."""
+    """A model that reads pictures without a tower (12B)."""
     sizes = {name: one for name, one in GEMMA4_SIZES.items() if not name.endswith("per_layer_input")}
     text = {
         **sizes, "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "max_position_embeddings": LONGEST,
@@ -228,7 +228,7 @@ def _qwen2_5_vl(**changes: Any) -> PreTrainedModel:
 
 
 def _of_pixtral(**changes: Any) -> dict[str, Any]:
-    """What configs of both models with this tower have. The heads are as wide as their rotary frequencies need."""
+    """Returns the config that both models with this tower share. Heads are as wide as their rotary frequencies need."""
     vision = {
         **TOWER, "model_type": "pixtral", "image_size": 64, "hidden_act": "silu", "rope_theta": 100.0, "head_dim": 16,
         **changes,
@@ -250,15 +250,15 @@ def _llava(**changes: Any) -> PreTrainedModel:
 
 
 def _lfm2_vl(**changes: Any) -> PreTrainedModel:
-    """Its positions are a grid of 5 x 5, so that pictures have more patches than positions, and fewer."""
+    """A tower with a grid of 5 x 5 positions, so that some pictures have more patches than positions, others fewer."""
     vision = {**TOWER, "model_type": "siglip2_vision_model", "num_patches": 25, "vision_use_head": False, **changes}
     text = {
         **TEXT,
         "model_type": "lfm2",
         "layer_types": ["conv", "full_attention", "conv"],
         "norm_eps": 1e-5,
-        "block_auto_adjust_ff_dim": False,
-    }  # GGUF files state the width that counts
+        "block_auto_adjust_ff_dim": False,  # GGUF files state the final width
+    }
     config = Lfm2VlConfig(
         text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, projector_hidden_size=72,
         downsample_factor=2,
@@ -291,7 +291,8 @@ def build(kind: str, **changes: Any) -> PreTrainedModel:
             ) and parameter.ndim > 1:
                 parameter.normal_(0, parameter[0].numel() ** -0.5)
             if kind == "gemma3" and "language_model" in name and "post_" in name:
-                parameter.add_(16.0)  # else the scaled embedding outweighs the layers, and a tied head repeats a token
+                # otherwise the scaled embedding outweighs the layers, and a tied head repeats a token
+                parameter.add_(16.0)
             if kind in GEMMA4S and "language_model" in name and "post_" in name:
                 parameter.mul_(8)
             if "connector" in name or "projection" in name:
@@ -321,7 +322,7 @@ def picture_of(start: int, tokens: int, height: int, width: int, pixels: bytes) 
 
 
 def inverted(picture: Picture) -> Picture:
-    """Another picture in the same place."""
+    """Returns a different picture for the same placeholder tokens."""
     levels = bytes(255 - level for level in picture.pixels)
     return picture_of(picture.start, picture.tokens, picture.height, picture.width, levels)
 
@@ -343,7 +344,7 @@ def prompt_with(pictures: int, spec: VisionSpec, seed: int = 0) -> tuple[list[in
 
 
 def normalized(picture: Picture) -> Tensor:
-    """The pixels as an image processor of transformers normalizes them, [3, height, width]."""
+    """Returns the pixels [3, height, width], normalized as by an image processor of transformers."""
     raw = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)
     levels = (raw.double() / 255).float().permute(2, 0, 1)
     return (levels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
@@ -351,7 +352,7 @@ def normalized(picture: Picture) -> Tensor:
 
 @dataclass
 class Served:
-    """A checkpoint that is served: its decoder and its tower."""
+    """A served checkpoint: its decoder and its vision tower."""
 
     decoder: Decoder
     vision: Any  # a Vision, or None
@@ -375,7 +376,7 @@ def served(folder: Path, dtype: torch.dtype = torch.float32) -> Served:
 
 @dataclass
 class Asked:
-    """A request of greedy or drawn tokens."""
+    """A request for greedy or sampled tokens."""
 
     prompt: list[int]
     pictures: list[Picture] = field(default_factory=list)
@@ -404,17 +405,17 @@ def fail(sequence: Sequence, error: Exception) -> None:
 
 @dataclass
 class Bench:
-    """A scheduler and a runner that answer requests, one call after another, with one prefix cache."""
+    """A scheduler and a runner that answer requests. All calls share one prefix cache."""
 
     served: Served
     chunk: int = 64
     step_tokens: int = 256
     page: int = 16
     prefix_cache: bool = True
-    between_steps: bool = False  # whether pictures are encoded between steps, a piece at a time, and not in steps
-    in_c: bool = True  # whether the loop over the layers is in C, if there is a library
+    between_steps: bool = False  # whether pictures are encoded between steps, piece by piece, instead of in steps
+    in_c: bool = True  # whether the loop over the layers runs in C, if the C library is available
     scheduler: Scheduler = field(init=False)
-    waited: int = 0  # pieces of pictures without a step beside them
+    waited: int = 0  # number of pieces of pictures that were encoded without a step
 
     def __post_init__(self) -> None:
         decoder = self.served.decoder
@@ -433,7 +434,7 @@ class Bench:
         self.runner = Runner(model, kv, vision=self.served.vision)
 
     def answers(self, *asked: Asked, preempt_at: tuple[int, ...] = ()) -> list[tuple[list[int], list[float]]]:
-        """Returns the ids of each request with their log-probabilities, all in one scheduler."""
+        """Returns the ids of each request with their log-probabilities. All requests share one scheduler."""
         scheduler, step = self.scheduler, 0
         vision = self.served.vision
         spec, encoded = (None if vision is None else vision.spec), (vision if self.between_steps else None)

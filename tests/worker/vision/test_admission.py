@@ -1,4 +1,4 @@
-"""Requests whose pictures cannot be encoded are refused in words, and no step sees them."""
+"""Requests whose pictures cannot be encoded are refused with a message, and enter no step."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say about its tower: defaults, sizes of published models, and what is refused."""
+"""Reading a vision tower's settings from a checkpoint's files: defaults, sizes of published models, and refusals."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from worker.model.checkpoint.checkpoint import UnsupportedModel
 from worker.model.families.families import spec_from_config
 from worker.vision.checkpoint.families import vision_spec
 
-SMOLVLM_256M: dict[str, Any] = {  # says only what is not a default of its class
+SMOLVLM_256M: dict[str, Any] = {  # states only values that are not defaults of its config class
     "model_type": "smolvlm", "scale_factor": 4, "image_token_id": 49190,
     "vision_config": {"hidden_size": 768, "image_size": 512, "patch_size": 16, "num_attention_heads": 12},
 }  # fmt: skip
@@ -29,7 +29,7 @@ QWEN3_VL_4B: dict[str, Any] = {
     },
 }  # fmt: skip
 
-QWEN2_5_VL_7B: dict[str, Any] = {  # flat, and with the names of older releases
+QWEN2_5_VL_7B: dict[str, Any] = {  # a flat config with the names of older releases
     "model_type": "qwen2_5_vl", "hidden_size": 3584, "num_hidden_layers": 28, "image_token_id": 151655,
     "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
     "vision_config": {

@@ -1,4 +1,4 @@
-"""A text model and the file of its tower, both GGUF, answer with the bits of the same checkpoint in safetensors."""
+"""A text model and its tower in GGUF files give the same bits as the same checkpoint in safetensors."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ SEEING = ("idefics3", "gemma3", "lfm2_vl", "llava", "mistral3", "qwen2_5_vl", "q
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("seeing")
     found = {kind: rounded(seeing_checkpoint(kind, root / kind)) for kind in SEEING}
-    file = found["lfm2_vl"] / "preprocessor_config.json"  # GGUF files do not state how its pictures are cut
+    file = found["lfm2_vl"] / "preprocessor_config.json"  # GGUF files do not state how LFM2-VL cuts pictures
     file.write_text(json.dumps({name: one for name, one in json.loads(file.read_text()).items() if name not in CUTS}))
     return found
 

@@ -19,7 +19,7 @@ def asked(one: Served, pictures: int = 2) -> Asked:
 
 
 def company(one: Served) -> list[Asked]:
-    """Others: text alone, the same text with other pictures, and other text with other pictures."""
+    """Returns other requests: text alone, the same text with other pictures, and other text with other pictures."""
     same, other = asked(one), prompt_with(1, one.vision.spec, seed=9)
     return [
         Asked([9 + i for i in range(40)], [], NEW, 3),

@@ -1,4 +1,4 @@
-"""Answers about pictures are those of transformers, given the same pixels."""
+"""Answers about pictures equal transformers' answers for the same pixels."""
 
 import shutil
 from dataclasses import replace
@@ -30,17 +30,17 @@ NEW = 64
 
 
 def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: int) -> dict[str, torch.Tensor]:
-    """What the model's processor makes of pictures. shows: which tokens of the text are theirs"""
+    """Returns the inputs that the model's processor makes of pictures. shows: which tokens belong to pictures"""
     pixels = [normalized(each) for each in pictures]
     if kind == "gemma3":
         return {"pixel_values": torch.stack(pixels), "token_type_ids": shows.long()}
-    if kind in PIXTRALS:  # shorter and narrower pictures of a batch are padded
+    if kind in PIXTRALS:  # smaller pictures of a batch are padded
         high, wide = max(each.shape[1] for each in pixels), max(each.shape[2] for each in pixels)
         padded = [pad(each, (0, wide - each.shape[2], 0, high - each.shape[1])) for each in pixels]
         sizes = torch.tensor([each.shape[1:] for each in pixels])
         return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
-    patch *= 3 if kind == "gemma4_unified" else 1  # its patches are whole squares
-    if kind in GEMMA4S:  # patches have their colours last, and beside them their column and row
+    patch *= 3 if kind == "gemma4_unified" else 1  # its patches are squares of 3 x 3 usual patches
+    if kind in GEMMA4S:  # in a patch, colours come last; its column and row are separate inputs
         cut = [each.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 3, 4, 0) for each in pixels]
         rows = [each.reshape(-1, 3 * patch * patch) for each in cut]
         places = [torch.cartesian_prod(*map(torch.arange, each.shape[:2])).flip(1) for each in cut]
@@ -50,7 +50,7 @@ def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: in
             "image_position_ids": torch.stack([pad(each, (0, 0, 0, most - len(each)), value=-1) for each in places]),
             "mm_token_type_ids": shows.int(),
         }
-    if kind == "lfm2_vl":  # patches of shorter pictures of a batch are padded
+    if kind == "lfm2_vl":  # pictures with fewer patches are padded
         cut = [each.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 3, 4, 0) for each in pixels]
         rows = [each.reshape(-1, 3 * patch * patch) for each in cut]
         most = max(map(len, rows))
@@ -63,7 +63,8 @@ def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: in
         return {"pixel_values": torch.stack(pixels)[None]}
     grids = [(1, each.height // patch, each.width // patch) for each in pictures]
     patches = []
-    for each, (_, rows, columns) in zip(pixels, grids, strict=True):  # in squares of 2 x 2, each in two frames
+    # patches in squares of 2 x 2, each patch twice as two frames
+    for each, (_, rows, columns) in zip(pixels, grids, strict=True):
         cut = each.reshape(3, rows // 2, 2, patch, columns // 2, 2, patch).permute(1, 4, 2, 5, 0, 3, 6)
         patches.append(cut[..., None, :, :].expand(*cut.shape[:5], 2, patch, patch).reshape(rows * columns, -1))
     return {
@@ -80,7 +81,7 @@ def test_answer_has_the_log_probabilities_of_transformers(kind: str, towers: dic
     model = build(kind)
     read = torch.tensor([prompt + ids])
     how = inputs_of(kind, shown, read == PLACEHOLDER, one.vision.spec.patch_size)
-    if kind == "gemma4_unified":  # the masks with which it generates; without them, full layers look ahead, too
+    if kind == "gemma4_unified":  # the masks of generation; without them, full layers also attend to later tokens
         rows = torch.zeros(1, read.shape[1], 96)
         how["attention_mask"] = model.create_masks_for_generate(
             model.config, rows, None, None, torch.arange(read.shape[1])[None], how["mm_token_type_ids"]
@@ -88,7 +89,7 @@ def test_answer_has_the_log_probabilities_of_transformers(kind: str, towers: dic
     with torch.no_grad():
         logits = model(input_ids=read, **how).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(-1)
-    logits[:, PLACEHOLDER] = -torch.inf  # transformers counts placeholders wherever they are, so none is generated
+    logits[:, PLACEHOLDER] = -torch.inf  # transformers counts all placeholders, so no placeholder may be generated
     assert logits.argmax(-1).tolist() == ids
     assert (expected[range(NEW), ids] - torch.tensor(logprobs)).abs().max() < 1e-3
     others = [*shown[:-1], inverted(shown[-1])]
@@ -138,7 +139,7 @@ def test_tokens_of_a_picture_see_each_other_in_gemma(towers: dict[str, Path]) ->
     one = served(towers["gemma3"])
     prompt, shown = prompt_with(1, one.vision.spec)
     [(ids, logprobs)] = Bench(one).answers(Asked(prompt, shown, NEW))
-    with torch.no_grad():  # without token_type_ids, every token sees those before it alone
+    with torch.no_grad():  # without token_type_ids, attention is causal
         causal = build("gemma3")(input_ids=torch.tensor([prompt + ids]), pixel_values=normalized(shown[0])[None])
     expected = causal.logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     assert (expected[range(NEW), ids] - torch.tensor(logprobs)).abs().max() > 0.1

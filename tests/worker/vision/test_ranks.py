@@ -1,4 +1,4 @@
-"""Processes that compute a model together see what one process sees."""
+"""Ranks that compute a model with a vision tower together give the answers of one process."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ pytestmark = needs_library
     ],
 )
 def test_answers_of_two_ranks_are_those_of_one(towers: dict[str, Path], kind: str, several: dict[str, Any]) -> None:
-    """Pictures of Qwen3-VL add vectors after the first layers, which are on the first stage."""
+    """Pictures of Qwen3-VL add vectors after the first layers, and these layers are on the first stage."""
     answers = []
     for more in ({}, several):
         worker = WorkerConfig(

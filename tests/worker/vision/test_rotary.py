@@ -1,4 +1,4 @@
-"""The three positions of M-RoPE, for any part of a prompt, against the rule written out token by token."""
+"""The three positions of M-RoPE, for any part of a prompt, agree with the rule written token by token."""
 
 import random
 

@@ -39,7 +39,7 @@ def engine_of(folder: Path) -> Engine:
 
 
 def bench_of(engine: Engine, cost: int = 1 << 20) -> Bench:
-    """cost: multiplications of the text model for a token; 0: each piece of a picture has an iteration of its own"""
+    """cost: multiplications of the text model per token; 0: each iteration encodes only one piece of a picture"""
     assert engine.tower is not None
     bench = Bench(
         runner=engine.runner, config=engine.scheduler.config, pools=engine.pools, vocab_size=engine.spec.vocab_size
@@ -129,7 +129,7 @@ def test_failing_encoder_fails_its_request_alone(towers: dict[str, Path], monkey
 
 def test_streams_go_on_while_a_picture_is_encoded(towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     engine, one = engine_of(towers["gemma3"]), served(towers["gemma3"])
-    monkeypatch.setattr(encoder, "ROWS", 64)  # of 256 patches
+    monkeypatch.setattr(encoder, "ROWS", 64)  # rows of a piece; a picture has 256 patches
     prompt, pictures = prompt_with(2, one.vision.spec)
     [(expected, _)] = Alone(one).answers(Asked(prompt, pictures, NEW))
     bench, text = bench_of(engine, cost=0), list(range(20, 30))
@@ -144,9 +144,10 @@ def test_streams_go_on_while_a_picture_is_encoded(towers: dict[str, Path], monke
     outputs, _ = received
     assert outputs[2] == expected
     assert all(after[0] == before[0] + 1 for before, after in pairwise(spans)), "a token in every iteration"
-    most = len(engine.spec.layers) + 1  # a step, and a part of a layer of the tower
+    most = len(engine.spec.layers) + 1  # layers of a step, and a part of a layer of the tower
     assert all(after[1] - before[1] <= most for before, after in pairwise(spans))
-    pieces = 1 + one.vision.spec.layers * 2 * 4  # of a picture: its patches, and each layer's in four parts, twice
+    # pieces of a picture: one for its patches, and in each layer two for each of four parts
+    pieces = 1 + one.vision.spec.layers * 2 * 4
     assert len(spans) > 2 * pieces
 
 
@@ -210,7 +211,7 @@ def test_tower_that_does_not_fit_beside_the_text_model_is_refused(
     monkeypatch.setattr(load_weights, "check_host_memory", lambda weights, *_: sizes.append(weights.nbytes))
     engine_of(towers["gemma3"])
     monkeypatch.undo()
-    for room in (sizes[0], sizes[0] - tower // 2):  # the text model fits in both
+    for room in (sizes[0], sizes[0] - tower // 2):  # the text model fits into both
         monkeypatch.setattr(load_weights, "memory", lambda room=room: Memory(room, 1 << 40, 0))
         with nullcontext() if room == sizes[0] else pytest.raises(ConfigError, match="GiB for its weights"):
             engine_of(towers["gemma3"])

@@ -74,7 +74,7 @@ def find_drafter(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) ->
 
 
 def _find_own_head(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter | None:
-    """Returns the checkpoint's MTP head if --speculation auto can use it here; None if not, or if there is none."""
+    """Returns the checkpoint's MTP head if --speculation auto can use it here. None: it cannot, or there is no head."""
     from worker.run.drafters.mtp_head import has_head
 
     usable = files.device.type == "cpu" and files.formats.all_in_c and worker.batch_invariant
@@ -157,4 +157,4 @@ def _cache_bytes(spec: ModelSpec, files: ModelFiles, model: ModelConfig, worker:
     return cache_bytes(spec, files.formats.dtype, longest, drafters_budget(worker))
 
 
-FINDERS = {"mtp": _find_mtp, "eagle3": _find_eagle, "draft_model": _find_draft_model}  # by method
+FINDERS = {"mtp": _find_mtp, "eagle3": _find_eagle, "draft_model": _find_draft_model}  # keys: `method`

@@ -1,18 +1,18 @@
 """The C library for CPUs. Its sources are in csrc/.
 
 build               compiles the library
-instruction_set     the instruction sets, and the variable that caps them
+instruction_set     names the instruction sets, and reads the variable that limits them
 library             chooses the functions for this processor's instruction set
 limits              the largest sizes that the library's arrays hold
 huge_pages          memory that is read without TLB misses
 packed_weight       packs weights, plain or quantized, for the matmul
 packed_experts      packs the weights of all experts of a layer
-bindings            the functions of the library, for tensors
-recurrent/          the C functions for recurrent layers, for tensors
-experts_c           the experts of a layer, for tensors
-adapters_c          what LoRA adapters add to linears
-decoder_c           all layers of a decoder in one call
-floors              measures the most that the machine reads and multiplies in a second
+bindings            calls the library's functions with tensors
+recurrent/          calls the functions for recurrent layers with tensors
+experts_c           calls the functions for a mixture of experts with tensors
+adapters_c          passes a step's LoRA adapters to the library
+decoder_c           computes all layers of a decoder in one call
+floors              measures how fast the machine reads memory and multiplies at most
 ranks_c             exchanges rows between processes that share a model
 openmp              sets how OpenMP threads wait
 """

@@ -1,5 +1,6 @@
-"""What LoRA adapters add to the linears of a step in C (csrc/adapters/adapters.c). Its structures have the same fields,
-in the same order, as those in csrc/adapters/adapters.h.
+"""Passes a step's LoRA adapters to the C library, which adds them to linears (csrc/adapters/adapters.c).
+
+The structures have the same fields, in the same order, as the structs in csrc/adapters/adapters.h.
 """
 
 import ctypes
@@ -16,9 +17,11 @@ from worker.kernels.cpu.packed_weight import CpuWeight
 
 @dataclass(frozen=True, slots=True)
 class PartC:
-    """B of some modules, which change neighbouring columns of a linear.
+    """The matrix B of some modules, whose outputs are consecutive columns of a linear.
 
-    b: ranks, padded with zeros → columns; first_rank, ranks: which outputs of A it reads; column: the first it changes
+    b: ranks, padded with zeros → columns
+    first_rank, ranks: which outputs of A are the inputs of b
+    column: the first column of the linear that b changes
     """
 
     b: CpuWeight
@@ -29,7 +32,11 @@ class PartC:
 
 @dataclass(frozen=True, slots=True)
 class ProductC:
-    """What an adapter adds to the linear `changed` [N, K]. a: K → the ranks of all parts; factors [N] float32"""
+    """The product that an adapter adds to the linear `changed` [N, K].
+
+    a: K → the ranks of all parts
+    factors [N] float32: by which the product's columns are multiplied
+    """
 
     changed: CpuWeight
     a: CpuWeight
@@ -37,7 +44,7 @@ class ProductC:
     factors: Tensor
 
 
-KERNELS = ("add_product", "multiply_a", "add_b")  # in the order of struct StepAdapters
+KERNELS = ("add_product", "multiply_a", "add_b")  # the function pointers of struct StepAdapters, in its order
 
 
 class _Part(Structure):
@@ -65,10 +72,11 @@ class _StepAdapters(Structure):
 
 
 class AdapterC:
-    """The products of an adapter, in the order in which the library finds them: by address of what they change."""
+    """The products of an adapter. They are sorted by the address of the changed linear, so that C can search them."""
 
     def __init__(self, products: Sequence[ProductC]) -> None:
-        self.products = sorted(products, key=lambda product: ctypes.addressof(product.changed.struct))  # keeps memory
+        # kept, too, because the structs hold addresses of its tensors
+        self.products = sorted(products, key=lambda product: ctypes.addressof(product.changed.struct))
         self.dtype = products[0].changed.dtype
         self.structs = (_Product * len(products))(*map(_product, self.products))
 
@@ -87,8 +95,11 @@ def _product(product: ProductC) -> _Product:
 
 @dataclass(frozen=True, slots=True)
 class RowsC:
-    """The rows of a step that have an adapter with a scale. of_all: among its T rows; of_logits: among its R outputs.
-    Both are int64, ascending."""
+    """The rows of a step that use an adapter with the same scale.
+
+    of_all: their indices among the step's T rows; of_logits: their indices among its R rows with logits. Both are int64
+    and ascending.
+    """
 
     adapter: AdapterC
     scale: float
@@ -97,10 +108,10 @@ class RowsC:
 
 
 class StepAdaptersC:
-    """The adapters of a step."""
+    """The adapters of all rows of a step."""
 
     def __init__(self, rows: Sequence[RowsC]) -> None:
-        self._rows = rows  # the library gets addresses: keep what they point to
+        self._rows = rows  # kept because the library gets addresses of its tensors
         dtype = rows[0].adapter.dtype
         functions, in_tiles = kernels()[dtype], instruction_sets(dtype)[1] == "amx"
         called = [ctypes.cast(getattr(functions, name), c_void_p) for name in KERNELS]
@@ -111,7 +122,7 @@ class StepAdaptersC:
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """The addresses of struct StepAdapters for all rows and for those with logits, one after the other."""
+        """The addresses of two structs StepAdapters: for all rows, and for the rows with logits."""
         return ctypes.addressof(self._structs[0]), ctypes.addressof(self._structs[1])
 
 

@@ -1,12 +1,12 @@
 """Calls the C library for CPUs (csrc/, compiled by build.py) with torch tensors.
 
 This module knows tensors and strides, not models or instruction sets (library.py). In every function, the bits of a row
-depend on that row only: not on the number of rows, the chunking of a prompt, the page size or the number of threads.
-Where the library is not available (`available` is False: other dtypes, other processors, no compiler, SLUICE_NATIVE=0),
-callers use plain torch functions, which also define what each function here computes.
+depend on this row only: not on the number of rows, the chunking of a prompt, the page size or the number of threads.
+If `available` returns False (other dtypes, other processors, no compiler, SLUICE_NATIVE=0), callers use functions in
+plain PyTorch, which also define what each function here computes.
 
 Pointers are passed as plain ints and the GIL is released, so a call costs a few microseconds. The asserts define
-what arguments the functions accept.
+which arguments the functions accept.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ AnyWeight = CpuWeight | ExpertWeight
 PLAIN, PAIRED = 0, 1  # formats of the K/V cache, as in csrc/kv_format.h
 HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # the elements that one norm of queries or keys covers, as in csrc/rowwise.c
 BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")  # as FORMATS in unpack_blocks.c
-EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}
+EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}  # two more formats of the K/V cache
 
 
 def touch_pages(start: int, nbytes: int) -> bool:
@@ -47,9 +47,10 @@ def touch_pages(start: int, nbytes: int) -> bool:
 def unpack_blocks(
     name: str, rows: Tensor, blocks: int, codes: Tensor, scale: Tensor, minimum: Tensor | None
 ) -> bool:  # fmt: skip
-    """Unpacks rows [N, bytes] of so many blocks to codes [N, K], scales and minimums [N, groups].
+    """Unpacks a weight's rows [N, bytes] to codes [N, K], and scales and minimums [N, groups].
 
-    Returns False, and does nothing, if the library does not have the format or does not run.
+    name: the block format; blocks: how many blocks a row has
+    Returns False, and does nothing, if the library does not know the format or is not available.
     """
     found = library()
     if name not in BLOCK_FORMATS or rows.is_cuda or found is None or not kernels():
@@ -72,8 +73,9 @@ def linear(x: Tensor, weight: AnyWeight, out_dtype: torch.dtype | None = None) -
 
 
 def linears(jobs: Sequence[tuple[Tensor, AnyWeight]], out_dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Returns `linear` of each x and weight. The threads share the work of all, so small products cost little more than
-    their weights. All x have the same dtype."""
+    """Returns `linear` for each pair of x and weight. All x have the same dtype.
+
+    The threads share the work of all products, so a small product takes little more time than reading its weight."""
     dtype = jobs[0][0].dtype
     assert out_dtype in (None, dtype, torch.float32)
     outs = [torch.empty(len(x), weight.n, dtype=out_dtype or dtype) for x, weight in jobs]
@@ -121,7 +123,7 @@ def add_rms_norm(
 
 
 def norm_kind(weight: Tensor | None) -> str:
-    """Returns the name of the library's norm with this weight."""
+    """Returns the name of the C function for a norm with this weight."""
     return "layer_norm" if weight is not None and weight.ndim == 2 else "rms_norm"
 
 
@@ -131,7 +133,7 @@ def _check_norm(weight: Tensor, x: Tensor) -> None:
 
 
 def activate(x: Tensor, activation: int, parameters: Tensor | None = None) -> Tensor:
-    """Computes the same as `activate_torch`, for x [T, I] contiguous. activation: position in ACTIVATIONS."""
+    """Computes the same as `activate_torch`, for x [T, I] contiguous. activation: its index in ACTIVATIONS"""
     assert x.ndim == 2 and x.is_contiguous() and activation in (0, 1, 2, 4)
     assert (activation == 4) == (parameters is not None)
     check_parameters(parameters)
@@ -143,13 +145,13 @@ def activate(x: Tensor, activation: int, parameters: Tensor | None = None) -> Te
 
 
 def check_parameters(parameters: Tensor | None) -> None:
-    """Checks the parameters of an activation."""
+    """Asserts that the parameters of an activation have the shape and dtype that the library reads."""
     assert parameters is None or (parameters.shape == (4,) and parameters.dtype == torch.float32)
     assert parameters is None or parameters.is_contiguous()
 
 
 def act_and_mul(x: Tensor, activation: int) -> Tensor:
-    """Computes the same as `act_and_mul_torch`, for x [T, 2 * I] contiguous. activation: position in ACTIVATIONS."""
+    """Computes the same as `act_and_mul_torch`, for x [T, 2 * I] contiguous. activation: its index in ACTIVATIONS"""
     assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in (0, 1, 2, 3)
     n = x.shape[1] // 2
     out = torch.empty(x.shape[0], n, dtype=x.dtype)
@@ -191,10 +193,10 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
 
 
 def v_is_paired(cache_v: Tensor) -> bool:
-    """Whether values of neighbouring tokens are stored interleaved: [pages, page_size / 2, Hk, D, 2] in memory.
+    """Whether values of two consecutive tokens are stored interleaved: [pages, page_size / 2, Hk, D, 2] in memory.
 
-    Then bf16 kernels multiply by values directly from the cache. This needs pages of whole AMX tiles. Keys are never
-    interleaved.
+    Then bf16 kernels multiply by values directly from the cache. This is possible only if pages consist of whole AMX
+    tiles. Keys are never interleaved.
     """
     page_size, d = cache_v.shape[1], cache_v.shape[3]
     return cache_v.dtype == torch.bfloat16 and multiplies_bf16() and page_size % PANEL == 0 and d % PANEL == 0
@@ -240,13 +242,13 @@ def qkv_rope_write(
     offset: bool = False,
     norm_last: bool = False,
 ) -> Tensor:
-    """Does the work between the qkv matmul and attention in one pass: q/k norm (if given), rotary embedding, K/V write.
+    """Computes all between the qkv matmul and attention in one pass: q/k norm (if given), rotary embedding, K/V write.
 
-    norm_last: whether the norm follows the rotation.
+    norm_last: whether the norm follows the rotation
 
     Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D], or
-    [Hq * D] and [Hk * D]; v_norm [D]. Without key heads (Hk 0), only queries are made.
-    Gives the same bits as `rms_norm`, `rotary` and `store_kv` in order.
+    [Hq * D] and [Hk * D]; v_norm [D]. Without key heads (Hk 0), only queries are computed.
+    Gives the same bits as `rms_norm`, `rotary` and `store_kv` one after another.
     """
     kv_heads, d = cache_k.shape[2], cos.shape[1]
     q_heads = qkv.shape[1] // d - 2 * kv_heads
@@ -292,7 +294,7 @@ def attention(
 ) -> Tensor:
     """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most 512.
 
-    max_kv_len is ignored: seq_lens are in memory.
+    max_kv_len is ignored, because the library can read seq_lens.
 
     Raises MemoryError when there is no memory for the threads' buffers.
     """
@@ -316,12 +318,12 @@ def attention(
 
 
 def address(x: Tensor | None) -> int | None:
-    """Returns the address of the first element, or None for None."""
+    """Returns the address of a tensor's first element; None for None."""
     return None if x is None else x.data_ptr()
 
 
 def rows_visible(visible_to: Tensor | None, rows: int) -> int | None:
-    """Returns the address of the numbers of keys that rows see, or None."""
+    """Returns the address of visible_to [rows] int32, or None. visible_to: as in attention_torch"""
     if visible_to is not None:
         assert visible_to.dtype == torch.int32 and visible_to.shape == (rows,) and visible_to.is_contiguous()
     return address(visible_to)

@@ -1,7 +1,7 @@
-"""Compiles the C library for CPUs with gcc, in a few seconds, once per change of sources or flags.
+"""Compiles the C library for CPUs with gcc. It compiles only when sources or flags have changed.
 
 This module knows file names and compiler flags, not what the functions do. A missing compiler is not an error: the
-worker then uses plain torch.
+worker then uses plain PyTorch.
 """
 
 import fcntl
@@ -31,7 +31,7 @@ AVX512VNNI = (*AVX512BF16, "-mavx512vnni")  # every processor with AVX-512 BF16 
 AMX = (*AVX512VNNI, "-mprfchw")
 NEON = ("-march=armv8-a",)
 DOTPROD = ("-march=armv8.2-a+dotprod",)
-ROUND_TWICE = ("-ffp-contract=off",)  # after the product and after the sum
+ROUND_TWICE = ("-ffp-contract=off",)  # no fused multiply-add: products are rounded before they are added
 
 ANY = (
     "cpu_features.c", "gemm/pack.c", "gemm/pack_codes.c", "decoder.c", "experts.c", "ranks/ranks.c",
@@ -43,7 +43,7 @@ ROWS = (
 )  # fmt: skip
 PLAIN = ("gemm/gemm_simd.c", "attention/attention_simd.c", "floors/floors_simd.c")
 
-# Sources with the flags that they are compiled with. simd.h derives the suffix of the functions' names from the flags.
+# Each source with its compiler flags. From the flags, simd.h derives the suffix of the functions' names.
 Units = tuple[tuple[str, tuple[str, ...]], ...]
 X86_UNITS: Units = (
     *((source, ()) for source in ANY),
@@ -69,9 +69,9 @@ UNITS = ARM_UNITS if ON_ARM else X86_UNITS
 
 
 def build(force: bool = False) -> Path | None:
-    """Returns the library of the current sources, compiling it if needed, or None if that fails.
+    """Returns the library of the current sources, and compiles it if needed. Returns None if it cannot be compiled.
 
-    Writes the reason for a failure to stderr. Safe to call from several processes at once.
+    Writes the reason for a failure to stderr. Several processes may call this function at the same time.
     """
     if machine() not in ("x86_64", "aarch64"):
         return None
@@ -80,7 +80,7 @@ def build(force: bool = False) -> Path | None:
     except subprocess.CalledProcessError as failure:
         needed = "gcc 12 or newer and libc6-dev" + (" and libsimde-dev (SIMDe 0.7.4 or newer)" if ON_ARM else "")
         _warn(f"the C kernels do not compile ({_first_error(failure.stderr)})", f"install {needed}")
-    except (OSError, RuntimeError) as error:  # no folder that is writable and private, no memory for a process
+    except (OSError, RuntimeError) as error:  # for example, no writable private folder, or no memory for a process
         _warn(
             f"the C kernels cannot be compiled ({error})", "set XDG_CACHE_HOME to a folder that only you can write to"
         )
@@ -90,7 +90,7 @@ def build(force: bool = False) -> Path | None:
 def _existing() -> Path | None:
     """Returns the library if it was installed with the package or compiled here before.
 
-    Raises OSError if it lies in a cache that others can write to: they could let this process run their code.
+    Raises OSError if it is in a folder that other users can write to: they could make this process run their code.
     """
     name = f"libsluice-{_key()}.so"
     if (SOURCES / name).exists():
@@ -108,7 +108,7 @@ def _compile_library(force: bool) -> Path | None:
         return None
     target = _folder() / f"libsluice-{_key()}.so"
     with (target.parent / ".build-lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together compile once
+        fcntl.flock(lock, fcntl.LOCK_EX)  # If several workers start together, only one compiles.
         if not force and (found := _existing()):
             return found
         log.info("building the C kernels with %s, once; this takes half a minute", compiler)
@@ -151,14 +151,14 @@ def _folder() -> Path:
 
 
 def _remove_older(target: Path) -> None:
-    """Removes libraries of older sources, but not from the cache, which other installations share."""
+    """Removes libraries of older sources. The user's cache is left alone, because other installations share it."""
     for other in SOURCES.glob("libsluice-*.so"):
         if target.parent == SOURCES and other != target:
             other.unlink(missing_ok=True)
 
 
 def _first_error(output: str) -> str:
-    """Returns the first line of a compiler's output that tells an error."""
+    """Returns the first line with an error in a compiler's output; if there is none, the first line."""
     lines = output.strip().splitlines()
     return next((line for line in lines if "error" in line), lines[0] if lines else "without a message")
 

@@ -1,7 +1,7 @@
 """Runs all layers of the decoder in one call of the C library, with buffers that are reused from step to step.
 
-It gives the same bits as the Python loop in model/decoder.py. This module knows tensors and addresses only. Its
-structures have the same fields, in the same order, as those in csrc/decoder.c.
+The result has the same bits as with the Python loop in model/decoder.py. This module knows only tensors and addresses.
+Its structures have the same fields, in the same order, as the structs in csrc/decoder.c.
 """
 
 import ctypes
@@ -24,42 +24,42 @@ from worker.kernels.cpu.recurrent.recurrent_c import RecurrentC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderCLayer:
-    """One layer's weights and cache. Norms are [H], or [2, H] if they are layer norms; those of queries and keys [D].
+    """The weights and the cache of one layer. A norm is [H], or [2, H] if it is a layer norm. None: the layer lacks it.
 
-    Sizes: H hidden, I inner, D head_dim, Hq query heads, Hk key/value heads. A layer has one of
-    `attention` and `recurrent`.
+    Sizes: H hidden, I inner, D head_dim, Hq query heads, Hk key/value heads. A layer has either `attention` or
+    `recurrent`. Comments on linears give their inputs and outputs, for some kinds of recurrent layers separately.
     """
 
     before_attention: Tensor | None = None
-    qkv: CpuWeight  # H → (Hq + 2 Hk) * D; delta, mamba: H → sum of the shape's `projected`; conv: H → 3 H
-    gates: CpuWeight | None = None  # H → Hq * D; delta: H → sum of DeltaNetShape.gates; mamba: H → heads
+    qkv: CpuWeight  # H → (Hq + 2 Hk) * D; delta_net, mamba2: H → sum of the shape's `projected`; short_conv: H → 3 H
+    gates: CpuWeight | None = None  # H → Hq * D; delta_net: H → sum of DeltaNetShape.gates; mamba2: H → heads
     attention: "AttentionC | None" = None
     recurrent: RecurrentC | None = None
-    o: CpuWeight  # Hq * D → H; delta, mamba: values → H
+    o: CpuWeight  # Hq * D → H; delta_net, mamba2: values → H
     after_attention: Tensor | None = None
     before_mlp: Tensor | None = None
-    gate_up: CpuWeight | None = None  # H → 2 I, or H → I without a gate; of the shared expert if there are experts
+    gate_up: CpuWeight | None = None  # of the MLP or the shared expert: H → 2 I, or H → I without a gate
     down: CpuWeight | None = None  # I → H
     shared_gate: CpuWeight | None = None  # H → 1
-    activation: Tensor | None = None  # parameters of the activation
+    activation: Tensor | None = None  # the parameters of xielu
     experts: CExperts | None = None
-    after_dense: Tensor | None = None  # norms of an MLP beside experts
+    after_dense: Tensor | None = None  # this norm and the next three: only with experts beside an MLP
     before_router: Tensor | None = None
     before_experts: Tensor | None = None
     after_experts: Tensor | None = None
     after_mlp: Tensor | None = None
-    input_gate: CpuWeight | None = None  # H → P, for vectors [P] of the layer's own
+    input_gate: CpuWeight | None = None  # H → P, for per-layer embeddings [P]
     input_out: CpuWeight | None = None  # P → H
     after_input: Tensor | None = None
-    scale: Tensor | None = None  # [1] float32, of the layer's output
+    scale: Tensor | None = None  # [1] float32, by which the layer's output is multiplied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionC:
-    """What attention has besides linears."""
+    """The weights, caches and settings of an attention layer, without its linears."""
 
-    q_norm: Tensor | None  # or [Hq * D], and k_norm [Hk * D]: one norm of all heads
-    k_norm: Tensor | None
+    q_norm: Tensor | None  # [D], or [Hq * D] if one norm covers all heads
+    k_norm: Tensor | None  # [D], or [Hk * D] if one norm covers all heads
     v_norm: Tensor | None
     cos: Tensor  # [positions, D] float32
     sin: Tensor
@@ -68,19 +68,19 @@ class AttentionC:
     cache_v: Tensor
     norm_last: bool  # whether the norms of queries and keys follow the rotation
     window: int
-    group: int  # which of the step's slot mappings and page tables are for this cache
-    shares: bool  # whether the cache is another layer's, which writes it
-    sees_ahead: bool = True  # whether StepRows.visible_to holds for the layer
+    group: int  # the index of the cache's slot mapping and page table among those of a step
+    shares: bool  # whether the layer only reads the cache, which another layer writes
+    sees_ahead: bool = True  # whether StepRows.visible_to applies to the layer
 
 
-# in the order of struct Kernels in csrc/decoder.c, which begins with two for the kind of the model's norms
+# The functions of struct Kernels in csrc/decoder.c, in order. Before them, it has two functions for the model's norms.
 KERNELS = (
     "activate", "act_and_mul", "qkv_rope_write", "gemm", "attention", "combine", "scale_rows", "output_gate",
 )  # fmt: skip
 
 
 NORMS = ("before_attention", "after_attention", "before_mlp", "after_mlp")
-LINEARS = ("gate_up", "down", "shared_gate")  # of the feed-forward
+LINEARS = ("gate_up", "down", "shared_gate")  # the linears of the feed-forward network
 EXPERT_NORMS = ("after_dense", "before_router", "before_experts", "after_experts")
 INPUT_LINEARS = ("input_gate", "input_out")
 
@@ -110,7 +110,7 @@ BUFFERS = ("x", "h", "projected", "gates", "q", "inner", "gathered", "own_column
 
 
 def step_struct(columns: type[Structure]) -> type[Structure]:
-    """Returns struct Step of csrc/decoder.c. columns: the fields of csrc/step_columns.h, which are a part of it."""
+    """Returns the type of struct Step in csrc/decoder.c. columns: the type of its part in csrc/step_columns.h"""
     fields = [
         *((name, c_void_p) for name in BUFFERS),
         ("columns", columns), ("page_tables", POINTER(c_void_p)),
@@ -125,19 +125,19 @@ def step_struct(columns: type[Structure]) -> type[Structure]:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The T rows of a step, of S sequences, R of which have logits."""
+    """The T rows of a step, which belong to S sequences. R of the rows have logits."""
 
-    columns: Structure  # of worker/model/inputs/columns_in_c.py
+    columns: Structure  # the columns of the step, from worker/model/inputs/columns_in_c.py
     tokens: int  # T
     outputs: int  # R
-    page_tables: Sequence[Tensor]  # [S, P] int32, for each group of layers
-    referenced: object  # what owns the memory that the columns point to
-    visible_to: Tensor | None = None  # [T] int32, see attention_torch
-    rotary: tuple[Tensor, Tensor, Tensor] | None = None  # cos, sin [M, D] in place of the layers', and its rows [T]
-    added: Sequence[Tensor] = ()  # for each of the first layers, vectors [N, H] that rows gain after it
-    added_rows: Tensor | None = None  # [N] int64
-    first: Tensor | None = None  # [T, K] what the first layer mixes, in place of its normed inputs
-    tapped: Sequence[tuple[int, Tensor]] = ()  # layers, and where their outputs of the rows with logits go [R, H]
+    page_tables: Sequence[Tensor]  # for each group of layers: [S, P] int32
+    referenced: object  # the owner of the memory to which the columns point
+    visible_to: Tensor | None = None  # [T] int32, as in attention_torch
+    rotary: tuple[Tensor, Tensor, Tensor] | None = None  # tables cos, sin [M, D] for all layers, and each row's row [T]
+    added: Sequence[Tensor] = ()  # for each of the first layers: vectors [N, H] that are added to some rows behind it
+    added_rows: Tensor | None = None  # [N] int64: the rows to which the vectors are added
+    first: Tensor | None = None  # [T, K]: input of the first layer's mixer, in place of the normed embeddings
+    tapped: Sequence[tuple[int, Tensor]] = ()  # (layer, tensor [R, H]): there the layer's output rows with logits go
 
     def fields(self, layers: int) -> tuple[object, ...]:
         """Returns the fields of struct Step from `columns` to `num_outputs`. layers: how many layers the model has."""
@@ -158,7 +158,7 @@ class StepRows:
         return self.columns, pointers(self.page_tables), seen, *tables, *added, *other, *counts
 
     def _taps(self, layers: int) -> "ctypes.Array[c_void_p] | None":
-        """Returns the address of each layer's tensor in `tapped`, null for a layer without one; None if none has."""
+        """Returns for each layer the address of its tensor in `tapped`, or null. Returns None if `tapped` is empty."""
         if not self.tapped:
             return None
         assert all(into.is_contiguous() and len(into) == self.outputs for _, into in self.tapped)
@@ -186,12 +186,13 @@ class DecoderC:
         columns: type[Structure],
         ranks: RanksC | None = None,
     ) -> None:
-        """eps, offset: parameters of the norms. scale, softcap: parameters of attention. residual_scale: of what
-        is added to the residual stream. query_scales [positions] float32: factors of queries. activation: position in
-        ACTIVATIONS of activate.py. parallel: whether the feed-forward reads what attention reads.
-
-        layers_started: a counter that the library increments at the start of every layer. columns: the structure of
-        StepRows.columns. ranks: the processes that have other heads and columns of the same model.
+        """eps, offset: parameters of the norms; scale, softcap: parameters of attention
+        residual_scale: the factor of all that is added to the residual stream
+        query_scales [positions] float32: the factor of queries at each position; None: 1
+        activation: its index in ACTIVATIONS of activate.py
+        parallel: whether the feed-forward network and the mixer have the same input
+        layers_started: a counter that the library increments at the start of every layer
+        columns: the type of StepRows.columns; ranks: the processes that hold the other heads and columns of the model
         """
         loaded = library()
         assert loaded is not None
@@ -199,8 +200,8 @@ class DecoderC:
         count = 1 if ranks is None else ranks.count
         attending = [(layer.o.k // count, layer.attention) for layer in layers if layer.attention is not None]
         sizes = [(width, one.cache_k.shape[1], one.cos.shape[1]) for width, one in attending]
-        heads, page_size, d = sizes[0] if sizes else (0, 1, 1)  # a stage may have recurrent layers alone
-        # the library holds addresses: keep them alive
+        heads, page_size, d = sizes[0] if sizes else (0, 1, 1)  # a pipeline stage may have only recurrent layers
+        # kept because the library holds addresses of their tensors
         self._referenced, self._ranks = (tuple(layers), last_norm, layers_started, query_scales), ranks
         self._hidden, self._dtype = last_norm.shape[-1], dtype
         self._experts = [None if layer.experts is None else layer.experts.struct(ranks) for layer in layers]
@@ -213,7 +214,8 @@ class DecoderC:
         projected = max(self._hidden, *(max(_rows(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
         inner = max(self._hidden, *(max(_columns(layer, "o", "down", "input_out")) for layer in layers))
-        queries = max([2, *(layer.o.k for layer in layers if layer.attention is not None)])  # 2: a float32 of a gate
+        # at least 2 numbers of 16 bits, because the same buffer holds the float32 of the shared expert's gate
+        queries = max([2, *(layer.o.k for layer in layers if layer.attention is not None)])
         gathered = max(max(_columns(layer, "o", "down")) for layer in layers) if ranks is not None else 0
         own_columns = self._hidden if ranks is not None else 0
         self._widths = (self._hidden, self._hidden, projected, gates, queries, inner, gathered, own_columns)
@@ -228,7 +230,7 @@ class DecoderC:
         self._buffers: list[Tensor] = []
 
     def embeddings(self, rows: int) -> Tensor:
-        """Returns the buffer [rows, H] that the caller fills with the embedded tokens before `run`."""
+        """Returns the buffer [rows, H], which the caller must fill with the tokens' embeddings before `run`."""
         if not self._buffers or len(self._buffers[0]) < rows:
             size = 1 << (rows - 1).bit_length()
             self._buffers = [huge_pages(torch.empty(size, width, dtype=self._dtype)) for width in self._widths]
@@ -246,15 +248,14 @@ class DecoderC:
         outputs: StepRows | None = None,
         adapters: StepAdaptersC | None = None,
     ) -> Tensor:
-        """Runs a step, which writes the K/V of every row and the state of every sequence. Returns the normed output
-        [R, H] of the rows with logits.
+        """Runs a step: writes the K/V of every row and the state of every sequence. Returns the normed output [R, H] of
+        the rows with logits, which is valid until the next step.
 
-        The output is valid until the next step.
-
-        inputs [T, L, P], which is overwritten, where layers have vectors. All rows pass the first `layers_of_all`
-        layers. `outputs` are the rows with logits, which alone pass the others. `adapters` add to the linears of some
-        rows. Raises MemoryError when a kernel's scratch memory cannot be allocated, RankLost when another rank has
-        died.
+        inputs: the per-layer embeddings [T, L, P] of a model that has them; they are overwritten
+        layers_of_all: all rows pass this many first layers; only rows with logits pass the other layers
+        outputs: the rows with logits; None if all rows pass all layers
+        adapters: LoRA adapters of some rows
+        Raises MemoryError when scratch memory cannot be allocated, RankLost when another rank has died.
         """
         assert (outputs is None) == (layers_of_all == len(self._layers))
         assert outputs is None or outputs.tokens == rows.outputs
@@ -281,7 +282,7 @@ def pointers(tensors: Sequence[Tensor]) -> "ctypes.Array[c_void_p]":
 
 
 def _functions(dtype: torch.dtype, norm: str) -> "ctypes.Array[c_void_p]":
-    """Returns the addresses of struct Kernels, for tensors of `dtype`."""
+    """Returns the function addresses of struct Kernels, for tensors of `dtype`. norm: the kind of the model's norms"""
     names = (norm, f"add_{norm}", *KERNELS)
     return (c_void_p * len(names))(*(_function(dtype, name) for name in names))
 
@@ -296,7 +297,7 @@ def _rows(layer: DecoderCLayer, *names: str) -> list[int]:
 
 
 def _columns(layer: DecoderCLayer, *names: str) -> list[int]:
-    """Returns the inputs of linears of a layer, 0 for one that it lacks."""
+    """Returns how many inputs each named linear of the layer has; 0 if the layer lacks it."""
     return [0 if (linear := getattr(layer, name)) is None else linear.k for name in names]
 
 
@@ -323,7 +324,7 @@ def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, dtype: torch
 
 
 def _attention(attention: AttentionC, width: int) -> dict[str, int | None]:
-    """Returns the fields of _Layer that belong to attention. width: of all query heads."""
+    """Returns the fields of _Layer that belong to attention. width: the total width of this process's query heads"""
     names = ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")
     read: dict[str, Tensor | None] = {name: getattr(attention, name) for name in names}
     assert all(tensor is None or tensor.is_contiguous() for tensor in read.values())

@@ -1,5 +1,6 @@
-"""Calls the C library for the experts of a layer (csrc/experts.c). Its structures have the same fields, in the same
-order, as those in csrc/experts.h.
+"""Calls the C library for a mixture of experts (csrc/experts.c).
+
+The structures have the same fields, in the same order, as the structs in csrc/experts.h.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from worker.kernels.cpu.packed_experts import CpuExperts
 from worker.kernels.cpu.packed_weight import CpuWeight
 from worker.kernels.cpu.ranks_c import RanksC
 
-KERNELS = ("gemm", "act_and_mul", "combine")  # in the order of struct ExpertKernels
+KERNELS = ("gemm", "act_and_mul", "combine")  # the functions of struct ExpertKernels, in its order
 
 
 class ExpertKernelsStruct(Structure):
@@ -37,16 +38,19 @@ class CExperts:
     router: CpuWeight  # H → E
     gate_up: CpuExperts  # H → 2 I: gate, then up
     down: CpuExperts  # I → H
-    scales: Tensor | None  # [E] float32: factors of the experts' weights
-    choice_bias: Tensor | None  # [E] float32: added to the sigmoids for the choice alone
-    loads: Tensor | None  # [E] int64: the rows that chose each expert are added
-    chosen: int
-    sigmoid: bool  # whether scores are sigmoids, else a softmax
-    normalized: bool
-    activation: int  # position in ACTIVATIONS of act_and_mul.py
+    scales: Tensor | None  # [E] float32: factors of the weights by which experts' results are summed
+    choice_bias: Tensor | None  # [E] float32: added to the sigmoids, only to choose the experts
+    loads: Tensor | None  # [E] int64: counts the rows that choose each expert
+    chosen: int  # how many experts a row has
+    sigmoid: bool  # whether scores are sigmoids; otherwise they are a softmax
+    normalized: bool  # whether the weights of a row's experts are divided by their sum
+    activation: int  # its index in ACTIVATIONS of activate.py
 
     def struct(self, ranks: RanksC | None = None) -> ExpertsStruct:
-        """Returns a struct that is valid as long as this record. ranks: those with other rows of gate_up and down."""
+        """Returns a struct that is valid as long as this record exists.
+
+        ranks: the processes that hold the other rows of gate_up and down; None if this process holds all rows
+        """
         parts = 1 if ranks is None else ranks.count
         count, hidden, inner = self.gate_up.count, self.gate_up.k, self.down.k
         assert self.router.n == self.down.count == count and 0 < self.chosen <= min(count, MAX_CHOSEN)
@@ -72,7 +76,7 @@ def expert_kernels(dtype: torch.dtype) -> ExpertKernelsStruct:
 
 
 def scratch_bytes(experts: ExpertsStruct, dtype: torch.dtype, rows: int) -> int:
-    """Returns the bytes that the library needs for `rows` rows."""
+    """Returns how many bytes of scratch memory the library needs to compute `rows` rows."""
     found = library()
     assert found is not None
     found.experts_scratch.restype = c_long
@@ -109,8 +113,8 @@ def experts(
 
 
 def choose(logits: Tensor, layer: CExperts) -> tuple[Tensor, Tensor]:
-    """Returns the experts that `experts` chooses by logits [T, E] float32, and their weights: [T, chosen] int32 and
-    float32."""
+    """Chooses each row's experts as `experts` does, by logits [T, E] float32. Returns the experts [T, chosen] int32 and
+    their weights [T, chosen] float32."""
     found, struct, shape = library(), layer.struct(), (len(logits), layer.chosen)
     assert found is not None and logits.shape[1] == layer.router.n
     assert logits.dtype == torch.float32 and logits.is_contiguous()
@@ -125,9 +129,9 @@ def choose(logits: Tensor, layer: CExperts) -> tuple[Tensor, Tensor]:
 def combine(
     results: Tensor, weights: Tensor, add: Tensor | None, add_gate: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Returns the sum that `experts` makes of the results of each row's experts [T, chosen, H] float32: [T, H].
+    """Sums the results of each row's experts, [T, chosen, H] float32, as `experts` does. Returns [T, H] in `dtype`.
 
-    weights [T, chosen]; add [T, H] in `dtype`, add_gate [T, 1] float32: see `experts_torch`.
+    weights [T, chosen]; add [T, H] in `dtype`, add_gate [T, 1] float32: as for `experts_torch`
     """
     (t, chosen, hidden), out = results.shape, results.new_empty(results.shape[::2], dtype=dtype)
     assert results.is_contiguous() and weights.is_contiguous() and weights.shape == (t, chosen)

@@ -1,6 +1,7 @@
-"""Measures what this machine does at most: reading memory, and multiply-adds of the instruction set in use.
+"""Measures the highest speed of this machine: of reading memory, and of multiply-adds in the instruction set in use.
 
-Kernels are compared with these floors of their time. All figures are of all threads together.
+These speeds give floors for the time of a kernel, with which its real time is compared. All figures are sums over all
+threads.
 """
 
 import ctypes
@@ -14,11 +15,11 @@ import torch
 
 from worker.kernels.cpu import library
 
-MEMORY = 512 << 20  # bytes read: more than the caches of most processors
+MEMORY = 512 << 20  # how many bytes are read: more than the caches of most processors hold
 TRIES = 4
-TRY_S = 0.04  # about how long a try of multiplications takes
+TRY_S = 0.04  # about how long one try of multiply-adds takes
 
-# flops of one round in one thread: two for each multiply-add
+# floating-point operations of one round in one thread: two for each multiply-add
 ROUND_FLOPS = {
     "floor_fp32_avx2": 2 * 12 * 8,
     "floor_fp32_neon": 2 * 12 * 8,
@@ -32,11 +33,11 @@ ROUND_FLOPS = {
 class Floors:
     read_gb_s: float
     fp32_gflop_s: float
-    bf16_gflop_s: float | None  # None where the instruction set does not multiply bf16 numbers
+    bf16_gflop_s: float | None  # None: the instruction set cannot multiply bf16 numbers
 
 
 def measure(threads: int) -> Floors | None:
-    """Takes about a second. Returns None where the C library does not run."""
+    """Measures the speeds, which takes about a second. Returns None if the C library is not available."""
     found, tier = library.library(), library.tier()
     if found is None or tier == "none":
         return None
@@ -50,7 +51,7 @@ def _read_gb_s(found: ctypes.CDLL, simd: str, threads: int) -> float:
     read.argtypes, read.restype = (c_void_p, c_long, c_int), None
     memory = torch.empty(MEMORY, dtype=torch.uint8)
     found.advise_huge_pages(c_void_p(memory.data_ptr()), c_long(MEMORY))
-    memory.fill_(1)  # memory that was never written may be one page of zeros
+    memory.fill_(1)  # Memory that was never written may be mapped to a single page of zeros.
     return MEMORY / _fastest(lambda: read(memory.data_ptr(), MEMORY, threads)) / 1e9
 
 

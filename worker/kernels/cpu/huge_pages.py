@@ -1,4 +1,6 @@
-"""Memory in huge pages: reading it causes few TLB misses. A weight in pages of 4 KB is read up to a seventh slower."""
+"""Allocates memory in huge pages, which is read with few TLB misses. In pages of 4 KB, a weight is read up to a seventh
+slower.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,13 +13,13 @@ from worker.kernels.cpu.library import library
 
 HUGE_PAGE = 1 << 21  # bytes
 PIECE = 1 << 26  # bytes
-ALIGNMENT = 64  # bytes; of everything in a piece
+ALIGNMENT = 64  # every tensor in a piece begins at a multiple of this many bytes
 
-Memory = Callable[[Sequence[int], torch.dtype], Tensor]  # returns uninitialized memory of that shape
+Memory = Callable[[Sequence[int], torch.dtype], Tensor]  # returns uninitialized memory of this shape and dtype
 
 
 def fresh_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Returns uninitialized memory. Large memory is aligned to huge pages, so that they can hold nearly all of it."""
+    """Returns uninitialized memory. Large memory is aligned to huge pages, so that nearly all of it can be in them."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < HUGE_PAGE:
         return torch.empty(*shape, dtype=dtype)
@@ -27,8 +29,8 @@ def fresh_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def huge_pages(fresh: Tensor) -> Tensor:
-    """Requests huge pages for `fresh` (contiguous, not written yet) and returns it. Reading the tensor then causes
-    no TLB misses."""
+    """Requests huge pages for `fresh` (contiguous, not written yet) and returns `fresh`. It is then read with few TLB
+    misses."""
     found = library()
     if found is not None:
         found.advise_huge_pages(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
@@ -36,17 +38,17 @@ def huge_pages(fresh: Tensor) -> Tensor:
 
 
 class Pieces:
-    """Hands out memory of large pieces, so that tensors smaller than a huge page lie in huge pages, too.
+    """Allocates tensors inside large pieces of memory, so that tensors smaller than a huge page are in huge pages, too.
 
-    The memory of a piece is freed with the last of its tensors. What was not written of a piece takes no memory.
+    A piece is freed with the last of its tensors. Parts of a piece that were never written take no physical memory.
     """
 
     def __init__(self) -> None:
         self._piece = torch.empty(0, dtype=torch.uint8)
-        self._used = 0  # bytes of the piece
+        self._used = 0  # how many bytes of the piece are in use
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns uninitialized memory; a piece of its own if it is large."""
+        """Returns uninitialized memory. A large tensor gets a piece of its own."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > PIECE // 4:
             return fresh_memory(shape, dtype)

@@ -1,6 +1,7 @@
-"""The instruction sets that the C library has kernels for, and the variable that caps them.
+"""Names the instruction sets for which the C library has kernels, and reads the variable that limits them.
 
-This module imports nothing of ours, so that every command can check the variable before it starts a process.
+This module imports no other module of this project, so that every command can check the variable before it starts a
+process.
 """
 
 import platform
@@ -13,13 +14,13 @@ OF_ARM = ("none", "neon", "dotprod")
 ON_ARM = platform.machine() in ("aarch64", "arm64")
 TIERS = OF_ARM if ON_ARM else OF_X86
 
-# Has kernels for matrix products, and AMX for attention, too → the instruction set of all its other kernels.
+# Instruction sets with kernels only for matrix products (AMX: also for attention) → the set of all other kernels
 EXTENDS = {"avxvnni": "avx2", "amx": "avx512bf16", "dotprod": "neon"}
-SAME_BITS = frozenset({"avxvnni", "dotprod"})  # those whose bits are those of the instruction set that they extend
+SAME_BITS = frozenset({"avxvnni", "dotprod"})  # sets that give the same bits as the set that they extend
 
 
 def highest_allowed(environment: Mapping[str, str]) -> int:
-    """Returns the index in TIERS of the best instruction set that SLUICE_ISA allows; unset or empty: all of them.
+    """Returns the index in TIERS of the best instruction set that SLUICE_ISA allows. Unset or empty, it allows all.
 
     Raises ValueError, with a sentence, for an unknown name.
     """
@@ -32,8 +33,9 @@ def highest_allowed(environment: Mapping[str, str]) -> int:
 
 
 def best_of(library: Any, allowed: int = len(TIERS) - 1) -> int:
-    """Returns the index in TIERS of the best instruction set that the processor has, at most `allowed`; 0 for none.
+    """Returns the index in TIERS of the processor's best instruction set; 0 if it has none of them.
 
     library: the C library (ctypes)
+    allowed: the highest index that may be returned
     """
     return max((index for index in range(1, allowed + 1) if library.supports(index)), default=0)

@@ -1,7 +1,6 @@
-"""Chooses the C library's functions for the best instruction set of this processor, or for a lower one that the
-environment names.
+"""Chooses the C library's functions for this processor's best instruction set, or for a lower one named by SLUICE_ISA.
 
-This module knows names, signatures and instruction sets; bindings.py knows what the functions do.
+This module knows names, signatures and instruction sets. bindings.py knows what the functions do.
 """
 
 import ctypes
@@ -76,17 +75,17 @@ class Kernels:
 
 
 def available(dtype: torch.dtype) -> bool:
-    """Whether the library supports tensors of `dtype` here. The first call may compile the library."""
+    """Whether the library can be used, and supports tensors of `dtype`. The first call may compile the library."""
     return dtype in kernels()
 
 
 def tier() -> str:
-    """Returns the instruction set in use, for logs and benchmarks: one of TIERS."""
+    """Returns the name of the instruction set in use, one of TIERS."""
     return TIERS[level()]
 
 
 def multiplies_bf16() -> bool:
-    """Whether the processor multiplies bf16 numbers directly, in pairs, so that they need no conversion to fp32."""
+    """Whether the instruction set in use multiplies pairs of bf16 numbers directly, without converting them to fp32."""
     return tier() in ("avx512bf16", "amx")
 
 
@@ -101,7 +100,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def level() -> int:
-    """Returns the index in TIERS of the best instruction set that the processor has, up to what SLUICE_ISA names.
+    """Returns the index in TIERS of the processor's best instruction set, but at most the one that SLUICE_ISA names.
 
     Raises ValueError if SLUICE_ISA is invalid.
     """
@@ -116,7 +115,7 @@ def level() -> int:
 
 @cache
 def kernels() -> dict[torch.dtype, Kernels]:
-    """Returns the functions by dtype; an empty dict where the library does not run."""
+    """Returns the library's functions by dtype; an empty dict if the library is not available."""
     found = library()
     if found is None or not level():
         return {}
@@ -127,7 +126,7 @@ def kernels() -> dict[torch.dtype, Kernels]:
 
 
 def instruction_sets(dtype: torch.dtype) -> tuple[str, str]:
-    """Returns the instruction sets of a dtype's functions: of most of them, and of matmul and attention."""
+    """Returns two instruction sets for a dtype: one for most functions, and one for matmul and attention."""
     best = tier()
     if dtype is torch.bfloat16:
         return EXTENDS.get(best, best), best
@@ -137,7 +136,8 @@ def instruction_sets(dtype: torch.dtype) -> tuple[str, str]:
 
 def _bind(found: ctypes.CDLL, dtype: str, simd: str, matmul: str) -> Kernels:
     def function(name: str) -> Call:
-        names = (f"{name}_{dtype}_{matmul}", f"{name}_{dtype}_{simd}", f"{name}_{dtype}")  # only pack has the last
+        # "pack" has a single form for all instruction sets, with the last of these names.
+        names = (f"{name}_{dtype}_{matmul}", f"{name}_{dtype}_{simd}", f"{name}_{dtype}")
         bound = next(getattr(found, each) for each in names if hasattr(found, each))
         bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in ("gemm", "attention") else None
         return cast(Call, bound)

@@ -1,4 +1,4 @@
-"""The bounds of the C library's fixed arrays, read from csrc/model_limits.h: both sides have the same numbers."""
+"""The limits of the C library's fixed-size arrays. They are read from csrc/model_limits.h, so C and Python agree."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ _NUMBERS = {
     name: int(number) for name, number in re.findall(r"^#define (\w+) (\d+)", _HEADER.read_text(), re.MULTILINE)
 }
 
-MAX_HEAD_DIM = _NUMBERS["MAX_HEAD_DIM"]  # elements of a head, of attention
-MAX_KEY_ELEMENTS = _NUMBERS["MAX_KEY_ELEMENTS"]  # elements of all keys of a token in a layer
-MAX_TAPS = _NUMBERS["MAX_TAPS"]  # inputs of a convolution
-MAX_CHOSEN = _NUMBERS["MAX_CHOSEN"]  # experts of a row
+MAX_HEAD_DIM = _NUMBERS["MAX_HEAD_DIM"]  # elements of an attention head
+MAX_KEY_ELEMENTS = _NUMBERS["MAX_KEY_ELEMENTS"]  # elements of all key heads of a token in one layer
+MAX_TAPS = _NUMBERS["MAX_TAPS"]  # tokens that a convolution covers
+MAX_CHOSEN = _NUMBERS["MAX_CHOSEN"]  # experts that are chosen for a row

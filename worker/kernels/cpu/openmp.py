@@ -7,10 +7,10 @@ import os
 
 
 def spin_briefly() -> None:
-    """Makes threads spin for a few microseconds and then sleep, unless GOMP_SPINCOUNT is set.
+    """Makes waiting threads spin for a few microseconds and then sleep, unless GOMP_SPINCOUNT is set.
 
-    Threads that spin long at a barrier starve the threads they wait for when anything else runs on the machine
-    (measured: with one busy process, a step took 15 times as long). Threads that sleep at once make steps a third
-    slower on an idle machine.
+    If anything else runs on the machine, threads that spin long at a barrier starve the threads for which they wait
+    (measured: with one busy process, a step took 15 times as long). If threads sleep at once, steps are a third slower
+    on an idle machine.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")

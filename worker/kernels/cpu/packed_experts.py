@@ -1,4 +1,7 @@
-"""Packs one linear of every expert of a layer, each like any weight (packed_weight.py), into a few pieces of memory."""
+"""Packs one linear of all experts of a layer (gate_up or down) into a few pieces of memory.
+
+The weight of an expert is packed like any other weight (packed_weight.py).
+"""
 
 import ctypes
 import math
@@ -13,12 +16,13 @@ from worker.kernels.cpu.huge_pages import ALIGNMENT, fresh_memory
 from worker.kernels.cpu.packed_weight import NUMBERS, TENSORS, WeightStruct, pack_weight
 from worker.kernels.weights.quantized_weight import QuantizedWeight
 
-Record = list[int | float | None]  # a struct as numbers: NUMBERS, places of TENSORS, the number of the next struct
+# a struct as numbers: its NUMBERS, the places of its TENSORS (see CpuExperts.records), the index of the next struct
+Record = list[int | float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeight:
-    """The weight [n, k] of one expert."""
+    """The packed weight [n, k] of one expert."""
 
     struct: WeightStruct
     n: int
@@ -28,10 +32,10 @@ class ExpertWeight:
 
 @dataclass(frozen=True, slots=True)
 class CpuExperts:
-    """One linear of `count` experts, packed for the matmul of inputs of `dtype`, with its biases."""
+    """One linear of `count` experts with its biases, packed for the matmul of inputs of `dtype`."""
 
     pieces: tuple[Tensor, ...]  # the memory of all weights: uint8
-    structs: "ctypes.Array[WeightStruct]"  # the first part of each expert; then the other parts, to which they point
+    structs: "ctypes.Array[WeightStruct]"  # first the first part of each expert, then all further parts
     count: int
     dtype: torch.dtype
 
@@ -48,12 +52,12 @@ class CpuExperts:
         return sum(piece.nbytes for piece in self.pieces)
 
     def weight(self, expert: int) -> ExpertWeight:
-        """Returns a weight for bindings.linear, which is valid as long as this record."""
+        """Returns the weight of one expert for bindings.linear. It is valid as long as this record."""
         return ExpertWeight(self.structs[expert], self.n, self.k, self.dtype)
 
     @property
     def records(self) -> list[Record]:
-        """The structs as numbers. A place is a byte of the pieces, which are counted as if laid end to end."""
+        """The structs as numbers, without addresses. A place is a byte offset in all pieces laid end to end."""
         return [self._record(struct) for struct in self.structs]
 
     def _record(self, struct: WeightStruct) -> Record:
@@ -76,12 +80,12 @@ class CpuExperts:
 
 
 def columns(struct: WeightStruct) -> int:
-    """Returns the columns of a part and of the parts that follow it."""
+    """Returns how many columns a part and all parts after it have together."""
     return int(struct.n) + (columns(struct.next.contents) if struct.next else 0)
 
 
 def from_records(pieces: Sequence[Tensor], records: Sequence[Record], dtype: torch.dtype) -> CpuExperts:
-    """Returns the experts whose `records` these are. `pieces`: a copy of the pieces of the same experts."""
+    """Makes experts from CpuExperts.records and a copy of CpuExperts.pieces."""
     structs = (WeightStruct * len(records))()
     for struct, record in zip(structs, records, strict=True):
         numbers, places, following = record[: len(NUMBERS)], record[len(NUMBERS) : -1], record[-1]
@@ -104,15 +108,15 @@ def _address(pieces: Sequence[Tensor], place: int) -> int:
 
 
 class Arena:
-    """Hands out memory from a few pieces to `count` experts, which need about as much each."""
+    """Allocates memory for `count` experts in a few pieces. The experts need about the same amount of memory."""
 
     def __init__(self, count: int) -> None:
         self.pieces: list[Tensor] = []
-        self._left, self._used = count, 0  # experts that have not ended; bytes of the last piece
-        self._of_this, self._of_last = 0, 0  # bytes of this expert, and of the one before
+        self._left, self._used = count, 0  # experts that are not packed yet; bytes in use of the last piece
+        self._of_this, self._of_last = 0, 0  # bytes of the current expert, and of the expert before it
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns uninitialized memory. The gap behind it is zero."""
+        """Returns uninitialized memory for a tensor. The gap behind the tensor is filled with zeros."""
         nbytes = math.prod(shape) * dtype.itemsize
         room = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if not self.pieces or self._used + room > self.pieces[-1].nbytes:
@@ -121,14 +125,14 @@ class Arena:
             self._used = 0
         begin, self._used = self._used, self._used + room
         self._of_this += room
-        self.pieces[-1][begin + nbytes : self._used].zero_()  # equal weights are equal bytes, gaps included
+        self.pieces[-1][begin + nbytes : self._used].zero_()  # so that equal weights have equal pieces, gaps included
         return self.pieces[-1][begin : begin + nbytes].view(dtype).view(*shape)
 
     def end_expert(self) -> None:
         self._left, self._of_last, self._of_this = self._left - 1, self._of_this, 0
 
     def end(self) -> tuple[Tensor, ...]:
-        """Returns all memory that was taken."""
+        """Returns all pieces. The unused end of the last piece is cut off."""
         self._trim()
         return tuple(self.pieces)
 
@@ -140,9 +144,12 @@ class Arena:
 def pack_experts_in_c(
     experts: Iterable[Sequence[Tensor | QuantizedWeight]], bias: Tensor | None, *, count: int, dtype: torch.dtype
 ) -> CpuExperts:
-    """Packs the weights of `count` experts, each [N, K] in parts; see pack_weight. bias [count, N]."""
+    """Packs the weights of `count` experts. experts: the parts of each weight [N, K], as for pack_weight
+
+    bias: [count, N]
+    """
     arena, first, others = Arena(count), list[WeightStruct](), list[WeightStruct]()
-    following: list[tuple[int, int]] = []  # (number of a struct, number of the one that it points to)
+    following: list[tuple[int, int]] = []  # (index of a struct, index of the struct to which it points)
     for number, parts in enumerate(experts):
         weight = pack_weight(parts, None if bias is None else bias[number], dtype=dtype, memory=arena.take)
         arena.end_expert()

@@ -1,7 +1,7 @@
 """Packs weights for the matmul of the C library: tensors, or codes with scales (quantized_weight.py).
 
-A packed weight has a part for each format among its rows, and a C struct (csrc/gemm/weight.h) for each part. This
-module knows the layout of memory; pack.c and pack_codes.c fill it.
+If rows of a weight have different formats, the packed weight has several parts. Each part has a C struct
+(csrc/gemm/weight.h). This module knows the layout of memory; pack.c and pack_codes.c fill the memory.
 """
 
 import ctypes
@@ -29,11 +29,12 @@ from worker.kernels.weights.quantized_weight import (
     runs_in_one_format,
 )
 
-LAYOUT = 5  # version of packed weights: of csrc/gemm/weight.h, and of the codes that quantization chooses
+LAYOUT = 5  # version of packed weights: to be raised if csrc/gemm/weight.h or the choice of quantized codes changes
 PANEL = 32  # columns of a packed panel
-K_STEP = 32  # k-step of bf16 panels
+K_STEP = 32  # how many inputs a step of a bf16 kernel multiplies
 CODE_BLOCK = 16  # inputs of a block of codes
-# kinds of numbers in weight.h: those of the weight's dtype, codes whose values are multiplied, codes that are integers
+# The kinds of numbers in weight.h. PLAIN: of the weight's dtype; INTEGER4, INTEGER8: codes that are multiplied as
+# integers; the other kinds: codes whose values are multiplied.
 PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, INTEGER4, INTEGER8 = range(6)
 KINDS = {INT8: INT8_VALUES, E4M3: E4M3_VALUES}  # other codes have four bits
 INTEGER_KINDS = {
@@ -42,10 +43,10 @@ INTEGER_KINDS = {
     IQ4_NL: INTEGER4,
     INT8: INTEGER8,
 }  # values are small integers or halves
-LARGEST_INPUT = 255 << 7  # inputs are turned into integers up to this (csrc/gemm/integer/integer_rows.h)
+LARGEST_INPUT = 255 << 7  # the largest integer that an input becomes (csrc/gemm/integer/integer_rows.h)
 FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS = range(3)  # CodeOrder of weight.h
 Rows = TypeVar("Rows", Tensor, QuantizedWeight)  # a weight, or some of its rows
-E4M3_FACTOR = 256.0  # the library reads e4m3 as fp16, whose exponent means 2^8 times less
+E4M3_FACTOR = 256.0  # the library reads the bits of e4m3 as fp16: these numbers are 2^8 times smaller
 
 
 class WeightStruct(Structure):
@@ -69,7 +70,7 @@ class GemmJob(Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedPart:
-    """Rows of a weight in one format. The fields are those of struct Weight, with tensors for addresses."""
+    """The packed rows of a weight that have the same format. It has struct Weight's fields, as tensors or numbers."""
 
     panels: Tensor
     values: Tensor | None = None
@@ -99,11 +100,11 @@ NUMBERS = ("n", "k", "group", "kind", "has_minimum", "scale_bytes", "factor")
 
 @dataclass(frozen=True, slots=True)
 class CpuWeight:
-    """A weight [n, k], packed for the matmul of inputs of `dtype`, with its bias."""
+    """A weight [n, k] with its bias, packed for the matmul of inputs of `dtype`."""
 
-    parts: tuple[PackedPart, ...]  # side by side: each holds some of the columns
+    parts: tuple[PackedPart, ...]  # each part computes some columns of the product
     dtype: torch.dtype
-    structs: tuple[WeightStruct, ...] = field(init=False)  # the structs of the parts, each pointing to the next
+    structs: tuple[WeightStruct, ...] = field(init=False)  # the structs of the parts; a struct points to the next one
 
     def __post_init__(self) -> None:
         assert self.parts and all(part.k == self.k for part in self.parts)
@@ -122,17 +123,17 @@ class CpuWeight:
 
     @property
     def struct(self) -> WeightStruct:
-        """The struct of the first part. It points to the others."""
+        """The struct of the first part. It is the head of a linked list of all parts."""
         return self.structs[0]
 
     @property
     def nbytes(self) -> int:
-        """The bytes that a product reads."""
+        """How many bytes the packed weight takes; a product reads all of them."""
         return sum(tensor.nbytes for part in self.parts for tensor in part.tensors.values())
 
 
 def layout(dtype: torch.dtype) -> str:
-    """Names the order in which weights for inputs of `dtype` are packed on this processor."""
+    """Returns a name for the layout in which this processor packs weights for inputs of `dtype`."""
     kinds = (_kind(code_map, group, dtype) for code_map, group in ((INT4, K_STEP), (INT8, K_STEP), (E4M3, K_STEP)))
     return "-".join(("fp32", "pairs", "integers")[_code_order(kind, dtype)] for kind in kinds)
 
@@ -146,9 +147,9 @@ def pack_weight(
 ) -> CpuWeight:
     """Packs one weight [N, K] for inputs of `dtype`. Its rows are the rows of `parts`, one part after another.
 
-    A part is a contiguous tensor of `dtype`, or quantized. Its scales and minimums keep 24 bits for float32 inputs, and
-    11 bits (fp16 times a power of two) for bfloat16. bias [N] is kept in fp32.
-    memory: where the packed weight is kept; by default, in memory of its own.
+    A part is a contiguous tensor of `dtype`, or quantized. Scales and minimums keep 24 bits for float32 inputs, and 11
+    bits (fp16 times a power of two) for bfloat16 inputs. bias [N] is kept in fp32.
+    memory: allocates the packed tensors; by default, each tensor gets memory of its own
     """
     assert available(dtype)
     memory = memory or fresh_memory
@@ -163,7 +164,9 @@ def pack_weight(
 
 
 def _pack_runs(parts: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, memory: Memory) -> Iterator[PackedPart]:
-    """Packs tensors as one part if all are tensors, and neighbours in the same format as one if all are quantized."""
+    """Packs parts. If all are tensors, they become one part. If all are quantized, adjacent parts in the same format
+    become one part. Otherwise, every part stays a part of its own.
+    """
     tensors = [part for part in parts if isinstance(part, Tensor)]
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
     if not quantized:
@@ -217,7 +220,7 @@ def _pack_codes(weights: Sequence[QuantizedWeight], dtype: torch.dtype, memory: 
 
 
 def _whole_panels(weights: Sequence[Rows], join: Callable[[list[Rows]], Rows]) -> Iterator[tuple[int, Rows]]:
-    """Yields each weight with the number of its first panel. Weights that would share a panel are joined before."""
+    """Yields each weight with the index of its first panel. If weights would share a panel, all of them are joined."""
     if any(weight.shape[0] % PANEL for weight in weights[:-1]):
         weights = [join(list(weights))]
     first = 0
@@ -227,8 +230,8 @@ def _whole_panels(weights: Sequence[Rows], join: Callable[[list[Rows]], Rows]) -
 
 
 def _with_groups_of_a_block(weight: QuantizedWeight) -> QuantizedWeight:
-    """Returns the same weight with groups of CODE_BLOCK inputs. (Steps of K_STEP inputs would begin in one group and
-    end in another.)"""
+    """Returns the same weight with groups of CODE_BLOCK inputs. With larger groups, a step of K_STEP inputs could begin
+    in one group and end in the next."""
     groups = -(-weight.shape[1] // CODE_BLOCK)
 
     def repeated(numbers: Tensor) -> Tensor:
@@ -239,13 +242,13 @@ def _with_groups_of_a_block(weight: QuantizedWeight) -> QuantizedWeight:
 
 
 def _group(weight: QuantizedWeight) -> int:
-    """Returns how many inputs share a scale, in the packed weight."""
+    """Returns how many inputs share a scale in the packed weight."""
     k = weight.shape[1]
     return weight.group_size if weight.group_size < k else -(-k // CODE_BLOCK) * CODE_BLOCK
 
 
 def _empty_part(weights: Sequence[QuantizedWeight], kind: int, scale_bytes: int, memory: Memory) -> PackedPart:
-    """Returns the part that weights in the same format become, whose panels are not written yet."""
+    """Returns a part for the rows of weights in the same format. Its panels are not written yet."""
     weight, n = weights[0], sum(weight.shape[0] for weight in weights)
     k = weight.shape[1]
     bits, has_minimum = weight.code_map.bits, weight.minimum is not None
@@ -265,12 +268,12 @@ def _empty_part(weights: Sequence[QuantizedWeight], kind: int, scale_bytes: int,
 
 
 def _flip(code_map: CodeMap) -> int:
-    """Returns the bits in which packed codes differ from a weight's codes (see pack_codes.c)."""
+    """Returns the mask of the bits that packing inverts in every code (see pack_codes.c)."""
     return 8 if code_map is INT4 else 0
 
 
 def _kind(code_map: CodeMap, group: int, dtype: torch.dtype) -> int:
-    """Returns the kind of numbers in weight.h, for inputs of `dtype` and groups of so many inputs."""
+    """Returns the kind of numbers in weight.h for codes. group: how many inputs a group has; dtype: of the inputs"""
     as_integers = code_map in INTEGER_KINDS and dtype == torch.bfloat16
     if as_integers and (tier() != "amx" or _exact_in_tiles(code_map, group)):
         return INTEGER_KINDS[code_map]
@@ -278,9 +281,10 @@ def _kind(code_map: CodeMap, group: int, dtype: torch.dtype) -> int:
 
 
 def _exact_in_tiles(code_map: CodeMap, group: int) -> bool:
-    """Whether the sums of a group are exact in fp32, and a group fills half a k-step or whole ones.
+    """Whether AMX can multiply such codes as integers: the sums of a group must be exact in fp32, and a group must be
+    half a step of K_STEP inputs, or whole steps.
 
-    For codes of eight bits, inputs get fewer bits to make room (dropped_bits in csrc/gemm/integer/integer_rows.h).
+    With codes of eight bits, inputs get fewer bits, so that sums fit (dropped_bits, csrc/gemm/integer/integer_rows.h).
     """
     if code_map.bits == 8:
         return group in (CODE_BLOCK, K_STEP)
@@ -290,14 +294,14 @@ def _exact_in_tiles(code_map: CodeMap, group: int) -> bool:
 
 
 def _code_order(kind: int, dtype: torch.dtype) -> int:
-    """Returns the order in which the kernel for inputs of `dtype` reads codes."""
+    """Returns the order in which the kernel for this kind of numbers and for inputs of `dtype` reads codes."""
     if kind in (INTEGER4, INTEGER8):
         return FOR_INTEGERS
     return FOR_BF16_PAIRS if dtype == torch.bfloat16 and multiplies_bf16() else FOR_FP32
 
 
 def _factor(weights: Sequence[QuantizedWeight]) -> float:
-    """Returns the power of two that brings the largest scale or minimum near the end of fp16's range."""
+    """Returns the power of two by which scales and minimums are divided, so that the largest is near fp16's largest."""
     numbers = [x for weight in weights for x in (weight.scale, weight.minimum) if x is not None]
     largest = max(max(-low, high) for low, high in (map(Tensor.item, x.aminmax()) for x in numbers))
     return 2.0 ** (math.frexp(largest)[1] - 15) if largest else 1.0

@@ -1,4 +1,4 @@
-"""Exchanges rows between the processes that compute a model together: by memory that all map, or TCP; csrc/ranks/."""
+"""Exchanges rows between the processes that compute a model together, through shared memory or TCP (csrc/ranks/)."""
 
 import ctypes
 import errno
@@ -19,7 +19,7 @@ HEADER_BYTES = (MOST_RANKS + 1) * LINE
 
 
 class RankLost(Exception):
-    """A process of a model that several compute has died. The others cannot go on."""
+    """One of the processes that compute a model together has died, so the other processes cannot go on."""
 
 
 class RanksStruct(Structure):
@@ -30,7 +30,7 @@ class RanksStruct(Structure):
 
 
 def shared_bytes(capacity: int) -> int:
-    """Returns how much memory the exchange needs. capacity: bytes that all ranks exchange in a round."""
+    """Returns how many bytes the exchange needs. capacity: the bytes that all ranks together exchange in a round"""
     return HEADER_BYTES + 2 * capacity
 
 
@@ -40,9 +40,8 @@ class RanksC:
     def __init__(
         self, memory: mmap.mmap, rank: int, count: int, links: Mapping[int, socket.socket] | None = None
     ) -> None:
-        """memory: of `shared_bytes`, mapped by all ranks, zero at first. It stays mapped as long as this exists.
-
-        links: TCP connections to all other ranks, if some are on other hosts. `memory` is then of this rank alone.
+        """memory: `shared_bytes` bytes, zero at first, which all ranks map; they stay mapped while this object exists
+        links: TCP connections to all other ranks, if some ranks are on other hosts; only this rank then maps `memory`
         """
         loaded = library()
         assert loaded is not None and 0 <= rank < count <= MOST_RANKS
@@ -58,9 +57,9 @@ class RanksC:
         )  # fmt: skip
 
     def gather(self, own: Tensor) -> Tensor:
-        """Returns the columns of all ranks [T, count * N] in the order of the ranks; each gives `own` [T, N].
+        """Returns the columns of all ranks, [T, count * N], in the order of the ranks. own: this rank's columns [T, N]
 
-        Raises RankLost.
+        Raises RankLost if another rank has died.
         """
         own = own.contiguous()
         rows, columns = own.shape
@@ -88,7 +87,7 @@ class RanksC:
         return self._memory[MOST_RANKS * LINE] != 0
 
     def end(self) -> None:
-        """Makes all ranks stop to wait for each other, now and later. Any process, and any thread, may call it."""
+        """Ends the exchange: from now on, no rank waits for another one. Any thread of any process may call this."""
         self._memory[MOST_RANKS * LINE] = 1
         for link in self._links.values():
             with suppress(OSError):  # it is closed already

@@ -1,8 +1,8 @@
-"""Layers whose sequences have a state instead of K/V: what they compute, in plain PyTorch.
+"""The operations of layers with a recurrent state instead of K/V, in plain PyTorch.
 
-delta_net           the gated delta rule, with a state instead of K/V
-mamba2              Mamba-2, another layer whose sequences have a state
-short_conv          short convolutions, whose state is their last inputs
-recurrent_state     the state of any recurrent layer, in slots
-recurrent_torch     what recurrent layers have in common in plain PyTorch
+delta_net           the gated delta rule (Gated DeltaNet)
+mamba2              Mamba-2
+short_conv          the short convolution, whose state is its last inputs
+recurrent_state     the states of a recurrent layer, in slots
+recurrent_torch     helpers for recurrent layers in plain PyTorch
 """

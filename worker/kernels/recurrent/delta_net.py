@@ -1,12 +1,13 @@
-"""The gated delta rule (Gated DeltaNet, arXiv 2412.06464): a layer whose sequences have a state of fixed size, no K/V.
+"""The gated delta rule (Gated DeltaNet, arXiv 2412.06464): a sequence has a state of fixed size, and no K/V.
 
-For each value head of a sequence the state is a matrix S [key_dim, value_dim]. A token with query q, key k, value v,
-decay g and strength beta changes it and reads it:
+For each value head of a sequence, the state is a matrix S [key_dim, value_dim]. A token with query q, key k, value v,
+decay g and strength beta changes S and reads it:
 
     S = g * S;  S = S + k (beta * (v - S^T k))^T;  output = S^T q
 
-Before that, queries, keys and values pass a short causal convolution over the last `taps` tokens and SiLU; q and k are
-scaled to length 1. Afterwards the output has an RMS norm over each head, and is multiplied by SiLU of its gate.
+Before that, queries, keys and values pass a short causal convolution over the last `taps` tokens and SiLU, and q and k
+are scaled to length 1. Afterwards, an RMS norm is applied to each head's output, which is then multiplied by SiLU of
+its gate.
 
 The state advances token by token in every implementation. So a token's result is the same whether it is computed as a
 decode or within a prompt chunk of any length, and a step only needs the state at its first token.
@@ -27,13 +28,13 @@ LENGTH_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetShape:
-    """The sizes of a layer. Consecutive value heads share a key head."""
+    """The sizes of a Gated DeltaNet layer. Several consecutive value heads share a key head."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
-    taps: int  # inputs of the convolution
+    taps: int  # how many tokens the convolution covers
 
     @property
     def keys(self) -> int:
@@ -45,17 +46,17 @@ class DeltaNetShape:
 
     @property
     def channels(self) -> int:
-        """Width of queries, keys and values, which are next to each other."""
+        """The total width of queries, keys and values, which are side by side."""
         return 2 * self.keys + self.values
 
     @property
     def projected(self) -> Sequence[int]:
-        """Widths of the two parts of the projected input: queries, keys and values; output gates."""
+        """The widths of the two parts of the projected input: queries, keys and values together; output gates."""
         return self.channels, self.values
 
     @property
     def gates(self) -> Sequence[int]:
-        """Widths of two more projections of the input: b, which gives beta; a, which gives the decay."""
+        """The widths of two further projections of the input: b, from which beta is computed; a, for the decay."""
         return self.value_heads, self.value_heads
 
     @property
@@ -64,7 +65,7 @@ class DeltaNetShape:
 
     @property
     def matrices(self) -> tuple[int, int, int]:
-        """Returns how many matrices S a state has, their rows and columns."""
+        """How many matrices S a state has, and how many rows and columns each matrix has."""
         return self.value_heads, self.key_dim, self.value_dim
 
     @property
@@ -74,7 +75,7 @@ class DeltaNetShape:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetWeights:
-    """The small weights of a layer."""
+    """The small weights of a Gated DeltaNet layer."""
 
     conv: Tensor  # [taps, channels] float32
     decay: Tensor  # [value_heads] float32, negative: -exp(A_log)
@@ -93,8 +94,8 @@ def delta_net_torch(
 ) -> Tensor:
     """Returns the gated output [T, values] in the dtype of `projected`, and writes the new state of every sequence.
 
-    projected [T, sum of shape.projected], gates [T, sum of shape.gates]. The memory of a slot is [value_heads,
-    key_dim, value_dim], then padding; the other forms order its numbers in their own way.
+    projected [T, sum of shape.projected]; gates [T, sum of shape.gates]. In this form, the memory of a slot is
+    [value_heads, key_dim, value_dim], then padding. Each other form has an order of its own.
     """
     mixed, z = projected.split_with_sizes(shape.projected, dim=1)
     b, a = gates.split_with_sizes(shape.gates, dim=1)
@@ -110,7 +111,7 @@ def delta_net_torch(
 
 
 def _advance(qkv: Tensor, decay: Tensor, beta: Tensor, shape: DeltaNetShape, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the output [rows, value_heads, value_dim] and the state after the last row."""
+    """Returns the output [rows, value_heads, value_dim] of a sequence's rows, and the state after its last row."""
     q, k, v = qkv.split_with_sizes((shape.keys, shape.keys, shape.values), dim=1)
     repeats = shape.value_heads // shape.key_heads
     q, k = (_unit(x.unflatten(1, (shape.key_heads, -1))).repeat_interleave(repeats, dim=1) for x in (q, k))

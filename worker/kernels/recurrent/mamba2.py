@@ -1,14 +1,14 @@
-"""Mamba-2 (arXiv 2405.21060): a layer whose sequences have a state of fixed size, no K/V.
+"""Mamba-2 (arXiv 2405.21060): a sequence has a state of fixed size, and no K/V.
 
-For each head of a sequence the state is a matrix S [state_size, head_dim]. A token with input x [head_dim], step dt,
-and vectors b and c [state_size], which the heads of a group share, changes it and reads it:
+For each head of a sequence, the state is a matrix S [state_size, head_dim]. A token has an input x [head_dim] and a
+step dt for each head, and vectors b and c [state_size], which the heads of a group share. It changes S and reads it:
 
     S = exp(dt * A) * S + b (dt * x)^T;  output = S^T c + D * x
 
 Before that, x, b and c pass a short causal convolution over the last `taps` tokens and SiLU; dt passes softplus.
-Afterwards the output is multiplied by SiLU of its gate, and has an RMS norm over the heads of a group.
+Afterwards, the output is multiplied by SiLU of its gate, and an RMS norm is applied over the heads of a group.
 
-The state advances token by token in every implementation, as in delta_net.py and for the same reason.
+The state advances token by token in every implementation, for the same reason as in delta_net.py.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ from worker.kernels.recurrent.recurrent_torch import convolve, read_matrices, se
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Shape:
-    """The sizes of a layer. Consecutive heads belong to a group."""
+    """The sizes of a Mamba-2 layer. A group consists of consecutive heads."""
 
     heads: int
     head_dim: int
     groups: int
     state_size: int
-    taps: int  # inputs of the convolution
+    taps: int  # how many tokens the convolution covers
 
     @property
     def values(self) -> int:
@@ -38,7 +38,7 @@ class Mamba2Shape:
 
     @property
     def mixed(self) -> Sequence[int]:
-        """Widths of x, b and c, which are next to each other."""
+        """The widths of x, b and c, which are side by side."""
         return self.values, self.groups * self.state_size, self.groups * self.state_size
 
     @property
@@ -47,7 +47,7 @@ class Mamba2Shape:
 
     @property
     def projected(self) -> Sequence[int]:
-        """Widths of the parts of the projected input, besides dt: output gates; x, b and c."""
+        """The widths of the two parts of the projected input without dt: output gates; x, b and c together."""
         return self.values, self.channels
 
     @property
@@ -56,7 +56,7 @@ class Mamba2Shape:
 
     @property
     def matrices(self) -> tuple[int, int, int]:
-        """Returns how many matrices S a state has, their rows and columns."""
+        """How many matrices S a state has, and how many rows and columns each matrix has."""
         return self.heads, self.state_size, self.head_dim
 
     @property
@@ -66,7 +66,7 @@ class Mamba2Shape:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Weights:
-    """The small weights of a layer."""
+    """The small weights of a Mamba-2 layer."""
 
     conv: Tensor  # [taps, channels] float32
     conv_bias: Tensor  # [channels] float32
@@ -87,8 +87,8 @@ def mamba2_torch(
 ) -> Tensor:
     """Returns the gated output [T, values] in the dtype of `projected`, and writes the new state of every sequence.
 
-    projected [T, sum of shape.projected], steps [T, heads]: dt before its bias. The memory of a slot is [heads,
-    state_size, head_dim], then padding; the other forms order its numbers in their own way.
+    projected [T, sum of shape.projected]; steps [T, heads]: dt before its bias is added. In this form, the memory of a
+    slot is [heads, state_size, head_dim], then padding. Each other form has an order of its own.
     """
     gates, mixed = projected.split_with_sizes(shape.projected, dim=1)
     dt, out = F.softplus(steps.float() + weights.dt_bias), torch.empty_like(gates, dtype=torch.float32)
@@ -105,7 +105,10 @@ def mamba2_torch(
 def _advance(
     mixed: Tensor, dt: Tensor, weights: Mamba2Weights, shape: Mamba2Shape, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the output [rows, values] and the state after the last row. mixed [rows, channels], dt [rows, heads]."""
+    """Returns the output [rows, values] of a sequence's rows, and the state after its last row.
+
+    mixed [rows, channels]: x, b and c after the convolution; dt [rows, heads]; memory: the state before the first row
+    """
     x, b, c = mixed.split_with_sizes(shape.mixed, dim=1)
     x, repeats, outputs = x.unflatten(1, (shape.heads, -1)), shape.heads // shape.groups, []
     b, c = (part.unflatten(1, (shape.groups, -1)).repeat_interleave(repeats, dim=1) for part in (b, c))

@@ -1,6 +1,6 @@
-"""The state of fixed size that a recurrent layer keeps of a sequence in place of K/V.
+"""The state of fixed size that a recurrent layer keeps for a sequence, in place of K/V.
 
-A step reads the state of a sequence from one slot and writes it to another one, so that a step can be repeated.
+A step reads the state of a sequence from one slot and writes the new state to another slot, so a step can be repeated.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-NO_STATE = -1  # as a slot that is read: the sequence begins with this step
-COLUMNS = 32  # the columns of a matrix in a slot are padded to a multiple of this (cpu/csrc/recurrent/state_columns.h)
+NO_STATE = -1  # in place of the slot to read: the sequence begins with this step, so it has no state yet
+COLUMNS = 32  # a slot pads the columns of its matrices to a multiple of 32 (cpu/csrc/recurrent/state_columns.h)
 
 
 class RecurrentShape(Protocol):
@@ -18,18 +18,18 @@ class RecurrentShape(Protocol):
 
     @property
     def tail(self) -> tuple[int, int]:
-        """Returns how many of the last inputs of its convolution a layer keeps, and their width."""
+        """How many last inputs of its convolution a layer keeps, and their width."""
 
     @property
     def memory(self) -> int:
-        """Returns how many float32 numbers a layer keeps besides."""
+        """How many float32 numbers a layer keeps in addition to these inputs, including padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
     """The states of one layer in all slots. Each form of a layer orders the elements of `memory` in its own way."""
 
-    tail: Tensor  # [slots, *shape.tail] in the dtype of the model
+    tail: Tensor  # [slots, *shape.tail] in the dtype of the model: the last inputs of the convolution
     memory: Tensor  # [slots, shape.memory] float32
 
     @classmethod
@@ -41,19 +41,20 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class StateSlots:
-    """The slots that the S sequences of a step read and write, and their rows.
+    """The slots that the S sequences of a step read and write, and the rows of these sequences.
 
-    A slot that one sequence writes must not be read in the same step, nor be written by another sequence. Dummy
-    sequences and padding of captured steps may all write the scratch slot: on a GPU, where states stay in registers
-    until the end, their outputs are right even so; the C library keeps states in the written slot meanwhile.
+    A slot that one sequence writes must not be read in the same step, nor be written by another sequence. Only the
+    scratch slot may be written by several dummy sequences, and by the padding of captured steps. Their outputs are
+    right on a GPU, where states stay in registers until the end. They may be wrong in the C library, which keeps the
+    current state in the slot that is written.
     """
 
-    read: Tensor  # [S] int32, or NO_STATE
-    write: Tensor  # [S] int32
+    read: Tensor  # [S] int32: slots, or NO_STATE
+    write: Tensor  # [S] int32: slots
     query_start_loc: Tensor  # [S + 1] int32: the first row of each sequence, and the number of all rows
 
 
 def padded_numbers(matrices: tuple[int, int, int]) -> int:
-    """Returns how many numbers a slot has. matrices: their count, rows and columns."""
+    """Returns how many numbers a slot has, including padding. matrices: (how many there are, their rows, columns)"""
     count, rows, columns = matrices
     return count * rows * -(-columns // COLUMNS) * COLUMNS

@@ -1,4 +1,4 @@
-"""Helps recurrent layers in plain PyTorch, which advance one sequence of a step after the other."""
+"""Helpers for recurrent layers in plain PyTorch, which compute the sequences of a step one after another."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from worker.kernels.recurrent.recurrent_state import NO_STATE, RecurrentState, S
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """The rows of one sequence of a step, and its slots."""
+    """The rows of one sequence in a step, and the slots that the sequence reads and writes."""
 
     rows: slice
     read: int
@@ -19,7 +19,7 @@ class SequenceRows:
 
 
 def sequences(slots: StateSlots) -> Iterator[SequenceRows]:
-    """Yields the sequences of a step that have rows."""
+    """Yields the sequences of a step, without sequences that have no rows."""
     ends = slots.query_start_loc.tolist()
     for seq, (read, write) in enumerate(zip(slots.read.tolist(), slots.write.tolist(), strict=True)):
         if ends[seq] < ends[seq + 1]:
@@ -27,9 +27,9 @@ def sequences(slots: StateSlots) -> Iterator[SequenceRows]:
 
 
 def convolve(inputs: Tensor, weight: Tensor, state: RecurrentState, sequence: SequenceRows) -> Tensor:
-    """Returns the causal convolution [rows, channels] float32 of a sequence, and keeps its last inputs in its slot.
+    """Returns the causal convolution of a sequence, [rows, channels] float32. Writes its last inputs to its slot.
 
-    inputs [T, channels]: of all sequences; weight [taps, channels] float32.
+    inputs [T, channels]: the inputs of all sequences; weight [taps, channels] float32
     """
     before = torch.zeros_like(state.tail[0]) if sequence.read == NO_STATE else state.tail[sequence.read]
     known = torch.cat((before, inputs[sequence.rows]))  # [taps - 1 + rows, channels]
@@ -39,12 +39,12 @@ def convolve(inputs: Tensor, weight: Tensor, state: RecurrentState, sequence: Se
 
 
 def read_matrices(state: RecurrentState, slot: int, sizes: tuple[int, int, int]) -> Tensor:
-    """Returns the matrices of a slot, of the given sizes. In torch's layout, all padding is at the slot's end."""
+    """Returns the matrices of a slot. sizes: how many, their rows, columns. In this form, all padding is at the end."""
     if slot == NO_STATE:
         return torch.zeros(sizes, device=state.memory.device)
     return state.memory[slot, : torch.Size(sizes).numel()].view(sizes)
 
 
 def write_matrices(state: RecurrentState, slot: int, matrices: Tensor) -> None:
-    """Writes what read_matrices reads."""
+    """Writes matrices to a slot, in the layout that read_matrices reads."""
     state.memory[slot, : matrices.numel()] = matrices.flatten()

@@ -1,7 +1,7 @@
-"""The short convolution of LFM2: a layer that mixes each token with the few before it, channel by channel.
+"""The short convolution of LFM2: a layer that mixes each token with the few tokens before it, channel by channel.
 
-A token is projected to b, c and x. Its input to the convolution is b * x, its output is c times the convolution of the
-last `taps` inputs. The state of a sequence is its last taps - 1 inputs.
+A token is projected to b, c and x. The convolution's input for the token is b * x. The token's output is c times the
+convolution of the last `taps` inputs. The state of a sequence is its last taps - 1 inputs.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from worker.kernels.recurrent.recurrent_torch import convolve, sequences
 
 @dataclass(frozen=True, slots=True)
 class ShortConvShape:
-    """The sizes of a layer."""
+    """The sizes of a short convolution."""
 
     channels: int
-    taps: int  # inputs of the convolution
+    taps: int  # how many tokens the convolution covers
 
     @property
     def tail(self) -> tuple[int, int]:
@@ -37,8 +37,8 @@ def short_conv_torch(
 ) -> Tensor:
     """Returns the output [T, channels] in the dtype of `projected`, and writes the new state of every sequence.
 
-    projected [T, 3 channels]: b, c, x; weight [taps, channels] float32. Products and the convolution, which is computed
-    in fp32, are rounded to the dtype.
+    projected [T, 3 channels]: b, c, x; weight [taps, channels] float32. The convolution is computed in fp32. Its result
+    and the products with b and c are rounded to the dtype.
     """
     b, c, x = projected.chunk(3, dim=1)
     inputs, out = b * x, torch.empty_like(c)

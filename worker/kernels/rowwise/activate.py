@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu"]
-ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the library knows them by their position
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the C library knows activations by these positions
 GATED = ACTIVATIONS[:4]  # the activations that act_and_mul computes
 PLAIN = (*ACTIVATIONS[:3], "xielu")  # the activations that activate computes
 

@@ -1,11 +1,11 @@
 """Computes the norm of the last dimension, alone or after adding the residual.
 
-It is an RMS norm if the weight is a vector [H]. If the weight is [2, H], it is a layer norm, which subtracts the mean
-first, and the second row is its bias.
+If the weight is a vector [H], the norm is an RMS norm. If the weight is [2, H], the norm is a layer norm: it subtracts
+the mean first, and the second row of the weight is its bias.
 
-Model families round in two ways: Llama and Qwen round the normalised value before multiplying it by the weight; Gemma
-(`offset`) multiplies by `1 + weight` in fp32 and rounds once. `1 + weight` is never stored, because bf16 would lose
-bits. Layer norms multiply and add in fp32 and round once.
+Model families round in two ways. Llama and Qwen round the normalized value before they multiply it by the weight.
+Gemma (`offset`) multiplies by `1 + weight` in fp32 and rounds once. `1 + weight` is never stored, because bf16 would
+lose bits. Layer norms multiply and add in fp32 and round once.
 """
 
 import torch
@@ -17,8 +17,8 @@ from worker.kernels.split_k import sum_split_k
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
     """Returns x / rms(x) * weight over the last dimension, computed in fp32, or the layer norm if weight is [2, H].
 
-    x [T, H] or [T, heads, D], whose tokens may be strided; weight [H] or [D]. Returns x's shape and dtype, contiguous.
-    offset: of RMS norms only.
+    x [T, H] or [T, heads, D], whose rows may be strided; weight [H] or [D]. The result is contiguous, of x's shape and
+    dtype. offset: whether an RMS norm multiplies by 1 + weight; ignored for layer norms
     """
     x_fp32 = x.float()
     if weight.ndim == 2:
@@ -43,8 +43,8 @@ def add_rms_norm_torch(
 ) -> tuple[Tensor, Tensor]:
     """Returns (rms_norm(s), s) with s = scale * x + residual, rounded to the dtype first, as in Hugging Face models.
 
-    x [T, H], or its split-K partial sums (see split_k.py); residual [T, H]; weight [H], or [2, H] for a layer norm, or
-    None: then the first result is s, too; x_norm: the weight of a norm that is applied to x first.
+    x [T, H], or its split-K partial sums (see split_k.py); residual [T, H]; weight [H], or [2, H] for a layer norm;
+    None: without a norm, both results are s. x_norm: the weight of a norm that is applied to x first; None: no norm
     """
     x = sum_split_k(x, residual.ndim, residual.dtype)
     x = x if x_norm is None else rms_norm_torch(x, x_norm, eps, offset=offset)

@@ -1,4 +1,4 @@
-"""The output gate of attention: what attention gives is multiplied by the sigmoid of a linear of the same input."""
+"""The output gate of attention: the output is multiplied by the sigmoid of a linear of attention's input."""
 
 from torch import Tensor
 
@@ -6,6 +6,6 @@ from torch import Tensor
 def output_gate_torch(x: Tensor, gate: Tensor) -> Tensor:
     """Returns x * sigmoid(gate). The sigmoid is rounded to x's dtype before the multiplication.
 
-    x, gate [T, N] contiguous, of one dtype.
+    x, gate [T, N] contiguous, with the same dtype.
     """
     return x * gate.sigmoid()

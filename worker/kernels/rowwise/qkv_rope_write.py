@@ -1,6 +1,7 @@
-"""Does the work between the qkv projection and attention: norm of queries and keys, rotary embedding, K/V write.
+"""Computes the steps between the qkv projection and attention: norm of queries and keys, rotary embedding, K/V write.
 
-The Triton kernel and the C library do it in one pass over the rows, with the same bits as the three kernels in order.
+The Triton kernel and the C library do all of this in one pass over the rows, with the same bits as the three operations
+one after another.
 """
 
 from collections.abc import Callable
@@ -37,10 +38,10 @@ def qkv_rope_write_torch(
     """Returns the rotated q [T, Hq, D] in `dtype`, and writes k and v to the slots `slot_mapping` [T] of the caches.
 
     qkv [T, (Hq + 2 Hk) * D] in `dtype`, or its split-K partial sums (see split_k.py); cache_k, cache_v [pages,
-    page_size, Hk, D] or as store_kv.py says; cos, sin [M, D] float32. Norm weights are None without norms, [D] for a
-    norm of each head, or [Hq * D] and [Hk * D] for one norm of all query heads and one of all key heads; v_norm [D].
-    norm_last: whether norms of each head follow the rotation instead of preceding it. Hk may be 0: then there are only
-    queries. norm, rotate, write: other forms of the three operations.
+    page_size, Hk, D] or as store_kv.py says; cos, sin [M, D] float32; positions [T]: rows of the tables. q_norm and
+    k_norm are None without norms, [D] for a norm of each head, or [Hq * D] and [Hk * D] for one norm of all query heads
+    and one of all key heads; v_norm [D] or None. norm_last: whether norms of heads follow the rotation instead of
+    preceding it. If Hk is 0, there are only queries. norm, rotate, write: other forms of the three operations.
     """
     kv_heads, dim = cache_k.shape[2], cos.shape[1]
     parts = sum_split_k(qkv, 2, dtype).view(qkv.shape[-2], -1, dim)

@@ -1,7 +1,7 @@
 """Applies rotary position embedding in the "rotate half" convention: dimensions i and i + D / 2 rotate together.
 
-The tables hold the full head size (both halves are equal) in fp32. The rotation is computed in fp32 and rounded once.
-(Hugging Face casts the tables to the model's dtype first; in fp32 both agree to the last bit.)
+A row of the fp32 tables is as long as a head; both halves of a row are equal. The rotation is computed in fp32 and
+rounded once. (Hugging Face casts the tables to the model's dtype first. For a model in fp32, both agree in every bit.)
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Does the same as `rotary_torch` for batches q [B, Hq, S, D] and k [B, Hk, S, D].
+    """Computes the same as `rotary_torch` for batches q [B, Hq, S, D] and k [B, Hk, S, D].
 
     cos, sin: either [S, D], shared by the batch, or [B, S, D], with a table for each sequence and its positions.
     Raises ValueError for tables of any other rank.
@@ -25,7 +25,7 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
 
 
 def rotary_torch(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotates all heads of token t by row positions[t] of the tables.
+    """Rotates all heads of row t by row positions[t] of the tables.
 
     q [T, Hq, D], k [T, Hk, D], whose rows may be strided; cos, sin [M, D] fp32; positions [T] int64, all below M.
     Returns contiguous tensors of the same shapes and dtypes.

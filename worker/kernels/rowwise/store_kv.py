@@ -7,11 +7,11 @@ from worker.kernels.weights.eight_bit_kv import has_scales, quantize_rows
 
 
 def store_kv_torch(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
-    """Stores row t of k and v at slot slot_mapping[t] = page * page_size + offset, in place.
+    """Writes row t of k and v to slot slot_mapping[t] = page * page_size + offset of the caches, in place.
 
-    k, v [T, Hk, D], whose tokens may be strided; cache_k, cache_v [pages, page_size, Hk, D] contiguous, of the dtype of
-    k and v or float8_e4m3fn (values are clamped to +-448), or [pages, page_size, Hk, D + 4] of codes with their scale
-    (eight_bit_kv.py); slot_mapping [T] int64, distinct except in the scratch page.
+    k, v [T, Hk, D], whose rows may be strided; cache_k, cache_v contiguous: either [pages, page_size, Hk, D] of k's
+    dtype or float8_e4m3fn (values are clamped to +-448), or [pages, page_size, Hk, D + 4] with codes and their scale
+    (eight_bit_kv.py); slot_mapping [T] int64, with distinct slots except in the scratch page.
     """
     for new, cache in ((k, cache_k), (v, cache_v)):
         if has_scales(cache, k.shape[2]):

@@ -1,7 +1,7 @@
-"""Numbers in few bits: weights, activations, keys and values.
+"""Quantization of weights, activations, keys and values.
 
-eight_bit_kv        rows of keys and values in eight bits, with a scale
-quantized_weight    weights of four or eight bits, in groups with a scale
+eight_bit_kv        keys and values of eight bits, with a scale per row
+quantized_weight    weights of four or eight bits, with a scale per group
 by_rows             converts large tensors in slices, on all cores
-quantize            eight-bit weights and activations
+quantize            weights and activations of eight bits, with a scale per row
 """

@@ -1,8 +1,8 @@
-"""Converts a large tensor in slices of rows; on the CPU several at once, each by one thread.
+"""Converts a large tensor in slices of rows. On the CPU, threads convert several slices at once, one thread per slice.
 
 A conversion consists of many short operations. If several threads shared each operation, they would wait for each
-other at its end, and longer if other processes use the cores. So one thread runs all operations of a slice. In larger
-slices, threads wait less often for Python's lock; in smaller ones, the temporaries stay in the caches.
+other at its end, and longer if other processes use the cores. So one thread runs all operations of a slice. With larger
+slices, threads wait less often for Python's GIL. With smaller slices, the temporaries stay in the caches.
 """
 
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from functools import partial
 
 import torch
 
-CPU_NUMBERS, GPU_NUMBERS = 1 << 20, 1 << 22  # in a slice; more on a GPU, where each operation is a launch
-FEW = 2  # slices that are converted sooner than threads begin
+CPU_NUMBERS, GPU_NUMBERS = 1 << 20, 1 << 22  # numbers in a slice; more on a GPU, because each operation is a launch
+FEW = 2  # so few slices are converted faster than threads are started
 
 
 def by_rows(rows: int, columns: int, convert: Callable[[slice], None], *, on_gpu: bool) -> None:
     """Calls convert(slice) for slices that cover all rows. The slices must not depend on each other."""
     size = max(1, (GPU_NUMBERS if on_gpu else CPU_NUMBERS) // columns)
     slices, own = [slice(begin, begin + size) for begin in range(0, rows, size)], torch.get_num_threads()
-    if on_gpu or own == 1 or torch.is_inference_mode_enabled():  # the mode belongs to one thread
+    if on_gpu or own == 1 or torch.is_inference_mode_enabled():  # other threads would not be in inference mode
         for part in slices:
             convert(part)
         return
@@ -31,6 +31,6 @@ def by_rows(rows: int, columns: int, convert: Callable[[slice], None], *, on_gpu
             return
         with ThreadPoolExecutor(min(own, len(slices)), "convert", partial(torch.set_num_threads, 1)) as pool:
             for _ in pool.map(convert, slices):
-                pass  # re-raises the exception of a slice
+                pass  # the loop re-raises an exception of a slice
     finally:
-        torch.set_num_threads(own)  # the number is also the default of threads that begin later
+        torch.set_num_threads(own)  # threads that start later have this number as their default

@@ -1,15 +1,15 @@
-"""Rows of keys and values in eight bits with a scale, as the K/V cache of the CPU holds them.
+"""Quantizes rows of keys and values to eight bits with a scale, as in the K/V cache on a CPU.
 
-A row is one head of one token: D codes, int8 or e4m3, then their scale as a float32. Its elements are code * scale, and
-the scale maps the row's largest element to the largest code. A GPU's fp8 cache has codes without a scale.
+A row is one head of one token: D codes (int8 or e4m3), then their scale as a float32. An element is code * scale. The
+scale maps the row's largest element to the largest code. The fp8 cache on a GPU has codes without a scale.
 """
 
 import torch
 from torch import Tensor
 
 SCALE_BYTES = 4
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest code by the dtype of the codes
-TINY_ROW = 1e-30  # a row whose largest element is smaller becomes zeros
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # dtype of the codes → the largest code
+TINY_ROW = 1e-30  # if a row's largest element is smaller, the row becomes zeros
 
 
 def row_elements(head_dim: int, dtype: torch.dtype, device: torch.device | str) -> int:
@@ -18,14 +18,15 @@ def row_elements(head_dim: int, dtype: torch.dtype, device: torch.device | str) 
 
 
 def has_scales(cache: Tensor, head_dim: int) -> bool:
-    """Whether the rows of `cache` [..., D or D + 4] end with their scales."""
+    """Whether each row of `cache` [..., D or D + 4] ends with its scale."""
     return cache.dtype in LARGEST and cache.shape[-1] == head_dim + SCALE_BYTES
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns rows x [..., D] as codes of `dtype`, rounded to nearest even, and their scales: bytes [..., D + 4]."""
+    """Quantizes rows x [..., D] to codes of `dtype`, rounded to nearest even. Returns bytes [..., D + 4]."""
     largest = x.float().abs().amax(-1, keepdim=True)
-    limit = torch.full_like(largest, LARGEST[dtype])  # torch divides a plain number by multiplying with the reciprocal
+    # a tensor, because torch divides a Python number by multiplying with the reciprocal, which rounds differently
+    limit = torch.full_like(largest, LARGEST[dtype])
     tiny = largest < TINY_ROW
     codes = (x.float() * torch.where(tiny, 0.0, limit / largest)).clamp(-limit, limit)
     if dtype == torch.int8:
@@ -35,7 +36,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def dequantize_rows(rows: Tensor, codes: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """Returns the elements [..., D] of rows [..., D + 4] bytes, whose codes are of dtype `codes`, in `dtype`."""
+    """Returns the elements [..., D] in `dtype`. rows: bytes [..., D + 4]; codes: the dtype of their codes"""
     values = rows[..., :-SCALE_BYTES].view(codes).float()
-    scales = rows[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # aligned, too
+    scales = rows[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # the copy is aligned for float32
     return (values * scales.view(torch.float32)).to(dtype)

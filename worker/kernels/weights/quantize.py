@@ -1,10 +1,10 @@
 """Quantizes weights to eight bits: symmetric, with one fp32 scale for each output channel (row) and no zero points.
 
 `int8` stores seven bits and a sign relative to the largest value of the row. `fp8` is e4m3 (float8_e4m3fn), whose steps
-grow with the value, so small weights in a row with a large one keep more precision.
+grow with the value, so small weights keep more precision if the row also has a large weight.
 
-Activations may be quantized too, dynamically, right before a matrix product. The scale of a token depends on its own
-row only, so its bits do not depend on other tokens.
+Activations may be quantized too, dynamically, right before a matrix product. The scale of a token depends only on its
+own row, so the token's bits do not depend on other tokens.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from torch import Tensor
 
 Kind = Literal["int8", "fp8"]
 FORMATS: Mapping[Kind, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-ROWS_AT_ONCE = 1024  # rows converted together, so that a whole weight is never in float32
+ROWS_AT_ONCE = 1024  # how many rows are converted at once, so that a whole weight is never in float32
 KINDS: Mapping[torch.dtype, Kind] = {format: kind for kind, format in FORMATS.items()}
 LARGEST: Mapping[Kind, float] = {"int8": 127.0, "fp8": 448.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a linear layer is quantized. The names are fp8, int8, fp8-dynamic and int8-dynamic."""
+    """How a linear layer is quantized. As text, a scheme is fp8, int8, fp8-dynamic or int8-dynamic."""
 
     kind: Kind
     dynamic: bool = False  # whether inputs are quantized too, with a scale for each token
@@ -39,7 +39,7 @@ class Scheme:
 
 
 def quantize(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
-    """Quantizes weight [N, K] of any float format to values [N, K] of FORMATS[kind] and scale [N] float32.
+    """Quantizes a weight [N, K] of any float dtype to values [N, K] of FORMATS[kind] and a scale [N] float32.
 
     The largest value of a row maps to the largest value of the format. A row of zeros stays zeros.
     """
@@ -66,8 +66,8 @@ def linear_quantized_torch(
 ) -> Tensor:
     """Defines `linear` with a quantized weight: returns x [T, K] @ values.T * scale [N] + bias [N], [T, N].
 
-    Computes in float32 and rounds once to x's dtype. dynamic: x is quantized first, and each row of the product is
-    multiplied by its token's scale before the bias is added.
+    Computes in float32 and rounds once to x's dtype. dynamic: whether x is quantized first; each row of the product is
+    then multiplied by its token's scale before the bias is added.
     """
     tokens, token_scale = quantize_tokens(x, values.dtype) if dynamic else (x, None)
     total = F.linear(tokens.float(), values.float()) * scale
@@ -76,9 +76,9 @@ def linear_quantized_torch(
 
 
 def quantize_tokens(x: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantizes x [T, K] of any float format to values [T, K] of `format` and scale [T] float32.
+    """Quantizes x [T, K] of any float dtype to values [T, K] of dtype `format` and a scale [T] float32.
 
-    Rounds once, from x * (1 / scale). A value that is not finite makes its whole row not finite.
+    Rounds x * (1 / scale) once. If one value of a row is not finite, the whole row becomes not finite.
     """
     largest_value, x_fp32 = float(LARGEST[KINDS[format]]), x.float()
     scale = (x_fp32.abs().amax(dim=1) / largest_value).clamp(min=torch.finfo(torch.float32).tiny)

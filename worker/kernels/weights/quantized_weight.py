@@ -1,13 +1,14 @@
-"""Defines in PyTorch weights whose numbers are codes of four or eight bits. The codes of a group share a scale.
+"""Defines in PyTorch a weight whose numbers are codes of four or eight bits. The codes of a group share a scale.
 
     weight[n, k] = values[codes[n, k]] * scale[n, k // group_size] + minimum[n, k // group_size]
 
-Every quantized format becomes this one record while a checkpoint is read: int8 and int4 with or without zero points,
-GPTQ, AWQ, MXFP4, NF4, and the block formats of GGUF. `dequantize` defines it. A product with such a weight is the
-product with the dequantized weight, up to rounding: a GPU kernel rounds each number of the weight once to the format in
-which it multiplies; the C library multiplies the codes and applies a group's scale to the sum of its products
-(cpu/csrc/gemm/groups.h). Inputs keep their format, except that CPUs without AMX turn bfloat16 into integers of 16 bits
-where codes stand for integers (cpu/csrc/gemm/integer/integer_rows.h). Every row of a batch sees the same weight.
+While a checkpoint is read, every quantized format becomes this one record: int8 and int4 with or without zero points,
+GPTQ, AWQ, MXFP4, NF4, and the block formats of GGUF. `dequantize` defines its numbers. A product with a quantized
+weight equals the product with the dequantized weight up to rounding. A GPU kernel rounds each number of the weight once
+to the format in which it multiplies. The C library multiplies codes, and applies a group's scale to the sum of the
+group's products (cpu/csrc/gemm/groups.h). Inputs keep their format with one exception: where codes stand for integers,
+CPUs without AMX turn bfloat16 inputs into integers of 16 bits (cpu/csrc/gemm/integer/integer_rows.h). All rows of a
+batch are multiplied by the same numbers.
 """
 
 from collections.abc import Sequence
@@ -27,15 +28,21 @@ class CodeMap:
     bits: int
     values: tuple[float, ...]
 
+    def numbers(self, codes: Tensor) -> Tensor:
+        """Returns the numbers of codes, float32 in the shape of `codes`."""
+        if self.values == _signed(self.bits):  # much faster than a table
+            return (codes << 8 - self.bits).view(torch.int8).bitwise_right_shift_(8 - self.bits).float()
+        return torch.tensor(self.values, device=codes.device)[codes.int()]
+
 
 def _signed(bits: int) -> tuple[float, ...]:
-    """Returns the numbers of two's complement: 0, 1, …, -2, -1."""
+    """Returns the numbers of two's complement codes in the order of the codes: 0, 1, …, -2, -1."""
     half = 1 << (bits - 1)
     return tuple(float(code - 2 * half if code >= half else code) for code in range(2 * half))
 
 
 def _e4m3() -> tuple[float, ...]:
-    """Returns the numbers of float8_e4m3fn. Its two NaNs become 0: checkpoints do not contain them."""
+    """Returns the numbers of float8_e4m3fn. Its two NaNs become 0, because checkpoints with NaNs are refused."""
     return tuple(torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0.0).tolist())
 
 
@@ -44,7 +51,7 @@ INT4 = CodeMap("int4", 4, _signed(4))
 INT8 = CodeMap("int8", 8, _signed(8))
 E4M3 = CodeMap("e4m3", 8, _e4m3())
 E2M1 = CodeMap("e2m1", 4, (*_E2M1, *(-value for value in _E2M1)))  # MXFP4, NVFP4
-NF4 = CodeMap(  # the quantiles of a normal distribution that QLoRA defines
+NF4 = CodeMap(  # the quantiles of a normal distribution, as defined by QLoRA
     "nf4", 4,
     (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
      -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -58,12 +65,12 @@ IQ4_NL = CodeMap(  # the values of llama.cpp's IQ4_NL and IQ4_XS
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight [N, K] in few bits. Groups are `group_size` consecutive codes of a row; the last may be shorter.
+    """A quantized weight [N, K]. A group is `group_size` consecutive codes of a row; the last group may be shorter.
 
-    input_order: if given, codes[:, k] belongs to input input_order[k] of the layer (GPTQ's act-order).
+    input_order: if given, codes[:, k] belongs to input input_order[k] of the layer (GPTQ's act-order)
     """
 
-    codes: Tensor  # [N, K] uint8, one code each
+    codes: Tensor  # [N, K] uint8, one code per byte
     code_map: CodeMap
     scale: Tensor  # [N, groups] float32
     minimum: Tensor | None  # [N, groups] float32
@@ -88,31 +95,36 @@ class QuantizedWeight:
         return self.codes.is_cuda
 
     def rows(self, index: Tensor | slice) -> "QuantizedWeight":
-        """Returns the weight that consists of the rows that `index` selects, in its order."""
+        """Returns a weight with the rows that `index` selects, in the order of `index`."""
         minimum = None if self.minimum is None else self.minimum[index]
         return replace(self, codes=self.codes[index], scale=self.scale[index], minimum=minimum)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """Returns the weight [N, K], computed in float32, rounded once to `dtype`, inputs in the layer's order."""
+        """Returns the weight [N, K], computed in float32, rounded once to `dtype`. Inputs are in the layer's order."""
         n, k = self.shape
-        values = torch.tensor(self.code_map.values).to(self.codes.device)
         weight = torch.empty(n, k, dtype=dtype, device=self.codes.device)
         to = slice(None) if self.input_order is None else self.input_order
 
         def convert(part: slice) -> None:
-            codes = self.codes[part]
-            numbers = codes.view(torch.int8).float() if self.code_map is INT8 else values[codes.int()]
-            numbers *= self._by_input(self.scale[part])
-            if self.minimum is not None:
-                numbers += self._by_input(self.minimum[part])
+            numbers = self.code_map.numbers(self.codes[part])
+            self._scale(numbers, part)
             weight[part, to] = numbers.to(dtype)
 
         by_rows(n, k, convert, on_gpu=self.is_cuda)
         return weight
 
-    def _by_input(self, by_group: Tensor) -> Tensor:
-        """Returns [rows, K] with the entry of each input's group."""
-        return by_group.repeat_interleave(self.group_size, dim=1)[:, : self.codes.shape[1]]
+    def _scale(self, numbers: Tensor, rows: slice) -> None:
+        """Multiplies numbers [rows, K] by the scales of their groups, and adds the minimums, in place."""
+        k = self.shape[1]
+        size = min(self.group_size, k)
+        whole = k // size  # groups of `size` inputs; the last group may be shorter
+        for groups, begin, end in ((slice(whole), 0, whole * size), (slice(whole, None), whole * size, k)):
+            if begin == end:
+                continue
+            by_group = numbers[:, begin:end].unflatten(1, (-1, min(size, end - begin)))
+            by_group *= self.scale[rows, groups, None]
+            if self.minimum is not None:
+                by_group += self.minimum[rows, groups, None]
 
 
 def stack(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
@@ -121,7 +133,7 @@ def stack(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
 
 
 def runs_in_one_format(parts: Sequence[QuantizedWeight]) -> list[list[QuantizedWeight]]:
-    """Returns the parts, of which neighbours in the same format are in one list."""
+    """Splits the parts into lists. Adjacent parts in the same format are in the same list."""
     runs = [[parts[0]]]
     for part in parts[1:]:
         if _alike(runs[-1][0], part):
@@ -132,7 +144,7 @@ def runs_in_one_format(parts: Sequence[QuantizedWeight]) -> list[list[QuantizedW
 
 
 def joined(alike: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Returns the weight that has the rows of weights in the same format, one after another."""
+    """Concatenates the rows of weights in the same format."""
     first, *others = alike
     if not others:
         return first
@@ -149,11 +161,12 @@ def _alike(a: QuantizedWeight, b: QuantizedWeight) -> bool:
 
 
 def quantize_groups(weight: Tensor, code_map: CodeMap, group_size: int) -> QuantizedWeight:
-    """Quantizes weight [N, K] symmetrically to INT4 or INT8: round to nearest, one scale for each group.
+    """Quantizes a weight [N, K] symmetrically to INT4 or INT8: rounds to nearest, with one scale per group.
 
-    With few codes, a scale that clips the largest number of a group may serve the others better. For each group, the
-    scale with the smallest squared error among CLIPPING times the largest number is chosen. Scales are numbers that
-    bfloat16 has, which kernels read and multiply faster; a scale that is off by 0.2 % costs next to no accuracy.
+    With few codes, the other numbers of a group may be more accurate if the scale clips the largest one. So several
+    scales are tried: for each factor in CLIPPING, one that maps this factor times the largest number to the largest
+    code. The scale with the smallest squared error is chosen. Scales are rounded to bfloat16, because kernels read and
+    multiply these faster; an error of 0.2 % in a scale costs next to no accuracy.
     """
     n, k = weight.shape
     groups = -(-k // group_size)
@@ -171,11 +184,11 @@ def quantize_groups(weight: Tensor, code_map: CodeMap, group_size: int) -> Quant
     return QuantizedWeight(codes, code_map, scale, None, group_size)
 
 
-CLIPPING = {4: (1.0, 0.94, 0.88, 0.82, 0.76), 8: ()}  # bits → tried fractions of the largest number
+CLIPPING = {4: (1.0, 0.94, 0.88, 0.82, 0.76), 8: ()}  # bits → fractions of the largest number that are tried
 
 
 def _best_steps(x: Tensor, bits: int) -> Tensor:
-    """Returns the scales [rows, groups, 1] for numbers [rows, groups, size]."""
+    """Chooses the scales [rows, groups, 1] for numbers x [rows, groups, size]."""
     largest = (x.abs().amax(dim=2, keepdim=True) / ((1 << (bits - 1)) - 1)).clamp(min=torch.finfo(torch.float32).tiny)
     best, chosen, error = torch.full_like(largest, torch.inf), _in_bfloat16(largest), torch.empty_like(x)
     for clip in CLIPPING[bits]:
@@ -192,7 +205,7 @@ def _in_bfloat16(scale: Tensor) -> Tensor:
 
 
 def _round(x: Tensor, steps: Tensor, bits: int, *, out: Tensor) -> None:
-    """Computes in place which signed code is nearest to each number, as float32."""
+    """Writes to `out`, as float32, the signed code that is nearest to each number of x."""
     half = 1 << (bits - 1)
     torch.mul(x, 1 / steps, out=out).round_().clamp_(-half, half - 1)
 

@@ -1,7 +1,7 @@
 """Finds a checkpoint on disk and reads its config and its tensors by name. Contains nothing about models.
 
-Every tensor is copied into the memory of the caller, from the mapped file or through staging.py. A model that computes
-from the map would stall on machines that page out idle file pages.
+Every tensor is copied into the caller's memory, from the mapped file or through staging.py. A model that computes
+directly from the mapped file would stall on machines that page out idle file pages.
 """
 
 import json
@@ -33,12 +33,13 @@ from worker.model.checkpoint.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]
-MAX_SHOWN = 100  # characters of what a file states, in a message
+MAX_SHOWN = 100  # how many characters of a name in a file an error message repeats
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "F8_E4M3": torch.float8_e4m3fn,  # only for few bits
-    "I64": torch.int64,  # of ids
+    # The formats in this line are only for quantized weights, and I64 is only for ids.
+    "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
 }  # fmt: skip
 
 
@@ -47,7 +48,7 @@ class CheckpointError(ValueError):
 
 
 class UnsupportedModel(CheckpointError):
-    """The config needs something unsupported. The message is one sentence that names it and what is supported."""
+    """The config needs something unsupported. The message is one sentence: what is not supported, and what is."""
 
 
 def resolve(
@@ -60,10 +61,11 @@ def resolve(
 ) -> Path:
     """Returns the folder of a checkpoint, from the name of a model.
 
-    model: a folder; a GGUF file or a folder with one, which is translated; a hub id, or `org/repository:NAME` for a
-        GGUF file on the hub, which are downloaded unless they are cached.
-    mmproj: the file of a GGUF model's vision tower; empty: the one beside the model, if there is one.
-    prefer_cache: use a complete cached copy without asking the hub for a newer one; see `shared.hf_hub`.
+    model: a folder; a GGUF file or a folder with one; a hub id; or `org/repository:NAME` for a GGUF file on the hub.
+        A GGUF file is translated. A model on the hub is downloaded unless it is cached.
+    mmproj: the file of a GGUF model's vision tower; empty: the tower's file beside the model, if there is one
+    prefer_cache: use a complete cached copy without asking the hub for a newer one; see `shared.hf_hub`
+
     Raises CheckpointError when there is no such model, the hub cannot be reached, or a GGUF file cannot be served.
     """
     try:
@@ -84,9 +86,9 @@ def _local(model: str, mmproj: str) -> Path | None:
 
 
 def _without_index(folder: Path) -> Path:
-    """Refuses a folder with an index of GGUF files, whose paths may lead to any file of this machine.
+    """Returns the folder. Raises CheckpointError if it has an index of GGUF files.
 
-    Only folders that `translated` has made may have one.
+    The paths in such an index may lead to any file of this machine, so only `translated` may make one.
     """
     if (folder / GGUF_INDEX).exists():
         raise CheckpointError(f"{folder / GGUF_INDEX} must not exist: only the cache of translated GGUF files has one")
@@ -118,12 +120,12 @@ def _is_complete(folder: Path) -> bool:
 
 
 def stored_bytes(folder: Path) -> int:
-    """Returns the total size of the files of weights. Raises CheckpointError when there are none."""
+    """Returns the total size of the weight files in bytes. Raises CheckpointError when there are none."""
     return sum(path.stat().st_size for path in weight_files(folder))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Reads config.json. End-of-text ids in generation_config.json replace its own, because they are more accurate."""
+    """Reads config.json. Uses the end-of-text ids of generation_config.json if it has any: they are more accurate."""
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} is an adapter (LoRA), not a model: merge it into its base model first")
     config = _json(folder / "config.json")
@@ -141,16 +143,16 @@ class _Token(msgspec.Struct):
 
 
 class _Added(msgspec.Struct):
-    """The only part of tokenizer.json that this module reads."""
+    """The added tokens: the only part of tokenizer.json that this module reads."""
 
     added_tokens: list[_Token] = []
 
 
 def tokenizer_ends(folder: Path) -> tuple[int, ...]:
-    """Returns the id of the end-of-text token that the tokenizer names, if it names one.
+    """Returns the id of the end-of-text token that tokenizer_config.json names, if it names one.
 
-    A chat model is made from a base model with another end-of-text token in the tokenizer, but config.json often names
-    only the token of the base model.
+    A chat model often has another end-of-text token than its base model. Then the tokenizer names the new token, but
+    config.json often still names the base model's token.
     """
     settings = folder / "tokenizer_config.json"
     eos_token = _json(settings).get("eos_token") if settings.exists() else None
@@ -176,9 +178,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor is: in which open file, under which name, and which entry along the first dimension if only one.
+    """Where a tensor is: in the open `file` at `path`, under the name `stored`.
 
-    extent: where staging finds it.
+    expert: the tensor is only this entry along the first dimension of the stored tensor; None: it is all of it
+    extent: the tensor's byte range, for staging
     """
 
     path: Path
@@ -193,7 +196,7 @@ class _Place:
         return shape if self.expert is None else shape[1:]
 
     def parts(self) -> dict[str, "_Place"]:
-        """Returns the tensors of the experts, if this is a tensor of all experts of a layer."""
+        """Returns the place of each expert's tensor, if the tensor here holds all experts of a layer; else {}."""
         names = names_of_experts(self.stored, self.shape)
         extents = [None] * len(names) if self.extent is None else self.extent.parts(len(names))
         places = enumerate(zip(names, extents, strict=True))
@@ -207,11 +210,11 @@ class _Place:
 class Checkpoint:
     """Reads the tensors of the safetensors files in a folder by name. The files stay open until `close`.
 
-    A tensor that is stored for all experts of a layer is read as one for each expert (see stacked_tensors.py).
+    A stored tensor of all experts of a layer is read as one tensor for each expert (see stacked_tensors.py).
     """
 
     def __init__(self, folder: Path, staging: Staging | None = None) -> None:
-        """staging: reads the tensors if it is given; close() closes it too."""
+        """staging: reads the tensors, and is closed by close(); None: tensors are copied from the mapped files"""
         self.folder = folder
         self._places: dict[str, _Place] = {}
         self._staging = staging
@@ -220,7 +223,7 @@ class Checkpoint:
             for path in weight_files(folder):
                 self._add(path)
             if staging is not None:
-                self._open.callback(staging.close)  # runs before the files that it reads are closed
+                self._open.callback(staging.close)  # runs before the staged files are closed
         except BaseException:
             self._open.close()
             raise
@@ -264,14 +267,14 @@ class Checkpoint:
         return torch.Size(self.shape(name)).numel() * DTYPES[self.format(name)].itemsize
 
     def expect(self, names: Iterable[str]) -> None:
-        """Announces which tensors will be copied next, in that order, so that they can be read ahead."""
+        """Announces which tensors copy() will be called with next, in this order, so that they can be read ahead."""
         if self._staging is not None:
             self._staging.expect(self._extent(name) for name in names)
 
     def copy(self, name: str, into: Tensor) -> None:
         """Copies a tensor into contiguous memory of the same shape, on any device and of any dtype.
 
-        On a GPU the copy may still run when this returns, but it ends before anything that is launched later starts.
+        On a GPU the copy may still run when this method returns, but it ends before any kernel launched later starts.
 
         Raises CheckpointError when the file cannot be read.
         """
@@ -296,7 +299,7 @@ class Checkpoint:
 def _extents(fd: int) -> dict[str, Extent]:
     """Returns the byte range of each tensor in a safetensors file.
 
-    The file consists of the length of the header (8 bytes), the header in JSON, and the tensors.
+    Such a file consists of the header's length (8 bytes), the header in JSON, and the tensors.
     """
     begin = 8 + int.from_bytes(os.pread(fd, 8, 0), "little")
     header = json.loads(os.pread(fd, begin - 8, 8))
@@ -305,9 +308,10 @@ def _extents(fd: int) -> dict[str, Extent]:
 
 
 def check_file_name(name: object, where: str) -> None:
-    """Raises CheckpointError, which begins with `where`, unless `name` is that of a file in the folder itself.
+    """Raises CheckpointError if `name` is a path: a path may lead to any file of this machine.
 
-    A path may lead to any file of this machine. A link of this name may lead elsewhere, as in the cache of the hub.
+    A symbolic link in the folder itself may lead elsewhere, as in the hub's cache.
+    where: the place of the name in a file, with which the error message begins
     """
     if not isinstance(name, str) or not name or name in (".", "..") or any(char in name for char in "/\\\0"):
         shown = repr(name)[:MAX_SHOWN]
@@ -315,7 +319,7 @@ def check_file_name(name: object, where: str) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the files of weights, which may be missing. Raises CheckpointError when none are named."""
+    """Returns the paths of the weight files; a file of them may be missing. Raises CheckpointError without any path."""
     if (folder / GGUF_INDEX).exists():
         return [folder / file for file in read_index(folder).files]
     if (folder / INDEX).exists():

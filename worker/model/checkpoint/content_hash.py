@@ -1,7 +1,7 @@
-"""The SHA-256 of a checkpoint's files of weights, computed while the weights are loaded.
+"""Computes the SHA-256 of a checkpoint's weight files while the weights are loaded.
 
-The hub's cache names its files by their SHA-256. Any other file is read once: a folder keeps the hashes of large files
-by their path, size and times, so that the next start reads none.
+The hub's cache names its files by their SHA-256. Any other file is read and hashed. The hashes of large files are kept
+on disk with each file's path, size and times, so that the next start does not hash these files again.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ log = logging.getLogger("sluice.load")
 
 KEPT = "content-hashes.json"
 SHA256 = re.compile(r"[0-9a-f]{64}")
-LOWEST_PRIORITY = 19  # a thread with this priority computes where the threads that load leave a processor idle
+LOWEST_PRIORITY = 19  # a hashing thread runs only where the loading threads leave a processor idle
 POLL_S = 0.2
-KEPT_BYTES = 16 << 20  # a smaller file is read in less than the time that keeping its hash takes
+KEPT_BYTES = 16 << 20  # hashes of smaller files are not kept: such a file is hashed faster than its hash is written
 
 
 class ContentHashes:
-    """The hashes of files, computed by threads that end with the process."""
+    """Computes the hashes of files, in daemon threads."""
 
     def __init__(self, files: Sequence[Path], keep_in: str = "") -> None:
-        """Starts to hash. keep_in: the folder that keeps hashes; the user's cache if it is empty."""
+        """Starts to hash. keep_in: the folder in which hashes are kept; "": the user's cache folder"""
         self._kept = _Kept(_file(keep_in))
         self._hashes: dict[Path, Future[str]] = {file: Future() for file in files}
         self._left = deque(files)
@@ -41,7 +41,9 @@ class ContentHashes:
             threading.Thread(target=self._run, name="content-hash", daemon=True).start()
 
     def wait(self, on_progress: Callable[[], None] = lambda: None) -> list[str]:
-        """Returns the hashes in an order that does not depend on names. Raises OSError if a file cannot be read.
+        """Waits for all hashes and returns them sorted, so that their order does not depend on the files' names.
+
+        Raises OSError if a file cannot be read.
 
         on_progress: called at least every POLL_S seconds
         """
@@ -64,13 +66,13 @@ class ContentHashes:
         if not found:
             with file.open("rb", buffering=0) as opened:
                 found = hashlib.file_digest(opened, "sha256").hexdigest()
-            if before[0] >= KEPT_BYTES and _identity(file) == before:  # nobody has written to it meanwhile
+            if before[0] >= KEPT_BYTES and _identity(file) == before:  # The file did not change meanwhile.
                 self._kept.put(file, before, found)
         return found
 
 
 def _file(given: str) -> Path | None:
-    """Returns the file of hashes; None if it would lie in a cache that others can write to."""
+    """Returns the path of the file with the hashes; None if it would be in a folder that other users can write to."""
     try:
         return (Path(given) if given else private_cache()) / KEPT
     except OSError as error:
@@ -79,7 +81,7 @@ def _file(given: str) -> Path | None:
 
 
 def _named_by_hub(file: Path) -> str:
-    """Returns the hash that a file of the hub's cache is named by; empty for any other file."""
+    """Returns the name of a file in the hub's cache, which is its hash; "" for any other file."""
     target = file.resolve()
     return target.name if target.parent.name == "blobs" and SHA256.fullmatch(target.name) else ""
 
@@ -90,14 +92,14 @@ def _identity(file: Path) -> list[int]:
 
 
 class _Kept:
-    """The file of hashes. A failure to write it costs only time."""
+    """The file with the hashes. If it cannot be written, the next start only takes longer."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._lock = threading.Lock()
 
     def get(self, file: Path, identity: list[int]) -> str:
-        """Returns the hash of the file; empty if it is not known."""
+        """Returns the kept hash of the file; "" if none is kept, or if the file has changed since."""
         match self._read().get(str(file.resolve())):
             case {"identity": known, "sha256": str(found)} if known == identity:
                 return found

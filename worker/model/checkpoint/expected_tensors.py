@@ -1,4 +1,4 @@
-"""Checks the tensors of a checkpoint against those of a model, without reading one."""
+"""Checks that a checkpoint has the tensors that its model needs, before any tensor is read."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,9 @@ from worker.model.checkpoint.stored_weight import StoredWeight, WeightSource
 def check_tensors(source: WeightSource, weights: Sequence[StoredWeight], prefix: str, unread: tuple[str, ...]) -> int:
     """Checks the names, shapes and formats of the tensors, and returns how many bytes will be read.
 
-    weights: all that the model needs, as often as each is read. prefix: what the names of the model's tensors begin
-    with. unread: what the names of tensors begin with that may be there although they are not needed.
+    weights: all weights that the model needs; a weight that is read twice is listed twice
+    prefix: the prefix of the model's tensor names
+    unread: prefixes of tensors that the checkpoint may have although the model does not need them
 
     Raises CheckpointError when a tensor is missing, superfluous, misshaped or stored in another format.
     """

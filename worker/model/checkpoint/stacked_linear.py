@@ -1,4 +1,4 @@
-"""Describes the linears of a checkpoint that are one linear in memory."""
+"""Describes several linears of a checkpoint that become one linear in memory."""
 
 from dataclasses import dataclass, replace
 
@@ -18,11 +18,11 @@ class StackedLinear:
     rows: tuple[int, ...]
     columns: int
     bias: bool
-    order: Tensor | None = None  # the row order in memory, None if it is that of the checkpoint; moves stay in a module
+    order: Tensor | None = None  # the row order in memory, within each module; None: the checkpoint's order
     transposed: bool | None = False  # whether plain numbers are stored as [inputs, outputs]; None: their shape tells
-    exact: bool = False  # whether the weight is kept in full precision in any case
-    kept: tuple[Tensor, ...] | None = None  # of each module the rows that are used, as places in `order`; None: all
-    apart: int = 0  # so many rows of the first module, the last ones in memory, are a linear of their own
+    exact: bool = False  # whether the weight always stays in full precision
+    kept: tuple[Tensor, ...] | None = None  # for each module the rows that are used, as indices into `order`; None: all
+    apart: int = 0  # how many rows at the end of the first module (in memory order) become a linear of their own
 
     @property
     def first_rows(self) -> int:
@@ -30,7 +30,7 @@ class StackedLinear:
         return self.rows[0] if self.kept is None else len(self.kept[0])
 
     def orders(self, device: torch.device) -> list[Tensor | slice]:
-        """Returns an index for each module that selects its rows in the order in memory."""
+        """Returns for each module an index that selects its used rows in memory order."""
         if self.kept is not None:
             whole = replace(self, kept=None).orders(device)
             rows = [kept.to(device) for kept in self.kept]
@@ -42,7 +42,7 @@ class StackedLinear:
         return [part - start for part, start in zip(parts, starts, strict=True)]
 
     def weights(self, prefix: str) -> list[tuple[str, Shape, bool | None]]:
-        """Returns the arguments of WeightSource.weight for each module: name, shape, whether it is transposed."""
+        """Returns the arguments of WeightSource.weight for each module: name, shape, and `transposed`."""
         parts = zip(self.modules, self.rows, strict=True)
         return [(f"{prefix}{module}{WEIGHT}", (rows, self.columns), self.transposed) for module, rows in parts]
 

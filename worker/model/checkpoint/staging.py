@@ -1,7 +1,7 @@
-"""Loads byte ranges of files into tensors: threads read ahead into some staging buffers while others are copied.
+"""Loads byte ranges of files into tensors. Threads read ahead into staging buffers while filled buffers are copied.
 
-The module works on files and bytes, and knows no names of tensors. A buffer is reused only after its bytes are on the
-device. On CUDA, the buffers are pinned, so that copies are asynchronous.
+The module works on files and bytes, and knows no tensor names. A buffer is reused only after its bytes are on the
+device. With CUDA, the buffers are pinned, so that copies are asynchronous.
 
     file ──preadv──► buffer 1 ──copy──► tensor         several threads read, one piece into one buffer;
          ──preadv──► buffer 2                          the caller's thread copies, in the order of its calls
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PIECE_BYTES = 4 << 20  # size of a buffer: large enough that overhead per piece is small; all buffers fit into a cache
-BUFFERS = 8  # also the number of concurrent reads: a fast disk is idle with fewer
+PIECE_BYTES = 4 << 20  # size of a buffer: the overhead per piece is small, and all buffers fit into the CPU's cache
+BUFFERS = 8  # also the number of concurrent reads; with fewer reads, a fast disk would be idle at times
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class Extent:
     nbytes: int
 
     def parts(self, count: int) -> list["Extent"]:
-        """Cuts it into parts of the same size."""
+        """Cuts the range into `count` ranges of the same size."""
         size = self.nbytes // max(count, 1)
         return [Extent(self.fd, self.offset + at * size, size) for at in range(count)]
 
 
 class Buffer:
-    """Staging memory for copies to the device. An event tells when the last copy has ended; only then is it written."""
+    """Staging memory for copies to the device. A CUDA event tells when the last copy has ended; then it is reused."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -57,9 +57,9 @@ class Buffer:
             done += read
 
     def copy(self, stored: torch.dtype, into: Tensor) -> None:
-        """Fills a flat, contiguous tensor with the numbers at the start of the buffer. stored: their format there.
+        """Fills a flat, contiguous tensor with the numbers at the start of the buffer. stored: their dtype there
 
-        A conversion to another format runs on the device of the tensor. On a GPU the copy may end after this returns.
+        A conversion to another dtype runs on the tensor's device. A copy to a GPU may end after this method returns.
         """
         memory = self._memory[: into.numel() * stored.itemsize]
         if into.dtype == stored:
@@ -70,14 +70,14 @@ class Buffer:
             self._copied.record()
 
     def wait(self) -> None:
-        """Waits for the last copy."""
+        """Waits until the last copy from the buffer has ended."""
         if self._copied is not None:
             self._copied.synchronize()
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A read of a piece into a buffer, in flight or done."""
+    """A running or finished read of a piece of a file into a buffer."""
 
     piece: Extent
     buffer: Buffer
@@ -88,7 +88,7 @@ class Staging:
     """Loads extents with its own buffers and threads. One object serves one load."""
 
     def __init__(self, device: torch.device, *, piece: int = PIECE_BYTES, buffers: int = BUFFERS) -> None:
-        """piece: the size of a buffer in bytes, a multiple of 8, so that no number is split."""
+        """piece: size of a buffer in bytes, a multiple of 8, so that no number is split; buffers: how many there are"""
         self._piece = piece
         self._free = [Buffer(piece, device) for _ in range(buffers)]
         self._pool = ThreadPoolExecutor(buffers, "weights")
@@ -96,17 +96,18 @@ class Staging:
         self._ahead: deque[_Read] = deque()
 
     def expect(self, extents: Iterable[Extent]) -> None:
-        """Announces the extents that copy() will be called with next, in that order."""
+        """Announces the extents that copy() will be called with next, in this order."""
         self._expected.extend(piece for extent in extents for piece in self._pieces(extent))
         self._read_ahead()
 
     def copy(self, extent: Extent, stored: torch.dtype, into: Tensor) -> None:
         """Fills `into` with the numbers of an extent.
 
-        stored: the format of the numbers in the file; into: contiguous, on any device and of any format.
+        stored: dtype of the numbers in the file
+        into: a contiguous tensor on any device and of any dtype
 
-        Does not wait for a GPU, but everything that is launched there later sees the numbers. Raises OSError, and
-        EOFError when the file is shorter than the extent.
+        Does not wait for a GPU, but kernels launched later see the numbers. Raises OSError, and EOFError when the file
+        is shorter than the extent.
         """
         flat, at, pieces = into.view(-1), 0, self._pieces(extent)
         if pieces and not (self._ahead and self._ahead[0].piece == pieces[0]):
@@ -136,7 +137,7 @@ class Staging:
             self._ahead.append(_Read(piece, buffer, self._pool.submit(buffer.fill, piece)))
 
     def _read_now(self, pieces: list[Extent]) -> None:
-        """Starts to read pieces that were not expected next. Other pieces that were read ahead are read again later."""
+        """Starts to read pieces that were not expected next. Discards pieces read ahead; they are read again later."""
         wait([read.done for read in self._ahead])
         later = [*(read.piece for read in self._ahead), *self._expected]
         self._free += [read.buffer for read in self._ahead]

@@ -1,7 +1,7 @@
-"""What weights.py needs of a checkpoint: tensors by name, and for each weight how the checkpoint stores it.
+"""Defines what weights.py needs from a checkpoint: tensors by name, and for each weight how the checkpoint stores it.
 
-A `WeightSource` is a checkpoint of any file format whose tensors have the names that Hugging Face gives them. It says
-how each weight is stored: as one tensor of plain numbers, or in few bits, which `read` returns as a QuantizedWeight.
+A `WeightSource` is a checkpoint of any file format, with tensor names as in Hugging Face checkpoints. It says how each
+weight is stored: as one tensor of plain numbers, or quantized. `read` returns a quantized one as a QuantizedWeight.
 """
 
 import math
@@ -18,15 +18,15 @@ from worker.kernels.weights.quantize import quantize as quantize_rows
 from worker.kernels.weights.quantized_weight import E4M3, INT8, CodeMap, QuantizedWeight, quantize_groups
 from worker.model.checkpoint.checkpoint import CheckpointError
 
-PLAIN = ("F32", "BF16", "F16")  # formats of numbers that are read without a scale
-BY_ROW: dict[CodeMap, Kind] = {INT8: "int8", E4M3: "fp8"}  # the code maps that quantize.py has, too
+PLAIN = ("F32", "BF16", "F16")  # number formats without scales
+BY_ROW: dict[CodeMap, Kind] = {INT8: "int8", E4M3: "fp8"}  # the code maps that quantize.py supports, with one row scale
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensor:
-    """A tensor that a checkpoint must hold. formats: the names of formats that it may be stored in."""
+    """A tensor that a checkpoint must hold. formats: the number formats in which the checkpoint may store it"""
 
     name: str
     shape: Shape
@@ -35,7 +35,12 @@ class ExpectedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Describes few bits: what codes mean, how many inputs share a scale (0: a row), whether there are minimums."""
+    """How a weight is quantized.
+
+    code_map: what a code means
+    group_size: how many inputs of a row share a scale; 0: all
+    minimum: whether each group also has a minimum, which is added to its numbers
+    """
 
     code_map: CodeMap
     group_size: int = 0
@@ -43,20 +48,20 @@ class Layout:
 
     @property
     def shared(self) -> str:
-        """What has one scale, for the log."""
+        """Says for the log which numbers share a scale."""
         return f"{self.group_size} values" if self.group_size else "row"
 
     def nbytes(self, shape: Shape, scale_bytes: int = 4) -> int:
         """Returns how many bytes a weight of this shape takes in memory: codes, scales and minimums.
 
-        scale_bytes: of one scale or minimum.
+        scale_bytes: the size of one scale or minimum
         """
         rows, columns = shape
         groups = -(-columns // (self.group_size or columns))
         return rows * (-(-columns * self.code_map.bits // 8) + groups * scale_bytes * (1 + self.minimum))
 
     def quantize(self, weight: Tensor) -> QuantizedWeight:
-        """Quantizes a weight [N, K] of any float format: round to nearest, no minimums."""
+        """Quantizes a weight [N, K] of any float dtype by rounding to nearest, without minimums."""
         if self.group_size:
             return quantize_groups(weight, self.code_map, self.group_size)
         values, scale = quantize_rows(weight, BY_ROW[self.code_map])
@@ -64,7 +69,7 @@ class Layout:
 
 
 class ReadTensor(Protocol):
-    """Reads a stored tensor to the device as numbers of `dtype`, and counts the progress. Stored order, no scales."""
+    """Copies a stored tensor to the device, converted to `dtype` but otherwise unchanged, and counts the progress."""
 
     def __call__(self, name: str, shape: Shape, dtype: torch.dtype) -> Tensor: ...
 
@@ -74,20 +79,23 @@ class StoredWeight(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in Hugging Face checkpoints, `model.layers.0.self_attn.q_proj.weight`, also if no tensor has it."""
+        """The name in Hugging Face checkpoints, for example `model.layers.0.self_attn.q_proj.weight`.
+
+        A quantized weight has this name, too, although no single stored tensor does.
+        """
 
     @property
     def shape(self) -> Shape: ...
 
     @property
     def layout(self) -> Layout | None:
-        """How the weight is kept in few bits; None if it is stored as plain numbers."""
+        """How the weight is quantized; None if it is stored as plain numbers."""
 
     def tensors(self) -> Sequence[ExpectedTensor]:
         """Returns the tensors that store the weight, in the order in which they are read."""
 
     def read(self, read: ReadTensor, dtype: torch.dtype) -> Tensor | QuantizedWeight:
-        """Reads the weight: a tensor of `dtype`, or a QuantizedWeight if there is a layout.
+        """Reads the weight: as a tensor of `dtype`, or as a QuantizedWeight if it has a layout.
 
         Raises CheckpointError when the stored numbers are impossible.
         """
@@ -97,7 +105,7 @@ class StoredWeight(Protocol):
 class PlainWeight:
     """A weight, or a vector such as a norm, that is stored as one tensor of plain numbers.
 
-    transposed: whether a weight [N, K] is stored as [K, N].
+    transposed: whether the weight [N, K] is stored as [K, N]
     """
 
     name: str
@@ -118,7 +126,7 @@ class PlainWeight:
 
 
 class StoredTensors(Protocol):
-    """Tensors of a checkpoint by name."""
+    """The tensors of a checkpoint by name."""
 
     @property
     def folder(self) -> Path: ...
@@ -133,21 +141,21 @@ class StoredTensors(Protocol):
     def shape(self, name: str) -> Shape: ...
 
     def format(self, name: str) -> str:
-        """Returns the name of the format that a tensor is stored in: F32, BF16, F16 or another one."""
+        """Returns the number format in which a tensor is stored: F32, BF16, F16 or another one."""
 
     def nbytes(self, name: str) -> int:
         """Returns the size of a stored tensor in bytes."""
 
     def expect(self, names: Iterable[str]) -> None:
-        """Announces which tensors will be copied next, in that order, so that they can be read ahead."""
+        """Announces which tensors copy() will be called with next, in this order, so that they can be read ahead."""
 
     def copy(self, name: str, into: Tensor) -> None:
         """Copies a stored tensor into contiguous memory of the same shape, on any device and of any dtype."""
 
 
 def check_finite(numbers: Tensor, name: str, tensors: StoredTensors) -> Tensor:
-    """Returns the numbers. Raises CheckpointError if one is NaN or infinite."""
-    # The smallest and the largest are NaN if any is: one pass over memory, where isfinite() makes two more tensors.
+    """Returns the numbers. Raises CheckpointError if any number is NaN or infinite."""
+    # aminmax() returns NaN if any number is NaN. It reads memory once, whereas isfinite() would make two more tensors.
     if numbers.numel() and not all(math.isfinite(end.item()) for end in numbers.aminmax()):
         raise CheckpointError(f"{tensors.where(name)}: tensor {name} contains a number that is not finite")
     return numbers
@@ -164,10 +172,10 @@ class WeightSource(Protocol):
         """Endings of the names of tensors that belong to the model, but are not read."""
 
     def weight(self, name: str, shape: Shape, transposed: bool | None = False) -> StoredWeight:
-        """Returns how the weight `name` is stored. Weights of linears, the embedding and the head are asked for.
+        """Returns how the weight `name` is stored: the weight of a linear, the embedding or the head.
 
-        transposed: whether plain numbers are stored as [K, N]; codes are not. None: they are unless their shape is
-            [N, K].
+        transposed: whether plain numbers are stored as [K, N]. None: they are if the stored shape is not [N, K].
+            Quantized codes are never transposed.
         """
 
     def close(self) -> None: ...

@@ -30,34 +30,35 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "xielu": "xielu",
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
-SERVED: Mapping[str, tuple[Any, ...]] = {  # settings of which only some values are supported, and these values
-    "use_bidirectional_attention": (None, False, "vision"),  # vision: between the tokens of an image
+SERVED: Mapping[str, tuple[Any, ...]] = {  # for settings that are only partly supported: the supported values
+    "use_bidirectional_attention": (None, False, "vision"),  # "vision": only the tokens of a picture see later ones
     "is_causal": (None, True), "conv_bias": (False, None), "clip_qkv": (None,),
     "attn_output_gate": (True, None), "output_gate_type": ("swish", None),
     "swiglu_limit": (CLAMP, None), "swiglu_alpha": (SWIGLU_ALPHA, None),
     "n_group": (1, None), "topk_group": (1, None), "topk_method": ("noaux_tc", None),
 }  # fmt: skip
 COUNTS = ("decoder_sparse_step", "full_attention_interval")
-# multimodal model_type → the family of its text model, if `text_config` names none
+# a multimodal model_type → the family of its text model where `text_config` does not name the family
 TEXT_MODELS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen2_5_vl": "qwen2_5_vl_text", "idefics3": "llama", "smolvlm": "llama",
     "llava": "llama", "lfm2_vl": "lfm2",
 }  # fmt: skip
-# whose own tie_word_embeddings holds, not that of their text model, and its default
+# For these types, the outer config's tie_word_embeddings applies, not the text_config's. The value is its default.
 TIED_OUTSIDE = {"idefics3": False, "smolvlm": False, "lfm2_vl": True}
-GENERATORS = ("forcausallm", "forconditionalgeneration")  # the names of classes that generate text end so
+GENERATORS = ("forcausallm", "forconditionalgeneration")  # endings of the class names of models that generate text
 
 
 def spec_from_config(config: Config, task: Task = GENERATE) -> ModelSpec:
-    """Returns the spec of a model. config: its config.json as a dict, in any spelling since transformers 4.40.
+    """Returns the spec of a model.
 
-    task: what the model is served for: an embedding needs no head, so that the embedding may stand for it, and a score
-        may come from a classification head.
+    config: the model's config.json as a dict, in any spelling since transformers 4.40
+    task: what the model is served for. A model that only embeds text needs no head, so its head counts as tied to the
+        embedding. A model that scores text may have a classification head.
 
     Raises UnsupportedModel for an unsupported family, rotary kind or activation, and for a config that lacks a size,
-    states an impossible value (config_values.py), or has sizes that the kernels do not hold (spec_bounds.py).
+    states an impossible value (config_values.py), or has sizes that are too large for the kernels (spec_bounds.py).
     Raises CheckpointError for an unsupported quantization.
     """
     check_outline(config)
@@ -152,7 +153,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The factors of a ModelSpec of the same names."""
+    """The factors of a ModelSpec: attention_scale, embed_scale, residual_scale and logit_scale."""
 
     attention: float
     embed: float = 1.0
@@ -248,7 +249,7 @@ def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tupl
 
 
 def _states(family: Family, config: Config) -> dict[str, dict[str, Any]]:
-    """Returns the fields of the LayerSpec of recurrent layers, by their type."""
+    """Returns the LayerSpec fields that only recurrent layers have, by type of layer."""
     row = family.recurrence
     return {} if row is None else {row.layer_type: {"mixer": row.mixer, "state": mixer(row.mixer).state(config)}}
 
@@ -256,8 +257,8 @@ def _states(family: Family, config: Config) -> dict[str, dict[str, Any]]:
 def _max_positions(config: Config, ropes: Sequence[RopeSpec]) -> int:
     """Returns how many positions the model was trained for, corrected by its rotary scaling.
 
-    longrope uses other factors for texts longer than the original positions, but the length of a text is not known
-    before it ends. Models with longrope are therefore served only up to the original positions.
+    longrope uses other factors for texts that are longer than the original positions, but how long a text becomes is
+    not known before it ends. Models with longrope are therefore served only up to the original positions.
     """
     positions = int(config["max_position_embeddings"])
     for rope in ropes:
@@ -270,7 +271,7 @@ def _max_positions(config: Config, ropes: Sequence[RopeSpec]) -> int:
 
 
 def _rope(family: Family, config: Config, kind: str, head_dim: int) -> RopeSpec:
-    """head_dim: of layers whose heads are not those of the model."""
+    """head_dim: the size of the layer's heads if it differs from the model's, else 0"""
     settings = _rope_settings(family, config, kind)
     spec = rope_spec(settings, config, head_dim or _head_dim(config), partial=family.partial_rotary)
     return replace(spec, neighbours=family.rotates_neighbours, head_dim=head_dim)

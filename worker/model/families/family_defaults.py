@@ -1,6 +1,6 @@
 """The defaults of the model families' settings.
 
-They equal those of the config classes in transformers, because config.json omits values that equal them.
+They equal the defaults of the config classes in transformers, because config.json may omit a setting with its default.
 """
 
 COMMON = {

@@ -1,4 +1,4 @@
-"""The model families that are supported: each is a row of defaults and switches. families.py makes specs from them."""
+"""The supported model families. Each is a row of defaults and switches, from which families.py makes a ModelSpec."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What differs between the layers of Gemma 4, from its config: heads, shared K/V, and the size of the MLP."""
+"""Reads the settings in which layers of Gemma 4 differ from each other: heads, shared K/V, and the size of the MLP."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,13 +8,15 @@ from worker.spec import LayerInputsSpec
 
 Config = Mapping[str, Any]
 FULL = "full_attention"
-OVERRIDES = {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}  # settings of a layer → fields of LayerSpec
+OVERRIDES = {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}  # setting of a layer → field of LayerSpec
 
 
 def gemma4_layers(config: Config, types: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns for each layer the fields of its LayerSpec that `types`, the types of all layers, do not state.
+    """Returns for each layer those fields of its LayerSpec that do not follow from its type alone.
 
-    Raises UnsupportedModel.
+    types: the types of all layers
+
+    Raises UnsupportedModel if the settings contradict each other or are not supported.
     """
     count, overrides = len(types), _overrides(config, types)
     if types[-1] != FULL:
@@ -46,8 +48,9 @@ def gemma4_layers(config: Config, types: Sequence[str]) -> list[dict[str, Any]]:
 def _overrides(config: Config, types: Sequence[str]) -> list[dict[str, int]]:
     """Returns the head size and the number of key heads of each layer.
 
-    A config states them in one of two ways: in `per_layer_config` for single layers, or once for all layers without a
-    sliding window (`global_head_dim`, `num_global_key_value_heads`).
+    A config has common sizes for all layers, and states other sizes in one of two ways: for single layers in
+    `per_layer_config`, or for all layers without a sliding window in `global_head_dim` and
+    `num_global_key_value_heads`.
     """
     for name in OVERRIDES:
         if not config[name]:
@@ -72,7 +75,10 @@ def _overrides(config: Config, types: Sequence[str]) -> list[dict[str, int]]:
 
 
 def layer_inputs(config: Config) -> LayerInputsSpec | None:
-    """Returns the sizes of per-layer embeddings, None if the config has none. Raises UnsupportedModel."""
+    """Returns the sizes of per-layer embeddings; None if the model has none.
+
+    Raises UnsupportedModel if the table has fewer rows than the vocabulary.
+    """
     size, vocab = config["hidden_size_per_layer_input"], config["vocab_size_per_layer_input"]
     if not size:
         return None

@@ -1,6 +1,6 @@
 """Makes a RopeSpec from the rotary settings of a Hugging Face config, given as one flat dict, for any model family.
 
-The defaults equal those of the functions in transformers for each kind.
+The defaults of each rotary kind equal the defaults in transformers.
 """
 
 import math
@@ -16,13 +16,13 @@ Config = Mapping[str, Any]
 
 
 def rope_spec(settings: Config, config: Config, head_dim: int, *, partial: bool) -> RopeSpec:
-    """Returns the RopeSpec of one kind of layer. partial: whether the model family may rotate only a part of each head.
+    """Returns the RopeSpec of one kind of layer. partial: whether the model family may rotate only a part of each head
 
-    Raises UnsupportedModel.
+    Raises UnsupportedModel if the kind or a value is not supported.
     """
     settings = checked_rope(settings)
     kind = settings.get("rope_type", settings.get("type", "default"))
-    kind = "longrope" if "short_factor" in settings else kind  # older configs call it su or yarn
+    kind = "longrope" if "short_factor" in settings else kind  # older configs call longrope "su" or "yarn"
     read = ROPE_KINDS.get(kind)
     if read is None:
         raise UnsupportedModel(f"rotary scaling {kind!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
@@ -34,7 +34,7 @@ def rope_spec(settings: Config, config: Config, head_dim: int, *, partial: bool)
 
 
 def _rotated(settings: Config, head_dim: int, partial: bool) -> int:
-    """Returns how many dimensions of a head are rotated, or 0 for all."""
+    """Returns how many dimensions of a head are rotated; 0: all."""
     part = settings.get("partial_rotary_factor") or 1.0
     if part == 1.0:
         return 0
@@ -48,7 +48,10 @@ def _default_rope(settings: Config) -> RopeSpec:
 
 
 def _dynamic_rope(settings: Config) -> RopeSpec:
-    """Equals default up to the positions that the model was trained for. With `alpha`, theta grows by it (Hunyuan)."""
+    """Returns the default kind: up to the positions that the model was trained for, both kinds rotate the same way.
+
+    If the settings have an `alpha`, theta is multiplied by a power of it (Hunyuan).
+    """
     theta, size, alpha = float(settings["rope_theta"]), settings["head_dim"], settings.get("alpha")
     if alpha and size <= 2:
         raise UnsupportedModel(f"alpha of rotary settings is not supported for heads of {size} dimensions")
@@ -106,10 +109,10 @@ def _longrope(settings: Config) -> RopeSpec:
 
 
 def _yarn_magnitude(settings: Config) -> float:
-    """Returns the `attention_factor` of the config if it has one.
+    """Returns the factor of cos and sin: the setting `attention_factor`, or else equation 22 of arXiv 2309.00071.
 
-    Otherwise computes equation 22 of arXiv 2309.00071. If the config has `mscale` and `mscale_all_dim`, computes the
-    ratio of the values that these two give.
+    If the config has `mscale` and `mscale_all_dim`, the factor is the equation with `mscale` as weight, divided by the
+    equation with `mscale_all_dim` as weight.
     """
     attention_factor = settings.get("attention_factor")
     if attention_factor is not None:
@@ -125,7 +128,7 @@ def _yarn_magnitude(settings: Config) -> float:
 NO_ROPE = RopeSpec("none", 1.0)
 ROPE_KINDS: Mapping[str, Callable[[Config], RopeSpec]] = {
     "default": _default_rope,
-    "mrope": _default_rope,  # of text; tokens of pictures have three positions (worker/vision/rotary.py)
+    "mrope": _default_rope,  # text rotates by the default; only tokens of pictures differ (worker/vision/rotary.py)
     "dynamic": _dynamic_rope,
     "linear": _linear_rope,
     "proportional": _proportional_rope,

@@ -1,15 +1,15 @@
-"""Refuses a model whose sizes contradict each other, or are beyond what the kernels hold, before weights are read."""
+"""Refuses a model whose sizes contradict each other or are too large for the kernels, before any weight is read."""
 
 from worker.kernels.cpu.limits import MAX_CHOSEN
 from worker.model.checkpoint.checkpoint import UnsupportedModel
 from worker.model.mixers.kinds import mixer
 from worker.spec import ModelSpec, RopeSpec
 
-MAX_THETA = 1e18  # its powers are numbers of float32
+MAX_THETA = 1e18  # the powers of theta must be finite in float32
 
 
 def check_spec(spec: ModelSpec, layers: int) -> None:
-    """Raises UnsupportedModel, which names the setting and the numbers. layers: what the config states."""
+    """Raises UnsupportedModel if a size is not supported. layers: num_hidden_layers in the config"""
     if len(spec.layers) != layers:
         raise UnsupportedModel(
             f"num_hidden_layers {layers} is not supported: the lists of layers, such as layer_types, end after "

@@ -16,19 +16,19 @@ from worker.model.layer_names import LayerNames
 from worker.model.layer_parts import SmallWeight, Step, StoredPart
 from worker.spec import LayerSpec, ModelSpec
 
-SHARED_MLP = "shared_mlp.input_linear"  # of Granite 4: the MLP, or the shared expert where there are others
+SHARED_MLP = "shared_mlp.input_linear"  # Granite 4: part of the shared expert, or of the MLP in a model without experts
 FUSED = "mlp.gate_up_proj"
 XIELU: Mapping[str, Shape] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseWeights:
-    """The weights. H: hidden size; I: intermediate size. Each comment begins with the names in checkpoints."""
+    """The weights of an MLP. H: hidden size; I: intermediate size. Comments begin with the names in checkpoints."""
 
     kind: ClassVar[str] = "dense"
     gate_up: PackedLinear  # gate_proj, up_proj: H → 2 I; up_proj: H → I if there is no gate
     down: PackedLinear  # down_proj: I → H
-    activation: Tensor | None = None  # act_fn: parameters of the activation [4] float32
+    activation: Tensor | None = None  # act_fn: the parameters of xielu, [4] float32; None for other activations
 
     @property
     def first(self) -> PackedLinear:
@@ -44,7 +44,7 @@ def forward(h: Tensor, x: Tensor, own: DenseWeights, step: Step) -> tuple[Tensor
 
 
 def inner(h: Tensor, own: DenseWeights, step: Step) -> Tensor:
-    """Returns the input [T, I] of the last linear."""
+    """Returns the input [T, I] of the MLP's last linear."""
     do, activation = step.do, step.spec.activation
     if step.spec.gated:
         return do.gated_linear(h, own.gate_up, activation)
@@ -52,7 +52,7 @@ def inner(h: Tensor, own: DenseWeights, step: Step) -> Tensor:
 
 
 def mlp_linears(module: str, size: int, spec: ModelSpec, *, fused: bool) -> dict[str, StackedLinear]:
-    """Returns the linears of an MLP. module: what their names begin with; size: I; fused: gate and up are one."""
+    """Returns an MLP's linears. module: prefix of their names; size: I; fused: gate and up are stored as one linear."""
     apart = ("gate_proj", "up_proj") if spec.gated else ("up_proj",)
     names = [module + name for name in (("gate_up_proj",) if fused and spec.gated else apart)]
     rows = ((1 + spec.gated) * size // len(names),) * len(names)
@@ -80,7 +80,7 @@ def _make(
 
 
 def _xielu(alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
-    """Returns the parameters of xielu (kernels/rowwise/activate.py); a checkpoint has inverses of their softplus."""
+    """Returns the parameters of xielu (kernels/rowwise/activate.py). The arguments are as stored, without softplus."""
     return torch.cat((softplus(alpha_p), beta + softplus(alpha_n), beta[None], eps[None]))
 
 

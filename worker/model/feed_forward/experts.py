@@ -1,4 +1,4 @@
-"""A mixture of experts: each row is multiplied by the few experts that its router chose.
+"""A mixture of experts: for each row, the router chooses a few experts, whose weighted outputs are summed.
 
 Some models add a shared expert that every row uses. In Gemma 4, each layer has an MLP beside the experts, and each of
 the two has norms of its own.
@@ -28,18 +28,18 @@ from worker.model.layer_names import LayerNames, norm, norm_weights
 from worker.model.layer_parts import SmallWeight, Step, StoredPart
 from worker.spec import ExpertsSpec, LayerSpec, ModelSpec
 
-NORMS = {  # of an MLP and of experts that are beside it: module by field of BesideNorms
+NORMS = {  # field of BesideNorms → module in a checkpoint
     "after_dense": "post_feedforward_layernorm_1", "before_experts": "pre_feedforward_layernorm_2",
     "after_experts": "post_feedforward_layernorm_2",
 }  # fmt: skip
-GATE_UP, DOWN = "expert_gate_up", "expert_down"  # of every expert
+GATE_UP, DOWN = "expert_gate_up", "expert_down"  # the names of two fields, each with one linear of all experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideNorms:
-    """The norms [H] where a layer has experts beside the MLP."""
+    """The norms [H] of a layer with experts beside an MLP (Gemma 4). Comments begin with the names in checkpoints."""
 
-    after_dense: Tensor  # post_feedforward_layernorm_1: of the MLP's output, before the sum
+    after_dense: Tensor  # post_feedforward_layernorm_1: norms the MLP's output before the experts' output is added
     before_router: Tensor  # router.scale / sqrt(H)
     before_experts: Tensor  # pre_feedforward_layernorm_2
     after_experts: Tensor  # post_feedforward_layernorm_2
@@ -47,7 +47,10 @@ class BesideNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureWeights:
-    """The weights. shared: the shared expert, or the MLP if there are `norms`; None if there is neither."""
+    """The weights of a mixture of experts.
+
+    shared: the shared expert; if there are `norms`, the MLP beside the experts; None: the layer has neither
+    """
 
     kind: ClassVar[str] = "experts"
     experts: Experts
@@ -85,7 +88,11 @@ def forward(h: Tensor, x: Tensor, own: MixtureWeights, step: Step) -> tuple[Tens
 
 
 def _beside_mlp(added: Tensor, x: Tensor, experts: Experts, norms: BesideNorms, step: Step) -> Tensor:
-    """Returns the normed outputs of an MLP [T, H] and of experts, added. Router and experts read x by own norms."""
+    """Computes the experts and returns their normed output plus the normed output of the MLP, [T, H].
+
+    added: the output of the MLP [T, H]
+    x: the residual stream [T, H], which router and experts read through norms of their own
+    """
     do, spec, eps, offset = step.do, step.spec.experts, step.spec.norm_eps, step.spec.norm_offset
     assert spec is not None
     chosen = do.experts(
@@ -168,7 +175,7 @@ def _make(
     shared = DenseWeights(gate_up=packed["gate_up"], down=packed["down"]) if "down" in packed else None
     if not of.beside_mlp:
         return MixtureWeights(experts=experts, shared=shared, shared_gate=packed.get("shared_gate"))
-    # the factor of the router's input, after a norm without a weight
+    # The router's input is normed without a weight, then multiplied by a factor. That equals one norm with a weight.
     (factor,), (scales,) = small["before_router"], small["scales"]
     before = (factor.float() / math.sqrt(spec.hidden_size)).to(factor.dtype)
     norms = BesideNorms(before_router=before, **{field: norm(spec, small[field]) for field in NORMS})

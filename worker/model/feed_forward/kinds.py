@@ -1,4 +1,7 @@
-"""What a kind of feed-forward network is, and the kinds by name. Only the kinds of a model's layers are imported."""
+"""Defines the functions of a kind of feed-forward network, and finds a kind by name.
+
+A kind is imported only when a model has layers of that kind.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,14 +28,14 @@ def nothing_to_count(own: Any, loads: Tensor) -> Any:
 class FeedForward:
     """The functions of a kind of feed-forward network.
 
-    sizes: reads the sizes of experts from a config, by the row of its family and the name of the setting that has how
-        many experts a row has; None if the kind has none. Raises UnsupportedModel.
-    stored: what a checkpoint holds. The record of the weights has `kind`, `first`, the linear that is read first (None
-        if a step chooses it), and `linears`, all its linears.
-    forward: returns the output, or the input of its last linear and this linear, from the normed rows [T, H], the
-        residual stream [T, H], the weights and the Step.
-    in_c: returns the fields of DecoderCLayer from the weights.
-    counting: returns the weights with a counter [E] int64 of how many rows choose each expert, if rows choose any.
+    sizes: reads the sizes of experts from a config. Its arguments are the family's experts, the name of the setting
+        for the number of experts per row, and the config. Returns None if the kind has no experts. Raises
+        UnsupportedModel.
+    stored: how a checkpoint stores the weights; their record has the properties of FeedForwardWeights
+    forward: returns (output, None), or (input of the last linear, last linear). Its arguments are the normed rows
+        [T, H], the residual stream [T, H], the weights and the Step.
+    in_c: returns the fields of DecoderCLayer, from the weights
+    counting: returns the weights with a counter [E] int64 of the rows that choose each expert, if there are experts
     """
 
     sizes: Callable[[FamilyExperts, str, Config], ExpertsSpec | None] = no_sizes
@@ -42,10 +45,10 @@ class FeedForward:
     counting: Callable[[Any, Tensor], Any] = nothing_to_count
 
 
-KINDS = {"dense": "layers with an MLP", "experts": "mixtures of experts"}  # kind → its layers in a message
+KINDS = {"dense": "layers with an MLP", "experts": "mixtures of experts"}  # kind → what an error message calls it
 
 
 def feed_forward(kind: str) -> FeedForward:
-    """Returns the functions of a kind. Raises UnsupportedModel if this installation lacks its module."""
+    """Returns the functions of a kind. Raises UnsupportedModel if this installation lacks the kind's module."""
     found: FeedForward = room(f"feed_forward.{kind}", KINDS[kind]).FEED_FORWARD
     return found

@@ -1,11 +1,11 @@
-"""GGUF's block formats: how the bytes of a block become codes, scales and minimums of a QuantizedWeight.
+"""Unpacks GGUF's block formats: the bytes of a block become codes, scales and minimums of a QuantizedWeight.
 
-A row of a weight consists of blocks of 32 or 256 numbers. The meaning of each format is that of llama.cpp's ggml, and
-`tests/worker/model/gguf/test_blocks.py` compares it with `gguf.quants.dequantize`. All functions take the bytes of
-blocks as uint8 [n, bytes of a block] on any device. On the CPU, the C library unpacks the usual formats.
+A row of a weight consists of blocks of 32 or 256 numbers. llama.cpp's ggml defines the formats, and
+`tests/worker/model/gguf/test_blocks.py` compares this module with `gguf.quants.dequantize`. All functions take the
+bytes of blocks as uint8 [n, bytes of a block] on any device. On the CPU, the C library unpacks the usual formats.
 
-Unsigned codes of four bits become signed ones, as INT4 has them: code - 8, and minimum + 8 * scale. Codes of five and
-six bits become INT8.
+INT4 has signed codes. So an unsigned code of four bits becomes code - 8, and its minimum becomes minimum + 8 * scale.
+Codes of five and six bits become INT8.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,12 @@ Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [n, numbers of a block]; s
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """numbers, nbytes: of one block. group_size: how many numbers share a scale."""
+    """A block format.
+
+    numbers, nbytes: how many numbers and how many bytes a block has
+    group_size: how many numbers share a scale
+    unpack: makes codes, scales and minimums from the bytes of blocks
+    """
 
     name: str
     numbers: int
@@ -34,11 +39,11 @@ class BlockFormat:
     unpack: Callable[[Tensor], Parts]
 
     def row_bytes(self, columns: int) -> int:
-        """Returns the size of a row of a weight. columns: a multiple of `numbers`."""
+        """Returns the size of a weight's row in bytes. columns: the numbers of a row, a multiple of `numbers`"""
         return columns // self.numbers * self.nbytes
 
     def quantized_weight(self, rows: Tensor) -> QuantizedWeight:
-        """Returns the weight [N, K] whose rows have these bytes, uint8 [N, row_bytes(K)]."""
+        """Returns the weight [N, K]. rows: the bytes of its rows, uint8 [N, row_bytes(K)]"""
         n, blocks = rows.shape[0], rows.shape[1] // self.nbytes
         groups = blocks * self.numbers // self.group_size
         codes = torch.empty(n, blocks * self.numbers, dtype=torch.uint8, device=rows.device)
@@ -65,8 +70,8 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 def _fields(stored: Tensor, width: int, shifts: Sequence[int], mask: int) -> Tensor:
     """Unpacks bit fields of bytes [n, m] to uint8 [n, m * len(shifts)].
 
-    Each run of `width` bytes holds, one after another, the fields of all its bytes at the first shift, then those at
-    the second, and so on.
+    From each run of `width` bytes, first the field at the first shift is taken from every byte, then the field at the
+    second shift from every byte, and so on.
     """
     runs = stored.reshape(len(stored), -1, width)
     return torch.stack([runs >> by & mask for by in shifts], 2).flatten(1)
@@ -123,9 +128,9 @@ def _q5_k(blocks: Tensor) -> Parts:
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the scales and minimums [n, 8] of Q4_K and Q5_K, which have six bits each, in 12 bytes."""
+    """Returns the scales [n, 8] and minimums [n, 8] of Q4_K or Q5_K. A block has 8 + 8 six-bit numbers in 12 bytes."""
     first, second, third = (blocks[:, at : at + 4].contiguous().view(torch.int32) for at in (4, 8, 12))
-    six, four, two = (bits * 0x01010101 for bits in (63, 15, 48))  # in each byte of a word
+    six, four, two = (bits * 0x01010101 for bits in (63, 15, 48))  # masks of bits in each byte of a 32-bit word
     scales = torch.cat((first & six, third & four | first >> 2 & two), 1).view(torch.uint8)
     minimums = torch.cat((second & six, third >> 4 & four | second >> 2 & two), 1).view(torch.uint8)
     return _half(blocks, 0) * scales.float(), -_half(blocks, 2) * minimums.float()
@@ -147,7 +152,10 @@ def _iq4_xs(blocks: Tensor) -> Parts:
 
 
 def _mxfp4(blocks: Tensor) -> Parts:
-    """The scale is a power of two (e8m0). (ggml halves the scale and doubles the codes' values: the same product.)"""
+    """Unpacks MXFP4, whose scale is a power of two (e8m0).
+
+    ggml has half this scale and twice these values of codes; the products are the same.
+    """
     scale = torch.ldexp(torch.ones(len(blocks), 1, device=blocks.device), blocks[:, :1].int() - 127)
     return _nibbles(blocks[:, 1:], 16), scale, None
 

@@ -1,9 +1,9 @@
-"""What llama.cpp's converter has changed in a tensor besides its name, and how that is undone.
+"""Undoes what llama.cpp's converter has changed in a tensor besides its name.
 
-paired rows     the two halves of each head of queries and keys became pairs, as llama.cpp rotates neighbours there
-tiled heads     value heads of recurrent layers are in another order, and so are all rows and columns of theirs
-shifted norms   1 was added to the weights of norms that multiply by 1 + weight
-decays          A_log became -exp(A_log)
+paired rows     In query and key heads, the rows of a rotated pair became neighbours, because llama.cpp rotates these.
+tiled heads     The value heads of recurrent layers were reordered, and thus all rows and columns of value heads.
+shifted norms   1 was added to the weights of norms that multiply by 1 + weight.
+decays          A_log became -exp(A_log).
 """
 
 import math
@@ -25,22 +25,23 @@ PAIRED_OF_TOWER = re.compile(r".*\.attention\.[qk]_proj\.weight")
 SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron")
 SHIFTED = re.compile(r".*(?<!\.linear_attn\.)norm\.weight")
 DECAYS = re.compile(r".*\.(linear_attn|mamba)\.A_log")
-# Rows of value heads, behind rows of queries and keys if there are any; rows of one number each; columns.
+# Weights with value heads as rows (maybe behind rows of queries and keys), with one row per value head, or as columns.
 OF_VALUES = re.compile(r".*\.linear_attn\.(in_proj_qkv|in_proj_z|conv1d)\.weight")
 OF_VALUE_HEADS = re.compile(r".*\.linear_attn\.(A_log|dt_bias|in_proj_[ab]\.weight)")
 BY_VALUES = re.compile(r".*\.linear_attn\.out_proj\.weight")
-# Tensors that have dimensions of size 1 in Hugging Face checkpoints only: a weight of one row, kernels of channels.
+# Tensors that have a dimension of size 1 only in Hugging Face checkpoints: a weight of one row; convolution kernels.
 ONE_ROW = re.compile(r".*\.mlp\.shared_expert_gate\.weight")
 ONE_INPUT = re.compile(r".*\.(linear_attn\.conv1d|mamba\.conv1d|conv\.conv)\.weight")
-# Vectors that files have as matrices: one row for each number, or for each group.
+# Vectors that GGUF files store as matrices, with a row for each number or for each group.
 FLAT = re.compile(r".*\.mamba\.(A_log|D|norm\.weight)")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """rows, columns: index in the file of each row or column in Hugging Face's order; None: the order is the same.
+    """How a tensor in a file differs from the tensor in a Hugging Face checkpoint.
 
-    undo: computes the numbers of Hugging Face from float32 numbers of the file.
+    rows, columns: for each row or column in Hugging Face's order its index in the file; None: the order is the same
+    undo: computes Hugging Face's numbers from float32 numbers of the file; None: the numbers are the same
     """
 
     rows: Tensor | None = None
@@ -48,7 +49,10 @@ class Layout:
     undo: Callable[[Tensor], Tensor] | None = None
 
     def undone(self, stored: Tensor) -> Tensor:
-        """Returns the tensor of Hugging Face. stored: numbers; or rows of bytes, whose columns stay as they are."""
+        """Returns the tensor as in a Hugging Face checkpoint.
+
+        stored: the tensor of the file; if its rows are bytes of a block format, its columns are not reordered here
+        """
         numbers = stored if self.undo is None else self.undo(stored)
         numbers = numbers if self.rows is None else numbers[self.rows.to(stored.device)]
         if self.columns is None or stored.dtype == torch.uint8:
@@ -61,7 +65,7 @@ AS_STORED = Layout()
 
 def layout_of(name: str, rows: int, index: Index) -> Layout:
     """Returns the layout of a tensor by its Hugging Face name. rows: the size of its first dimension."""
-    if name.startswith(PREFIXES):  # the converter changes one norm of a tower, and the order of rows that rotate
+    if name.startswith(PREFIXES):  # of a tower, the converter changes only one norm and the order of rotated rows
         if index.projector in PAIRED_TOWERS and PAIRED_OF_TOWER.fullmatch(name):
             pairs = torch.arange(rows).view(index.tower_heads, -1, 2)
             return Layout(rows=pairs.transpose(1, 2).flatten())
@@ -83,7 +87,7 @@ def layout_of(name: str, rows: int, index: Index) -> Layout:
 
 
 def column_order(name: str, heads: TiledHeads | None) -> Tensor | None:
-    """Returns the column of the file that each column of Hugging Face is; None if they are the same."""
+    """Returns the index in the file of each column in Hugging Face's order; None if the order is the same."""
     return None if heads is None or not BY_VALUES.fullmatch(name) else _by_key_head(heads, heads.value_dim)
 
 
@@ -104,7 +108,7 @@ def _log_of_decay(stored: Tensor, name: str) -> Tensor:
 
 
 def hugging_face_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of a tensor in a Hugging Face checkpoint, with its dimensions of size 1 or without."""
+    """Returns the shape of a tensor in a Hugging Face checkpoint. shape: its shape in the GGUF file"""
     if FLAT.fullmatch(name):
         return (math.prod(shape),)
     if ONE_ROW.fullmatch(name) and len(shape) == 1:

@@ -1,4 +1,4 @@
-"""Checkpoints with `quant_method: gguf`, which shared/gguf writes for GGUF files: weights in block formats."""
+"""Reads weights in block formats, from checkpoints with `quant_method: gguf`, as shared/gguf makes from GGUF files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,9 +27,10 @@ from worker.spec import StoredQuantization
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A weight [N, K] in a block format. type: the type of its tensor, which may be one that is not supported.
+    """A weight [N, K] in a block format.
 
-    columns: the column of the file that each column of the weight is, if it is not the same.
+    type: the name of the format, which may be an unsupported one
+    columns: the index in the file of each column of the weight; None: the order is the same
     """
 
     name: str
@@ -45,7 +46,7 @@ class BlockWeight:
     @property
     def layout(self) -> Layout | None:
         if self.type not in FORMATS:
-            return None  # the check of the tensors will refuse it
+            return None  # check_tensors will refuse the type
         return Layout(self._format.code_map, self._format.group_size, self._format.minimum)
 
     def tensors(self) -> Sequence[ExpectedTensor]:
@@ -60,7 +61,10 @@ class BlockWeight:
         return weight if self.columns is None else self._reordered(weight, self.columns.to(weight.codes.device))
 
     def _reordered(self, weight: QuantizedWeight, columns: Tensor) -> QuantizedWeight:
-        """Moves whole groups of columns, each with its scale and minimum."""
+        """Reorders columns. Groups of columns stay together, so a group keeps its scale and minimum.
+
+        Raises CheckpointError if a group would have to be split.
+        """
         size = weight.group_size
         groups = columns[::size] // size
         if not torch.equal(columns, (groups[:, None] * size + torch.arange(size, device=columns.device)).flatten()):
@@ -74,7 +78,11 @@ class BlockWeight:
 
 @dataclass(frozen=True, slots=True)
 class GgufMethod:
-    """Any weight may be in any block format. stored: names the format. tiled_heads: see shared/gguf/index.py."""
+    """The weights of a GGUF model, of which any may be in any block format.
+
+    stored: names the format for logs
+    tiled_heads: as in shared/gguf/index.py
+    """
 
     stored: StoredQuantization
     tiled_heads: TiledHeads | None = None

@@ -1,4 +1,4 @@
-"""Which tensor of a GGUF file is which tensor of a Hugging Face checkpoint, by architecture."""
+"""Translates the names of tensors in GGUF files to the names in Hugging Face checkpoints, by architecture."""
 
 import re
 from collections.abc import Mapping
@@ -77,12 +77,12 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
     "qwen35": DELTA_NET,
     "qwen35moe": DELTA_NET,
 }  # fmt: skip
-# Tensors whose names in Hugging Face lack the ending `.weight` of GGUF: sinks, and the stacked experts of a layer.
+# Tensors whose names end with `.weight` in GGUF but not in Hugging Face: sinks, and the stacked experts of a layer.
 PARAMETERS = {
     "attn_sinks": "self_attn.sinks", "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj", "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
 }  # fmt: skip
-# Those that Hugging Face calls by a parameter, by their whole name in GGUF.
+# Tensors that are parameters and not modules in Hugging Face, by their full name in GGUF.
 NO_MODULES = {
     "ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias", "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
@@ -90,7 +90,7 @@ NO_MODULES = {
     "xielu.eps": "mlp.act_fn.eps", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }  # fmt: skip
 MAMBA_PARAMETERS = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
-BESIDE_MLP = ("gemma4",)  # architectures whose experts are no part of an `mlp`
+BESIDE_MLP = ("gemma4",)  # architectures whose experts are not inside a module `mlp`
 ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)")  # old files of Mixtral
 NOT_READ = re.compile(
     r"rope_freqs\.weight|rope_factors_(short|long)\.weight"  # shared/gguf/config/config.py reads them
@@ -99,7 +99,7 @@ NOT_READ = re.compile(
 
 
 def hugging_face_name(name: str, architecture: str) -> str:
-    """Returns the name of a tensor. An unknown one keeps its name behind `model.`, so that it is refused."""
+    """Returns the Hugging Face name of a tensor. An unknown tensor gets the prefix `model.`, so that it is refused."""
     module, _, kind = name.rpartition(".")
     if module in WHOLE:
         return f"{WHOLE[module]}.{kind}"

@@ -1,8 +1,8 @@
 """Reads the tensors of a GGUF model by the names and in the layout of a Hugging Face checkpoint.
 
-The index that shared/gguf has written says where each tensor lies. Files are mapped, or read through staging.py.
-Tensors in a block format are copied as bytes. A tensor of all experts of a layer is read as one for each expert (see
-stacked_tensors.py): rows are whole blocks, so every expert begins with a block.
+An index, written by shared/gguf, says where each tensor is. Files are mapped, or read through staging.py. Tensors in a
+block format are copied as bytes. A stored tensor of all experts of a layer is read as one tensor for each expert (see
+stacked_tensors.py). This works with blocks, too: a row has only whole blocks, so every expert begins with a new block.
 """
 
 import os
@@ -29,7 +29,7 @@ class GgufTensors:
     """The tensors of a GGUF model. The files stay open until `close`."""
 
     def __init__(self, folder: Path, staging: Staging | None = None) -> None:
-        """folder: of a translated model. staging: reads the tensors if it is given; close() closes it, too.
+        """folder: a translated model; staging: reads the tensors, and is closed by close(); None: files are mapped
 
         Raises CheckpointError when a file is missing or too short.
         """
@@ -51,7 +51,7 @@ class GgufTensors:
                 ends = (entry.offset + entry.nbytes for entry in index.tensors.values() if entry.file == number)
                 self._add(path, max(ends, default=0))
             if staging is not None:
-                self._open.callback(staging.close)  # runs before the files that it reads are closed
+                self._open.callback(staging.close)  # runs before the staged files are closed
         except BaseException:
             self._open.close()
             raise
@@ -69,7 +69,7 @@ class GgufTensors:
 
     @property
     def folder(self) -> Path:
-        """The first file, for messages about the whole model."""
+        """The path of the first file, for error messages about the whole model."""
         return self._files[0]
 
     def names(self) -> list[str]:
@@ -79,7 +79,7 @@ class GgufTensors:
         return name in self._entries
 
     def where(self, name: str) -> Path:
-        """Returns the file that holds a tensor, or the first file if none does."""
+        """Returns the file that holds a tensor, or the first file if no file holds it."""
         entry = self._entries.get(name)
         return self._files[entry.file if entry else 0]
 
@@ -94,15 +94,15 @@ class GgufTensors:
         return self._entries[name].nbytes
 
     def expect(self, names: Iterable[str]) -> None:
-        """Announces which tensors will be copied next, in that order, so that they can be read ahead."""
+        """Announces which tensors copy() will be called with next, in this order, so that they can be read ahead."""
         if self._staging is not None:
             self._staging.expect(self._extent(self._entries[name]) for name in names)
 
     def copy(self, name: str, into: Tensor) -> None:
-        """Copies a tensor into contiguous memory: numbers of any dtype, or the bytes of a block format, uint8 by row.
+        """Copies a tensor into contiguous memory: numbers of any dtype, or for a block format the bytes of rows, uint8.
 
-        What the converter has changed is undone, but for the columns of a block format. Raises CheckpointError when
-        the file cannot be read, or a number is impossible.
+        Undoes the converter's changes, except the order of columns in a block format. Raises CheckpointError when the
+        file cannot be read, or a number is impossible.
         """
         entry, layout = self._entries[name], layout_of(name, into.shape[0] if into.dim() else 1, self._index)
         stored = DTYPES.get(entry.type, torch.uint8)
@@ -134,7 +134,7 @@ class GgufTensors:
 
 
 def _parts(name: str, entry: Entry) -> dict[str, Entry]:
-    """Returns what a stored tensor is in a Hugging Face checkpoint: one tensor, or one for each expert of a layer."""
+    """Returns the tensors that a stored tensor stands for: itself, or one tensor for each expert of a layer."""
     names = names_of_experts(name, entry.shape)
     nbytes = entry.nbytes // max(len(names), 1)
     parts = {

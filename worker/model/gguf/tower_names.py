@@ -1,4 +1,7 @@
-"""Which tensor in the file of a vision tower ("mmproj") is which tensor of a Hugging Face checkpoint, by projector."""
+"""Translates tensor names in the GGUF file of a vision tower ("mmproj") to Hugging Face's names.
+
+The file's kind of projector decides which names its tensors have.
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,19 +9,23 @@ from dataclasses import dataclass
 
 TOWER, QWEN, PROJECTION = "vision_tower.", "visual.", "multi_modal_projector."
 CONNECTOR = "connector."
-PREFIXES = (TOWER, QWEN, PROJECTION, CONNECTOR)  # no tensor of a text model begins so
+PREFIXES = (TOWER, QWEN, PROJECTION, CONNECTOR)  # no tensor name of a text model begins with one of these
 SOFT_NORM = PROJECTION + "mm_soft_emb_norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class TowerNames:
-    """Modules by their names in GGUF. before: what stands before those of `whole`; layers: before those of `layer`"""
+    """The names of a tower's modules in Hugging Face checkpoints, by their names in GGUF.
+
+    whole: the names of modules outside the layers; before: the prefix of these names
+    layer: the names of modules inside a layer; layers: the prefix of these names
+    """
 
     before: str
     layers: str
     whole: Mapping[str, str]
     layer: Mapping[str, str]
-    connector: Mapping[str, str]  # whole names, and not only of modules
+    connector: Mapping[str, str]  # full names of tensors
 
 
 _SIGLIP = {
@@ -45,7 +52,7 @@ _PIXTRAL_LAYER = {
 
 
 def _projector(norm: str) -> dict[str, str]:
-    """Returns the names of a connector of two linears. norm: what stands before them"""
+    """Returns the tensor names of a connector that has two linears. norm: the name of the norm before them"""
     names, kinds = {"mm.1": "linear_1", "mm.2": "linear_2", "mm.input_norm": norm}, ("weight", "bias")
     return {f"{stored}.{kind}": f"{PROJECTION}{name}.{kind}" for stored, name in names.items() for kind in kinds}
 
@@ -90,9 +97,9 @@ STACKED = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(.+)")
 
 
 def tower_name(name: str, projector: str) -> str:
-    """Returns the name of a tower's tensor; "" if the tensor belongs to no tower, or to one that is not served.
+    """Returns a tensor's Hugging Face name; "" if the tensor belongs to no tower, or to a tower that is not served.
 
-    An unknown name of a tower stays behind its prefix, so that it is refused.
+    A tensor with an unknown name gets the tower's prefix, so that it is refused.
     """
     names = NAMES.get(projector)
     if names is None or not name.startswith(("v.", "mm.")) or name in OF_TEXT:

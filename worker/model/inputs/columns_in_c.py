@@ -1,7 +1,6 @@
-"""What the C library reads of the columns of a step: csrc/step_columns.h, which is made of their declarations, and the
-same structure here.
+"""Passes the columns of a step to the C library, as a structure. Its C header is made from the columns' declarations.
 
-python -m worker.model.inputs.columns_in_c    writes the header
+python -m worker.model.inputs.columns_in_c    writes the header, csrc/step_columns.h
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ TYPES = {torch.int64: "int64_t", torch.int32: "int32_t"}
 
 
 def header(columns: Mapping[str, Column]) -> str:
-    """Returns the text of csrc/step_columns.h: a field for each column that the library reads, in order."""
+    """Returns the text of csrc/step_columns.h: a field for each column that the C library reads, in order."""
     return TOP + "".join(_field(name, column) for name, column in columns.items() if column.in_c)
 
 
@@ -46,8 +45,8 @@ STEP_COLUMNS = columns_struct(COLUMNS)
 def columns_in_c(inputs: ForwardInputs) -> Structure:
     """Returns the addresses of the columns. They are valid as long as `inputs` exists.
 
-    Raises AssertionError if a column has another dtype or length than declared, or if there are not as many of them as
-    groups of layers.
+    Raises AssertionError if a column's dtype or length differs from its declaration, or if a grouped column does not
+    have one array for each group of layers.
     """
     lengths = {
         Extent.TOKENS: len(inputs.positions),

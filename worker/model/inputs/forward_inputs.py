@@ -23,34 +23,34 @@ class ForwardInputs:
     """The T tokens (rows) of S sequences. Sequence s has the rows query_start_loc[s] .. query_start_loc[s+1] - 1.
 
     Row query_start_loc[s] + i is at position seq_lens[s] - (query_start_loc[s+1] - query_start_loc[s]) + i. It attends
-    to the K/V of all positions up to and including this one, because its K/V is written before attention. The K/V of
+    to the K/V of all positions up to its own, inclusively, because its K/V is written before attention. The K/V of
     position p of sequence s is in page page_table[s, p // page_size] at offset p % page_size, for each group of layers.
 
-    Layers with a recurrent state begin a sequence's rows with the state in its slot of `read_slots`, and write the
-    state after them to its slot of `write_slots`. No slot is both written and read in a step.
+    Layers with a recurrent state read the state before a sequence's rows from the sequence's slot in `read_slots`, and
+    write the state after these rows to its slot in `write_slots`. No slot is both written and read in a step.
     """
 
     token_ids: Annotated[Tensor, Column(int64, TOKENS, 0)]
     positions: Annotated[Tensor, Column(int64, TOKENS, 0, in_c=True)]
-    # where the K/V of the token is written, page * page_size + offset
+    # the slot where the K/V of each token is written: page * page_size + offset
     slot_mappings: Annotated[tuple[Tensor, ...], Column(int64, TOKENS, SCRATCH_SLOT, grouped=True, in_c=True)]
     query_start_loc: Annotated[Tensor, Column(int32, BOUNDS, COMPUTED, in_c=True)]
-    seq_lens: Annotated[Tensor, Column(int32, SEQUENCES, COMPUTED, in_c=True)]  # including the tokens of this step
+    seq_lens: Annotated[Tensor, Column(int32, SEQUENCES, COMPUTED, in_c=True)]  # these include the tokens of this step
     page_tables: tuple[Tensor, ...]  # [S, P] int32; 0 (scratch page) after the last page, and before a window
-    # ascending: the rows whose logits are returned
+    # the rows whose logits are returned, in ascending order
     logits_indices: Annotated[Tensor, Column(int64, LOGITS, COMPUTED, in_c=True)]
     max_kv_len: int  # at least the largest of seq_lens
     max_pages: tuple[int, ...] = ()  # the highest page in each page table
-    # NO_STATE for a sequence that begins; None without such layers
+    # NO_STATE for a sequence that begins; None if the model has no recurrent layers
     read_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, NO_STATE, recurrent=True, in_c=True)] = None
     write_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, SCRATCH, recurrent=True, in_c=True)] = None
-    visible_to: Tensor | None = None  # [T] int32: how many keys rows see, if some see more than those up to their own
-    rotary: Tensor | None = None  # [T, D] int64: the position of each column of the rotary table, with M-RoPE
-    rope_rows: Tensor | None = None  # [T] int64: the rows of `rotary`
-    replaced: tuple[Tensor, Tensor] | None = None  # rows [N], with vectors [N, H] in place of their embeddings
-    added: tuple[Tensor, ...] = ()  # vectors [N, H] that these rows gain after each of the first layers
-    first: Tensor | None = None  # [T, K]: what the first layer mixes, in place of its normed inputs
-    tapped: tuple[tuple[int, Tensor], ...] = ()  # layers, and where their outputs of logits_indices are written [R, H]
+    visible_to: Tensor | None = None  # [T] int32: how many keys each row sees; None: the keys up to its own position
+    rotary: Tensor | None = None  # [T, D] int64, with M-RoPE: the position at which each rotary column is read
+    rope_rows: Tensor | None = None  # [T] int64, with M-RoPE: for each row its row in `rotary`
+    replaced: tuple[Tensor, Tensor] | None = None  # rows [N], and the vectors [N, H] that replace their embeddings
+    added: tuple[Tensor, ...] = ()  # for each of the first layers: vectors [N, H] added to the replaced rows behind it
+    first: Tensor | None = None  # [T, K]: input of the first layer's mixer, in place of the normed embeddings
+    tapped: tuple[tuple[int, Tensor], ...] = ()  # (layer, tensor [R, H]): there the layer's output rows with logits go
 
     @property
     def state_slots(self) -> StateSlots | None:
@@ -65,11 +65,11 @@ class ForwardInputs:
 
     @property
     def few_logits(self) -> bool:
-        """Whether most rows have no logits, so that dropping them early pays. Compares only shapes, as `all_logits`."""
+        """Whether it pays to drop rows without logits early. Compares only shapes, without synchronizing."""
         return 2 * len(self.logits_indices) <= len(self.token_ids)
 
     def only_logits(self) -> "ForwardInputs":
-        """Returns the inputs of the rows with logits alone, each a sequence of one row, for layers that write nothing.
+        """Returns inputs with only the rows that have logits, each row as a sequence, for layers that write no K/V.
 
         Does not synchronize with the device.
         """

@@ -1,8 +1,8 @@
-"""What a column of a step is: an array with an element for each token, sequence or row of logits.
+"""Defines a column of a step: an array with an element for each token, sequence or row of logits.
 
-forward_inputs.py declares the columns, each in one place. These follow from the declarations: the tensors of a step
-(worker/run/inputs.py), the blocks of captured steps with their padding (worker/run/graphs/graph_inputs.py), and what
-the C library reads (columns_in_c.py).
+forward_inputs.py declares each column once. Three things follow from the declarations: the tensors of a step
+(worker/run/inputs.py), the memory of captured steps with their padding (worker/run/graphs/graph_inputs.py), and the
+structure that the C library reads (columns_in_c.py).
 """
 
 from dataclasses import dataclass, fields
@@ -13,7 +13,7 @@ import torch
 
 
 class Extent(StrEnum):
-    """The length of a column, in a step of T tokens in S sequences with R rows of logits."""
+    """The length of a column. T: tokens of the step; S: sequences; R: rows with logits"""
 
     TOKENS = "T"
     SEQUENCES = "S"
@@ -22,7 +22,7 @@ class Extent(StrEnum):
 
 
 class Padding(Enum):
-    """The values of padding that are not one number for all steps."""
+    """How a column is padded where the padding is not one fixed number."""
 
     SCRATCH_SLOT = "the last slot of the scratch page"
     COMPUTED = (
@@ -32,14 +32,14 @@ class Padding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, as it is declared. Its name is that of the field."""
+    """The declaration of a column. The column's name is the name of its field in ForwardInputs."""
 
     dtype: torch.dtype  # int64 or int32
     extent: Extent
-    padding: int | Padding  # the values after the last real one, in captured steps
-    grouped: bool = False  # whether each group of layers has one of its own
-    recurrent: bool = False  # whether only models with recurrent layers have it
-    in_c: bool = False  # whether the C library reads it
+    padding: int | Padding  # the values behind the last real value, in captured steps
+    grouped: bool = False  # whether each group of layers has its own array
+    recurrent: bool = False  # whether only models with recurrent layers have the column
+    in_c: bool = False  # whether the C library reads the column
 
 
 def columns_of(record: type) -> dict[str, Column]:

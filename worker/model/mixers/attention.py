@@ -25,16 +25,16 @@ Q, K, V, FUSED = (f"{MODULE}{name}_proj" for name in ("q", "k", "v", "qkv"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWeights:
-    """The weights. H: hidden size; D: head_dim. Each comment begins with the names in Hugging Face checkpoints."""
+    """The weights of attention. H: hidden size; D: head_dim. Comments begin with the names in checkpoints."""
 
     kind: ClassVar[str] = "attention"
-    qkv: PackedLinear  # q_proj, k_proj, v_proj: H → query heads, key heads, value heads; of shared K/V only the first
+    qkv: PackedLinear  # q_proj, k_proj, v_proj: H → query, key and value heads; only query heads with shared K/V
     gates: PackedLinear | None = None  # half of q_proj: H → query heads
     o: PackedLinear  # o_proj: query heads → H
-    q_norm: Tensor | None = None  # q_norm [D], or [query heads * D]: one norm of all heads
-    k_norm: Tensor | None = None  # k_norm
-    v_norm: Tensor | None = None  # ones [D]: of values that are divided by their root mean square
-    sinks: Tensor | None = None  # sinks [query heads] float32: logits of a key whose value is zero
+    q_norm: Tensor | None = None  # q_norm [D], or [query heads * D] if one norm covers all heads
+    k_norm: Tensor | None = None  # k_norm [D], or [key heads * D] if one norm covers all heads
+    v_norm: Tensor | None = None  # ones [D], if values are divided by their root mean square
+    sinks: Tensor | None = None  # sinks [query heads] float32: logits of an additional key whose value is zero
 
     @property
     def linears(self) -> Iterator[PackedLinear]:
@@ -104,7 +104,7 @@ def _make(
 
 
 def _head_norm(spec: ModelSpec, parts: list[Tensor]) -> Tensor:
-    """Returns a norm of queries or keys with its dimensions in the order in memory."""
+    """Returns a norm of queries or keys, with the dimensions of each head in memory order (see _head_order)."""
     order = None if spec.layer_norm else _head_order(spec)
     if order is None:
         return norm(spec, parts)
@@ -112,15 +112,15 @@ def _head_norm(spec: ModelSpec, parts: list[Tensor]) -> Tensor:
 
 
 def _unread(layer: LayerSpec) -> tuple[str, ...]:
-    """A layer that shares the K/V of another one was trained without the projections that some checkpoints have."""
+    """Names the key and value projections of a layer that reads another layer's K/V: some checkpoints hold them."""
     shares = ("k_proj.", "v_proj.", "k_norm.", "v_norm.") if layer.shares is not None else ()
     return tuple(MODULE + module for module in shares)
 
 
 def _row_order(spec: ModelSpec) -> Tensor | None:
-    """Returns the row order of queries, gates, keys and values in memory; None if it is that of the checkpoint.
+    """Returns the order of the rows of queries, gates, keys and values in memory; None: as in the checkpoint.
 
-    With output gates, the checkpoint has those of a query head after its queries.
+    With output gates, the checkpoint stores each query head's rows and then the gate's rows of this head.
     """
     head, size = _head_order(spec), spec.head_dim
     if head is None and not spec.attention_gate:
@@ -136,11 +136,11 @@ def _row_order(spec: ModelSpec) -> Tensor | None:
 
 
 def _head_order(spec: ModelSpec) -> Tensor | None:
-    """Returns the order of the dimensions of a query or key head in memory; None if it is that of the checkpoint.
+    """Returns the order of the dimensions of a query or key head in memory; None: as in the checkpoint.
 
     The kernels rotate dimension i of a head together with dimension i + D / 2. A checkpoint may rotate only the first R
-    of the D dimensions, and may pair i with i + R / 2, or neighbours with each other. The new order places pairs
-    D / 2 apart and fills the gaps with the other dimensions.
+    of the D dimensions, and may pair dimension i with i + R / 2, or adjacent dimensions. The order in memory places the
+    dimensions of a pair D / 2 apart, and the unrotated dimensions between them.
     """
     rope, size = spec.ropes[0], spec.head_dim
     if not rope.rotated and not rope.neighbours:

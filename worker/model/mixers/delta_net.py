@@ -1,4 +1,4 @@
-"""The gated delta rule (Gated DeltaNet) of Qwen3.5 and Qwen3-Next: each sequence has a state of fixed size, no K/V."""
+"""The gated delta rule (Gated DeltaNet) of Qwen3.5 and Qwen3-Next. A sequence has a state of fixed size, and no K/V."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ from worker.model.mixers.recurrent import check_taps, decay, positive_sizes, tap
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "linear_attn."
-INTERLEAVED = f"{MODULE}in_proj_qkvz", f"{MODULE}in_proj_ba"  # Qwen3-Next: rows are stored key head by key head
+# Qwen3-Next stores all kinds of rows of the first key head, then all of the second, and so on.
+INTERLEAVED = f"{MODULE}in_proj_qkvz", f"{MODULE}in_proj_ba"
 SIZES = (
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
     "linear_conv_kernel_dim",
@@ -29,11 +30,11 @@ SIZES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetLayer:
-    """The weights. H: hidden size. Each comment begins with the names in Hugging Face checkpoints."""
+    """The weights of a Gated DeltaNet mixer. H: hidden size. Comments begin with the names in checkpoints."""
 
     kind: ClassVar[str] = "delta_net"
     qkv: PackedLinear  # in_proj_qkv, in_proj_z: H → queries, keys, values, output gates
-    gates: PackedLinear  # in_proj_b, in_proj_a: H → b, a
+    gates: PackedLinear  # in_proj_b, in_proj_a: H → b, a (inputs of beta and of the decay)
     o: PackedLinear  # out_proj: values → H
     small: DeltaNetWeights  # conv1d, A_log, dt_bias, norm
 
@@ -50,7 +51,8 @@ def forward(h: Tensor, own: DeltaNetLayer, index: int, step: Step, next_weights:
 
 
 def _state(config: Config) -> DeltaNetShape:
-    sizes = positive_sizes(config, SIZES, lambda sizes: sizes[1] % sizes[0] == 0)  # value heads share key heads
+    # Each key head is shared by the same number of value heads.
+    sizes = positive_sizes(config, SIZES, lambda sizes: sizes[1] % sizes[0] == 0)
     if config["hidden_act"] not in ("silu", "swish"):
         name = config["hidden_act"]
         raise UnsupportedModel(f"activation {name!r} is not supported in recurrent layers; supported is silu")
@@ -82,7 +84,7 @@ def _linears(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, 
 
 
 def _by_kind(heads: int, sizes: tuple[int, ...]) -> Tensor:
-    """Returns the order that puts rows of one kind next to each other. sizes: rows of each kind in one key head."""
+    """Returns the row order in which the rows of one kind are consecutive. sizes: rows of each kind in one key head"""
     rows = torch.arange(heads * sum(sizes)).view(heads, -1).split_with_sizes(sizes, dim=1)
     return torch.cat([kind.flatten() for kind in rows])
 

@@ -1,4 +1,7 @@
-"""What a kind of mixer is, and the kinds by name. Only the kinds of a model's layers are imported."""
+"""Defines the functions of a kind of mixer, and finds a kind by name.
+
+A kind is imported only when a model has layers of that kind.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ Config = Mapping[str, Any]
 
 
 def no_state(config: Config) -> None:
-    """The cache keeps keys and values, whose shape is ModelSpec.kv_shape."""
+    """Returns None, because the kind has K/V and no recurrent state. ModelSpec.kv_shape has the shape of K/V."""
     return None
 
 
@@ -23,15 +26,15 @@ def no_state(config: Config) -> None:
 class Mixer:
     """The functions of a kind of mixer.
 
-    state: reads from a config what the cache must keep of a sequence in such a layer; None if that is K/V. Raises
-        UnsupportedModel.
-    check: raises UnsupportedModel if the kernels do not hold the sizes.
-    stored: what a checkpoint holds. The record of the weights has `kind`, `o`, the linear behind the mixer, and
-        `linears`, all its linears.
-    forward: returns the mixed rows, which `o` reads, and writes K/V or states, from the normed rows [T, H], the
-        weights, the number of the layer, the Step, and the memory of the weights that are read next.
-    runs_in_c: whether the C library computes it.
-    in_c: returns the fields of DecoderCLayer from the weights.
+    state: reads from a config the shape of a sequence's recurrent state in a layer of this kind; None: the kind has
+        K/V instead. Raises UnsupportedModel.
+    check: raises UnsupportedModel if sizes are too large for the kernels, or contradict each other
+    stored: how a checkpoint stores the weights; their record has the properties of MixerWeights
+    forward: writes K/V or states, and returns the mixed rows, which are the input of the linear `o`. Its arguments are
+        the normed rows [T, H], the weights, the layer's index, the Step, and the tensors of the weights that are read
+        next, which may be prefetched.
+    runs_in_c: whether the C library can compute a layer
+    in_c: returns the fields of DecoderCLayer, from the weights and the place of the layer
     """
 
     state: Callable[[Config], RecurrentShape | None] = no_state
@@ -42,7 +45,7 @@ class Mixer:
     in_c: Callable[[Any, Place], dict[str, Any]]
 
 
-KINDS = {  # kind → its layers in a message
+KINDS = {  # kind → what an error message calls its layers
     "attention": "layers with attention",
     "delta_net": "layers with the gated delta rule",
     "mamba2": "Mamba-2 layers",
@@ -51,6 +54,6 @@ KINDS = {  # kind → its layers in a message
 
 
 def mixer(kind: str) -> Mixer:
-    """Returns the functions of a kind. Raises UnsupportedModel if this installation lacks its module."""
+    """Returns the functions of a kind. Raises UnsupportedModel if this installation lacks the kind's module."""
     found: Mixer = room(f"mixers.{kind}", KINDS[kind]).MIXER
     return found

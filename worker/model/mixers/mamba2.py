@@ -1,4 +1,4 @@
-"""Mamba-2 of Granite 4: each sequence has a state of fixed size, no K/V."""
+"""The Mamba-2 mixer of Granite 4. A sequence has a state of fixed size, and no K/V."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "mamba."
 SIZES = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
-SERVED: Mapping[str, tuple[Any, ...]] = {  # settings of which only some values are supported
+SERVED: Mapping[str, tuple[Any, ...]] = {  # for settings that are only partly supported: the supported values
     "mamba_conv_bias": (True,), "mamba_proj_bias": (False,), "hidden_act": ("silu", "swish"),
     "time_step_limit": (None, [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]),
 }  # fmt: skip
@@ -29,7 +29,7 @@ SERVED: Mapping[str, tuple[Any, ...]] = {  # settings of which only some values 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Layer:
-    """The weights. H: hidden size. Each comment begins with the names in Hugging Face checkpoints."""
+    """The weights of a Mamba-2 mixer. H: hidden size. Comments begin with the names in Hugging Face checkpoints."""
 
     kind: ClassVar[str] = "mamba2"
     qkv: PackedLinear  # in_proj: H → output gates, x, b, c

@@ -1,4 +1,4 @@
-"""What kinds of mixers with a state have in common: how sizes are checked, and how small weights are made."""
+"""Helpers of the mixers with a recurrent state: they check sizes, and make small weights."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from worker.model.mixers.kinds import Config
 
 
 def positive_sizes(config: Config, names: Sequence[str], possible: Callable[[list[int]], bool]) -> list[int]:
-    """Returns the sizes of these names. Raises UnsupportedModel unless all are positive and `possible`."""
+    """Returns the settings `names`. Raises UnsupportedModel unless all are positive and possible(sizes) is true."""
     sizes = [int(config[name]) for name in names]
     if min(sizes) < 1 or not possible(sizes):
         sizes_text = ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
@@ -19,13 +19,13 @@ def positive_sizes(config: Config, names: Sequence[str], possible: Callable[[lis
 
 
 def check_taps(taps: int, name: str) -> None:
-    """Raises UnsupportedModel if the kernels do not hold so many inputs of a convolution. name: of the setting."""
+    """Raises UnsupportedModel if a convolution has more taps than the kernels support. name: the name of the setting"""
     if not 1 <= taps <= MAX_TAPS:
         raise UnsupportedModel(f"{name} {taps} is not supported; supported are numbers from 1 to {MAX_TAPS}")
 
 
 def taps_first(kernels: Tensor) -> Tensor:
-    """Returns the weights of a convolution [taps, channels] from those of a checkpoint [channels, 1, taps]."""
+    """Returns the weights of a convolution as [taps, channels]. kernels: the checkpoint's tensor [channels, 1, taps]"""
     return kernels[:, 0].T.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""The short convolution of LFM2: each sequence has its last inputs as a state, no K/V."""
+"""The short convolution of LFM2. A sequence's state is its last inputs of the convolution; there is no K/V."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ MODULE = "conv."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvLayer:
-    """The weights. H: hidden size. Each comment begins with the names in Hugging Face checkpoints."""
+    """The weights of a short convolution. H: hidden size. Comments begin with the names in Hugging Face checkpoints."""
 
     kind: ClassVar[str] = "short_conv"
     qkv: PackedLinear  # in_proj: H → b, c, x

@@ -11,9 +11,10 @@ from worker.spec import LayerSpec, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of process `rank`. lanes: the number of processes that share each layer; bounds: see Stage.
+    """The part of process `rank`. Rank `lanes * s + n` has share n of stage s.
 
-    Rank `lanes * s + n` has share n of stage s.
+    lanes: the number of processes that share each layer
+    bounds: as in Stage
     """
 
     rank: int
@@ -59,10 +60,10 @@ class Part:
         return of_stage if self.share is None else self.share.spec(of_stage)
 
     def whole_kv(self, nbytes: int, spec: ModelSpec) -> int:
-        """Returns how many bytes the K/V and states of the whole model may take if this part has room for `nbytes`.
+        """Returns how many bytes the K/V and states of the whole model may take if this process has room for `nbytes`.
 
-        The sizes of the pools are not known yet. So the kind of K/V or state of which this part has the largest share
-        sets the limit.
+        The sizes of the pools are not known yet. So the limit comes from that kind of K/V or state of which this
+        process holds the largest fraction.
         """
         whole, own = _kept(spec.layers, spec), _kept(self.stage.spec(spec).layers, spec)
         parts = min((whole[kind] / size for kind, size in own.items()), default=1.0)
@@ -72,10 +73,10 @@ class Part:
 def parts_of(
     spec: ModelSpec, worker: WorkerConfig, sizes: Callable[[], tuple[list[int], int]], for_pictures: int = 0
 ) -> tuple[Part, ...]:
-    """Returns the parts of all processes. Raises CannotShare.
+    """Returns the parts of all processes. Raises CannotShare if the model cannot be split so.
 
     sizes: returns the bytes of each layer, and the bytes of the rest of the model, which belongs to the first stage
-    for_pictures: see bounds_of_stages
+    for_pictures: as for bounds_of_stages
     """
     lanes, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
     if lanes > 1:
@@ -85,7 +86,10 @@ def parts_of(
 
 
 def _kept(layers: Iterable[LayerSpec], spec: ModelSpec) -> dict[object, int]:
-    """Returns how much layers store per sequence, by kind (a window of K/V, or a shape of a state). Units vary."""
+    """Returns how much K/V or state the layers store, by kind: the window of K/V, or the shape of a state.
+
+    Only amounts of the same kind have the same unit and can be compared.
+    """
     found: dict[object, int] = {}
     for kind, size in _each_kept(layers, spec):
         found[kind] = found.get(kind, 0) + size

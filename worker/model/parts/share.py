@@ -82,7 +82,7 @@ class Share:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def _units(self, units: int) -> int:
-        """Returns how many units this share has. If there are fewer units than processes, they share units."""
+        """Returns how many units this share has. If there are fewer units than processes, processes share a unit."""
         return units if not units else max(1, units // self.count)
 
 
@@ -98,7 +98,7 @@ def check(spec: ModelSpec, count: int) -> None:
 
 
 def largest_inner(spec: ModelSpec, layer: LayerSpec) -> int:
-    """Returns the inputs per row of a layer's widest down projection; those of the chosen experts are added up."""
+    """Returns the inputs per row of a layer's widest down projection. Those of a row's chosen experts are summed up."""
     chosen = spec.experts.chosen * spec.experts.intermediate_size if layer.sparse and spec.experts is not None else 0
     return max(chosen, *_inner(spec, layer))
 
@@ -156,7 +156,7 @@ def _attention(rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
 
 
 def _delta(layer: LayerSpec) -> tuple[DeltaNetShape, Section, Section]:
-    """Returns the shape, and the sections of keys and of values. Value heads stay with the key head that they use."""
+    """Returns the shape, and the sections of keys and of values. A value head stays with the key head that it uses."""
     shape = layer.state
     assert isinstance(shape, DeltaNetShape)
     return shape, (shape.key_heads * shape.key_dim, shape.key_heads), (shape.values, shape.key_heads)
@@ -184,7 +184,7 @@ def _gate_up(rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
     return _equal(1 + spec.gated)(rows, spec, layer)
 
 
-SECTIONS: Mapping[tuple[str, str], Sections] = {  # by (kind of the mixer, or "" for an MLP; name of the weight)
+SECTIONS: Mapping[tuple[str, str], Sections] = {  # keys: (kind of the mixer, or "" for an MLP; name of the weight)
     ("attention", "qkv"): _attention, ("attention", "o"): _equal(1), ("attention", "sinks"): _equal(1),
     ("delta_net", "qkv"): _delta_inputs, ("delta_net", "gates"): _delta_heads, ("delta_net", "o"): _equal(1),
     ("delta_net", "conv"): _delta_channels, ("delta_net", "decay"): _delta_heads,

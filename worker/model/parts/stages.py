@@ -1,4 +1,4 @@
-"""Cuts the layers of a model into stages, one for each process or each group of them (pipeline parallelism).
+"""Cuts the layers of a model into stages, one for each process or group of processes (pipeline parallelism).
 
 A stage has consecutive layers, with their K/V and states. The first stage also has the embedding and the LM head.
 Stages hand over the residual stream unchanged, so answers have the same bits with any number of stages.
@@ -64,10 +64,10 @@ def bounds_of_stages(
     """Cuts a model into stages so that the largest one has as few bytes as possible.
 
     layers: the bytes of each layer
-    beside: the bytes of the embedding and everything else that the first stage has beside its layers
+    beside: the bytes of the embedding and everything else that the first stage has in addition to its layers
     for_pictures: how many of the first layers get vectors of pictures; the first stage has all of these layers
 
-    Returns the first layer of each stage, and then the number of layers. Raises CannotShare.
+    Returns the first layer of each stage, and then the number of layers. Raises CannotShare if the model cannot be cut.
     """
     flag, total = f"--pipeline-parallel-size {count}", len(layers)
     if count > 1 and spec.layer_inputs is not None:
@@ -99,7 +99,7 @@ def _balanced(layers: Sequence[int], beside: int, count: int, cuts: Sequence[int
 
     @cache
     def best(first: int, stages: int) -> tuple[float, tuple[int, ...]]:
-        """Cuts the layers from `first` on. Returns the bytes of the largest stage, and the end of each stage."""
+        """Cuts the layers from `first` on into stages. Returns the largest stage's bytes, and the end of each stage."""
         own = 0 if first else beside
         if stages == 1:
             return own + sum(layers[first:]), (end,)

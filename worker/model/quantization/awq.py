@@ -1,7 +1,7 @@
-"""Checkpoints with `quant_method: awq` in the layout `gemm`: unsigned codes of 4 bits, packed along the outputs.
+"""Reads checkpoints with `quant_method: awq` in the layout `gemm`: unsigned codes of 4 bits, packed along the outputs.
 
-qweight [K, N / 8], qzeros [groups, N / 8] and scales [groups, N]. The eight codes in an int32, lowest bits first,
-belong to the outputs 0, 2, 4, 6, 1, 3, 5, 7 of the eight.
+A weight [N, K] is stored as qweight [K, N / 8], qzeros [groups, N / 8] and scales [groups, N]. An int32 has the codes
+of eight consecutive outputs; from the lowest bits on, they belong to the outputs 0, 2, 4, 6, 1, 3, 5, 7 of these eight.
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ from worker.model.quantization.codes import check_group_size, signed
 from worker.spec import StoredQuantization
 
 METHOD, BITS = "awq", 4
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each code in an int32
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # ORDER[i]: to which of eight outputs the code at place i of an int32 belongs
 
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """The settings of such a checkpoint. A linear is quantized if it has a qweight.
+    """The settings of an AWQ checkpoint. A linear is quantized if the checkpoint has its qweight.
 
-    group_size: how many inputs share a scale, 0: all.
-    zero_point: whether zero points are stored; else each is half the number of codes.
+    group_size: how many inputs share a scale; 0: all
+    zero_point: whether zero points are stored; otherwise every zero point is half the number of codes
     """
 
     group_size: int
@@ -47,7 +47,7 @@ class Awq:
 
 @dataclass(frozen=True, slots=True)
 class AwqWeight:
-    """One weight [N, K] of such a checkpoint."""
+    """A quantized weight [N, K] of an AWQ checkpoint."""
 
     name: str
     shape: Shape
@@ -90,7 +90,7 @@ class AwqWeight:
 
 
 def read(settings: Mapping[str, Any]) -> Awq:
-    """Reads the settings. Raises CheckpointError when they are not supported."""
+    """Reads a quantization_config. Raises CheckpointError when a setting is not supported."""
     layout = str(settings.get("version") or settings.get("format") or "gemm").lower()
     if layout != "gemm":
         raise CheckpointError(f"quant_method {METHOD!r}: version {layout!r} is not supported; supported is gemm")

@@ -1,8 +1,9 @@
-"""Checkpoints with `quant_method: bitsandbytes` and four bits: nf4 or fp4 codes, and a scale for each block of them.
+"""Reads checkpoints with `quant_method: bitsandbytes` and 4 bits: nf4 or fp4 codes, and a scale for a block of codes.
 
-A weight is stored as bytes of two codes each, the upper half first. `absmax` has the scales; with double quantization
-these are codes of eight bits (`nested_quant_map`) times `nested_absmax`, plus an offset. A tensor of JSON has the
-sizes. Blocks run over the whole weight, so a row must consist of whole blocks, or a block of whole rows.
+A byte holds two codes, the first one in the upper half. The tensor `absmax` has the scales. With double quantization,
+it has codes of eight bits instead, and a scale is nested_quant_map[code] times its `nested_absmax`, plus an offset. A
+tensor with JSON text has the sizes. Blocks run over the whole weight regardless of rows, so a row must consist of whole
+blocks, or a block of whole rows.
 """
 
 from collections.abc import Mapping
@@ -19,13 +20,13 @@ from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTe
 from worker.spec import StoredQuantization
 
 METHOD = "bitsandbytes"
-_FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)  # in twelfths; each is a number of E4M3
+_FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)  # 12 times the positive numbers of fp4; E4M3 can represent them all
 FP4 = tuple(value / 12 for value in (*_FP4, *(-value for value in _FP4)))
-NUMBERS = {"nf4": NF4.values, "fp4": FP4}  # quant_type → what the codes stand for
+NUMBERS = {"nf4": NF4.values, "fp4": FP4}  # quant_type → the number that each code stands for
 
 
 class QuantState(msgspec.Struct):
-    """The JSON beside each weight."""
+    """The JSON text that a checkpoint stores beside each weight."""
 
     blocksize: int
     shape: list[int]
@@ -35,7 +36,7 @@ class QuantState(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """The settings of such a checkpoint. A linear is quantized if it has absmax."""
+    """The settings of a bitsandbytes checkpoint. A linear is quantized if the checkpoint has its absmax."""
 
     kind: str  # nf4 or fp4
 
@@ -56,7 +57,7 @@ class BitsAndBytes:
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytesWeight:
-    """One weight [N, K] of such a checkpoint."""
+    """A quantized weight [N, K] of a bitsandbytes checkpoint."""
 
     name: str
     shape: Shape
@@ -74,7 +75,7 @@ class BitsAndBytesWeight:
         return Layout(self.code_map, min(self.shape[0] * self.shape[1] // self.blocks, self.shape[1]))
 
     def tensors(self) -> list[ExpectedTensor]:
-        """Returns the tensors to expect. Shapes stated in the JSON are checked when the weight is read."""
+        """Returns the expected tensors. The sizes in the JSON text are checked later, when the weight is read."""
         own = [
             ExpectedTensor(self.name, (self.shape[0] * self.shape[1] // 2, 1), ("U8",)),
             ExpectedTensor(f"{self.name}.absmax", (self.blocks,), ("U8",) if self.nested else ("F32",)),
@@ -135,7 +136,7 @@ class BitsAndBytesWeight:
 
 
 def read(settings: Mapping[str, Any]) -> BitsAndBytes:
-    """Reads the settings. Raises CheckpointError when they are not supported."""
+    """Reads a quantization_config. Raises CheckpointError when a setting is not supported."""
     kind = settings.get("bnb_4bit_quant_type", "fp4")
     if not settings.get("load_in_4bit") or kind not in NUMBERS:
         what = f"bnb_4bit_quant_type {kind!r}" if settings.get("load_in_4bit") else "weights of 8 bits"

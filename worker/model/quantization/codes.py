@@ -1,7 +1,7 @@
-"""Turns stored numbers of few bits into the codes, scales and minimums of a QuantizedWeight, and checks them.
+"""Turns stored codes into the codes, scales and minimums of a QuantizedWeight, and checks settings.
 
-Formats with unsigned codes q and zero points z mean scale * (q - z). With signed codes q - h, where h is half the
-number of codes, this is scale * (q - h) + minimum with minimum = scale * (h - z).
+An unsigned code q with a zero point z means the number scale * (q - z). A QuantizedWeight has the signed code q - h,
+where h is half the number of codes. The number is then scale * (q - h) + minimum, with minimum = scale * (h - z).
 """
 
 import re
@@ -17,7 +17,7 @@ CODE_MAPS = {4: INT4, 8: INT8}
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Unpacks words [.., W] of integers to unsigned codes [.., W * word size / bits] uint8, lowest bits first."""
+    """Unpacks integers [.., W] to unsigned codes [.., W * bits of an integer / bits] uint8, lowest bits first."""
     bytes_ = words.flatten().view(torch.uint8).view(*words.shape[:-1], -1)
     if bits == 8:
         return bytes_
@@ -30,10 +30,12 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 def signed(
     codes: Tensor, bits: int, scale: Tensor, zero: Tensor | None, group_size: int, order: Tensor | None = None
 ) -> QuantizedWeight:
-    """Returns the weight scale * (codes - zero), from unsigned codes [N, K] uint8, which are changed in place.
+    """Returns the weight scale * (codes - zero).
 
-    order: the inputs in the order of the groups, if that is another one. scale [N, groups] float32; zero [N, groups],
-    or None if every zero point is half the number of codes.
+    codes: unsigned codes [N, K] uint8; they are changed in place
+    scale: [N, groups] float32
+    zero: zero points [N, groups]; None: every zero point is half the number of codes
+    order: indices of the inputs, sorted by group; None: they are sorted already
     """
     half = 1 << (bits - 1)
     minimum = None if zero is None or bool((zero == half).all()) else scale * (half - zero.float())
@@ -43,10 +45,11 @@ def signed(
 
 
 def input_order(g_idx: Tensor, group_size: int, name: str, tensors: StoredTensors) -> Tensor | None:
-    """Returns the order of inputs in which groups are consecutive; None if they are already.
+    """Returns the indices of the inputs, sorted by group; None if they are sorted already.
 
-    g_idx: [K], the group of each input. Raises CheckpointError unless every group has `group_size` inputs; only the
-    last may have fewer.
+    g_idx: the group of each input, [K]
+
+    Raises CheckpointError unless every group has `group_size` inputs. The last group may have fewer.
     """
     index, k = g_idx.long(), len(g_idx)
     expected = torch.arange(k, device=index.device) // group_size
@@ -59,7 +62,10 @@ def input_order(g_idx: Tensor, group_size: int, name: str, tensors: StoredTensor
 
 
 def check_group_size(size: object, method: str) -> int:
-    """Returns a group size from a config, 0 for all inputs (-1 there). Raises CheckpointError if it is impossible."""
+    """Returns a config's group size; 0: all inputs, which a config states as -1 or null.
+
+    Raises CheckpointError if the group size is not supported.
+    """
     if size is None or size == -1:
         return 0
     if isinstance(size, int) and size > 0 and size % 16 == 0:
@@ -70,7 +76,7 @@ def check_group_size(size: object, method: str) -> int:
 
 
 def check_pattern(pattern: str, method: str) -> str:
-    """Returns a regular expression from a config. Raises CheckpointError if it is none."""
+    """Returns a config's pattern. Raises CheckpointError if the pattern is not a regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:

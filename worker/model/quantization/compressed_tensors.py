@@ -1,7 +1,7 @@
-"""Checkpoints with `quant_method: compressed-tensors`: weights of 4 and 8 bits in its formats.
+"""Reads checkpoints with `quant_method: compressed-tensors` whose weights have 4 or 8 bits.
 
-Activations are quantized if the checkpoint asks for dynamic scales per token in the format of the weights. Any other
-quantization of activations (stored scales, or scales per group) is ignored, and they keep sixteen bits.
+Activations are quantized only if the checkpoint asks for dynamic scales per token, in the number format of the weights.
+Any other quantization of activations (stored scales, or scales per group) is ignored: activations then keep 16 bits.
 """
 
 import re
@@ -18,13 +18,13 @@ from worker.model.quantization.scaled import Block, ScaledWeight, block_of
 from worker.spec import Activations, StoredQuantization
 
 METHOD = "compressed-tensors"
-PATTERN = "re:"  # begins targets that are regular expressions
+PATTERN = "re:"  # the prefix of targets that are regular expressions
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A kind of numbers: its name, its codes, and how they are stored if each has a byte."""
+    """A number format. kind: its name; format: the checkpoint's number format if codes are stored one per byte"""
 
     kind: str
     code_map: CodeMap
@@ -51,10 +51,10 @@ class Group:
 
     targets: tuple[str, ...]
     numbers: Numbers
-    packed: bool  # several values in an int32
+    packed: bool  # whether an int32 holds several codes
     block: Block
     symmetric: bool
-    ordered: bool  # whether inputs were quantized in an order of their own
+    ordered: bool  # whether the inputs were reordered for quantization
     activations: Activations
 
     @property
@@ -81,7 +81,7 @@ class Group:
         )  # fmt: skip
 
     def _grid(self, name: str, shape: Shape, tensors: StoredTensors, formats: tuple[str, ...]) -> ExpectedTensor:
-        """Returns a tensor with a number for each block."""
+        """Returns the expected tensor `name`, which has a number for each block."""
         actual = tensors.shape(name) if name in tensors else ()
         return ExpectedTensor(name, self.block.grid_shape(shape, actual), formats)
 
@@ -103,13 +103,13 @@ class MxFp4Group:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """The settings of such a checkpoint. A linear is quantized if it has scales."""
+    """The settings of a compressed-tensors checkpoint. A linear is quantized if the checkpoint has its scales."""
 
     groups: tuple[Group | MxFp4Group, ...]
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Zero points of symmetric weights are all zero."""
+        """Endings of tensors that are not read. Zero points are read only for asymmetric weights; others are all 0."""
         return ".weight_shape", ".weight_zero_point"
 
     @property
@@ -122,7 +122,7 @@ class CompressedTensors:
         return self._group(name.removesuffix(".weight")).weight(name, shape, tensors)
 
     def _group(self, module: str) -> Group | MxFp4Group:
-        """Returns the group of a quantized module: by its name, else by a pattern, else by its class."""
+        """Returns a module's group: a group that targets its name, else a pattern of its name, else its class."""
         for matches in (_is_name, _is_pattern, _is_class):
             for group in self.groups:
                 if any(matches(target, module) for target in group.targets):
@@ -151,7 +151,7 @@ def _words(count: int, bits: int) -> int:
 
 
 def read(settings: Config) -> CompressedTensors:
-    """Reads the settings. Raises CheckpointError when they are not supported."""
+    """Reads a quantization_config. Raises CheckpointError when a setting is not supported."""
     groups = (settings.get("config_groups") or {}).values()
     found = tuple(_group(group, settings.get("format")) for group in groups if group.get("weights"))
     if not found:
@@ -163,7 +163,7 @@ def read(settings: Config) -> CompressedTensors:
 
 
 def _check_transforms(groups: Config) -> None:
-    """Raises CheckpointError if rotations are applied to anything but weights, which have them already."""
+    """Raises CheckpointError if activations must be rotated at run time. Stored weights are rotated already."""
     places = {step["location"] for group in groups.values() for step in group["apply"]}
     if online := sorted(places - {"weight_input", "weight_output"}):
         raise CheckpointError(f"quant_method {METHOD!r}: transforms at {', '.join(online)} are not supported")

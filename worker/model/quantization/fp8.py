@@ -1,4 +1,4 @@
-"""Checkpoints with `quant_method: fp8`, as Qwen's and DeepSeek's: e4m3 values, one scale for a tensor or a block."""
+"""Reads checkpoints with `quant_method: fp8`, as of Qwen and DeepSeek: e4m3 codes, and a scale per tensor or block."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from worker.spec import Activations, StoredQuantization
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """The settings of such a checkpoint. A linear is quantized if it has scales."""
+    """The settings of an fp8 checkpoint. A linear is quantized if the checkpoint has its scales."""
 
     block: Block
     activations: Activations
@@ -37,7 +37,7 @@ class Fp8:
 
 
 def read(settings: Mapping[str, Any]) -> Fp8:
-    """Reads the settings. Raises CheckpointError when they are not supported."""
+    """Reads a quantization_config. Raises CheckpointError when a setting is not supported."""
     if settings.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise CheckpointError(f"quant_method 'fp8': fmt {settings['fmt']!r} is not supported; supported is e4m3")
     block = block_of(settings.get("weight_block_size"), "fp8")

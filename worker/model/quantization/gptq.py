@@ -1,9 +1,9 @@
-"""Checkpoints with `quant_method: gptq`: unsigned codes of 4 or 8 bits, packed along the inputs, with zero points.
+"""Reads checkpoints with `quant_method: gptq`: unsigned codes of 4 or 8 bits, packed along the inputs; zero points.
 
-qweight [K / p, N], qzeros [groups, N / p] and scales [groups, N], where p codes are packed in an int32. g_idx [K] is
-the group of each input, which is not in order where the inputs were quantized in another one (`desc_act`). Zero points
-are stored minus one, except in `checkpoint_format: gptq_v2`; the one is subtracted from whole int32, so that a zero
-point of 0 borrows from its neighbour.
+A weight [N, K] is stored as qweight [K / p, N], qzeros [groups, N / p] and scales [groups, N]; an int32 has p codes.
+g_idx [K] is the group of each input. It is not ascending if the inputs were reordered for quantization (`desc_act`).
+Zero points are stored minus one, except in `checkpoint_format: gptq_v2`. The one was subtracted from each code of an
+int32 by one subtraction, so a zero point of 0 has borrowed from its neighbour.
 """
 
 import re
@@ -28,19 +28,19 @@ from worker.model.quantization.codes import (
 from worker.spec import StoredQuantization
 
 METHOD = "gptq"
-ONES = {4: 0x11111111, 8: 0x01010101}  # one for each code in an int32
+ONES = {4: 0x11111111, 8: 0x01010101}  # bits of a code → an int32 whose codes are all 1
 VERSIONS = {"gptq": True, "gptq_v2": False}  # checkpoint_format → whether zero points are stored minus one
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """The settings of a checkpoint or of some of its modules. A linear is quantized if it has a qweight.
+    """The settings of a GPTQ checkpoint or of some of its modules. A linear is quantized if it has a qweight.
 
-    group_size: how many inputs share a scale, 0: all.
-    less_one: whether zero points are stored minus one.
-    ordered: whether the order of the inputs was changed for quantization.
-    dynamic: patterns for names of modules, with the settings of the modules that match.
+    group_size: how many inputs share a scale; 0: all
+    less_one: whether zero points are stored minus one
+    ordered: whether the inputs were reordered for quantization
+    dynamic: patterns of module names, each with the settings of the modules that match it
     """
 
     bits: int
@@ -69,7 +69,7 @@ class Gptq:
 
 @dataclass(frozen=True, slots=True)
 class GptqWeight:
-    """One weight [N, K] of such a checkpoint."""
+    """A quantized weight [N, K] of a GPTQ checkpoint."""
 
     name: str
     shape: Shape
@@ -105,14 +105,17 @@ class GptqWeight:
         return signed(codes, bits, scale.T.contiguous(), unpack(zeros, bits)[:, :n].T, self.group_size, order)
 
     def _order(self, g_idx: Tensor, name: str) -> Tensor | None:
-        """Returns the order of the inputs by group. Some old tools wrote zeros where the order is the usual one."""
+        """Returns the indices of the inputs, sorted by group; None if they are sorted already.
+
+        Some old tools wrote a g_idx of zeros although the inputs are sorted.
+        """
         if not self.settings.ordered and not bool(g_idx.any()):
             return None
         return input_order(g_idx, self.group_size, name, self.checkpoint)
 
 
 def read(settings: Config) -> Gptq:
-    """Reads the settings. Raises CheckpointError when they are not supported."""
+    """Reads a quantization_config. Raises CheckpointError when a setting is not supported."""
     own = _read(settings)
     if rotation := settings.get("rotation") or (settings.get("meta") or {}).get("rotation"):
         raise CheckpointError(f"quant_method {METHOD!r}: rotation {rotation!r} is not supported")

@@ -1,7 +1,7 @@
-"""How the linears of the layers are kept in memory, from --quantization and the checkpoint.
+"""Decides how the linears of the layers are kept in memory, from --quantization and the checkpoint.
 
-On a GPU, eight bits with one scale per row have kernels of their own, which can quantize inputs, too. All else in few
-bits is a QuantizedWeight in groups.
+On a GPU, weights of eight bits with one scale per row have kernels of their own, which can also quantize inputs. All
+other quantized weights are kept as a QuantizedWeight.
 """
 
 from collections.abc import Sequence, Set
@@ -17,18 +17,18 @@ from worker.model.checkpoint.stored_weight import BY_ROW, Layout, StoredWeight
 from worker.spec import StoredQuantization
 
 GROUPS = {"int4": Layout(INT4, 128), "int4-g32": Layout(INT4, 32), "int8": Layout(INT8, 128), "fp8": Layout(E4M3)}
-ROWS = {"int8": Layout(INT8), "fp8": Layout(E4M3)}  # for the kernels of GPUs
+ROWS = {"int8": Layout(INT8), "fp8": Layout(E4M3)}  # the layouts with one scale per row, for their kernels on GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class InMemory:
-    """Says what becomes of each stored weight of a linear.
+    """How stored weights of linears are converted for memory.
 
-    kind: the format of weights in few bits; "" if there are none.
-    widen: whether weights in few bits become full precision.
-    plain: how weights in full precision are quantized; None if they are not.
-    finer: how weights in few bits are quantized again unless they have one scale per row; None if they are not.
-    by_row: how kernels for one scale per row multiply the weights that have it; None if there are no such kernels.
+    kind: the format of quantized weights; "" if no weight is quantized
+    widen: whether stored quantized weights are dequantized to full precision
+    plain: the layout to which weights stored in full precision are quantized; None: they stay in full precision
+    finer: the layout to which stored quantized weights without one scale per row are quantized again; None: they stay
+    by_row: how the kernels for weights with one scale per row multiply; None: these kernels are not used
     """
 
     kind: str = ""
@@ -43,13 +43,13 @@ class InMemory:
         return str(self.by_row or self.kind)
 
     def layout(self, weight: StoredWeight) -> Layout | None:
-        """Returns how the weight is kept in few bits; None if it is kept in full precision."""
+        """Returns the weight's layout in memory; None if it is kept in full precision."""
         if weight.layout is None:
             return self.plain
         return None if self.widen else self.finer or weight.layout
 
     def convert(self, weight: Tensor | QuantizedWeight, dtype: torch.dtype) -> Tensor | QuantizedWeight:
-        """Returns what is kept of a weight that has been read."""
+        """Converts a weight that has been read from the checkpoint to its layout in memory."""
         if isinstance(weight, Tensor):
             return weight if self.plain is None else self.plain.quantize(weight)
         if self.widen:
@@ -59,13 +59,13 @@ class InMemory:
         return self.finer.quantize(weight.dequantize(dtype))
 
     def have_rows(self, layouts: Set[Layout | None]) -> bool:
-        """Whether weights with these layouts share one format, for which there are kernels with one scale per row."""
+        """Whether all these layouts are the same one with one scale per row, and kernels for such a layout are used."""
         return self.by_row is not None and layouts <= {Layout(code_map) for code_map in BY_ROW} and len(layouts) == 1
 
     def rows(self, parts: Sequence[Tensor | QuantizedWeight]) -> tuple[Tensor, Tensor] | None:
-        """Returns values [N, K] and scales [N] of stacked weights for the kernels that have one scale per row.
+        """Stacks weights for the kernels that need one scale per row. Returns values [N, K] and scales [N].
 
-        Returns None if there are no such kernels, or if not all parts are in their format.
+        Returns None if these kernels are not used, or if the parts do not all have the same format for these kernels.
         """
         quantized = [part for part in parts if isinstance(part, QuantizedWeight) and _has_rows(part)]
         if self.by_row is None or len(quantized) < len(parts) or len(stacked := stack(quantized)) > 1:
@@ -83,9 +83,12 @@ def _has_rows(weight: QuantizedWeight) -> bool:
 
 
 def in_memory(stored: StoredQuantization | None, flag: str, device: torch.device) -> InMemory:
-    """Returns how linears are kept.
+    """Returns how linears are kept in memory.
 
-    flag: the value of --quantization. Raises ConfigError when the checkpoint and the flag name different formats.
+    stored: how the checkpoint's linears are quantized; None: they are not
+    flag: the value of --quantization
+
+    Raises ConfigError when the checkpoint and the flag name different formats.
     """
     if flag == "none":
         return InMemory(widen=True)

@@ -16,16 +16,16 @@ class Method(Protocol):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Endings of the names of tensors that belong to such checkpoints, but are not read."""
+        """Name endings of tensors that checkpoints of this method have but that are not read."""
 
     @property
     def stored(self) -> StoredQuantization: ...
 
     def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> StoredWeight | None:
-        """Returns how the quantized weight is stored; None if the tensors hold no scales for it."""
+        """Returns how the weight is stored; None if the checkpoint does not store it quantized."""
 
 
-METHODS = {  # quant_method → the module under worker/model that reads it, which is imported when it is needed
+METHODS = {  # quant_method → the module under worker/model that reads such checkpoints; it is imported when needed
     "compressed-tensors": "quantization.compressed_tensors", "fp8": "quantization.fp8", "gptq": "quantization.gptq",
     "awq": "quantization.awq", "mxfp4": "quantization.mxfp4", "bitsandbytes": "quantization.bitsandbytes",
     "gguf": "gguf.method",

@@ -1,8 +1,8 @@
-"""Weights in MXFP4: e2m1 codes, and for each 32 of them a power of two (e8m0).
+"""Reads weights in MXFP4: e2m1 codes, and a scale for every 32 codes, which is a power of two (e8m0).
 
-Checkpoints with `quant_method: mxfp4`, as gpt-oss, have them in `…_blocks` [N, K / 32, 16] and `…_scales` [N, K / 32].
-The format `mxfp4-pack-quantized` of compressed-tensors has the same bytes in `weight_packed` [N, K / 2] and
-`weight_scale`. The lower half of a byte is the first code.
+Checkpoints with `quant_method: mxfp4`, for example gpt-oss, store a weight [N, K] as `…_blocks` [N, K / 32, 16] and
+`…_scales` [N, K / 32]. The format `mxfp4-pack-quantized` of compressed-tensors has the same bytes in `weight_packed`
+[N, K / 2] and `weight_scale`. The first code of a byte is in its lower half.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ GROUP, BIAS, NOT_A_NUMBER = 32, 127, 255
 
 @dataclass(frozen=True, slots=True)
 class MxFp4Weight:
-    """One weight [N, K]. codes: two in a byte; scales: the exponents, with a bias."""
+    """A weight [N, K] in MXFP4. codes: two in a byte; scales: exponents of two, stored plus BIAS"""
 
     name: str
     shape: Shape
@@ -49,7 +49,7 @@ class MxFp4Weight:
 
 @dataclass(frozen=True, slots=True)
 class MxFp4:
-    """A checkpoint that is quantized as gpt-oss is. A linear is quantized if the checkpoint has its `_blocks`."""
+    """A checkpoint with `quant_method: mxfp4`. A linear is quantized if the checkpoint has its `_blocks`."""
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -89,5 +89,5 @@ def _groups(name: str, shape: Shape, tensors: StoredTensors) -> int:
 
 
 def read(settings: Mapping[str, Any]) -> MxFp4:
-    """Reads the settings, of which none changes how weights are stored."""
+    """Reads a quantization_config. It has no settings that change how weights are stored."""
     return MxFp4()

@@ -1,6 +1,7 @@
-"""A weight that is stored as values and a grid of scales, one for each block of values, maybe with zero points.
+"""Reads a weight that is stored as values and a grid of scales, with one scale for each block of values.
 
-Blocks are rows x columns. A scale for several rows is repeated for each of them, which is exact.
+A block covers some rows and columns of the weight. It may also have a zero point. A scale that several rows share is
+repeated for each row, which is exact.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
 from worker.model.quantization.codes import input_order, signed, unpack
 
-UNSET = -1  # in a tensor of groups that the library has not filled
-NOT_A_NUMBER = 0x7F  # E4M3's NaN, without the sign
+UNSET = -1  # the entries of a g_idx that compressed-tensors has not filled
+NOT_A_NUMBER = 0x7F  # NaN in E4M3, without the sign bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Block:
 
     @property
     def by_row(self) -> bool:
-        """Whether all columns share a scale, so that each row has only one; several rows may share it, too."""
+        """Whether all columns share a scale, so that a row has only one. Several rows may share that scale, too."""
         return self.columns == 0
 
     def grid(self, shape: Shape) -> tuple[int, int]:
@@ -37,13 +38,16 @@ class Block:
         return rows, columns
 
     def grid_shape(self, shape: Shape, actual: Shape) -> Shape:
-        """Returns the shape of the tensor of scales: `actual` if that is the grid, maybe without dimensions of 1."""
+        """Returns the expected shape of the tensor of scales.
+
+        actual: its shape in the checkpoint, which is returned if it is the grid, with or without dimensions of size 1
+        """
         grid = self.grid(shape)
         fits = actual == grid or (grid[1] == 1 and actual == grid[:1]) or (grid == (1, 1) and actual == ())
         return actual if fits else grid
 
     def for_rows(self, grid: Tensor, shape: Shape) -> Tensor:
-        """Expands a stored grid to [N, groups], for each row of a weight [N, K]."""
+        """Repeats the rows of a stored grid, so that each row of a weight [N, K] has its own. Returns [N, groups]."""
         down, across = self.grid(shape)
         grid = grid.reshape(down, across)
         rows = grid.repeat_interleave(self.rows, 0)[: shape[0]] if self.rows else grid.expand(shape[0], across)
@@ -58,10 +62,10 @@ class Block:
 class ScaledWeight:
     """A weight [N, K] of values and scales.
 
-    bits: of packed values, which are unsigned and several in an int32; 0 if each value is an int8 or float8.
-    zero: the tensor of zero points, if there is one; packed along the rows of the weight if the values are packed.
-    g_idx: the tensor of the groups of inputs, if there is one.
-    ordered: whether that tensor must have the groups; else it may also be unset.
+    bits: bits of a packed code; packed codes are unsigned, several in an int32. 0: each code is an int8 or float8
+    zero: the tensor of zero points, if there is one; zero points of packed codes are packed along the weight's rows
+    g_idx: the tensor with the group of each input, if there is one
+    ordered: whether g_idx must be filled; otherwise all its entries may be UNSET
     """
 
     name: str
@@ -105,7 +109,7 @@ class ScaledWeight:
         return QuantizedWeight(codes, self.code_map, scale, minimum, self.group_size, order)
 
     def _zero(self, read: ReadTensor) -> Tensor | None:
-        """Reads the zero points [N, groups]; of packed values they are unsigned."""
+        """Reads the zero points [N, groups]. They are unsigned if the codes are packed."""
         if self.zero is None:
             return None
         stored = read(self.zero.name, self.zero.shape or (1,), FORMATS[self.zero.formats[0]])
@@ -127,7 +131,7 @@ FORMATS = {"I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
 
 
 def block_of(size: Any, method: str) -> Block:
-    """Reads a block size from a config. Raises CheckpointError when it is not two lengths that can be kept."""
+    """Reads a block size [rows, columns] from a config. Raises CheckpointError if it is malformed or not supported."""
     if size is None:
         return Block(0, 0)
     if isinstance(size, list) and len(size) == 2 and all(isinstance(length, int) and length > 0 for length in size):

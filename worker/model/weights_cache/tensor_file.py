@@ -1,7 +1,8 @@
 """Writes many tensors to one safetensors file, and reads them back into huge pages at the speed of the disk.
 
-The file's metadata holds facts about the tensors (any JSON), and a checksum of facts, tensors and their places. Several
-threads read pieces directly into the tensors. Files are not mapped, because systems evict mapped pages that are idle.
+The file's metadata holds facts about the tensors (any JSON), and a checksum of the facts, the tensors and their
+offsets. Several threads read pieces directly into the tensors. Files are not mapped, because an operating system may
+evict idle mapped pages.
 """
 
 import hashlib
@@ -24,23 +25,23 @@ from torch import Tensor
 from shared.hf_hub import Progress
 from worker.kernels.cpu.huge_pages import Pieces
 
-PIECE_BYTES = 8 << 20  # read and summed at once, while it is in a cache of the processor
+PIECE_BYTES = 8 << 20  # a piece is read and then summed while it is still in the CPU's cache
 THREADS = 8  # a fast disk is idle with fewer concurrent reads
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "I64": torch.int64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 METADATA, FACTS, CHECKSUM = "__metadata__", "facts", "checksum"
 LARGEST_HEADER = 64 << 20  # bytes
-UNFINISHED = ".unfinished"  # ends the name of a file that is being written
+UNFINISHED = ".unfinished"  # the file name's suffix while the file is written
 ABANDONED_S = 3600.0  # an unfinished file of this age belongs to a process that has died
 
 
 class BrokenFile(ValueError):
-    """The file is not a complete file of this module. The message says why, without the file's name."""
+    """The file was not written by this module, or is incomplete. The message says why, without the file's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the beginning of a file says. entries: {name: {"dtype", "shape", "data_offsets"}}; begin: of the tensors."""
+    """A file's header. entries: {name: {"dtype", "shape", "data_offsets"}}; begin: the file offset of the tensors"""
 
     facts: Any
     entries: dict[str, dict[str, Any]]
@@ -53,9 +54,9 @@ class Header:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Any, on_progress: Progress) -> None:
-    """Writes contiguous tensors on the CPU under another name, then renames the file, so that it is always complete.
+    """Writes contiguous CPU tensors to a file with another name, then renames it, so that `path` is always complete.
 
-    Raises OSError when the folder cannot be written or is full.
+    Raises OSError when the folder cannot be written or the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
@@ -84,7 +85,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], facts: Any, on_progress: Pr
 
 
 def read_header(fd: int) -> Header:
-    """Raises OSError, and BrokenFile when this is another or an incomplete file."""
+    """Reads the header. Raises OSError, and BrokenFile if the file is incomplete or not written by this module."""
     size = os.fstat(fd).st_size
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     if not 0 < length <= min(size - 8, LARGEST_HEADER):
@@ -111,7 +112,7 @@ def _check_places(header: Header, size: int) -> None:
 
 
 def read_tensors(fd: int, header: Header, on_progress: Progress) -> dict[str, Tensor]:
-    """Reads all tensors to memory. Raises OSError, and BrokenFile when the file is damaged."""
+    """Reads all tensors into memory. Raises OSError, and BrokenFile if the file is damaged."""
     memory = Pieces()
     tensors = {
         name: memory.take(tuple(entry["shape"]), DTYPES[entry["dtype"]]) for name, entry in header.entries.items()
@@ -140,7 +141,7 @@ def _places(pieces: Sequence[memoryview], begin: int) -> list[int]:
 
 
 def _read(fd: int, piece: memoryview, offset: int) -> int:
-    """Fills the piece and returns its sum."""
+    """Fills the piece from the file and returns the sum of its bytes (see _sum)."""
     done = 0
     while done < len(piece):
         count = os.preadv(fd, [piece[done:]], offset + done)
@@ -159,7 +160,7 @@ def _write_all(fd: int, piece: memoryview, offset: int) -> int:
 
 
 def _sum(piece: memoryview) -> int:
-    """Returns the sum of the 64-bit words and of the remaining bytes, modulo 2^64: as fast as memory."""
+    """Returns the sum of the 64-bit words and of the remaining bytes, modulo 2^64. It runs at the speed of memory."""
     words = len(piece) // 8 * 8
     return int(np.frombuffer(piece[:words], np.uint64).sum(dtype=np.uint64)) + sum(piece[words:]) & (1 << 64) - 1
 
@@ -169,7 +170,7 @@ def _checksum(facts: Any, entries: Mapping[str, Any], sums: Iterable[int]) -> st
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Removes unfinished files that are old by the clock of the file system, which a new file shows."""
+    """Removes old unfinished files. Their age is measured against a new file's time, by the file system's own clock."""
     with tempfile.TemporaryFile(dir=path.parent) as new:
         now = os.fstat(new.fileno()).st_mtime
     for other in path.parent.glob(f"*{UNFINISHED}"):

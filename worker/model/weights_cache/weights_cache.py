@@ -1,8 +1,8 @@
 """Keeps the packed weights of a model on disk, so that the next start reads them and packs nothing.
 
 A folder has one file (tensor_file.py) for each checkpoint, dtype, quantization and layout in memory. The file also
-says which checkpoint it was made from: the config, and the sizes and times of the files of weights. If these differ, or
-the file is damaged, it is not used and is written again. A failure to write it is logged, and the model is served.
+says from which checkpoint it was made: the config, and the sizes and times of the weight files. If these differ, or
+if the file is damaged, it is not used but written again. A failure to write is logged, and the model is served anyway.
 """
 
 import dataclasses
@@ -40,21 +40,27 @@ log = logging.getLogger("sluice.load")
 EMBED, NORM, HEAD, LAYERS, INPUTS = "embed", "norm", "head", "layers", "layer_inputs"
 COUNTER = "loads"  # a field of Experts that is not a weight
 NO_RECORDS: Mapping[str, type] = {}
-STRUCTURE = 2  # raise it if the names of tensors in a file change
+STRUCTURE = 2  # to be raised whenever the names of tensors in a file change
 PACKED = (Tensor, PackedLinear, PackedExperts)
 Packed = Tensor | PackedLinear | PackedExperts
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsCache:
-    """The place of one model's packed weights. key: what they are made from; another key means other weights."""
+    """The file of one model's packed weights.
+
+    key: a hash of all that the weights are made from. A file with another key is not used.
+    """
 
     path: Path
     key: str
 
     @classmethod
     def of(cls, directory: Path, folder: Path, dtype: torch.dtype, memory: InMemory) -> "WeightsCache":
-        """folder: of the checkpoint; memory: how its linears are kept. Raises CheckpointError if a file is missing."""
+        """directory: the cache's folder; folder: the checkpoint; memory: how linears are kept in memory
+
+        Raises CheckpointError if a weight file is missing.
+        """
         files = weight_files(folder)
         if missing := [file for file in files if not file.exists()]:
             raise CheckpointError(f"{missing[0]} is missing")
@@ -64,7 +70,7 @@ class WeightsCache:
         return cls(directory / f"{files[0].stem}-{name}.safetensors", key)
 
     def read(self, on_progress: Progress = lambda done, total: None) -> Weights | None:
-        """Returns the weights; None if they are not there, or not usable, which is logged."""
+        """Returns the weights. None: there is no file, or the file is not usable, which is logged."""
         begun = time.perf_counter()
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -109,8 +115,9 @@ def _digest(*facts: Any) -> str:
 
 
 def _taken_apart(weights: Weights) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns all tensors by name, the numbers that describe linears and experts (those of their C structs), and the
-    kinds of the layers.
+    """Returns all tensors by name, and the structure of the weights.
+
+    The structure is the kinds of the layers, and the numbers in the C structs of linears and experts.
     """
     tensors: dict[str, Tensor] = {}
     linears: dict[str, list[dict[str, Any]]] = {}
@@ -140,7 +147,7 @@ def _fields(weights: Weights) -> Iterator[tuple[str, Packed]]:
 
 
 def _fields_of(name: str, value: Any) -> Iterator[tuple[str, Packed]]:
-    """Yields a packed value under its name, or those in the fields of a record, without counters."""
+    """Yields a packed value with its name, or all packed values in the fields of a record except counters."""
     if isinstance(value, PACKED):
         yield name, value
     elif value is not None:
@@ -150,7 +157,7 @@ def _fields_of(name: str, value: Any) -> Iterator[tuple[str, Packed]]:
 
 
 def _assembled(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Weights:
-    """Returns the weights that _taken_apart took apart."""
+    """Puts together the weights that _taken_apart took apart."""
     dtype = tensor_file.DTYPES[facts["dtype"]]
     found: dict[str, Any] = dict(tensors)
     for name, parts in facts["linears"].items():
@@ -171,9 +178,10 @@ def _assembled(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Weights:
 def _made(
     record: type, name: str, found: Mapping[str, Any], groups: Set[str], records: Mapping[str, type] = NO_RECORDS
 ) -> Any:
-    """Makes a record whose fields are in `found` under its name. groups: the names of all records that are there.
+    """Makes a record. Its fields are in `found` under its name, a dot and the field's name.
 
-    records: those of fields by their names, where the type of the field does not say it.
+    groups: the names of all records with fields in `found`
+    records: the record types of fields, by field name, where the field's type hint does not tell them
     """
     hints, fields = get_type_hints(record), dict[str, Any]()
     for field in dataclasses.fields(record):

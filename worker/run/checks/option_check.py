@@ -2,8 +2,8 @@
 
 The options change how kernels wait for one another. A kernel that does not wait long enough reads old values of an
 earlier step, but only if kernels follow one another closely. The check therefore captures a few dummy steps of the
-whole model as CUDA graphs with the options, and replays each many times, with two sets of tokens in turn. All logits
-must have the same bits as the step without options and without a graph.
+whole model as CUDA graphs with the options, and replays each graph many times, with two sets of tokens in turn. All
+logits must have the same bits as the step without options and without a graph.
 """
 
 import logging

@@ -27,7 +27,7 @@ class EagleConfig:
     read: the indices of the layers of the served model whose outputs the head reads.
     draft_vocab_size: how many tokens the head's output has logits for.
     norms_before: the names of the norms before `fc`. Each is applied to an equal part of the hidden states.
-    residual_normed: whether the residual stream begins with the normed hidden state. normed: see Head.
+    residual_normed: whether the residual stream begins with the normed hidden state. normed: as in Head.
     """
 
     spec: ModelSpec

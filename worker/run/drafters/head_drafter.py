@@ -49,7 +49,11 @@ class Head(Protocol):
         """Returns the vectors [N, H] that the head reads for N tokens. hidden [N, W]: from the served model."""
 
     def inputs(self, inputs: ForwardInputs, features: Tensor) -> ForwardInputs:
-        """Returns the layer's inputs. inputs: those of the next tokens; features [T, H]: the vectors that rows read."""
+        """Returns the inputs of the head's layer.
+
+        inputs: the inputs of T rows. Each row has the token after the one to which its features belong.
+        features [T, H]: the vectors that the rows read
+        """
 
 
 class HeadDrafter(CpuDrafter):

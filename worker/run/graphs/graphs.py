@@ -173,7 +173,7 @@ class StepGraphs:
         captured.captures_left -= 1
         try:
             captured.graph = self._capture(captured.compute)
-        except Exception as error:  # such as a moment without free memory
+        except Exception as error:  # for example, no memory is free at this moment
             outlook = "it is tried once more" if captured.captures_left else "runs without a graph, which is slower"
             log.warning(
                 "%s could not be captured as a CUDA graph, and %s: %s: %s",

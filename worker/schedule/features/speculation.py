@@ -28,7 +28,8 @@ NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
 MOST_DRAFTS = TILE - 1  # per sequence and step: one row of the tile is for the token before the drafts
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
-MARGIN = 1.2  # a draft must be worth this many times its cost: both are estimates, and the best of many is too good
+# A draft must be worth this many times its cost. Both are estimates, and the highest of many is usually too high.
+MARGIN = 1.2
 INITIAL_ACCEPTANCE = 0.2  # the acceptance rate that is assumed before the first draft
 LEARNING_RATE = 1 / 8  # how far one accepted or rejected draft moves the rate
 RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves the rate back, to try drafts again

@@ -115,7 +115,7 @@ class States:
         digest, slot = sequence.prefix.digests[end // self._page_size - 1], states.at[end]
         if self.pool.find(digest) is not None:
             return
-        spare = self.pool.acquire(1)  # without one, the state stays private
+        spare = self.pool.acquire(1)  # without a free slot, the state stays private
         if spare:
             self.pool.publish(slot, digest)
             states.free += spare

@@ -64,7 +64,7 @@ class WaitingDrafts:
     def __init__(self, experience: Experience, text: NgramDrafter | None = None) -> None:
         """text: also proposes drafts, from the sequence's own text."""
         self._text = text
-        self._of_text = False  # whether the waiting drafts came from the text; if none wait, the last ones
+        self._of_text = False  # whether the waiting (or, if none wait, the last) drafts came from the text
         self.waiting: tuple[int, ...] = ()
         self._experience = experience
         self._acceptance = Acceptance(INITIAL_ACCEPTANCE, experience.begin())

@@ -69,7 +69,8 @@ class VisionFamily:
     sections: tuple[int, int, int] = (11, 11, 10)  # VisionSpec.sections if the config leaves it out
     sections_alternate: bool = True
     any_size: bool = False  # whether a picture may have any size that consists of whole squares of patches
-    # for an any_size family without M-RoPE: from config.json, its vision_config and the processor's settings
+    # For an any_size family without M-RoPE: makes fields of VisionSpec from config.json, its vision_config, and the
+    # image processor's settings.
     fields: Callable[[Config, Config, Config], dict[str, Any]] | None = None
     normalizes: bool = True  # the default if the processor's settings do not say whether it normalizes
     towerless: bool = False  # whether there is no tower; `fields` then returns all fields
@@ -301,7 +302,7 @@ def _processor(folder: Path) -> Config:
 def _channels(
     processor: Config, name: str, default: tuple[float, float, float], off: tuple[float, float, float]
 ) -> tuple[float, float, float]:
-    """Returns the values of the three colours. off: their values without normalization"""
+    """Returns a setting's values for the three colours. off: the values if pictures are not normalized"""
     if not processor.get("do_normalize", True):
         return off
     values = processor.get(name) or default

@@ -76,5 +76,6 @@ FRAMES = (".weight", ".weight.1")  # the patch embedding in these files has one 
 PROJECTIONS: Mapping[Connector, tuple[str, ...]] = {  # for connectors whose tower also occurs with other connectors
     "shuffle": ("modality_projection.proj.weight",), "pool": ("mm_input_projection_weight",),
 }  # fmt: skip
-MERGER, MERGER_NORM = "patch_merger.merging_layer.weight", "multi_modal_projector.norm.weight"  # before "merge"
+# Parts of the connector "merge" in some checkpoints: the linear that joins a square's patches, and the norm before it.
+MERGER, MERGER_NORM = "patch_merger.merging_layer.weight", "multi_modal_projector.norm.weight"
 SOFT_NORM = "mm_soft_emb_norm.weight"  # the norm of the average that "pool" projects

@@ -150,8 +150,8 @@ class _Loader:
     def _positions(self, read: Read) -> Tensor:
         """Returns the position embeddings [grid * grid, H]: one for each patch, or a grid to stretch over pictures.
 
-        In some grids, such as one of 19, rounding gives a few patches the position of the patch before them. The models
-        were trained with this error, so it is kept.
+        In some grids, for example with 19 patches a side, rounding gives a few patches the position of the patch before
+        them. The models were trained with this error, so it is kept.
         """
         stored, spec = read(self._prefix + self._names.positions), self._spec
         if not spec.bucketed:
@@ -197,7 +197,7 @@ class _Loader:
         if not self._merger:
             return found
         of_patch, merging = map(read, self._merger)
-        # Its columns are in the order channel, patch; the rows here have one patch after another.
+        # Its columns are in the order channel, patch. The rows that it multiplies have one patch after another.
         by_patch = merging.view(len(merging), self._spec.hidden_size, -1).mT.flatten(1).contiguous()
         return replace(found, norm=of_patch, joined=pack(by_patch, invariant=True))
 

@@ -1,4 +1,4 @@
-{{- /* The prefix of all names: the release, and "sluice" if that is not part of it. */}}
+{{- /* The prefix of all names: the release's name, with "sluice" appended if it does not contain it. */}}
 {{- define "sluice.name" -}}
 {{- if contains "sluice" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-sluice" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end }}
 {{- end }}
@@ -59,8 +59,8 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 {{ .Values.modelVolume.sizeGb | default (ceil (addf 5 (mulf 1.2 .Values.model.weightsGb)) | int) }}Gi
 {{- end }}
 
-{{- /* On a CPU, memory holds weights and K/V, of which each host of a worker has its part, and of embeddings all; on a GPU, only what the process and the reading of files need. An all-in-one
-   pod has 2 GiB more, for its frontend. */}}
+{{- /* On a CPU, memory holds weights and K/V; each host of a worker has its part of them, and all embeddings. On a GPU, memory
+   is needed only for the process and for reading files. An all-in-one pod has 2 GiB more, for its frontend. */}}
 {{- define "sluice.workerResources" -}}
 {{- $v := .Values }}{{ $weights := $v.model.weightsGb }}{{ $shm := $v.worker.shmGb }}{{ $part := divf 1 $v.worker.hosts }}
 {{- $frontend := ternary 2 0 (eq $v.topology "all-in-one") }}
@@ -75,7 +75,7 @@ limits: {memory: {{ ceil (addf 8 $weights $shm $frontend) | int }}Gi, {{ $v.work
 {{- end }}
 {{- end }}
 
-{{- /* Running requests for each worker; without a number of yours, 3/4 of the default --max-batch-size. */}}
+{{- /* Running requests for each worker; if the values state none, 3/4 of the default --max-batch-size. */}}
 {{- define "sluice.runningPerWorker" -}}
 {{ .Values.workerAutoscaling.runningPerWorker | default (ternary 192 48 (eq .Values.device "cuda")) }}
 {{- end }}
@@ -101,7 +101,7 @@ capabilities: {drop: [ALL]}
     secretKeyRef: {name: {{ .Values.huggingFace.tokenSecret }}, key: token, optional: true}
 {{- end }}
 
-{{- /* Environment of both processes. With a filled volume nothing is asked of the hub. */}}
+{{- /* Environment of frontends and workers. With a filled volume, nothing is requested from the hub. */}}
 {{- define "sluice.env" -}}
 {{- if include "sluice.shared" . }}
 - {name: HF_HOME, value: /models}
@@ -133,7 +133,7 @@ initContainers:
 {{- end }}
 {{- end }}
 
-{{- /* .worker of the values, with a toleration of the taint that keeps other pods off nodes with GPUs. */}}
+{{- /* The values' .worker, with a toleration of the taint that keeps other pods off nodes with GPUs. */}}
 {{- define "sluice.onGpuNodes" -}}
 {{- $worker := deepCopy .Values.worker }}
 {{- if eq .Values.device "cuda" }}
@@ -143,7 +143,7 @@ initContainers:
 {{- toYaml $worker }}
 {{- end }}
 
-{{- /* Where a pod runs: (list . .Values.worker). */}}
+{{- /* The fields that decide on which node a pod runs: (list . .Values.worker). */}}
 {{- define "sluice.placement" -}}
 {{- $root := index . 0 }}{{ $process := index . 1 }}
 {{- with $root.Values.image.pullSecrets }}

@@ -1,5 +1,6 @@
-{{- /* The pod of a worker: (list . "worker"); or of a rank that computes a part of the model for one on another host, and
-   has no sockets for frontends: (list . "rank"). A rank that hangs stops its worker, whose probe ends the group. */}}
+{{- /* The pod of a worker: (list . "worker"), or of a further rank: (list . "rank"). A rank computes a part of the model for a
+   worker on another host, and has no sockets for frontends. If a rank hangs, its worker stops, and the worker's probe ends
+   the group. */}}
 {{- define "sluice.workerPod" -}}
 {{- $root := index . 0 }}{{ $process := index . 1 }}{{ $v := $root.Values }}
 {{- $serves := eq $process "worker" }}{{ $hosts := int $v.worker.hosts -}}
@@ -109,7 +110,7 @@ spec:
       persistentVolumeClaim: {claimName: {{ include "sluice.modelClaim" $root }}, readOnly: true}
     {{- end }}
     {{- if ne $v.modelVolume.mode "replica" }}
-    - name: cache  # Triton's kernels, and what is made of GGUF files
+    - name: cache  # Triton's compiled kernels, and translated GGUF files
       emptyDir: {}
     {{- end }}
     - name: shm  # the default of 64 MiB is too small for torch's shared tensors; it counts as memory of the pod

@@ -1,4 +1,4 @@
-"""The parts of the first hour together measure everything, and name only files and sections that exist."""
+"""The parts of the first hour on a GPU together measure all sections, and name only existing files and sections."""
 
 from pathlib import Path
 

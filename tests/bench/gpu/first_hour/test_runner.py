@@ -1,4 +1,4 @@
-"""A part of the first hour may fail, hang or lack a package: no other part is lost. A repeated command continues."""
+"""If a part of the first hour fails, hangs or lacks a package, all other parts still run. A second run continues."""
 
 import json
 import sys
@@ -92,7 +92,7 @@ def test_first_hour_of_other_models_in_the_same_folder_is_refused(
 
 
 def test_bench_part_with_rows_left_out_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the bench writes the rows that the real one would write."""
+    """A fake bench writes the rows that the real bench would write."""
     script = "import json, pathlib, sys; pathlib.Path(sys.argv[sys.argv.index('--json') + 1]).write_text(sys.argv[-1])"
     stand_in = tmp_path / "python"
     stand_in.write_text(f"#!{sys.executable}\nimport sys; sys.argv = sys.argv[2:]\n{script}\n")

@@ -1,4 +1,4 @@
-"""A precompiled cache says why it does not fit a machine."""
+"""The error for a precompiled cache that does not fit a machine says why."""
 
 import json
 import tarfile

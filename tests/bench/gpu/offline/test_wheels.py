@@ -1,4 +1,4 @@
-"""The list of wheels follows pyproject.toml and leaves out what a machine for PyTorch has."""
+"""The list of wheels follows pyproject.toml, without the packages that a machine for PyTorch already has."""
 
 from bench.gpu.first_hour.packages import DISTRIBUTIONS, SERVER
 from bench.gpu.offline.wheels import THERE, advice, requirements

@@ -1,4 +1,4 @@
-"""The account of loaded models: its limits, which model is unloaded first, and which never."""
+"""The account of loaded models: its limits, which model is unloaded first, and which models never are."""
 
 import math
 import random
@@ -10,7 +10,7 @@ from shared.models.entries import Entry
 
 
 class Models:
-    """Models of some sizes in GiB under an account with a clock of its own."""
+    """An account with models of given sizes (GiB) and a fake clock."""
 
     def __init__(
         self, sizes: dict[str, int], *, models: int = 2, gib: int = 100, keep: float = math.inf, pinned: str = ""
@@ -28,7 +28,7 @@ class Models:
         return "".join(name for name, slot in self.slots.items() if slot.state == state)
 
     def settle(self, used: str = "", wanted: str = "") -> None:
-        """Lets the account decide until nothing changes; loads and unloads are done at once."""
+        """Carries out the account's decisions until nothing changes. Loads and unloads take no time."""
         for _ in range(20):
             self.account.use(used, wanted)
             self.account.forget_unwanted(wanted)

@@ -1,4 +1,4 @@
-"""The launcher's control socket: what a frontend reported holds for as long as its connection."""
+"""The launcher's control socket: a frontend's report holds as long as its connection."""
 
 import asyncio
 import stat

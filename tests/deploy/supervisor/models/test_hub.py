@@ -1,4 +1,4 @@
-"""The table tells models on the hub from local ones, and a process of its own fetches them."""
+"""The table distinguishes models on the hub from local models, and a separate process fetches the former."""
 
 from pathlib import Path
 

@@ -23,7 +23,7 @@ from tests.frontend.serving import until
 
 @dataclass(eq=False)
 class FakeChild:
-    """A worker as the manager sees it. `end` is its exit, which the supervisor takes as final or starts it again."""
+    """A worker as the manager sees it. `end` simulates its exit, which is final or makes the supervisor restart it."""
 
     spec: ChildSpec
     is_final: Callable[[Any, int], bool]
@@ -80,7 +80,7 @@ class FakeSpare:
 
 @dataclass
 class Managed:
-    """A manager of models `a` and `b` with room for one, and a frontend's connection to it."""
+    """A manager of models `a` and `b` with memory for one model, and a frontend's connection to the manager."""
 
     folder: Path
     link: LauncherLink
@@ -194,7 +194,7 @@ async def test_epochs_of_a_model_never_come_again(managed: Managed) -> None:
 
 
 async def test_a_table_that_is_read_again_holds_for_the_next_load(managed: Managed) -> None:
-    """A model whose entry changed is unloaded first; every frontend sees that before it is loaded anew."""
+    """A model with a changed entry is unloaded, and loaded again only after every frontend has seen the unloading."""
     link, seen = managed.link, list[str]()
     with link.wanting("a"):
         first = await managed.child(1)
@@ -243,7 +243,7 @@ async def test_a_server_that_sleeps_has_no_model_and_loads_them_again_when_it_wa
 async def test_a_model_on_the_hub_is_fetched_before_it_is_counted(
     managed: Managed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fetch holds up no other model, is shown as loading, and its failure has a reason and may be tried again."""
+    """A fetch delays no other model and is shown as loading. A failed fetch has a reason and can be tried again."""
     link, fetched = managed.link, list[str]()
     go: asyncio.Queue[str] = asyncio.Queue()
 

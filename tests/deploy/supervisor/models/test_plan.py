@@ -1,4 +1,4 @@
-"""The plan of many models: flags of each, sizes from the files, and what is refused before anything starts."""
+"""The plan of many models: the flags of each model, sizes from the files, and refusals before any process starts."""
 
 import math
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_size_counts_linears_with_the_bits_that_they_are_quantized_to(tmp_path: 
 def test_size_of_a_quantized_checkpoint_that_is_widened_is_never_too_small(
     tmp_path: Path, dtype: str, nbytes: int
 ) -> None:
-    """A byte may hold two codes."""
+    """One byte of the file may hold two codes."""
     folder = checkpoint(tmp_path / "a", 100, torch.bfloat16)
     codes = {"model.layers.0.up_proj.weight": torch.zeros(4, 16, dtype=torch.uint8)}
     save_file(codes, folder / "model.safetensors", {"format": "pt"})

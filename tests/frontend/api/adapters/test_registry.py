@@ -1,4 +1,4 @@
-"""Which adapters a server has, as all its frontends see it."""
+"""All frontends of a server see the same adapters."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Transcripts of Anthropic's messages; a folded stream equals the complete response."""
+"""Transcripts of Anthropic's messages. A stream, assembled by a client, equals the complete response."""
 
 import json
 
@@ -53,7 +53,7 @@ async def test_message_continuous_usage_and_timings(tokenizer: Tokenizer) -> Non
     [
         (Finish.EOS, None, "end_turn", None),
         (Finish.STOP, "END", "stop_sequence", "END"),
-        (Finish.STOP, 17, "end_turn", None),  # a stop token id, which Anthropic does not know
+        (Finish.STOP, 17, "end_turn", None),  # a stop token id, for which Anthropic has no stop reason
         (Finish.LENGTH, None, "max_tokens", None),
     ],
 )

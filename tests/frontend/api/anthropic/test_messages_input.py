@@ -1,4 +1,4 @@
-"""What /v1/messages accepts and refuses, and the prompt of its messages."""
+"""Requests that /v1/messages accepts and refuses, and the prompt that messages become."""
 
 import json
 import time
@@ -49,7 +49,7 @@ async def parsed(tokenizer: Tokenizer, **more: Any) -> GenerationRequest:
 
 
 async def shown(tokenizer: Tokenizer, *said: Any, **more: Any) -> str:
-    """The prompt as text."""
+    """Returns the prompt as text."""
     request = await parsed(tokenizer, messages=list(said), **more)
     return tokenizer.decode(request.prompts[0], skip_special=False)
 
@@ -186,7 +186,7 @@ async def test_cached_tokens_are_reported_if_cache_control_is_set(tokenizer: Tok
 
 
 def test_text_blocks_of_one_message_are_joined_in_linear_time() -> None:
-    """Joining a message of 8 MB usually takes a tenth of the allowed half second."""
+    """Joining the blocks of an 8 MB message usually takes a tenth of the allowed half second."""
     blocks = [TextBlock(text="x" * 800) for _ in range(10_000)]
     begun = time.perf_counter()
     (joined,) = UserMessage(content=[*blocks]).chat_messages()

@@ -97,7 +97,7 @@ async def test_message_cut_off_has_closed_blocks(llama: Model, streamed: bool) -
 
 
 async def test_thinking_is_sent_if_requested(qwen: Model) -> None:
-    """Unless thinking is asked for, the prompt ends with an empty thought, and the answer has no thinking block."""
+    """If a request does not ask for thinking, the prompt ends with an empty thought, and the answer has no thinking."""
     off, thought = "<think>\n\n</think>\n\n", "<think>a</think>b"
     qwen.says = ["Hi.", "Hi.", thought, thought, thought, "Hi.", "<think>a"]
     async with qwen.served() as url, anthropic_sdk(url) as sdk, openai_sdk(url) as other:

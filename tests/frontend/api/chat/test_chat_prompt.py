@@ -1,4 +1,4 @@
-"""Prompts of formats with rules of their own: Mistral's ids of nine characters, and gpt-oss's channels."""
+"""Prompts of formats with special rules: Mistral's call ids of nine characters, and gpt-oss's channels."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`continue_from` over a fake worker: what it is given, what the client gets, and refusals that name the field."""
+"""`continue_from` with a fake worker: the Submit for it, the client's answer, and refusals that name the field."""
 
 from typing import Any
 

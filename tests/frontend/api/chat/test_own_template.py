@@ -1,4 +1,4 @@
-"""Roles that only some chat templates know: they arrive as text, or are refused by name."""
+"""Roles that only some chat templates support reach the prompt as text, or are refused by name."""
 
 from typing import Any
 

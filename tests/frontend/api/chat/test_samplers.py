@@ -1,4 +1,4 @@
-"""Which requests get a chain of samplers, and what it says, on the routes that llama.cpp's clients use."""
+"""Which requests get a chain of samplers, and with which values, on the routes that llama.cpp's clients use."""
 
 from typing import Any
 
@@ -34,8 +34,8 @@ async def chosen(tokenizer: Tokenizer, route: Any, body: dict[str, Any]) -> Samp
         {},
         {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "presence_penalty": 0.5},
         {"samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"], "temperature": 0.7, "top_p": 0.9},
-        {"samplers": "kt", "temperature": 0.7, "top_k": 5},  # the order of these two changes nothing
-        {"repeat_last_n": 5, "temperature": 0.7, "top_p": 0.9},  # there is no penalty
+        {"samplers": "kt", "temperature": 0.7, "top_k": 5},  # the order of temperature and top-k changes nothing
+        {"repeat_last_n": 5, "temperature": 0.7, "top_p": 0.9},  # without a penalty, repeat_last_n has no effect
         {"dry_multiplier": 0.0, "xtc_probability": 0.0, "typical_p": 1.0, "top_n_sigma": -1.0, "dynatemp_range": 0.0},
         {"mirostat": 0, "min_keep": 3},
     ],

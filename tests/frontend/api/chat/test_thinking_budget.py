@@ -1,4 +1,4 @@
-"""Budgets for reasoning: the fields that set them, and what the worker is told."""
+"""Budgets for reasoning: the fields that set a budget, and the ThinkingBudget that the worker gets."""
 
 from pathlib import Path
 from typing import Any

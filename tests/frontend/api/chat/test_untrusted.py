@@ -1,4 +1,4 @@
-"""Clients' texts in a chat never become special tokens. A chat that spells none has the ids of its rendered text."""
+"""Clients' texts in a chat never become special tokens. A chat without their spellings has its rendered text's ids."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def model(folder: Path, template: str, kind: str = "byte level", **more: Any) ->
 
 
 def story(text: str, place: str) -> dict[str, Any]:
-    """A conversation with the text at one of its places."""
+    """Returns a conversation with the text at one of the places for clients' texts."""
     said = {one: text if one == place else "word" for one in PLACES}
     name = said["name"] if place == "name" else "look"
     schema = {"type": "object", "properties": {"x": {"type": "string", "description": said["schema"]}}}
@@ -71,7 +71,7 @@ PLACES = (
 
 
 async def controls(context: ModelContext, text: str, place: str) -> list[int]:
-    """The special tokens of a prompt."""
+    """Returns the special tokens of a prompt."""
     prompt = await render_prompt(context=context, **story(text, place))
     return [id for id in prompt.ids if id in context.tokenizer.special_ids]
 

@@ -1,4 +1,4 @@
-"""llama.cpp's /completion over HTTP: whole answers, streams, several prompts, and what is refused."""
+"""llama.cpp's /completion over HTTP: whole answers, streams, several prompts, and refusals."""
 
 import json
 from pathlib import Path

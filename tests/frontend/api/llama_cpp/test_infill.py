@@ -1,4 +1,4 @@
-"""llama.cpp's /infill: prompts with marks, and texts that make none."""
+"""llama.cpp's /infill: prompts with fill-in-the-middle tokens, which clients' texts cannot forge."""
 
 from pathlib import Path
 from typing import Any

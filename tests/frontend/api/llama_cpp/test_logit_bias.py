@@ -1,4 +1,4 @@
-"""Biases by id and by text."""
+"""Logit biases by token id and by text."""
 
 from typing import Any
 

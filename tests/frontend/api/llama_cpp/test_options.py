@@ -1,4 +1,4 @@
-"""What the options of llama.cpp's routes ask of the worker."""
+"""The sampling parameters that the options of llama.cpp's routes become."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Answers and events: probabilities, progress, timings, chosen fields, the end of the context."""
+"""Answers and events of llama.cpp's routes: probabilities, progress, timings, chosen fields, the end of the context."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ BODY: dict[str, Any] = {"prompt": "Hi"}
 
 
 def scoring(tokenizer: Tokenizer, *texts: str) -> FakePool:
-    """Returns a pool whose worker sends these texts, with log-probabilities of their tokens if they are asked for."""
+    """Returns a pool whose worker sends these texts, with log-probabilities if the request asks for them."""
     pieces = [tokenizer.encode_now([text], False)[0] for text in texts]
 
     def play(pool: FakePool, stream: Stream) -> None:

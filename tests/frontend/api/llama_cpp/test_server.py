@@ -1,4 +1,4 @@
-"""What /props, /slots and /lora-adapters tell, and to whom."""
+"""The contents of /props, /slots and /lora-adapters, and who may read them."""
 
 import asyncio
 from pathlib import Path
@@ -59,7 +59,7 @@ async def test_slots_show_a_key_only_its_own_requests(tokenizer: Tokenizer, tmp_
 @pytest.mark.parametrize(("places", "status"), [(0, 200), (4, 200), (3, 503)])
 async def test_full_server_has_no_slot(tokenizer: Tokenizer, places: int, status: int) -> None:
     limits = Limits(512, tokenizer.vocab_size, (265,), max_sequences=places)
-    pool = FakePool(welcome=Welcome(1, 1, 4711, MODEL, "", limits))  # runs two sequences, and one waits
+    pool = FakePool(welcome=Welcome(1, 1, 4711, MODEL, "", limits))  # limits: two sequences run, and one waits
     async with http_client(pool, tokenizer) as http:
         assert (await http.get("/slots?fail_on_no_slot=1")).status_code == status
         assert len((await http.get("/slots")).json()) == max(1, places)

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize in llama.cpp's shape; the other one is in tests/frontend/api/test_tokenize.py."""
+"""/tokenize and /detokenize in llama.cpp's shape. tests/frontend/api/test_tokenize.py tests vLLM's shape."""
 
 from typing import Any
 

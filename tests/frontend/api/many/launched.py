@@ -1,4 +1,4 @@
-"""An app with many models under a launcher that a test plays, over workers without sockets."""
+"""An app with many models whose launcher is played by the test, over workers without sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -35,7 +35,7 @@ HELLO = byte_level().encode("hello", add_special_tokens=False).ids
 
 
 class Launcher:
-    """A launcher that sends frontends what the test tells it to, and records what they send."""
+    """A fake launcher that sends the test's messages to frontends, and records the messages of frontends."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self.states = {name: ModelState(name, "unloaded") for name in names}
@@ -43,7 +43,7 @@ class Launcher:
         self.checkpoint = str(save(byte_level(), folder / "checkpoint", tokenizer_config={"chat_template": TEMPLATE}))
         self.table = folder / "models.json"
         self.asleep = False
-        self.problem = ""  # what it answers when it is to read the table again
+        self.problem = ""  # its answer to a Reload: why the table cannot be read
         self._folder, self._version, self._reading = folder, 0, 1
         self.write([Entry("x", name=name) for name in names])
         self._writers: set[asyncio.StreamWriter] = set()

@@ -1,4 +1,4 @@
-"""Streams whose model is being loaded: comments in server-sent events, true ends, and clients that leave."""
+"""Streams whose model is being loaded: comments in server-sent events, proper ends, and clients that leave."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ async def server(
 
 
 async def read(url: str, path: str, body: dict[str, Any], act: Any) -> tuple[httpx.Response, str]:
-    """Returns the response and its whole text; calls `act` once the second comment has come."""
+    """Returns the response and its whole text. Calls `act` when the second comment has arrived."""
     text = ""
     async with (
         httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http,

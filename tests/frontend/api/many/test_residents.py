@@ -1,4 +1,4 @@
-"""The table of models under a launcher: requests wait for their model, hold it, and learn why there is none."""
+"""The table of models under a launcher: requests wait for their model, keep it loaded, and learn why it failed."""
 
 import asyncio
 from collections.abc import AsyncIterator

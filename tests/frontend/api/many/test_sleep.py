@@ -1,4 +1,4 @@
-"""Sleep and wake: who may ask for it, what requests are told meanwhile, and that the answers are true."""
+"""Sleep and wake: who may ask for them, the answers to requests meanwhile, and that the routes' answers are true."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Ollama's /api/chat over HTTP: what a request means, and what is refused."""
+"""Ollama's /api/chat over HTTP: the meaning of requests, and refusals."""
 
 from typing import Any
 
@@ -88,7 +88,7 @@ async def test_another_model_is_404_in_ollamas_words(tokenizer: Tokenizer) -> No
             fields = {"chat": ("messages",), "generate": ("prompt",), "embed": ("input",), "embeddings": ("prompt",)}
             wanted = {name: body[name] for name in ("model", *fields.get(path, ()))}
             answer = await http.post(f"/api/{path}", json=wanted)
-            if path.startswith("embed"):  # the server's task comes first
+            if path.startswith("embed"):  # the server's task is checked first
                 assert answer.status_code == 400 and set(answer.json()) == {"error"}
                 continue
             assert (answer.status_code, answer.json()) == (404, {"error": "model 'other:latest' not found"})

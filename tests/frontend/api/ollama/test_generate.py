@@ -1,4 +1,4 @@
-"""Ollama's /api/generate over HTTP: prompts, the memory that clients send back, and what is refused."""
+"""Ollama's /api/generate over HTTP: prompts, the `context` that clients send back, and refusals."""
 
 import json
 from pathlib import Path

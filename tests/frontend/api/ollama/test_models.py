@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about the server and its model."""
+"""The routes by which Ollama's clients ask about the server and its model."""
 
 from datetime import datetime
 

@@ -20,7 +20,7 @@ CUT = WEATHER[: WEATHER.index("Paris") + 2]
 
 
 async def said(client: ollama.AsyncClient, stream: bool, **fields: Any) -> tuple[str, str, list[Any], Any]:
-    """Returns text, thoughts, calls and the object that has the statistics."""
+    """Returns text, thoughts, calls and the object with the statistics."""
     if not stream:
         whole = await client.chat(**fields)
         parts = [whole]

@@ -1,4 +1,4 @@
-"""Transcripts of chat completions; a folded stream equals the complete response."""
+"""Transcripts of chat completions. A stream, assembled by a client, equals the complete response."""
 
 import json
 from dataclasses import replace
@@ -55,7 +55,7 @@ async def test_stream_and_whole_answer_name_the_matched_stop(tokenizer: Tokenize
 
 async def test_reasoning_that_is_not_streamed_comes_whole_at_its_end(tokenizer: Tokenizer) -> None:
     texts = ["<think>", "I ", "see", ".</think>", "Yes", "."]
-    for pieces, cut in ((texts, False), (texts[:3], True)):  # the second ends within its reasoning
+    for pieces, cut in ((texts, False), (texts[:3], True)):  # the second output ends within its reasoning
         for in_pieces in (True, False):
             parser_config = ParserConfig(Reasoning.UNDECIDED, reasoning_in_pieces=in_pieces)
             story = [[Delta(0, [5], [text])] for text in pieces]
@@ -65,7 +65,7 @@ async def test_reasoning_that_is_not_streamed_comes_whole_at_its_end(tokenizer: 
             assert "".join(thoughts) == ("I see" if cut else "I see.") and (len(thoughts) == 1) is not in_pieces
             assert "".join(delta.get("content") or "" for delta in deltas) == ("" if cut else "Yes.")
             said = [name for delta in deltas for name in ("reasoning_content", "content") if delta.get(name)]
-            assert said == sorted(said, reverse=True)  # the reasoning stands before the answer
+            assert said == sorted(said, reverse=True)  # the reasoning comes before the answer
 
 
 async def test_chat_usage_chunk_has_no_choices(tokenizer: Tokenizer) -> None:

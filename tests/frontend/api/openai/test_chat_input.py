@@ -1,4 +1,4 @@
-"""What /v1/chat/completions accepts and refuses, and the prompt of its messages."""
+"""Requests that /v1/chat/completions accepts and refuses, and the prompt that messages become."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ async def parsed(tokenizer: Tokenizer, **more: Any) -> GenerationRequest:
 
 
 async def shown(tokenizer: Tokenizer, *messages: Any, **more: Any) -> str:
-    """The prompt as text."""
+    """Returns the prompt as text."""
     request = await parsed(tokenizer, messages=list(messages), **more)
     return tokenizer.decode(request.prompts[0], skip_special=False)
 

@@ -151,7 +151,7 @@ async def test_chat_calls_with_choices_logprobs_and_usage(qwen: Model, streamed:
 
 
 def folds(events: list[dict[str, Any]]) -> list[tuple[str, list[str], int, str]]:
-    """Of each choice: its text, what it called, how many of its tokens were scored, how it ended."""
+    """Returns for each choice its text, its calls, the number of scored tokens, and its finish reason."""
     found: list[tuple[str, list[str], int, str]] = [("", [], 0, "")] * 3
     for choice in [choice for event in events for choice in event["choices"]]:
         said = choice.get("delta") or choice.get("message") or {}

@@ -1,4 +1,4 @@
-"""Transcripts of completions; a folded stream equals the complete response."""
+"""Transcripts of completions. A stream, assembled by a client, equals the complete response."""
 
 import json
 from typing import Any
@@ -106,7 +106,7 @@ async def test_completion_stream_folds_to_the_complete_response(tokenizer: Token
 
 
 def fold(chunks: list[Any]) -> dict[str, Any]:
-    """Joins the chunks of a stream to the whole response, as a client does."""
+    """Assembles the whole response from the chunks of a stream, as a client does."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for piece in chunk["choices"]:

@@ -1,4 +1,4 @@
-"""What /v1/completions accepts and refuses, and that each refusal names its field."""
+"""Requests that /v1/completions accepts and refuses; each refusal names its field."""
 
 from collections.abc import Mapping
 from typing import Any

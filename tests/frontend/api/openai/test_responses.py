@@ -1,4 +1,4 @@
-"""OpenAI's responses against the app: the official SDK, bare HTTP, and a model with a script."""
+"""OpenAI's responses: the official SDK and bare HTTP against the app with a scripted model."""
 
 import json
 from typing import Any
@@ -46,7 +46,7 @@ async def post(model: Model, **more: Any) -> Any:
 
 
 async def told(model: Model, **more: Any) -> list[dict[str, Any]]:
-    """Returns the events of a stream. Asserts that each has its own type as its name, and that they count from 0."""
+    """Returns the events of a stream. Asserts that an event's name is its type, and that events count from 0."""
     answer = await sent(model, **more, stream=True)
     events = parse_events(answer.text)
     names = [line.removeprefix("event: ") for line in answer.text.split("\n") if line.startswith("event: ")]
@@ -110,7 +110,8 @@ async def test_response_repeats_its_request(qwen: Model) -> None:
                 "previous_response_id": None, "top_p": 1.0, "parallel_tool_calls": True}  # fmt: skip
     assert {name: said[name] for name in expected} == expected
     assert [(tool["name"], tool["strict"]) for tool in said["tools"]] == [("get_weather", False), ("now", False)]
-    assert "get_weather" not in qwen.grammars[0].partition("%json")[0]  # it is shown and may not be called
+    # the function is shown in the prompt, but must not be called
+    assert "get_weather" not in qwen.grammars[0].partition("%json")[0]
 
 
 @pytest.mark.parametrize("spoken", [0, 1, 5])
@@ -180,7 +181,7 @@ async def test_response_loop_in_channels(gpt_oss: Model, streamed: bool) -> None
         history = [{"role": "user", "content": "Weather?"}, *first.output, result]
         second = await answered(sdk, streamed, **asked | {"input": history})
     assert (second.output_text, second.output[0].content[0].text, second.status) == ("Sunny.", "Good.", "completed")
-    opened, ended = "<|message|>", "<|end|>"  # the tokens around the thought are counted with it
+    opened, ended = "<|message|>", "<|end|>"  # the tokens around the thought count as reasoning tokens
     counted = len(gpt_oss.tokenizer.encode_now([f"{opened}Good.{ended}"], False)[0])
     assert second.usage.output_tokens_details.reasoning_tokens == counted
     assert "\nReasoning: low\n" in gpt_oss.prompts[0] and gpt_oss.prompts[1].endswith(HISTORY)

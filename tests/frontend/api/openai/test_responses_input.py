@@ -1,4 +1,4 @@
-"""What /v1/responses accepts and refuses, and the prompt of its items."""
+"""Requests that /v1/responses accepts and refuses, and the prompt that items become."""
 
 from pathlib import Path
 from typing import Any

@@ -34,7 +34,7 @@ async def post(model: Model, **more: Any) -> Any:
 
 
 async def told(model: Model, **more: Any) -> list[dict[str, Any]]:
-    """Returns the events of a stream. Asserts that each has its own type as its name, and that they count from 0."""
+    """Returns the events of a stream. Asserts that an event's name is its type, and that events count from 0."""
     answer = await sent(model, **more, stream=True)
     events = parse_events(answer.text)
     names = [line.removeprefix("event: ") for line in answer.text.split("\n") if line.startswith("event: ")]
@@ -70,7 +70,7 @@ async def test_response_stream_has_openais_events(qwen: Model) -> None:
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("size", [1, 3, 500])
 async def test_response_stream_folds_to_the_complete_response(qwen: Model, more: dict[str, Any], size: int) -> None:
-    """However it is cut, and counted the same."""
+    """A stream, however it is cut, gives the complete response with the same usage."""
     qwen.says, qwen.size = [SAID] * 2, size
     whole = await post(qwen, **more, seed=1)
     events = await told(qwen, **more, seed=1)
@@ -109,7 +109,7 @@ async def test_log_probabilities_are_those_of_the_text(qwen: Model) -> None:
     qwen.says = ["Well."]
     (message,) = (await post(qwen, top_logprobs=1))["output"]
     scores = message["content"][0]["logprobs"]
-    assert [len(entry["top_logprobs"]) for entry in scores] == [2] * 5  # the likeliest token and the chosen one
+    assert [len(entry["top_logprobs"]) for entry in scores] == [2] * 5  # the most likely token and the chosen token
     joined = bytes(byte for entry in entries for byte in entry["bytes"]).decode()
     assert joined.endswith("Well.") and "Hm" not in joined and len(entries[0]["top_logprobs"]) == 3
 

@@ -1,4 +1,4 @@
-"""Typed events: what they refuse, and how they are written."""
+"""Typed events: refused requests, and the form of events."""
 
 from typing import Any
 

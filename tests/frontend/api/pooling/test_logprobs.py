@@ -1,4 +1,4 @@
-"""/v1/logprobs over a fake worker: rows, boundaries, forms of the arrays, refusals that name the field."""
+"""/v1/logprobs with a fake worker: rows, boundaries, forms of the arrays, refusals that name the field."""
 
 import base64
 import math
@@ -18,7 +18,7 @@ TOP = [9, 8]
 
 
 def scoring(pool: FakePool, stream: Any) -> None:
-    """Plays a worker that gives a prompt's token at index i the log-probability -i, in two messages."""
+    """Simulates a worker that gives a prompt's token at index i the log-probability -i, in two messages."""
     submit = stream.submit
     count, start, k = len(submit.prompt) // 4, max(1, submit.scored_from), submit.sampling.prompt_top
 

@@ -1,4 +1,4 @@
-"""Where each format has the receipt, and what of a request it tells."""
+"""The place of the receipt in each API format, and the facts about a request in it."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""/v1/receipts/verify over a fake worker, which sends back what a request gives; tests/e2e has real answers."""
+"""/v1/receipts/verify with a fake worker, which returns a given answer. tests/e2e has real answers."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def fake() -> FakePool:
 async def checked(
     tokenizer: Tokenizer, outcome: m.Outcome = m.Outcome.EOS, found: list[int] = ANSWER, **changes: Any
 ) -> dict[str, Any]:
-    """Verifies a receipt with some values changed, on a worker that now gives the answer `found`."""
+    """Verifies a receipt with some changed values, on a worker that now gives the answer `found`."""
     pool = fake()
     async with http_client(pool, tokenizer) as http:
         receipt = await receipt_of(http, SENT)

@@ -63,7 +63,7 @@ def test_decode_of_any_body_gives_a_request_or_a_refusal(raw: bytes) -> None:
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_msgspec_and_readers_give_the_same_request(name: str) -> None:
-    """msgspec reads a body first; what it refuses is read again in Python, with the same result."""
+    """msgspec reads a body first. A body that msgspec refuses is read again in Python, with the same result."""
     kind, field = FIELDS[name]
 
     @settings(deadline=None, max_examples=30, database=None)

@@ -1,4 +1,4 @@
-"""What a client reads whose body is not JSON: the place of a wrong byte, and of half a character."""
+"""The error for a body that is not JSON names the place of a wrong byte, or of half a character."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from frontend.errors import BadRequest
         (b'{"a": "\\ud83d"}', r"half of a character, `\\ud83d` at byte 7"),
         (b'{"a": "\\ud83d\\ude00 \\uD83D and more"}', r"half of a character, `\\uD83D` at byte 20"),
         (b'{"a": "\\\\\\ud83d"}', r"half of a character, `\\ud83d` at byte 9"),
-        (b'{"a": "\\\\ud83d"', r"not JSON: .*truncated"),  # an escaped backslash and letters
+        (b'{"a": "\\\\ud83d"', r"not JSON: .*truncated"),  # an escaped backslash and letters, so no surrogate
         (b'{"a": "\\ud83d\\ude00"', r"not JSON: .*truncated"),
         (b'{"a": 1,}', r"not JSON: .*trailing comma"),
     ],

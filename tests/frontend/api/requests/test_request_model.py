@@ -1,4 +1,4 @@
-"""The base of request types: what it knows of a type, and the refusals that name a field."""
+"""The base class of request types: its facts about a type, and refusals that name a field."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Unknown fields: refused, or ignored, in the header and once in the log."""
+"""Unknown fields are refused, or ignored and named in a header and once in the log."""
 
 import json
 import logging

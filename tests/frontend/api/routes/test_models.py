@@ -1,4 +1,4 @@
-"""/v1/models, and lengths before a worker is known."""
+"""/v1/models, and the lengths that it states before a worker is known."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ async def test_models_lists_the_served_model(tokenizer: Tokenizer) -> None:
         listing = (await http.get("/v1/models")).json()
         one = (await http.get(f"/v1/models/{MODEL}")).json()
         other = await http.get("/v1/models/org/other")
-    theirs = {"name": MODEL, "model": MODEL, "capabilities": ["completion"]}  # llama.cpp's clients
+    theirs = {"name": MODEL, "model": MODEL, "capabilities": ["completion"]}  # fields for llama.cpp's clients
     ends = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
     assert listing == {"object": "list", "data": [one], "models": [theirs], **ends}
     assert (one["id"], one["object"], one["max_model_len"]) == (MODEL, "model", 512)

@@ -1,4 +1,4 @@
-"""The published description: valid, complete, and behind the keys like everything else."""
+"""The published OpenAPI description is valid and complete, and needs an API key like every other route."""
 
 import asyncio
 import subprocess
@@ -82,7 +82,7 @@ def test_request_field_has_a_description() -> None:
 
 
 def test_process_that_has_read_all_types_ends_without_a_crash() -> None:
-    """msgspec 0.22 frees a pattern twice at exit if two types of requests have it in a union with a list."""
+    """msgspec 0.22 frees a pattern twice at exit if two request types have the pattern in a union with a list."""
     script = "from frontend.api.routes import openapi; openapi.document()"
     ended = [subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[4]).returncode for _ in range(6)]
     assert ended == [0] * 6

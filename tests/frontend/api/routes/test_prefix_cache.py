@@ -1,4 +1,4 @@
-"""/reset_prefix_cache: who may, and what it answers. What it does: tests/e2e/test_neighbours.py."""
+"""/reset_prefix_cache: who may use it, and its answers. tests/e2e/test_neighbours.py tests its effect."""
 
 import asyncio
 
@@ -20,7 +20,8 @@ async def reset(app: object, client: str, **headers: str) -> httpx.Response:
 @pytest.mark.parametrize("client", ["127.0.0.1", "::1", "10.0.0.7", ""])
 async def test_without_keys_nobody_may_wherever_the_request_comes_from(tokenizer: Tokenizer, client: str) -> None:
     pool = FakePool()
-    answer = await reset(app_over(pool, tokenizer), client)  # a proxy on this host looks like this host
+    # a local address gives no right, because a proxy on this host has one, too
+    answer = await reset(app_over(pool, tokenizer), client)
     assert answer.status_code == 403 and pool.resets == 0
     assert "--api-key" in answer.json()["error"]["message"]
 

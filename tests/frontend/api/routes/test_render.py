@@ -1,4 +1,4 @@
-"""vLLM's render routes: the ids are those of the generating routes, and no worker is asked."""
+"""vLLM's render routes return the ids of the generating routes, without asking a worker."""
 
 from typing import Any
 

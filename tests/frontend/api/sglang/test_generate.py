@@ -1,4 +1,4 @@
-"""SGLang's /generate over HTTP: whole answers, streams, several prompts, and what is refused."""
+"""SGLang's /generate over HTTP: whole answers, streams, several prompts, and refusals."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Which scanner a format has."""
+"""The scanner of arguments for each tool-call format."""
 
 from frontend.output_parser.calls.argument_scanners import scanner_of
 from frontend.output_parser.calls.json_stream import JsonObjectScanner

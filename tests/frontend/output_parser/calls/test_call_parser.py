@@ -1,4 +1,4 @@
-"""Calls in every format: found in any pieces, cut off anywhere, with text around them."""
+"""Calls in every format are found in any pieces, when cut off anywhere, and with text around them."""
 
 import json
 

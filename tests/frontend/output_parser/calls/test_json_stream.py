@@ -1,4 +1,4 @@
-"""The scanner of JSON objects: finds the end of any object, closes any beginning, breaks at invalid JSON."""
+"""The scanner of JSON objects finds the end of any object, completes any beginning, and stops at invalid JSON."""
 
 import json
 

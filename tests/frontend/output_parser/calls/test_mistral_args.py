@@ -1,4 +1,4 @@
-"""Output of newer Mistral models: parsed in any pieces, and forced by grammar."""
+"""Calls of newer Mistral models are parsed in any pieces, and enforced by a grammar."""
 
 from typing import Any
 

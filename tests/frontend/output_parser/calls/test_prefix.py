@@ -1,4 +1,4 @@
-"""The beginning of a call, in whole and in part."""
+"""The text that begins a call is found whole and in part."""
 
 from frontend.output_parser.calls.prefix import PrefixMatch, find_prefix, partial_tag, prefixes_of
 from frontend.output_parser.calls.tool_syntax import SYNTAX

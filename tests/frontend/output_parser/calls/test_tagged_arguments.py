@@ -1,4 +1,4 @@
-"""Parameters between tags to JSON, in any pieces; tests/…/test_call_parser.py has all formats."""
+"""Parameters between tags become JSON, in any pieces. test_call_parser.py tests all formats."""
 
 import json
 

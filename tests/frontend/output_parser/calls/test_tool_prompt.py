@@ -1,4 +1,4 @@
-"""Tools as text of a prompt."""
+"""The description of tools as text in a prompt."""
 
 import json
 

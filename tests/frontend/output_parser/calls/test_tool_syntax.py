@@ -1,4 +1,4 @@
-"""The words around a call's arguments."""
+"""The text around the arguments of a call."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a grammar allows of arguments in the forms that are not JSON; test_tool_grammar.py has all formats."""
+"""The arguments that a grammar allows in forms other than JSON. test_tool_grammar.py tests all formats."""
 
 from pathlib import Path
 from typing import Any

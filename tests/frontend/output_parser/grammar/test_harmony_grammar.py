@@ -1,4 +1,4 @@
-"""The grammar of gpt-oss's messages: what it accepts is what the parser reads as reasoning, calls and answers."""
+"""The grammar of gpt-oss's messages accepts exactly what the parser reads as reasoning, calls and answers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Parts of a grammar."""
+"""Parts of a Lark grammar."""
 
 import re
 

@@ -1,6 +1,6 @@
-"""The grammar of tool calls in every format: it accepts exactly the calls that the parser finds.
+"""The grammar of tool calls in every format accepts exactly the calls that the parser finds.
 
-Each format is tried with tags that are special tokens of the vocabulary, and with tags that are text.
+Each format is tested with tags that are special tokens of the vocabulary, and with tags that are text.
 """
 
 import json
@@ -31,7 +31,7 @@ GEMMA: Tags = ("<|channel>thought", "<channel|>")
 
 
 def specials(tool_format: ToolFormat, tags: Tags) -> list[str]:
-    """Returns the words of a format that look like special tokens."""
+    """Returns the tags of a format that look like special tokens."""
     words = [word for word in specials_of(tool_format, tags) if word[0] in "<[" and word[-1] in ">]" and len(word) > 3]
     return [word for word in dict.fromkeys(words) if "NAME" not in word]
 
@@ -107,7 +107,7 @@ LIMITED: dict[str, Any] = {
 
 
 def walked(tokenizer: Tokenizer, grammar: str, seed: int) -> str:
-    """Returns a random output that the grammar allows, as the parser is fed it."""
+    """Returns a random output that the grammar allows, in the form that the parser gets."""
     chance, ids = random.Random(seed), []
     llm = LLTokenizer(tokenizer._engine.to_str(), eos_token=list(tokenizer.eos_ids) or None)
     matcher = LLMatcher(llm, grammar, log_level=0)

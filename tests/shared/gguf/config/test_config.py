@@ -1,4 +1,4 @@
-"""config.json from metadata: what each architecture says, and values that would change the model if they were ignored.
+"""config.json from the metadata of each architecture, and refusal of unknown values, which could change the model.
 
 tests/worker/model/gguf/test_method.py compares whole models with transformers.
 """
@@ -16,7 +16,7 @@ from shared.gguf.errors import GgufError
 HERE = Path("model.gguf")
 OF_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 12}
 MIXTURES = ("qwen2moe", "qwen3moe", "qwen3vlmoe", "gpt-oss", "qwen3next", "qwen35moe", "glm4moe")
-SMALL_MIXTURES = ("olmoe", "granitemoe")  # whose experts have the size of a dense model's feed-forward
+SMALL_MIXTURES = ("olmoe", "granitemoe")  # architectures whose experts have the size of a dense model's feed-forward
 RECURRENT = ("qwen3next", "qwen35", "qwen35moe")
 OF_MAMBA = {
     "ssm.conv_kernel": 4, "ssm.state_size": 6, "ssm.group_count": 1, "ssm.time_step_rank": 4, "ssm.inner_size": 16,
@@ -31,7 +31,7 @@ TOKENS = {"tokenizer.ggml.tokens": ["a", "b", "c"]}
 
 
 def container(architecture: str, change: dict[str, Any] | None = None, **types: str) -> Container:
-    """A file of this architecture with two layers. types: of further tensors, whose names have __ for each dot"""
+    """Returns a file of this architecture with two layers. types: of further tensors; in their names, __ means a dot"""
     values = {
         "block_count": 2, "context_length": 512, "embedding_length": 8, "feed_forward_length": 16,
         "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 4, "attention.value_length": 4,
@@ -51,7 +51,8 @@ def container(architecture: str, change: dict[str, Any] | None = None, **types: 
     return Container("model.gguf", {key: value for key, value in metadata.items() if value is not None}, tensors)
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "gemma4"])  # see test_gemma4.py
+# gemma4: see test_gemma4.py
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "gemma4"])
 def test_common_values(architecture: str) -> None:
     config = config_of(container(architecture))
     expected = {

@@ -1,4 +1,4 @@
-"""config.json of Gemma 4: what differs between its layers, and files that lie about it."""
+"""config.json of Gemma 4: differences between layers, and files with false values for them."""
 
 import struct
 from dataclasses import replace
@@ -16,7 +16,7 @@ FACTORS = [1.0, 1e30, 1e30, 1e30]
 
 
 def container(folder: Path, change: dict[str, Any], factors: list[float] | None = None) -> Container:
-    """A file with four layers, of which the last two share K/V."""
+    """Returns a file with four layers, of which the last two share K/V."""
     path = folder / "m.gguf"
     path.write_bytes(struct.pack(f"<{len(factors or FACTORS)}f", *(factors or FACTORS)))
     values = {

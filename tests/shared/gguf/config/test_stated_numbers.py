@@ -1,4 +1,4 @@
-"""Numbers of the metadata that are tensors: the parameters of Apertus's activation."""
+"""Tensors that the metadata states as numbers: the parameters of Apertus's activation."""
 
 import struct
 from pathlib import Path

@@ -14,7 +14,7 @@ PREFIX = "tokenizer.ggml."
 
 
 def vocabulary(*more: str, **values: Any) -> Vocabulary:
-    types = [3, 3, 1, 3, 1, 4, *[3] * len(more)]  # <|im_end|> is a normal piece of text here
+    types = [3, 3, 1, 3, 1, 4, *[3] * len(more)]  # here, <|im_end|> is a normal token
     metadata = {PREFIX + "tokens": [*TEXTS, *more], PREFIX + "token_type": types, **values}
     return Vocabulary.read(Container("m.gguf", metadata, {}))
 

@@ -1,4 +1,4 @@
-"""A tokenizer that was converted to GGUF and back gives the ids of the original one."""
+"""A tokenizer that was converted to GGUF and back gives the ids of the original tokenizer."""
 
 import json
 import random
@@ -18,14 +18,14 @@ from tests.checkpoints import SPECIAL, TEXT
 from tests.gguf_files import vocabulary
 
 CL100K = TikTokenConverter("").pattern
-# Mistral's, as Mistral-Nemo's tokenizer.json has it
+# Mistral's pattern, from the tokenizer.json of Mistral-Nemo
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}"
     r"\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Seed-OSS', as its tokenizer.json has it
+# pattern in the tokenizer.json of Seed-OSS
 SEED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
-# gpt-oss', as its tokenizer.json has it
+# pattern in the tokenizer.json of gpt-oss
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -101,7 +101,7 @@ ALIASES = {"exaone4": "gpt-2", "starcoder": "smollm", "refact": "smollm", "chatg
 def sentencepiece(*, prefix: bool) -> tuple[Tokenizer, dict[str, float]]:
     """Llama 2's kind of tokenizer, or Gemma's without a prefix, in which runs of spaces are user-defined tokens.
 
-    Returns it with the scores of its pieces, from which transformers derives the merges.
+    Returns the tokenizer with the scores of its pieces, from which transformers derives the merges.
     """
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.normalizer = normalizers.Replace(" ", "▁")
@@ -132,7 +132,7 @@ def sentencepiece(*, prefix: bool) -> tuple[Tokenizer, dict[str, float]]:
 
 
 def translated(original: Tokenizer, **options: Any) -> Tokenizer:
-    """The tokenizer after a conversion to GGUF, as llama.cpp's converter does it, and back."""
+    """Returns the tokenizer after a conversion to GGUF, as by llama.cpp's converter, and back."""
     size = original.get_vocab_size() + 9  # a model may have more rows than tokens
     metadata = vocabulary(json.loads(original.to_str()), size, **options)
     container = Container("model.gguf", metadata, {})
@@ -168,7 +168,7 @@ def test_sentencepiece_tokenizer_equals_the_original(prefix: bool) -> None:
 
 
 def test_tokenizer_of_gemma4_equals_the_original() -> None:
-    """Its file has merges instead of scores."""
+    """The file of Gemma 4 has merges instead of scores."""
     original, _ = sentencepiece(prefix=False)
     state = json.loads(original.to_str())
     metadata = vocabulary(state, original.get_vocab_size() + 9) | {
@@ -180,7 +180,7 @@ def test_tokenizer_of_gemma4_equals_the_original() -> None:
 
 
 def test_hostile_texts_tell_the_patterns_apart() -> None:
-    """The texts tell all patterns apart; otherwise the comparisons above could pass with a wrong pattern."""
+    """Each two patterns split some text differently; otherwise, the tests above could pass with a wrong pattern."""
     texts, vocabularies = hostile(3000), {}
     for pre, original in ORIGINALS.items():
         parts = original()

@@ -1,7 +1,7 @@
-"""Runs pytest on a library that AddressSanitizer watches.
+"""Runs pytest with a C library that is compiled with AddressSanitizer.
 
-The sanitizer's runtime has to be loaded before Python. Torch's tensors then lie between guarded bytes, too: a read or
-write beyond an array on the stack, or beyond a tensor, ends the process with a report and the code FAULT.
+The sanitizer's runtime has to be loaded before Python. Torch's tensors then lie between guarded bytes, too. A read or
+write beyond an array on the stack, or beyond a tensor, ends the process with a report and the exit code FAULT.
 """
 
 import os
@@ -19,7 +19,7 @@ LIBRARY, BEYOND = "SLUICE_SANITIZED_LIBRARY", "SLUICE_SANITIZED_BEYOND"
 
 
 def compiled(folder: Path) -> Path:
-    """Compiles the library into a folder."""
+    """Compiles the C library with AddressSanitizer into a folder."""
     from worker.kernels.cpu import build
 
     with pytest.MonkeyPatch.context() as patch:
@@ -28,7 +28,7 @@ def compiled(folder: Path) -> Path:
 
 
 def run(library: Path, *arguments: str, beyond: str = "") -> "subprocess.CompletedProcess[str]":
-    """Runs pytest on a compiled library. beyond: the name of a limit that is raised by one, in code and tests"""
+    """Runs pytest with a compiled library. beyond: the name of a limit that is raised by one, in code and tests"""
     named = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     environment = {"LD_PRELOAD": named.stdout.strip(), "ASAN_OPTIONS": f"detect_leaks=0:exitcode={FAULT}"}
     command = [sys.executable, "-m", __name__, "-q", "-p", "no:cacheprovider", *arguments]
@@ -38,7 +38,7 @@ def run(library: Path, *arguments: str, beyond: str = "") -> "subprocess.Complet
 
 
 def main() -> int:
-    if name := os.environ[BEYOND]:  # before other modules copy it
+    if name := os.environ[BEYOND]:  # raised before other modules copy the limit
         setattr(limits, name, getattr(limits, name) + 1)
     from worker.kernels.cpu import library
 

@@ -1,4 +1,4 @@
-"""The emulated AMX (harness/emulated_amx.py) against Intel's manual, and what the AMX tier executes on it."""
+"""The emulated AMX (harness/emulated_amx.py) follows Intel's manual, and the AMX tier is correct on it."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ class Shapes(ctypes.Structure):
 
 
 def shape(*tiles: tuple[int, int], palette: int = 1) -> None:
-    """Configures the emulated tiles. tiles: rows and bytes per row of each."""
+    """Configures the emulated tiles. tiles: (rows, bytes per row) of each tile"""
     shapes = Shapes(palette=palette)
     for i, (rows, size) in enumerate(tiles):
         shapes.rows[i], shapes.bytes[i] = rows, size
@@ -49,7 +49,7 @@ def stored(tile: int, rows: int, columns: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def machine() -> Iterator[None]:
-    """Emulates a processor with AMX whose system has been asked to allow it."""
+    """Emulates a processor with AMX whose operating system has granted its use."""
     emulated_amx.library().emulated_machine(1, 1)
     assert emulated_amx.library().supports(AMX)
     emulated_amx.fault()
@@ -155,7 +155,7 @@ def test_every_processor_that_multiplies_bf16_gives_nearly_the_same(which: str) 
 
 @pytest.mark.parametrize("rows, most", [(1, 1.5), (16, 1.5), (17, 1.0), (32, 1.0), (48, 1.3), (512, 1.14)])
 def test_gemm_amx_loads_tiles_about_once_per_product(rows: int, most: float) -> None:
-    """Products are made of two tiles of rows by two of weights: each weight is loaded once for up to 32 rows."""
+    """A product uses two tiles of rows and two tiles of weights, so each weight is loaded once for up to 32 rows."""
     x, weight = random(rows, 512).bfloat16(), random(128, 512, seed=1).bfloat16()
     with use(EMULATED):
         packed = pack_weight([weight], dtype=weight.dtype)

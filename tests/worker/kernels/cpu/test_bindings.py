@@ -1,4 +1,4 @@
-"""The C library's matmul and row kernels against plain torch, on every instruction set here; and their bits."""
+"""The C library's matmul and row kernels agree with plain torch on every instruction set here; tests of their bits."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_product_bits_do_not_depend_on_company_or_threads(dtype: torch.dtype, n:
 
 
 def formats(n: int, k: int, dtype: torch.dtype) -> Iterator[list[Tensor | QuantizedWeight]]:
-    """Weights [n, k]: of one format, of several, and with inputs in another order."""
+    """Returns weights [n, k]: of one format, of several formats, and with reordered inputs."""
     yield [random(n, k, dtype=dtype)]
     yield [quantized(E4M3, n, k, k)]
     for code_map, group, minimum in ((INT4, 32, False), (INT4, 128, True), (E2M1, 64, False), (INT8, 16, True)):
@@ -170,7 +170,7 @@ def test_rotary(dtype: torch.dtype, d: int) -> None:
     ours = bindings.rotary(strided(q), strided(k), *tables(50, d), positions)
     for one, plain in zip(ours, rotary.rotary_torch(q, k, *tables(50, d), positions), strict=True):
         close(one, plain)
-    apart = q.transpose(0, 1).contiguous().transpose(0, 1)  # a token's heads far from each other
+    apart = q.transpose(0, 1).contiguous().transpose(0, 1)  # strided, so that a token's heads are far apart in memory
     assert torch.equal(bindings.rotary(apart, k, *tables(50, d), positions)[0], ours[0])
 
 
@@ -201,7 +201,7 @@ def assert_same_bytes(ours: list[Tensor], others: list[Tensor]) -> None:
 @pytest.mark.parametrize("codes", list(LARGEST))
 @pytest.mark.parametrize("page_size, d", [(4, 7), (32, 64), (1, 256)])
 def test_write_of_eight_bits(dtype: torch.dtype, codes: torch.dtype, page_size: int, d: int) -> None:
-    """The bytes are those of the plain form, also for rows of zeros, of tiny numbers, and of very different ones."""
+    """The bytes equal the plain form's, even for rows of zeros, of tiny numbers, and of very different numbers."""
     far = torch.logspace(-44, 38, 40)[:, None, None]
     k, v = random(40, 2, d, dtype=dtype), (random(40, 2, d, seed=1) * far).clamp(-3e38, 3e38).to(dtype)
     k[3], k[5, 1, 1:], k[7, 0] = 0.0, 1e-6, 1e-38
@@ -231,7 +231,7 @@ norms = pytest.mark.parametrize("normed", ["", "heads", "whole"])
 def norm_weights(
     normed: str, heads: int, kv_heads: int, d: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Weights for each head, or for all heads together."""
+    """Returns norm weights for each head, or for all heads together."""
     if not normed:
         return None, None
     sizes = (d, d) if normed == "heads" else (heads * d, kv_heads * d)

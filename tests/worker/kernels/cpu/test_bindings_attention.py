@@ -1,4 +1,4 @@
-"""Attention of the C library against the gathering twin; and the bits of a row depend on no other row."""
+"""Attention of the C library agrees with plain PyTorch, and the bits of a row depend on no other row."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,22 +13,23 @@ from worker.kernels.cpu import bindings
 from worker.kernels.weights.eight_bit_kv import LARGEST, SCALE_BYTES, quantize_rows
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
-Rows = tuple[int, int, int]  # (sequence, from, to): a chunk of it
+Rows = tuple[int, int, int]  # (sequence, from, to): a chunk of the sequence
 
 
 @dataclass(frozen=True)
 class Story:
-    """Sequences with their whole q, k and v, from which steps and pages of any cut are made."""
+    """Sequences with their whole q, k and v, from which tests make steps with any chunks and pages."""
 
-    q: list[Tensor]  # [kv_len, Hq, D] each
+    q: list[Tensor]  # queries of each sequence, [kv_len, Hq, D]
     k: list[Tensor]
     v: list[Tensor]
     sinks: Tensor | None = None
     softcap: float = 0.0
-    in_codes: dict[torch.dtype, list[list[Tensor]]] = field(default_factory=dict)  # k and v, once they were asked for
+    # by dtype: k and v in eight bits, made on first use
+    in_codes: dict[torch.dtype, list[list[Tensor]]] = field(default_factory=dict)
 
     def kept(self, codes: torch.dtype | None) -> list[list[Tensor]]:
-        """Returns k and v as a cache stores them."""
+        """Returns k and v with the rounding of a cache."""
         if codes is None:
             return [self.k, self.v]
         if codes not in self.in_codes:
@@ -63,7 +64,8 @@ class Story:
         kv_lens = torch.tensor([to for _, _, to in rows], dtype=torch.int32)
         how: dict[str, Any] = {"scale": d**-0.5, "window": window, "sinks": self.sinks, "softcap": self.softcap}
         if plain:
-            longest, wide = int(kv_lens.max()), q.float() if codes else q  # else bf16 rounds keys and values again
+            # in float32, because bf16 would round keys and values again
+            longest, wide = int(kv_lens.max()), q.float() if codes else q
             out = attention_torch(wide, *caches, starts, kv_lens, table, longest, **how)
         else:
             caches[1] = as_written(caches[1])
@@ -72,7 +74,7 @@ class Story:
 
 
 def story(lengths: list[int], heads: int, kv_heads: int, d: int, dtype: torch.dtype, sinks: bool = False) -> Story:
-    """Draws a story. sinks: exact in bf16, to which torch rounds them; one takes nearly all weight of its head"""
+    """Draws sequences. Sinks are exact in bf16, to which torch rounds them; one takes nearly all weight of its head"""
     make = torch.Generator().manual_seed(0)
     logits = (torch.randn(heads, generator=make) * 3).bfloat16().float()
     logits[heads // 2] = 12.0
@@ -135,7 +137,7 @@ def test_attention_with_sinks_agrees_with_torch(
 def test_attention_with_softcap_agrees_with_torch(
     dtype: torch.dtype, codes: torch.dtype | None, softcap: float, heads: int, kv_heads: int, d: int
 ) -> None:
-    """Some scores are within the cap, and some far beyond."""
+    """Some scores are below the soft cap, and some far above it."""
     some = replace(story([150, 1, 200], heads, kv_heads, d, dtype, sinks=True), softcap=softcap)
     some = replace(some, q=[q * (1 if softcap < 1 else 20) for q in some.q])
     rows = [(0, 0, 150), (1, 0, 1), (2, 199, 200)]
@@ -151,7 +153,7 @@ def test_attention_with_softcap_agrees_with_torch(
 @dtypes
 @pytest.mark.parametrize("length", [127, 128, 129, 144, 300])
 def test_attention_with_sinks_at_the_ends_of_a_window(dtype: torch.dtype, length: int) -> None:
-    """The first key of a window or chunk is the first or the last key of its page, or in the middle of it."""
+    """The first key of a window or chunk is the first key of its page, the last key, or a key in the middle."""
     some = story([length], 16, 2, 64, dtype, sinks=True)
     plain = some.step((0, 0, length), window=128, plain=True)[0]
     for begin, end in ((0, length), (length - 1, length), (length // 2 + 3, length), (7, 128), (126, 127)):

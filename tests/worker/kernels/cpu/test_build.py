@@ -1,4 +1,4 @@
-"""Where the C library is looked for, and how a worker behaves that cannot get one."""
+"""Where a worker looks for the C library, and what it does without one."""
 
 import os
 import time
@@ -15,7 +15,7 @@ Made = list[Path]
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Records what is compiled, with sources and a cache of the test's own."""
+    """Records compilations, with the test's own sources and cache."""
     seen: Made = []
 
     def compiled(compiler: str, room: Path) -> Path:

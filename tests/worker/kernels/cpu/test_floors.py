@@ -1,4 +1,4 @@
-"""The measured floors are of the tier in use, and of a plausible size."""
+"""The measured floors (bandwidth, multiply-adds) belong to the tier in use, and have plausible sizes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""SLUICE_ISA."""
+"""SLUICE_ISA selects the instruction set of the C library."""
 
 import pytest
 

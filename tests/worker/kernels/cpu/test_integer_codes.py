@@ -1,4 +1,4 @@
-"""Codes for small integers: tiles add exactly, so products have the bits of integer instructions."""
+"""Weights in small integers: AMX tiles add exactly, so products have the bits of integer instructions."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def drawn(code_map: CodeMap, n: int, k: int, group: int, minimum: bool) -> Quant
 
 
 def inputs(k: int) -> Tensor:
-    """Rows of all magnitudes: two that reach the largest integers, and some with values that are not finite."""
+    """Returns rows of all magnitudes: two reach the largest integers, and some have values that are not finite."""
     x = torch.randn(ROWS, k) * torch.logspace(-6, 3, ROWS)[:, None]
     x[1], x[2] = 255.0, -255.0
     x[5, 3], x[9, 7], x[11] = float("inf"), float("nan"), 0.0

@@ -1,4 +1,4 @@
-"""The C library's functions for this processor, or for a lower instruction set that the environment names."""
+"""The C library selects functions for this processor, or for a lower instruction set that the environment names."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Packed experts: each is the weight that pack_weight makes of it, and their memory is in few pieces."""
+"""Packed experts: each expert equals the result of pack_weight, and all experts share a few allocations."""
 
 import ctypes
 
@@ -19,7 +19,7 @@ N, K, COUNT = 70, 160, 6
 
 
 def parts_of(dtype: torch.dtype) -> list[list[torch.Tensor | QuantizedWeight]]:
-    """Returns experts in several formats: one format, two formats in each expert, and inputs in another order."""
+    """Returns experts with one format, with two formats in each expert, and with reordered inputs."""
     plain, coded = random(N // 2, K, dtype=dtype), quantized(INT4, N // 2, K, 32, minimum=True)
     order = torch.randperm(K, generator=torch.Generator().manual_seed(3))
     ordered = QuantizedWeight(coded.codes, INT4, coded.scale, None, 32, order)
@@ -51,7 +51,7 @@ def inside(packed: CpuExperts, address: int) -> bool:
 def test_structs_are_an_array_in_the_order_of_experts_with_all_memory_in_the_pieces() -> None:
     packed = pack_experts_in_c(parts_of(torch.float32), random(COUNT, N), count=COUNT, dtype=torch.float32)
     begin, end = ctypes.addressof(packed.structs), ctypes.sizeof(WeightStruct) * len(packed.structs)
-    assert len(packed.structs) == COUNT + 3  # two formats in three experts
+    assert len(packed.structs) == COUNT + 3  # three of the experts have two formats
     for struct in packed.structs:
         assert all(inside(packed, address) for address in (struct.panels, struct.bias, struct.values) if address)
         assert not struct.next or 0 < ctypes.addressof(struct.next.contents) - begin < end

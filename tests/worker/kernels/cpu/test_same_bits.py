@@ -1,4 +1,4 @@
-"""Two instruction sets multiply integers faster (AVX-VNNI, ARM's dot products): they give the bits of slower ones."""
+"""AVX-VNNI and ARM's dot products multiply integers faster, and give the bits of the slower instruction sets."""
 
 import pytest
 import torch

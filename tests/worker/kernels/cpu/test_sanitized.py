@@ -1,4 +1,4 @@
-"""The C library under AddressSanitizer: no size that a config may have makes it touch memory beyond its arrays."""
+"""The C library under AddressSanitizer touches no memory beyond its arrays, with any size that a config may have."""
 
 from pathlib import Path
 
@@ -23,6 +23,6 @@ def test_sizes_at_the_bounds_stay_within_their_arrays(library: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "model"), [("MAX_CHOSEN", "experts"), ("MAX_TAPS", "taps")])
 def test_size_beyond_a_bound_is_reported(library: Path, limit: str, model: str) -> None:
-    """If it were not reported, the test above could not fail."""
+    """Shows that the test above can fail: a size beyond a bound is reported."""
     done = sanitized.run(library, TESTS, "-k", f"{model} and not emulated", "-s", beyond=limit)
     assert done.returncode == sanitized.FAULT and "AddressSanitizer" in done.stderr, done.stdout[-2000:]

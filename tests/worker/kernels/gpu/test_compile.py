@@ -4,7 +4,7 @@ import sys
 
 
 def test_every_kernel_compiles_for_a_gpu_in_bf16() -> None:
-    """What the interpreter cannot see: Triton's own type checks, and that bf16 is accepted."""
+    """Checks what the interpreter does not: Triton's own type checks, and that bf16 is accepted."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["TRITON_DEFAULT_FP_FUSION"] = "1"
     done = subprocess.run(

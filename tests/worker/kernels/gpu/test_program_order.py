@@ -1,4 +1,4 @@
-"""Every kernel in every order of its programs, with each access looked at: see adverse.py."""
+"""Runs every kernel in other orders of its programs, and checks each memory access: see adverse.py."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -51,7 +51,7 @@ def norms() -> Iterable[Tensor]:
     yield from add_rms_norm_triton(random(3, 5, 70), residual, weight, 1e-6, offset=False)
 
 
-# sequences of no row, of one, and of several, of which one begins and one continues, with a state read twice
+# sequences without a row, with one row and with several: one begins, one continues; a state is read twice
 SLOTS = slots([NO_STATE, 1, 1, 2], [3, 4, 5, 0], [0, 3, 4, 8, 8])
 
 
@@ -191,7 +191,7 @@ def quantized_products() -> Iterable[Tensor]:
 
 
 def attentions() -> Iterable[Tensor]:
-    """Yields attention of many kinds. Few splits are merged at once, which is faster in the interpreter."""
+    """Yields runs of attention of many kinds. Few splits are merged at once, which is faster in the interpreter."""
     from worker.kernels.gpu.attention import attention
     from worker.kernels.gpu.launch.options import GpuOptions
 
@@ -202,7 +202,8 @@ def attentions() -> Iterable[Tensor]:
             given = fused, case.cache_k, case.cache_v, case.query_start_loc, case.seq_lens, case.page_table
             more = {"sinks": random(2 * group), "softcap": 3.0}
             for extra in ({}, more):
-                with patch.multiple(attention, PARTIAL_BYTES=0, SPLITS_AT_ONCE=2):  # only single rows are split
+                # sequences of one row alone are split
+                with patch.multiple(attention, PARTIAL_BYTES=0, SPLITS_AT_ONCE=2):
                     yield attention.attention_triton(
                         *given, case.max_kv_len + 40, scale=0.2, window=window, **extra
                     )  # fmt: skip
@@ -240,8 +241,8 @@ def prefetches() -> Iterable[Tensor]:
     yield weight
 
 
-# Matrices of two adapters. The kernels find these by addresses in tables. The first adapter has two parts; the second
-# one has one, and a part without columns fills up its table. Each part: B, its first rank, its ranks, its first column.
+# Matrices of two adapters, which the kernels find by addresses in tables. The first adapter has two parts, the second
+# has one and an empty part without columns. A part: B, its first rank, number of ranks, its first column.
 FACTORS = torch.linspace(0.5, 1.5, 90)
 B = tuple(random(*shape, dtype=HALF) for shape in ((70, 64), (20, 32), (90, 32), (0, 0)))
 ADAPTERS = (
@@ -279,7 +280,7 @@ def samples() -> Iterable[Tensor]:
 
 
 def experts() -> Iterable[Tensor]:
-    """Inputs and weights are strided or cut, rows share experts, and with few rows, slots are not grouped."""
+    """Yields runs of experts. Inputs and weights are strided, rows share experts; few rows are not grouped."""
     for at, format in enumerate((PLAIN, Format(kind="int8"), Format(kind="fp8", dynamic=True), Format(INT4, 32))):
         layer = layer_of(5, 70, 64 if at % 2 else 40, format, dtype=HALF, bias=at % 2 == 0)
         layer = replace(layer, loads=torch.zeros(5, dtype=torch.int64))
@@ -319,8 +320,8 @@ KERNELS: dict[Run, set[str]] = {
 }  # fmt: skip
 
 
-# Programs of these launches meet in atomics, so these run in every order. For all others one order is enough: there,
-# `adverse` shows that no program reads what another one writes.
+# Programs of these launches communicate by atomics, so they run in every order. For other launches, one order is
+# enough, because `adverse` shows that no program reads what another program writes.
 ATOMIC: dict[Run, str] = {
     attentions: "split_attention", experts: "routing", products_with_norms: "linear_norm", samples: "top_k_top_p",
 }  # fmt: skip
@@ -399,7 +400,7 @@ def _count_before_all_threads_stored(x_ptr, y_ptr, size, BARRIER: tl.constexpr =
 )  # fmt: skip
 def test_adverse_interpreter_reports_faults(kernel: Any, fault: str) -> None:
     x = random(20)
-    with adverse("backwards"), pytest.raises(Exception, match=fault):  # the interpreter raises its own from it
+    with adverse("backwards"), pytest.raises(Exception, match=fault):  # the interpreter wraps the Fault
         kernel[(3,)](x[::3], random(4).zero_(), 3)
 
 
@@ -416,7 +417,7 @@ def test_adverse_interpreter_orders_programs_at_their_atomics() -> None:
     assert x.tolist() == [3.0] and y.tolist() == [3.0, 1.0, 1.0, 1.0]
 
 
-FAR = (1 << 31) + (1 << 20)  # elements: more than 32 bits count; memory that nothing is written to costs nothing
+FAR = (1 << 31) + (1 << 20)  # elements: beyond 32-bit offsets; unwritten memory costs nothing
 
 
 def test_attention_triton_handles_a_cache_beyond_32_bit_offsets() -> None:

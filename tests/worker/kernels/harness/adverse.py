@@ -1,11 +1,11 @@
-"""Finds errors that Triton's interpreter hides: it runs programs one after another, in order, and lets them read
-whatever lies beside a tensor.
+"""Finds errors that Triton's interpreter hides, because it runs programs one after another, in order, and lets them
+read whatever lies beside a tensor.
 
-Here programs run in another order. Every tensor is moved to a place of its own, and each access must be to an element
-of one of them. And no element may be both loaded and stored in one launch, nor stored twice: on a GPU, nothing orders
-the accesses of the programs of a launch, nor of the threads of a program. Atomics are ordered among themselves, and
-a barrier orders what its own program does before and after it. What a program did before a barrier and an atomic comes
-before what another program does after a later atomic.
+Here programs run in another order. Every tensor is moved to memory of its own, and each access must be to an element of
+a tensor. No element may be both loaded and stored in one launch, nor stored twice: on a GPU, nothing orders the
+accesses of the programs of a launch, nor of the threads of a program. Atomics are ordered among themselves. A barrier
+orders the accesses of its own program before and after it. Accesses of a program before a barrier and an atomic come
+before the accesses of another program after a later atomic.
 """
 
 import random
@@ -21,18 +21,19 @@ from torch import Tensor
 
 Order = Literal["backwards", "shuffled"]
 GAP = 1 << 14  # unused bytes on either side of a tensor
-LARGE = 1 << 28  # bytes; a larger tensor stays where it is
+LARGE = 1 << 28  # bytes; a larger tensor is not moved
 LOADED, STORED, ATOMIC = 1, 2, 4
-FORBIDDEN = {LOADED: STORED | ATOMIC, STORED: LOADED | STORED | ATOMIC, ATOMIC: LOADED | STORED}  # what may not meet
+# kind of access → earlier kinds that it must not follow
+FORBIDDEN = {LOADED: STORED | ATOMIC, STORED: LOADED | STORED | ATOMIC, ATOMIC: LOADED | STORED}
 NAMES = {LOADED: "loaded", STORED: "stored", ATOMIC: "changed atomically"}
 
 
 class Fault(Exception):
-    """A kernel does something that is an error on a GPU."""
+    """A kernel made an access that is an error on a GPU."""
 
 
 class Area:
-    """One tensor in memory of its own, and how a launch has accessed each element so far."""
+    """A tensor in memory of its own, and the accesses of a launch to each element so far."""
 
     def __init__(self, given: Tensor, *, movable: bool = True) -> None:
         self._given = _distinct(given)
@@ -49,10 +50,11 @@ class Area:
             self.moved = whole.as_strided(given.shape, given.stride())
         self.begin = self.moved.data_ptr()
         self._done = np.zeros(span, np.uint8)
-        self._released = np.zeros(span, np.uint8)  # what programs did before a barrier and an atomic
-        self._acquired = False  # whether this program has made an atomic after them
-        self._recent: list[tuple[NDArray[np.int64], NDArray[np.uint8], int]] = []  # accesses: where, state before, how
-        self._ordered: list[tuple[NDArray[np.int64], int]] = []  # accesses before a barrier: where, how
+        self._released = np.zeros(span, np.uint8)  # accesses of programs before a barrier and an atomic
+        self._acquired = False  # whether this program has made an atomic after the released accesses
+        # accesses: indices, states before, kind
+        self._recent: list[tuple[NDArray[np.int64], NDArray[np.uint8], int]] = []
+        self._ordered: list[tuple[NDArray[np.int64], int]] = []  # accesses before a barrier: indices, kind
         self._own: NDArray[np.bool_] | None = None
         if self._given.numel() < span and self._copy is not None:
             own = torch.zeros(span, dtype=torch.bool)
@@ -60,7 +62,7 @@ class Area:
             self._own = own.numpy()
 
     def access(self, offsets: NDArray[np.int64], how: int) -> None:
-        """Notes an access to these bytes. Raises Fault if they are not the tensor's, or two accesses have no order."""
+        """Records an access to bytes. Raises Fault if they are not the tensor's, or two accesses are not ordered."""
         at, rest = np.divmod(offsets, self.size)
         if rest.any() or at.min() < 0 or at.max() >= len(self._done) or not self._owns(at):
             raise Fault(f"outside of the {tuple(self.moved.shape)} {self.moved.dtype} nearest to it is {NAMES[how]}")
@@ -73,14 +75,14 @@ class Area:
         self._recent.append((at, before, how))
 
     def barrier(self) -> None:
-        """Lets this program access again what it accessed before the barrier. Other programs still may not."""
+        """Lets this program access again what it accessed before the barrier. Other programs still must not."""
         for at, before, how in reversed(self._recent):
             self._done[at] = before
             self._ordered.append((at, how))
         self._recent.clear()
 
     def synchronize(self) -> None:
-        """Notes an atomic: it releases what this program did before a barrier, and acquires what others released."""
+        """Records an atomic: it releases this program's accesses before a barrier, and acquires other programs'."""
         for at, how in self._ordered:
             self._released[at] |= how
         self._ordered.clear()
@@ -104,7 +106,7 @@ class Area:
 class Launch:
     """One launch of a kernel: its tensors, and the order of its programs.
 
-    reached: tensors that the kernel finds by addresses in a table. They stay where they are.
+    reached: tensors that the kernel finds by addresses in a table. They are not moved.
     """
 
     def __init__(self, order: Order, reached: Sequence[Tensor]) -> None:
@@ -133,7 +135,7 @@ class Launch:
             random.Random(len(self._programs)).shuffle(self._programs)
 
     def instead(self, x: int, y: int, z: int) -> tuple[int, int, int]:
-        """Returns which program runs in the place of (x, y, z)."""
+        """Returns the program that runs when the interpreter would run (x, y, z)."""
         for area in self._areas.values():
             area.end_program()
         return self._programs[(x * self._dim[1] + y) * self._dim[2] + z]
@@ -167,8 +169,8 @@ def _distinct(given: Tensor) -> Tensor:
 
 @contextmanager
 def adverse(order: Order, reached: Sequence[Tensor] = ()) -> Iterator[set[str]]:
-    """Checks every launch inside the `with`, and yields the names of launched kernels. A Fault arrives inside Triton's
-    InterpreterError. reached: see Launch; a list may be extended before the launch"""
+    """Checks every launch inside the `with`, and yields the names of launched kernels. Triton wraps a Fault in its
+    InterpreterError. reached: see Launch; the caller may extend a list before the launch"""
     from triton.runtime import interpreter
 
     builder, launched, current = interpreter.InterpreterBuilder, set[str](), [Launch(order, reached)]

@@ -1,4 +1,4 @@
-"""Inputs shared by the kernel tests."""
+"""Inputs and comparisons that the kernel tests share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu",
 
 
 def close(got: Tensor, expected: Tensor) -> None:
-    """Asserts that values differ by rounding in fp32 only: by the dtype's tolerance, relative to the largest."""
+    """Asserts that values differ only by rounding in fp32: by at most the dtype's tolerance of the largest value."""
     assert got.dtype == expected.dtype and got.shape == expected.shape
     bound = TOLERANCE[got.dtype] * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(got, expected, rtol=0, atol=bound)
@@ -36,7 +36,7 @@ def near(got: Tensor, exact: Tensor) -> None:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """New tensors are NaN until something is written to them."""
+    """Fills new tensors with NaN, so that reading an unwritten element shows."""
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -46,7 +46,7 @@ def poisoned() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences (q_len, seq_len) over a shuffled page pool, everything unused poisoned with NaN."""
+    """Sequences (q_len, seq_len) over a shuffled page pool, whose unused slots hold NaN."""
 
     q: Tensor
     cache_k: Tensor

@@ -2,8 +2,8 @@
 
     python -m tests.worker.kernels.harness.compare_amx
 
-On a processor with AMX, the product is also compared, bit for bit, with that of the emulation, which follows Intel's
-manual.
+On a processor with AMX, the product is also compared, bit for bit, with the product of the emulation, which follows
+Intel's manual.
 """
 
 import torch

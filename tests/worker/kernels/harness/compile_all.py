@@ -1,6 +1,6 @@
-"""Compiles every Triton kernel for a GPU that need not be there, in the variants the launchers would ask for.
+"""Compiles every Triton kernel for a GPU that need not be present, in the variants that the launchers use.
 
-Run in a process of its own, because the tests' process has Triton in interpreter mode.
+Runs in a process of its own, because the tests' process has Triton in interpreter mode.
 """
 
 from tests.worker.kernels.harness import (

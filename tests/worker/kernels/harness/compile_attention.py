@@ -1,8 +1,8 @@
-"""The attention kernels in bfloat16, and over a cache of eight bits, as compiled for Hopper.
+"""Compiles the attention kernels in bfloat16, and over an eight-bit K/V cache, for Hopper.
 
-Checks what the interpreter cannot see: Hopper's own products, keys and values copied 16 bytes at a time, no register
-spilled in the loop over keys, room for two programs of the split kernel on a multiprocessor, and that both kernels
-compute a row in the same way.
+Checks what the interpreter cannot show: products use wgmma, keys and values are copied 16 bytes at a time, no register
+is spilled in the loop over keys, two programs of the split kernel fit on a multiprocessor, and both kernels compute a
+row in the same way.
 """
 
 import re
@@ -28,19 +28,19 @@ from worker.kernels.gpu.attention import attention
 
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 KV_HEADS = 8
-FEW_BYTES = 32  # a thread may spill, outside of the loop over keys
-MULTIPROCESSOR, SYSTEM = 228 << 10, 1 << 10  # bytes of shared memory; the system takes SYSTEM for each program
+FEW_BYTES = 32  # bytes that a thread may spill outside of the loop over keys
+MULTIPROCESSOR, SYSTEM = 228 << 10, 1 << 10  # bytes of shared memory; the system reserves SYSTEM for each program
 # arguments that the compiler may not assume to be multiples of 16
 UNKNOWN = ("page_table_stride", "max_rows", "max_splits", "sequences", "window")
-SHAPES = [(64, 4, 16), (64, 8, 16), (128, 3, 32), (256, 4, 64)]  # head, query heads of a group, page
+SHAPES = [(64, 4, 16), (64, 8, 16), (128, 3, 32), (256, 4, 64)]  # head_dim, query heads of a K/V head, page size
 
 
 def attend(
     kernel: Any, head: int, group: int, page: int, cache: str = X, extended: bool = False, gpu: int = 90,
     sequences: int = 1, merges: bool = False, spans: bool = False,
 ) -> Variant:  # fmt: skip
-    """extended: with sinks and a soft cap. gpu: its compute capability. merges: whether a tile's last program
-    merges the splits. spans: whether rows may see keys after their own position.
+    """Compiles a kernel. extended: with sinks and a soft cap. gpu: compute capability. merges: whether a tile's last
+    program merges the splits. spans: whether rows may attend to keys after their own position.
     """
     tiles = attention.choose_tiles(head, group, torch.bfloat16, SHARED[gpu])
     split = kernel is attention._split_kernel
@@ -94,7 +94,7 @@ def compiled(variant: Variant) -> Any:
 
 
 def way_of_a_row(made: Any) -> list[tuple[str, str]]:
-    """Returns each product's instruction shape, and over how many groups of four warps its columns are spread."""
+    """Returns each product's instruction shape, and the number of groups of four warps that share its columns."""
     assert max(copies(made)) == 16
     assert all(step.startswith("m64n") for step in tensor_core_steps(made))
     assert "serialized" not in complaints(made), complaints(made)
@@ -107,7 +107,7 @@ def way_of_a_row(made: Any) -> list[tuple[str, str]]:
 
 
 def complaints(made: Any) -> str:
-    """Returns the assembler's messages. It warns if products cannot overlap because something else uses their sums."""
+    """Returns the assembler's messages: it warns if products cannot overlap because other code uses their sums."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
         ptx.write(made.asm["ptx"])
         ptx.flush()
@@ -116,7 +116,8 @@ def complaints(made: Any) -> str:
 
 
 def check_overlap(shape: tuple[int, int, int]) -> None:
-    """With overlap, most weights of a block are computed during the next block's product, by the same instructions."""
+    """Asserts that with overlap, most weights of a block are computed during the next block's product, by the same
+    instructions."""
     variant = attend(attention._prefill_kernel, *shape, sequences=200)
     plain, made = (
         replace(variant, constants=variant.constants | {"OVERLAP": overlap}).compiled() for overlap in (False, True)

@@ -1,7 +1,7 @@
-"""Every kernel but attention's and sampling's, in bfloat16, with the shapes of Llama-3.2-3B, Qwen3-4B and gemma-3-1b.
+"""Compiles the kernels of dense layers in bfloat16, with the shapes of Llama-3.2-3B, Qwen3-4B and gemma-3-1b.
 
-Checks what the interpreter cannot see: no register is spilled, the products use wgmma with the same step and read 16
-bytes at a time, and a row's squares are added in one order whether the row comes as terms or not.
+Checks what the interpreter cannot show: no register is spilled, products use wgmma with the same step and read 16 bytes
+at a time, and the squares of a row are added in the same order, whether or not the row comes as partial sums.
 """
 
 from typing import Any
@@ -27,10 +27,10 @@ from worker.kernels.gpu.rowwise import norm as norm_triton
 
 X, F, I32, L, F8 = "*bf16", "*fp32", "*i32", "*i64", "*fp8e4nv"
 I8, BF16, INT8, FP8 = "*i8", torch.bfloat16, torch.int8, torch.float8_e4m3fn
-WIDENED = {BF16: X, INT8: I8, FP8: I8}  # weights beside tokens of bfloat16
-DYNAMIC = {INT8: I8, FP8: F8}  # both, of eight bits
+WIDENED = {BF16: X, INT8: I8, FP8: I8}  # dtype of weights → their type in Triton; tokens are in bfloat16
+DYNAMIC = {INT8: I8, FP8: F8}  # the same, but tokens have the type of the weights
 EXACT = {"enable_fp_fusion": False}
-PRODUCTS = [  # rows, N, K, what comes out
+PRODUCTS = [  # rows, N, K, kind of output
     (1, 1152, 6912, "terms"),
     (1, 151936, 2560, "wide"),
     (32, 1152, 1024, "terms"),
@@ -43,7 +43,7 @@ PRODUCTS = [  # rows, N, K, what comes out
     (100, 1000, 333, ""),
 ]
 GATED = [(1, 8192, 3072), (32, 6912, 1152), (128, 8192, 3072), (8192, 9728, 2560)]
-DYNAMIC_PRODUCTS = [  # Llama-3.2-3B and Qwen3-4B
+DYNAMIC_PRODUCTS = [  # of Llama-3.2-3B and Qwen3-4B
     (1, 3072, 8192, "terms"),
     (32, 6144, 2560, "terms"),
     (64, 2560, 9728, "terms"),
@@ -51,12 +51,12 @@ DYNAMIC_PRODUCTS = [  # Llama-3.2-3B and Qwen3-4B
     (8192, 16384, 3072, ""),
 ]
 DYNAMIC_GATED = [(1, 8192, 3072), (64, 9728, 2560), (100, 8192, 3072), (2048, 9728, 2560)]
-NORMS = [(3072, False, 3), (1152, True, 8)]  # size, a norm before the residual, terms
+NORMS = [(3072, False, 3), (1152, True, 8)]  # size, whether there is a norm before the residual, number of terms
 HEADS = [(32, 8, 128, True, False, 2), (4, 1, 256, True, True, 4)]
 
 
 PARKED = [(Tile(256, 128, 8, 4), 3072, 8192), (Tile(128, 256, 8, 4), 5120, 3072)]
-ELSEWHERE = (80, 86, 89, 100, 120)  # capabilities besides Hopper's
+ELSEWHERE = (80, 86, 89, 100, 120)  # compute capabilities of other GPUs than Hopper
 
 
 def linear(
@@ -225,7 +225,7 @@ def products(variants: list[Variant], wanted: str) -> list[Any]:
     """Compiles products. Asserts that all use tensor-core instructions with the wanted step along K."""
     found = [light(variant) for variant in variants]
     for variant, compiled in zip(variants, found, strict=True):
-        if variant.product:  # weights that are widened are copied 8 bytes at a time, too
+        if variant.product:  # widened weights may also be copied 8 bytes at a time
             assert copies(compiled) == ({8, 16} if variant.constants["FORMAT"] else {16}), copies(compiled)
         used = tensor_core_steps(compiled)
         assert used and all(step.startswith("m64n") for step in used)

@@ -1,7 +1,7 @@
-"""The kernels of a decode with programmatic dependent launch.
+"""Compiles the kernels of a decode with programmatic dependent launch.
 
-Checks what the interpreter cannot see: every program lets the next kernel start and then waits for those before it,
-ahead of anything that it loads, but for the weights that products prefetch. No loop's first loads come before the wait.
+Checks what the interpreter cannot show: every program lets the next kernel start, then waits for the kernels before it,
+and only then loads data, except for the weights that products prefetch. No loop's first loads come before the wait.
 """
 
 from dataclasses import replace
@@ -44,7 +44,7 @@ OTHERS = [
     attend.combine(128),
 ]
 FUSED = [(3072, 8192, False), (1152, 6912, True)]  # N, K, whether there is a norm before the residual
-NEWER = [PREFETCHING[0], OTHERS[-2]]  # compiled for Blackwell, too
+NEWER = [PREFETCHING[0], OTHERS[-2]]  # kernels that are compiled for Blackwell, too
 
 
 def dependent(variant: Variant, capability: int) -> Any:
@@ -74,7 +74,7 @@ def fused(columns: int, depth: int, after: bool) -> Variant:
 
 
 def check_fused(columns: int, depth: int, after: bool) -> None:
-    """The fused kernel multiplies and adds squares as two kernels do, and counts after all threads have stored."""
+    """Asserts that the fused kernel multiplies and adds squares as two kernels do, and counts after all stores."""
     made = dependent(variant := fused(columns, depth, after), 90)
     plain = dense.norm(columns, after, variant.constants["CHAINS"]).compiled()
     assert sums(made) == sums(plain) != [] and copies(made) == {16} and usage(made).stack == 0

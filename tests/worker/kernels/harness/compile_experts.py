@@ -1,8 +1,8 @@
-"""The kernels of experts in bfloat16, as the layers of Qwen3-30B-A3B and gpt-oss-20b launch them.
+"""Compiles the kernels of experts in bfloat16, as the layers of Qwen3-30B-A3B and gpt-oss-20b launch them.
 
-Launches are caught on a GPU that is not there, inside a recording, so that the host may not wait for it. Checks what
-the interpreter cannot see: that no register is spilled, that products use wgmma with the step of linear's products,
-copy 16 bytes at a time, and pass no weight through shared memory. Prints a line for each compilation.
+Launches are caught on a fake GPU during a recording, in which the host must not wait for the GPU. Checks what the
+interpreter cannot show: no register is spilled, and products use wgmma with the step of `linear`'s products, copy 16
+bytes at a time, and pass no weight through shared memory. Prints a line for each compilation.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,8 @@ from worker.kernels.linear import PackedLinear
 from worker.kernels.rowwise.activate import Activation
 from worker.kernels.weights.quantized_weight import E2M1, INT4
 
-SPILLED = {80: 128, 89: 128, 90: 0}  # bytes a thread: the largest tiles are made for wgmma, which leaves more registers
+# by GPU: bytes per thread that may be spilled. The largest tiles are made for wgmma, which needs fewer registers
+SPILLED = {80: 128, 89: 128, 90: 0}
 BF16, CUDA = torch.bfloat16, torch.device("cuda:0")
 
 
@@ -52,7 +53,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Format:
-    """codes: code map, group size, 16-bit format of scales, minimum. rows: eight bits with a scale per row."""
+    """A format of weights. codes: code map, group size, 16-bit format of scales, has minimums; rows: eight-bit rows"""
 
     name: str
     codes: tuple[Any, ...] = ()
@@ -65,7 +66,7 @@ GPT_OSS = Model("gpt-oss-20b", 32, 4, 2880, 2880, "clamped_swiglu", True)
 PLAIN, INT4_128 = Format("bf16"), Format("int4, groups of 128", (INT4, 128, BF16, False))
 MXFP4, Q4_K = Format("mxfp4", (E2M1, 32, BF16, False)), Format("Q4_K", (INT4, 32, None, True))
 FP8, DYNAMIC = Format("fp8", rows=torch.float8_e4m3fn), Format("fp8 x fp8", rows=torch.float8_e4m3fn, dynamic=True)
-FEW, ALL = (1, 8192), (1, 64, 512, 1024, 8192)  # rows: few, whose slots are tiles; for tiles of 16 … 128 rows
+FEW, ALL = (1, 8192), (1, 64, 512, 1024, 8192)  # numbers of rows of a step; ALL covers tiles of 16 … 128 rows
 LAUNCHED = [
     (QWEN, PLAIN, ALL, 90), (QWEN, INT4_128, ALL, 90), (QWEN, Q4_K, FEW, 90), (QWEN, FP8, FEW, 90),
     (QWEN, DYNAMIC, FEW, 90), (GPT_OSS, PLAIN, FEW, 90), (GPT_OSS, MXFP4, ALL, 90),
@@ -74,7 +75,7 @@ LAUNCHED = [
 
 
 def linear(model: Model, n: int, k: int, format: Format) -> PackedExperts:
-    """Returns experts on the fake GPU, without values."""
+    """Returns experts on the fake GPU, whose weights have no values."""
 
     def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=CUDA)
@@ -94,7 +95,7 @@ def linear(model: Model, n: int, k: int, format: Format) -> PackedExperts:
 
 
 def launched(model: Model, format: Format, rows: int, capability: int) -> list[Compilation]:
-    """Returns what one step of a layer compiles for this GPU."""
+    """Returns the compilations of one step of a layer for this GPU."""
     with ExitStack() as stack:
         machine = stack.enter_context(gpu())
         stack.enter_context(patch.object(tiles, "shared_memory", lambda device: SHARED[capability]))
@@ -137,7 +138,7 @@ def check_product(binary: Any, one: Compilation, format: Format) -> str:
     assert not format.dynamic or from_zero(binary), "float32 takes over the sum of every stage"
     copied = copies(binary)
     if format.codes:
-        assert 16 in copied, (one.key, copied)  # scales take fewer
+        assert 16 in copied, (one.key, copied)  # scales are copied in fewer bytes
     else:
         assert copied == ({8, 16} if format.rows and not format.dynamic else {16}), (one.key, copied)
     return f"wgmma {', '.join(sorted(step.partition('.')[0] for step in steps))}; copies of {sorted(copied)} bytes"

@@ -1,7 +1,7 @@
-"""Products with weights in few bits, in bfloat16, with the shapes of Llama-3.2-3B and Qwen3-4B.
+"""Compiles products with weights of a few bits, in bfloat16, with the shapes of Llama-3.2-3B and Qwen3-4B.
 
-Checks what the interpreter cannot see: that no register is spilled, that tensor cores take the same steps as in
-products with plain weights, and that weights go to them from registers.
+Checks what the interpreter cannot show: no register is spilled, tensor cores take the same steps as in products with
+plain weights, and get weights from registers.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from worker.kernels.gpu.products.tile_table import Tile
 from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap
 
 HALF, BF16 = torch.float16, torch.bfloat16
-FORMATS = [  # code map, group size, 16-bit format of scales, minimum: where they are from
+FORMATS = [  # code map, group size, 16-bit format of scales, has minimums; the comment names the source of the format
     (INT4, 128, BF16, False),  # compressed-tensors
     (INT4, 128, None, True),  # GPTQ, AWQ
     (INT4, 32, HALF, False),  # Q4_0
@@ -43,7 +43,7 @@ ELSEWHERE = [(1, 16384, 3072), (100, 16384, 3072)]
 
 
 def weight(columns: int, depth: int, code_map: CodeMap, group: int, narrow: torch.dtype | None, minimum: bool) -> Any:
-    """A weight without numbers."""
+    """Returns a weight without values."""
     inputs, scale = 16 if group == 16 else 32, torch.float32 if narrow is None else torch.int32
     words = STEP * code_map.bits // 16
     shape = -(-columns // ROWS), -(-depth // STEP), words // inputs, ROWS, inputs

@@ -1,4 +1,4 @@
-"""The kernels of sampling for 128,256 tokens: none spills a register, and several fit on a multiprocessor."""
+"""Compiles the sampling kernels for 128,256 tokens: no kernel spills a register; several fit on a multiprocessor."""
 
 from bench.gpu.offline.triton_offline import Variant, usage
 from worker.kernels.gpu.sampling import sample, top_k_top_p

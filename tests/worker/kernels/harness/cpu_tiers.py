@@ -1,4 +1,4 @@
-"""What the tests of the C library share: every instruction set this machine has, in both dtypes."""
+"""Fixtures of the C library's tests, for every instruction set of this machine and both dtypes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,17 +15,17 @@ MOST = TIERS.index(bindings.tier())
 
 needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run here: no compiler, or no AVX2")
 
-EMULATED = "amx emulated"  # (emulated_amx.py)
+EMULATED = "amx emulated"  # see emulated_amx.py
 CAN_EMULATE = "avx512bf16" in TIERS[: MOST + 1]
 HERE = [one for one in TIERS[1 : MOST + 1] if one not in SAME_BITS]
 HERE += [EMULATED] if CAN_EMULATE and "amx" not in TIERS[: MOST + 1] else []
-# what multiplies integers faster, to the bits of another instruction set; most tests of that one do not repeat for it
+# Tiers that multiply integers faster, with the bits of another tier. Most tests of the other tier need no repetition.
 FASTER = [one for index, one in enumerate(TIERS) if one in SAME_BITS and MOST and library.library().supports(index)]
 
 
 @contextmanager
 def use(which: str) -> Iterator[None]:
-    """Uses one of HERE. Asserts that emulated AMX did nothing that a processor, or its system, would refuse."""
+    """Uses a tier of HERE. Asserts that emulated AMX did nothing that a processor, or its system, would refuse."""
     with pytest.MonkeyPatch.context() as patch:
         if which == EMULATED:
             emulated_amx.library().emulated_machine(1, 1)
@@ -56,7 +56,7 @@ def _forget() -> None:
 
 @pytest.fixture(params=HERE)
 def tier(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs the test with each instruction set of HERE. The parameter `indirect` of parametrize chooses some of them."""
+    """Runs the test with each instruction set of HERE, or with those that an indirect parametrization names."""
     with use(request.param):
         yield bindings.tier()
 
@@ -65,7 +65,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def close(ours: Tensor, plain: Tensor) -> None:
-    """Within 1e-5 (fp32) or 2e-2 (bf16, whose rounding a square doubles) of the largest value; no NaN."""
+    """Within 1e-5 (fp32) or 2e-2 (bf16, whose rounding a square doubles) of the largest value, without NaN."""
     wide, other = ours.double(), plain.double()
     limit = 1e-5 if ours.dtype == torch.float32 else 2e-2
     assert float((wide - other).abs().max() / other.abs().max()) <= limit

@@ -75,7 +75,7 @@ def decoder_of(spec: ModelSpec, device: str = "cpu", dtype: torch.dtype = torch.
 
 
 def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
-    """Returns a copy on another device of a dataclass or list with tensors. Those in float32 become `dtype`."""
+    """Returns a copy of a dataclass or list of tensors on another device. Tensors in float32 become `dtype`."""
     if isinstance(value, Tensor):
         return value.to(device, dtype if value.dtype == torch.float32 else value.dtype)
     if isinstance(value, list):

@@ -1,5 +1,5 @@
-/* AMX's tile instructions as Intel's manual (volume 2: LDTILECFG, TILELOADD, TDPBF16PS, ...) describes them, on a thread's
- * own eight tiles. Where the processor would fault, the first reason is kept and the instruction does nothing. */
+/* Emulates AMX's tile instructions by Intel's manual (volume 2: LDTILECFG, TILELOADD, TDPBF16PS, ...), on eight tiles per
+ * thread. Where a processor would fault, the first reason is kept and the instruction does nothing. */
 #include <immintrin.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ typedef struct {
 } Shapes;
 
 typedef struct {
-    int rows, bytes; /* of a row; none: not in use */
+    int rows, bytes; /* bytes: of a row. 0 rows: the tile is not in use */
     _Alignas(64) uint8_t data[MOST_ROWS][MOST_BYTES];
 } Tile;
 
@@ -29,12 +29,12 @@ static _Thread_local struct {
 } own;
 
 static struct {
-    long configurations, zeros, loads, stores, dots; /* instructions, */
-    long lines;                                      /* and cache lines that loads touched, each row's on its own */
+    long configurations, zeros, loads, stores, dots; /* numbers of instructions */
+    long lines;                                      /* cache lines that loads touched, counted for each row */
 } counts;
 
 static int has_amx = 1, grants = 1, permitted;
-static char reason[128]; /* of the first fault */
+static char reason[128]; /* reason of the first fault */
 
 static int fault(const char *instruction, const char *why) {
     if (!reason[0]) snprintf(reason, sizeof reason, "%s: %s", instruction, why);
@@ -49,7 +49,7 @@ static int all_zero(const void *from, size_t bytes) {
     return 1;
 }
 
-/* Linux ends a process that touches tiles without having asked. */
+/* Linux ends a process that uses tiles without having asked for the permission. */
 static int forbidden(const char *instruction) {
     return !__atomic_load_n(&permitted, __ATOMIC_RELAXED) && fault(instruction, "the system was not asked");
 }
@@ -74,7 +74,7 @@ SHOWN void emulated_configure(const Shapes *s) {
 
 SHOWN void emulated_release(void) { memset(&own, 0, sizeof own); }
 
-/* The tile, or NULL after a fault. */
+/* Returns the tile, or NULL after a fault. */
 static Tile *usable(const char *instruction, int tile) {
     if (forbidden(instruction)) return NULL;
     if (!own.configured || tile < 0 || tile >= NAMES || !own.tile[tile].rows) {
@@ -112,11 +112,11 @@ SHOWN void emulated_store(int tile, void *to, long stride) {
     count(&counts.stores, 1);
 }
 
-/* The even and the odd numbers of the pairs, as fp32. */
+/* Return the even and the odd numbers of the pairs, as fp32. */
 static __m512 even(__m512i pairs) { return (__m512)_mm512_slli_epi32(pairs, 16); }
 static __m512 odd(__m512i pairs) { return (__m512)_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)); }
 
-/* One row: a chain of fused multiply-adds over the even numbers and one over the odd, from zero; their sum is added. */
+/* One row: one chain of fused multiply-adds over the even numbers, one over the odd, both from zero. Adds their sum. */
 static __attribute__((noinline)) void dot_row(const uint8_t *row, int pairs, const Tile *columns, uint8_t *sum) {
     __m512 evens = _mm512_setzero_ps(), odds = _mm512_setzero_ps();
     for (int k = 0; k < pairs; k++) {
@@ -141,7 +141,7 @@ SHOWN void emulated_dot(int sum, int rows, int columns) {
         return;
     }
     unsigned before = _mm_getcsr();
-    _mm_setcsr(0x9fc0); /* nearest even, denormals are zeros, nothing is raised: whatever the thread asked for */
+    _mm_setcsr(0x9fc0); /* as in AMX: rounds to nearest even, denormals are zeros, no exceptions */
     for (int i = 0; i < c->rows; i++) {
         dot_row(a->data[i], a->bytes / 4, b, c->data[i]);
         memset(c->data[i] + c->bytes, 0, MOST_BYTES - c->bytes);
@@ -150,7 +150,7 @@ SHOWN void emulated_dot(int sum, int rows, int columns) {
     count(&counts.dots, 1);
 }
 
-/* The two functions with which cpu.c asks the processor and the system. */
+/* Replace the two functions by which cpu.c asks the processor and the system about AMX. */
 SHOWN int emulated_cpuid(unsigned leaf, unsigned part, unsigned *a, unsigned *b, unsigned *c, unsigned *d) {
     *a = *b = *c = 0;
     *d = leaf == 7 && part == 0 && has_amx ? 1u << 22 | 1u << 24 : 0;
@@ -160,14 +160,14 @@ SHOWN int emulated_cpuid(unsigned leaf, unsigned part, unsigned *a, unsigned *b,
 SHOWN long emulated_syscall(long number, long what, long feature) {
     (void)number;
     if (!grants || what != ARCH_REQ_XCOMP_PERM || feature != XFEATURE_XTILEDATA) return -1;
-    __atomic_store_n(&permitted, 1, __ATOMIC_RELAXED); /* the whole process's, threads to come included */
+    __atomic_store_n(&permitted, 1, __ATOMIC_RELAXED); /* for the whole process, including later threads */
     return 0;
 }
 
-/* For the tests: a processor with or without AMX, a system that grants it or not; nobody has asked yet. */
+/* For tests: simulates a processor with or without AMX and a system that grants it or not. Revokes the permission. */
 SHOWN void emulated_machine(int amx, int granting) { has_amx = amx, grants = granting, permitted = 0; }
 
-/* Why the processor would have faulted since the last call; empty if it would not. */
+/* Returns why a processor would have faulted since the last call; empty if it would not have. */
 SHOWN const char *emulated_fault(void) {
     static char last[sizeof reason];
     memcpy(last, reason, sizeof last);

@@ -1,5 +1,5 @@
 /* Included before a source of worker/kernels/cpu/csrc. It replaces AMX by plain functions (emulated_amx.c): the names
- * in amx_tiles.h that stand for instructions, and the two questions to the processor and the system. */
+ * in amx_tiles.h that stand for instructions, and the two functions that ask the processor and the system about AMX. */
 #pragma once
 #include <cpuid.h>
 #include <amx_tiles.h>

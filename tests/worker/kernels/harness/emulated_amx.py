@@ -1,7 +1,7 @@
-"""The C library with AMX emulated: its own sources, with tile instructions replaced by functions (emulated_amx.c).
+"""Builds the C library with emulated AMX: its sources, with functions in place of tile instructions (emulated_amx.c).
 
-So any processor with AVX-512 and bf16 can test the bits of the AMX tier, and that it does nothing that a processor with
-AMX would reject. It says nothing about speed.
+So any processor with AVX-512 and bf16 can test the bits of the AMX tier, and that the tier does nothing that a
+processor with AMX would reject. Emulation says nothing about speed.
 """
 
 import atexit
@@ -17,15 +17,15 @@ from unittest.mock import patch
 from worker.kernels.cpu import build
 
 SHIM = ("-include", str(Path(__file__).with_suffix(".h")), "-I", str(build.SOURCES))
-ROWS_ALONE = (
+ROWS_ALONE = (  # sources without an AMX version
     "adapters/add_product.c",
     "adapters/few_rows.c",
     "rowwise.c",
     "recurrent/delta_net.c",
     "recurrent/mamba2.c",
     "recurrent/short_conv.c",
-)  # have no AMX version
-# what library.py binds at this tier
+)
+# compiled sources that library.py binds at this tier
 UNITS = (
     *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu_features.c" or flags == build.AMX),
     *(
@@ -44,7 +44,7 @@ UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The number of instructions, and of cache lines that tile loads touched, counted for each row by itself."""
+    """Numbers of instructions, and of cache lines that tile loads touched, counted for each row of a tile."""
 
     configurations: int
     zeros: int
@@ -56,12 +56,13 @@ class Counts:
 
 @cache
 def path() -> Path:
-    """Returns the compiled library, made once a process. Raises CalledProcessError if it does not compile."""
+    """Returns the path of the library, compiled once per process. Raises CalledProcessError if it does not compile."""
     room = Path(tempfile.mkdtemp(prefix="sluice-amx-"))
     atexit.register(shutil.rmtree, room, ignore_errors=True)
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
     assert compiler is not None
-    units = tuple((source, (*flags, "-O1")) for source, flags in UNITS)  # compiling takes longer than the tests do
+    # -O1, because compiling takes longer than the tests
+    units = tuple((source, (*flags, "-O1")) for source, flags in UNITS)
     with patch.object(build, "UNITS", units):
         return build._compile(compiler, room)
 
@@ -74,12 +75,12 @@ def library() -> ctypes.CDLL:
 
 
 def fault() -> str:
-    """Returns why a processor would have faulted since the last call; empty if it would not."""
+    """Returns why a real processor would have faulted since the last call; empty if it would not have."""
     return bytes(library().emulated_fault()).decode()
 
 
 def counts() -> Counts:
-    """Returns what was counted since the last call."""
+    """Returns the counts since the last call."""
     room = (ctypes.c_long * 6)()
     library().emulated_counts(room)
     return Counts(*room)

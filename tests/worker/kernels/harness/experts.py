@@ -27,7 +27,7 @@ def part(n: int, k: int, code_map: CodeMap | None, dtype: torch.dtype, seed: int
 
 
 def parts_of(sizes: Sizes, code_maps: list[CodeMap | None], dtype: torch.dtype) -> tuple[list[list[Part]], ...]:
-    """Returns gate and up, and down, of every expert. Their formats are those of `code_maps` in turn."""
+    """Returns gate and up, and down, of every expert. Experts have the formats of `code_maps` in turn."""
     formats = [code_maps[i % len(code_maps)] for i in range(3 * sizes.count)]
     gate_up = [
         [part(sizes.inner, sizes.hidden, formats[3 * i + j], dtype, 100 * i + j) for j in range(2)]

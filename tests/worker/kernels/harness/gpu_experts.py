@@ -1,4 +1,4 @@
-"""Makes the experts of a layer for tests of kernels, in each format that a GPU keeps them in."""
+"""Makes the experts of a layer for tests of kernels, in each format in which a GPU keeps experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from worker.kernels.weights.quantized_weight import CodeMap, QuantizedWeight, qu
 
 @dataclass(frozen=True)
 class Format:
-    """How experts are kept: codes of a map in groups, or eight bits with a scale per row, or plain."""
+    """A format of experts' weights: codes of a map in groups, eight bits with a scale per row, or plain numbers."""
 
     code_map: CodeMap | None = None
     group_size: int = 32
@@ -64,7 +64,7 @@ def layer_of(
     device: str = "cpu",
     bias: bool = False,
 ) -> Experts:
-    """Returns random experts whose results are about as large as their input."""
+    """Returns random experts whose outputs are about as large as their inputs."""
 
     def linear(n: int, k: int, seed: int) -> PackedExperts:
         weights = [random(n, k, device=device, seed=seed + expert).mul_(k**-0.5) for expert in range(count)]

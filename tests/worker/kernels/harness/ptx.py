@@ -1,4 +1,4 @@
-"""Computes what a PTX program without branches does, on arrays: only the few instructions that dequantize.py uses."""
+"""Interprets PTX programs without branches on arrays. Knows only the few instructions that dequantize.py uses."""
 
 import re
 
@@ -10,7 +10,7 @@ Words = NDArray[np.uint32]
 
 
 def run(program: str, operands: dict[str, Words], table: NDArray[np.float32]) -> Words:
-    """Returns $0. operands: 32-bit values by name. The address of the table is an operand of zeros."""
+    """Runs a program and returns $0. operands: 32-bit values by name; zeros stand for the address of the table"""
     registers = dict(operands)
     for line in re.sub(r"//[^\n]*", "", program).strip(" {}\n").split(";"):
         name, _, rest = line.strip().partition(" ")
@@ -64,7 +64,7 @@ def _lop3(a: Words, b: Words, c: Words, table: int) -> Words:
 
 
 def _bf16(pair: Words) -> list[torch.Tensor]:
-    """Returns the lower and the upper number in float64, which holds their products and the sums used here exactly."""
+    """Returns the lower and the upper bf16 as float64, in which their products and the sums used here are exact."""
     numbers = [(pair << np.uint32(16)), pair & np.uint32(0xFFFF0000)]
     return [torch.from_numpy(np.atleast_1d(number).view(np.float32).astype(np.float64)) for number in numbers]
 

@@ -1,4 +1,4 @@
-"""Makes random weights in few bits for tests of kernels."""
+"""Makes random quantized weights for tests of kernels."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ CODE_MAPS = [INT4, INT8, E4M3, E2M1, NF4, IQ4_NL]
 def quantized(
     code_map: CodeMap, n: int = 6, k: int = 80, group_size: int = 32, *, minimum: bool = False
 ) -> QuantizedWeight:
-    """Returns a weight [n, k] whose scales and minimums fit sixteen bits, so that every kernel keeps them exactly."""
+    """Returns a weight [n, k] whose scales and minimums are exact in sixteen bits, so that every kernel keeps them."""
     generator = torch.Generator().manual_seed(n * k + group_size)
     codes = torch.randint(0, 1 << code_map.bits, (n, k), generator=generator, dtype=torch.uint8)
     if code_map is E4M3:

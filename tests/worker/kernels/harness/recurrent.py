@@ -1,4 +1,4 @@
-"""What recurrent layers of every kind are tested for: the same bits in any cut of a sequence and in any company."""
+"""Tests that recurrent layers of every kind give the same bits however a sequence is cut, and in any company."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Ints = Sequence[int]
 
 
 def slots(read: Ints, write: Ints, starts: Ints) -> StateSlots:
-    """Returns the slots of a step. starts: the first row of each sequence, and the number of all rows"""
+    """Returns the state slots of a step. starts: the first row of each sequence, and then the number of all rows"""
     return StateSlots(*(torch.tensor(numbers, dtype=torch.int32) for numbers in (read, write, starts)))
 
 
@@ -20,7 +20,7 @@ class RecurrentLayer(ABC):
     """A layer with its states, and inputs of one sequence."""
 
     def __init__(self, shape: RecurrentShape, x: Tensor) -> None:
-        """x [T, all widths of what the input is projected to]. No one has written the states, so they are NaN."""
+        """x: [T, sum of the widths of the input's projections]. The states are NaN, as if never written."""
         self.x, self.state = x, RecurrentState.zeros(shape, 16, x.dtype, torch.device("cpu"))
         self.state.memory.fill_(torch.nan)
         self.state.tail.fill_(torch.nan)
@@ -30,7 +30,7 @@ class RecurrentLayer(ABC):
         """Computes a step."""
 
     def in_chunks(self, cuts: Ints) -> Tensor:
-        """Computes the sequence in chunks that end at `cuts`. Slots 1 and 2 take turns."""
+        """Computes the sequence in chunks that end at `cuts`. The state alternates between slots 1 and 2."""
         outputs, read, start = [], NO_STATE, 0
         for number, end in enumerate(cuts):
             write = 1 + number % 2
@@ -40,7 +40,7 @@ class RecurrentLayer(ABC):
 
 
 def assert_any_cut_and_any_threads_give_the_same_bits(layer: RecurrentLayer) -> None:
-    """layer: with 37 rows. Changes torch's number of threads."""
+    """layer: has 37 rows. Changes torch's number of threads."""
     whole = layer.in_chunks([37])
     for cuts in ([1, 2, 3, 4, 37], [2, 18, 19, 37], list(range(1, 38))):
         assert torch.equal(layer.in_chunks(cuts), whole)
@@ -49,7 +49,7 @@ def assert_any_cut_and_any_threads_give_the_same_bits(layer: RecurrentLayer) -> 
 
 
 def assert_company_changes_no_bit(layer: RecurrentLayer) -> None:
-    """One step has sequences of 1, 5, 0 and 31 rows. Three of them continue from the same state."""
+    """Runs one step with sequences of 1, 5, 0 and 31 rows, three of which continue from the same state."""
     run, x, state = layer.run, layer.x, layer.state
     run(x[:6], slots([NO_STATE], [3], [0, 6]))
     alone = [
@@ -67,7 +67,7 @@ def assert_company_changes_no_bit(layer: RecurrentLayer) -> None:
 
 
 def assert_cuts_and_a_twin_change_no_bit(layer: RecurrentLayer) -> None:
-    """The cheapest check of chunks and of company, for the slow interpreter. layer: with 9 rows"""
+    """Checks chunks and company as cheaply as possible, for the slow interpreter. layer: has 9 rows"""
     whole, parts = layer.in_chunks([9]), layer.in_chunks([1, 3, 4, 9])
     assert torch.equal(parts, whole)
     twice = layer.run(torch.cat((layer.x, layer.x)), slots([NO_STATE, NO_STATE], [5, 6], [0, 9, 18]))

@@ -1,4 +1,4 @@
-"""Sampling parameters on the host, and their tensors."""
+"""Makes tensors of sampling parameters that tests state on the host."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class Row:
-    """One request's sampling parameters, on the host."""
+    """The sampling parameters of one request, on the host."""
 
     temperature: float = 1.0
     top_k: int = 0

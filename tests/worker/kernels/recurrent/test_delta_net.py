@@ -1,4 +1,4 @@
-"""The gated delta rule: as transformers computes it, and the same bits in any cut of a prompt and any company."""
+"""The gated delta rule agrees with transformers, and has the same bits however a prompt is cut, in any company."""
 
 from collections.abc import Callable
 

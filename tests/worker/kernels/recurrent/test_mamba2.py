@@ -1,4 +1,4 @@
-"""Mamba-2: as its formula says for all tokens at once, and the same bits in any cut of a prompt and any company."""
+"""Mamba-2 agrees with its formula over all tokens, and has the same bits however a prompt is cut, in any company."""
 
 from collections.abc import Callable
 

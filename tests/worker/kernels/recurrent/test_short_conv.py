@@ -1,4 +1,4 @@
-"""The short convolution: as PyTorch computes it, and the same bits in any cut of a prompt and any company."""
+"""The short convolution agrees with PyTorch's, and has the same bits however a prompt is cut, in any company."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,7 @@ class Layer(recurrent.RecurrentLayer):
         return self.how(x, self.weight, self.state, slots)
 
     def expected(self) -> Tensor:
-        """Computes the whole sequence by PyTorch's convolution."""
+        """Computes the whole sequence with PyTorch's convolution."""
         b, c, x = self.x.chunk(3, dim=1)
         padded = torch.nn.functional.pad((b * x).float().T, (self.shape.taps - 1, 0))
         conv = torch.nn.functional.conv1d(padded[None], self.weight.T[:, None], groups=self.shape.channels)[0].T

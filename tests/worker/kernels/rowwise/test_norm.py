@@ -99,7 +99,7 @@ def test_add_rms_norm_triton_scales_and_may_have_no_weight(dtype: torch.dtype, d
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("offset", [False, True])
 def test_add_rms_norm_triton_applies_x_norm_first(offset: bool, dtype: torch.dtype, device: str) -> None:
-    """The bits are those of two kernels, one after the other."""
+    """The fused kernel has the bits of two kernels, one after the other."""
     from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton, rms_norm_triton
 
     x, residual = (random(3, 600, dtype=dtype, device=device, seed=i) for i in range(2))

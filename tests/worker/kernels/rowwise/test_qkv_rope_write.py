@@ -1,4 +1,4 @@
-"""One kernel for what norm, rotary and write do one after the other, with the same bits."""
+"""The kernel that fuses norm, rotary and write has the bits of three separate kernels."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ SIZES = [(4, 2, 64), (3, 1, 96), (9, 3, 128), (4, 1, 256)]
 
 @dataclass(frozen=True)
 class Case:
-    """Five tokens, their projection strided, and caches poisoned with NaN."""
+    """Five tokens with a strided projection, and caches full of NaN."""
 
     q_heads: int
     kv_heads: int
@@ -93,7 +93,8 @@ def apart(
 
 def same(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
     for one, other in zip(got, expected, strict=True):
-        kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[one.element_size()]  # NaN is equal to itself
+        # compared as integers, so that NaN equals NaN
+        kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[one.element_size()]
         assert one.dtype == other.dtype and torch.equal(one.view(kind), other.view(kind))
 
 
@@ -129,7 +130,7 @@ def test_triton_is_near_what_float32_gives(sizes: tuple[int, int, int], dtype: t
     for cache, exact in zip(got[1:], (cache_k, cache_v), strict=True):
         written = cache.cpu().flatten(0, 1)
         near(written[SLOTS], exact.flatten(0, 1)[SLOTS])
-        assert int((~written.isnan()).any(-1).any(-1).sum()) == len(SLOTS)  # and nothing else
+        assert int((~written.isnan()).any(-1).any(-1).sum()) == len(SLOTS)  # no other slot was written
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
@@ -143,7 +144,7 @@ def test_add_rms_norm_triton_adds_partial_sums(sizes: tuple[int, int, int], dtyp
 
 @pytest.mark.parametrize("sizes", SIZES[:2])
 def test_triton_writes_to_a_float8_cache(sizes: tuple[int, int, int], device: str) -> None:
-    """Some values are exact in float8, some too large. They are at position 0, where rotary changes nothing."""
+    """Some values are exact in float8, some are too large. All are at position 0, where rotary changes nothing."""
     case = Case(*sizes, torch.float16, device)
     qkv = case.qkv.to(torch.float8_e4m3fn).half()
     qkv[0, -5:] = torch.tensor([600.0, -600.0, 448.0, -65504.0, 0.0])

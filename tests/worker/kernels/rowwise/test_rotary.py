@@ -12,7 +12,7 @@ from worker.kernels.rowwise.rotary import apply_rope, rotary_torch
 
 @pytest.mark.parametrize("function", [rotary, rotary_torch])
 def test_rotary_rotates_pairs_by_the_angle_of_their_position(function: Callable[..., tuple[Tensor, Tensor]]) -> None:
-    """Dimensions i and i + D / 2 are a point in the plane; complex multiplication is the oracle."""
+    """Dimensions i and i + D / 2 form a complex number, so complex multiplication is the oracle."""
     q, k = random(4, 3, 8), random(4, 1, 8, seed=1)
     positions = torch.tensor([5, 0, 5, 9])
     cos, sin = rope_tables(10, 8)

@@ -11,7 +11,7 @@ PAGES, PAGE_SIZE, HEADS, SIZE = 5, 4, 2, 24
 
 
 def check(write: Callable[..., None], dtype: torch.dtype, device: str) -> None:
-    """Only the named slots change, and each gets its token's row."""
+    """Asserts that only the named slots change, and that each slot gets its token's row."""
     fused = random(3, 3 * HEADS, SIZE, dtype=dtype, device=device)
     k, v = fused[:, HEADS : 2 * HEADS], fused[:, 2 * HEADS :]
     cache_k, cache_v = (random(PAGES, PAGE_SIZE, HEADS, SIZE, dtype=dtype, device=device, seed=i) for i in (1, 2))
@@ -38,7 +38,7 @@ def test_store_kv_triton_agrees_with_torch(dtype: torch.dtype, device: str) -> N
 
 
 def check_clamped(write: Callable[..., None], device: str) -> None:
-    """Values too large for float8_e4m3fn become its largest; values that it can hold are unchanged."""
+    """Asserts that values too large for float8_e4m3fn become its largest value, and that exact values are unchanged."""
     k = random(3, HEADS, SIZE, device=device).to(torch.float8_e4m3fn).half()
     k[0, 0, :4] = torch.tensor([1000.0, -1000.0, 448.0, -65504.0])
     cache_k, cache_v = (torch.zeros(PAGES, PAGE_SIZE, HEADS, SIZE, device=device).to(torch.float8_e4m3fn) for _ in "kv")

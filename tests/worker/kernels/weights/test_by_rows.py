@@ -1,4 +1,4 @@
-"""Slices cover every row once, errors reach the caller, and the number of threads is restored."""
+"""Work by slices of rows: slices cover every row once, errors reach the caller, and the thread count is restored."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Rows of eight bits with their scale: how a number is rounded, and where the scale is stored."""
+"""K/V rows in eight bits with a scale: how a number is rounded, and where the scale is stored."""
 
 import pytest
 import torch

@@ -9,7 +9,8 @@ from worker.kernels.split_k import sum_split_k
 from worker.kernels.weights.quantize import FORMATS, Kind, dequantize, linear_quantized_torch, quantize
 
 KINDS: list[Kind] = ["int8", "fp8"]
-STEP = {"int8": 1 / 254, "fp8": 1 / 16}  # half a step, relative to the row's largest value, or to the value
+# half a rounding step: int8 relative to the row's largest value, fp8 relative to the value
+STEP = {"int8": 1 / 254, "fp8": 1 / 16}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -59,8 +60,8 @@ def product(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None
     ("rows", "columns", "depth", "biased"),
     [
         (1, 48, 70, True),
-        (5, 130, 600, True),  # two chains
-        (20, 64, 1024, False),  # four, even
+        (5, 130, 600, True),  # two chains along K
+        (20, 64, 1024, False),  # four equal chains
         (70, 40, 600, False),
     ],
 )
@@ -93,7 +94,7 @@ def test_triton_gated(rows: int, kind: Kind, device: str) -> None:
 def test_triton_reads_every_byte_exactly(kind: Kind, dtype: torch.dtype, device: str) -> None:
     every = torch.arange(256, dtype=torch.uint8, device=device)
     if kind == "fp8":
-        every[every % 128 == 127] = 0  # no numbers
+        every[every % 128 == 127] = 0  # codes that are NaN
     values = every.view(FORMATS[kind]).repeat(3, 1)  # [3, 256]
     ones = torch.eye(256, dtype=dtype, device=device)
     got = product(ones, values, torch.ones(3, device=device))
@@ -107,7 +108,7 @@ def test_triton_reads_every_byte_exactly(kind: Kind, dtype: torch.dtype, device:
 def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     columns: int, depth: int, kind: Kind, dtype: torch.dtype, device: str
 ) -> None:
-    """Across all tile shapes, whichever program computes a chain. The test needs real hardware."""
+    """Holds for all tile shapes, whichever program computes a chain. The test needs a real GPU."""
     x = random(1100, depth, dtype=dtype, device=device)
     values, scale = quantize(random(columns, depth, device=device, seed=1), kind)
     whole = product(x, values, scale)

@@ -1,4 +1,4 @@
-"""Checkpoints by their hub ids, from a local hub: what is fetched, which progress is reported, and how it can fail."""
+"""Checkpoints by their hub ids, from a local hub: fetched files, reported progress, and failures."""
 
 import json
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def test_resolve_offline_uses_a_complete_cached_copy(hub: Hub, monkeypatch: pyte
 
 
 def test_prefer_cache_keeps_the_same_weights(hub: Hub) -> None:
-    """The cached files are used although the hub has a newer commit; but an incomplete cache is completed."""
+    """Cached files are used although the hub has a newer commit, but an incomplete cache is completed."""
     fetch(hub.name, ["*.json"])
     before = resolve(hub.name, prefer_cache=True)
     assert "model.safetensors" in hub.downloaded

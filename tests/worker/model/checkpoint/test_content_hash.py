@@ -1,4 +1,4 @@
-"""The hashes of files of weights: computed once, then kept."""
+"""The hashes of weight files are computed once, then kept."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A tensor that is read twice counts twice, so that progress ends at its total. Refusals are in test_weights.py."""
+"""A tensor that is read twice counts twice, so that progress ends at 100 %. Refusals are in test_weights.py."""
 
 import torch
 

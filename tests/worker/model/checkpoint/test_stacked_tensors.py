@@ -1,4 +1,4 @@
-"""Tensors of all experts of a layer are cut into one for each; all others keep their names."""
+"""A tensor of all experts of a layer is cut into a tensor for each expert; other tensors keep their names."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Reading weights through staging buffers: the same bytes as safetensors reads, in any order; errors that say where.
+"""Reading weights through staging buffers gives the bytes that safetensors reads, in any order; errors name the place.
 
-Where there is a GPU it is the device, and the buffers are pinned; elsewhere they are plain memory, and all else is the
-same.
+With a GPU, tensors are read onto the GPU through pinned buffers. Without a GPU, the buffers are plain memory, and all
+else is the same.
 """
 
 import os
@@ -32,7 +32,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Tensors of every stored format, of sizes around the size of a piece."""
+    """A checkpoint with tensors of every stored format, and of sizes around the size of a piece."""
     draw = torch.Generator().manual_seed(0)
     formats = [torch.float32, torch.float16, torch.bfloat16]
     state = {
@@ -52,7 +52,7 @@ def copied(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
 
 @pytest.fixture(params=["expected", "shuffled", "unexpected", "twice"])
 def order(request: pytest.FixtureRequest, folder: Path) -> tuple[list[str], list[str]]:
-    """(names that are announced, names that are read)."""
+    """Draws two orders of tensor names: the order in which they are announced, and the order in which they are read."""
     names = list(load_file(folder / "model.safetensors"))
     other = random.Random(1).sample(names, len(names))
     return {
@@ -120,7 +120,8 @@ def test_reads_continue_between_copies_without_overwriting_buffers(
     with (folder / "model.safetensors").open("rb") as file, closing(Staging(HERE, piece=8, buffers=3)) as staging:
         staging.expect([Extent(file.fileno(), at, 8) for at in range(0, 48, 8)])
         whole = torch.empty(24, dtype=torch.uint8, device=HERE)
-        staging.copy(Extent(file.fileno(), 0, 8), torch.uint8, whole[:8])  # only after all three have met
+        # returns only when three threads have arrived here
+        staging.copy(Extent(file.fileno(), 0, 8), torch.uint8, whole[:8])
         assert len(together) == 1
         staging.copy(Extent(file.fileno(), 8, 8), torch.uint8, whole[8:16])
         staging.copy(Extent(file.fileno(), 16, 8), torch.uint8, whole[16:])

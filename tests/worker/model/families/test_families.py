@@ -1,4 +1,4 @@
-"""Configs in the older spellings of the hub and in the newer one of transformers give the same spec."""
+"""Configs in older spellings of the hub and in transformers' newer spelling give the same spec."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ GEMMA3_1B: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": None, "final_logit_softcapping": None,
     "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
 }  # fmt: skip
-GEMMA3_4B: dict[str, Any] = {  # a multimodal config says only what is not a default of its text model
+GEMMA3_4B: dict[str, Any] = {  # a multimodal config states only values that are not defaults of its text model
     "model_type": "gemma3", "eos_token_id": [1, 106], "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152},
     "text_config": {
         "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
@@ -191,7 +191,7 @@ ROWS = (
 
 @pytest.mark.parametrize("model_type", [*(config["model_type"] for config in HUB), *ROWS])
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
-    """A config.json omits values that are the defaults."""
+    """A config.json omits default values, so our defaults must equal transformers'."""
     sizes = {"vocab_size": 1000, "num_hidden_layers": 9, "hidden_size": 1536, "intermediate_size": 256}
     theirs = AutoConfig.for_model(model_type, **sizes).to_dict()
     ours = spec_from_config({"model_type": model_type, **sizes, **sizes_without_defaults(model_type)})
@@ -237,7 +237,7 @@ def test_sizes_of_models_with_sigmoid_scores() -> None:
 
 
 def test_number_of_experts_in_both_spellings() -> None:
-    """transformers 5 renamed `num_experts` of Qwen3-MoE; `num_local_experts` is the newer one."""
+    """transformers 5 renamed `num_experts` of Qwen3-MoE to `num_local_experts`."""
     new = {name: value for name, value in QWEN3_30B.items() if name != "num_experts"} | {"num_local_experts": 128}
     assert spec_from_config(new) == spec_from_config(QWEN3_30B)
     renamed = {name: value for name, value in MIXTRAL.items() if name != "num_local_experts"} | {"num_experts": 8}
@@ -412,7 +412,7 @@ def test_yarn_in_both_spellings() -> None:
 
 
 def test_longrope_is_served_up_to_its_original_positions() -> None:
-    """Up to there, dynamic NTK changes nothing, and longrope uses the first of its two lists of factors."""
+    """Up to the original positions, dynamic NTK changes nothing, and longrope uses its first list of factors."""
     plain = {**LLAMA32_1B, "rope_scaling": None}
     assert spec_from_config({**plain, "rope_scaling": {"type": "dynamic", "factor": 2.0}}) == spec_from_config(plain)
     factors = {"short_factor": [1.0] * 32, "long_factor": [9.0] * 32, "original_max_position_embeddings": 4096}

@@ -1,4 +1,4 @@
-"""What differs between the layers of Gemma 4, from configs in the spelling of Google's files and of transformers'."""
+"""Differences between the layers of Gemma 4, read from configs in the spellings of Google and of transformers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Models that the kernels cannot hold are refused by their config alone; those at the bounds are not."""
+"""Models with sizes beyond the kernels' bounds are refused by their config alone; models at the bounds are accepted."""
 
 from typing import Any
 

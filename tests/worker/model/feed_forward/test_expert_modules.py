@@ -1,4 +1,4 @@
-"""Experts in every format and spelling of checkpoints have the logits of transformers; false ones are named."""
+"""Experts in every format and spelling of checkpoints give transformers' logits; broken tensors are named."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ SCALES, BLOCKS = E + "gate_up_proj_scales", E + "gate_up_proj_blocks"
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Models this small only lose by threads."""
+    """Uses one thread, because models this small are slower with several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -69,7 +69,7 @@ def logits(folder: Path, flag: str = "auto", device: torch.device = CPU) -> torc
 
 
 def assert_alike(folder: Path, full: Path) -> None:
-    """The logits and the text of a quantized checkpoint are those of transformers for its dequantized weights."""
+    """Asserts that logits and text of a quantized checkpoint equal transformers' with the dequantized weights."""
     (prompt,) = prompts_of([40])
     oracle = Oracle(full)
     torch.testing.assert_close(logits(folder), oracle.logits(prompt), atol=1e-4, rtol=0)
@@ -124,7 +124,7 @@ def test_flag_quantizes_experts_but_no_router(
 
 @pytest.mark.parametrize("name", ["int8 a row", "fp8 a row", "fp8 a tensor", "int8 a group"])
 def test_one_scale_for_a_row_is_for_kernels_of_a_gpu(copy: Copy, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They get the stored values and scales of every expert; if scales are finer, the weights stay in groups."""
+    """These kernels get the stored values and scales of every expert. With finer scales, weights stay in groups."""
     given: list[int] = []
 
     def seen(*how: Any, count: int, **more: Any) -> PackedExperts:
@@ -171,7 +171,7 @@ def test_on_size_and_progress_include_experts(checkpoints: Checkpoints, model: s
 
 @pytest.mark.parametrize("model", ["gpt-oss", "qwen3-moe"])
 def test_experts_are_read_through_staging(copy: Copy, model: str) -> None:
-    """Reads as for a GPU, in pieces whose borders lie within experts."""
+    """Reads weights as for a GPU, in pieces whose borders lie within experts."""
     folder = in_mxfp4(copy(model)) if model == "gpt-oss" else copy(model)
     spec, read = spec_from_config(read_config(folder)), []
     for staging in (None, Staging(CPU, piece=1024, buffers=2)):

@@ -1,4 +1,4 @@
-"""Every block format means what gguf's own reader says."""
+"""Every block format is read as gguf's own reader reads it."""
 
 import gguf
 import numpy as np
@@ -11,7 +11,7 @@ from worker.kernels.weights import by_rows
 from worker.model.gguf import blocks as gguf_blocks
 from worker.model.gguf.blocks import FORMATS
 
-SHIFTED = ("Q4_1", "Q4_K")  # their minimum includes 8 scales, which rounds once more
+SHIFTED = ("Q4_1", "Q4_K")  # formats whose minimum includes 8 scales, which adds a rounding
 
 
 @pytest.mark.parametrize("type", FORMATS)
@@ -21,7 +21,7 @@ def test_format_has_the_sizes_of_gguf(type: str) -> None:
 
 @pytest.mark.parametrize("type", FORMATS)
 def test_unpacked_weight_equals_ggufs(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_rows, "CPU_NUMBERS", 5 * 512)  # several slices, the last of them smaller
+    monkeypatch.setattr(by_rows, "CPU_NUMBERS", 5 * 512)  # makes several slices, of which the last is smaller
     monkeypatch.setattr(gguf_blocks, "unpack_blocks", lambda *_: False)
     rows = random_rows(48, 512, type, np.random.default_rng(1), 0.05)
     expected = torch.from_numpy(dequantized(rows, type))
@@ -38,7 +38,7 @@ def test_unpacked_weight_equals_ggufs(type: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("type", FORMATS)
 def test_any_bytes_of_codes_and_scales_are_read_as_by_gguf(type: str) -> None:
-    """Blocks with every byte random, but finite float16 scales of all sizes and signs."""
+    """All bytes of the blocks are random, except float16 scales, which are finite and of all sizes and signs."""
     rng = np.random.default_rng(2)
     numbers, nbytes = FORMATS[type].numbers, FORMATS[type].nbytes
     rows = rng.integers(0, 256, (64, nbytes), dtype=np.uint8)
@@ -56,7 +56,7 @@ def test_any_bytes_of_codes_and_scales_are_read_as_by_gguf(type: str) -> None:
 
 @pytest.mark.parametrize("type", bindings.BLOCK_FORMATS)
 def test_the_library_unpacks_every_byte_as_pytorch_does(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks with every byte random, so that scales are denormal, infinite and NaN, too."""
+    """All bytes of the blocks are random, so that some scales are denormal, infinite or NaN."""
     assert bindings.available(torch.float32), "needs a C compiler"
     rng = np.random.default_rng(3)
     for n, blocks in ((1, 1), (67, 3), (256, 1)):

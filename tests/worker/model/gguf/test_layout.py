@@ -1,4 +1,4 @@
-"""What the converter has changed in tensors, undone: rows, columns and numbers are those of Hugging Face again."""
+"""Loading undoes the converter's changes to tensors: rows, columns and numbers are Hugging Face's again."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""GGUF models compute what transformers computes in float32 with the same dequantized weights."""
+"""GGUF models give transformers' results in float32 with the same dequantized weights."""
 
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from tests.gguf_kinds import KINDS, MIXTURES
 from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, prompts_of, run_greedy
 from worker.model.gguf.blocks import FORMATS
 
-TOLERANCE = 1e-4  # of log-probabilities
-FORMAT_TOKENS, KIND_TOKENS = 100, 32  # greedy ids that are compared, for each format and for each architecture
+TOLERANCE = 1e-4  # largest error of log-probabilities
+# number of greedy ids that are compared, for each format and for each architecture
+FORMAT_TOKENS, KIND_TOKENS = 100, 32
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The names of tensors, against those that the library `gguf` gives to tensors of Hugging Face checkpoints."""
+"""The names of tensors agree with the names that the library `gguf` gives to tensors of Hugging Face checkpoints."""
 
 import gguf
 import pytest

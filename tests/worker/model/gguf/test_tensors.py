@@ -1,4 +1,4 @@
-"""Reading tensors of GGUF files: their places in split files, staging, and files that lie about their tensors."""
+"""Reading tensors of GGUF files: places in split files, staging, and files with false entries about tensors."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -52,7 +52,7 @@ def rewrite(path: Path, change: Callable[[Arrays], None], *, parts: int = 1) -> 
 
 
 def plain(tensors: GgufTensors) -> dict[str, torch.Tensor]:
-    """All tensors that are not in a block format, as float32."""
+    """Returns all tensors that are not in a block format, as float32."""
     found = {}
     for name in tensors.names():
         if tensors.format(name) in PLAIN:
@@ -134,7 +134,7 @@ EXPERTS = ("blk.1.ffn_gate_exps.weight", "blk.1.ffn_up_exps.weight", "blk.1.ffn_
 def test_experts_are_the_same_in_one_tensor_or_in_one_each_or_with_gate_and_up_together(tmp_path: Path) -> None:
     path = write("mixtral", tmp_path, "BF16").file
 
-    def one_each(arrays: Arrays) -> None:  # as old files
+    def one_each(arrays: Arrays) -> None:  # one tensor for each expert, as in old files
         for name in EXPERTS:
             data, type = arrays.pop(name)
             arrays |= {name.replace("_exps", f".{expert}"): (part, type) for expert, part in enumerate(data)}
@@ -236,7 +236,7 @@ def test_mtp_heads_are_left_out_unless_they_can_draft(
 
 
 def test_value_heads_of_part_of_a_group_are_refused(tmp_path: Path) -> None:
-    """Columns are moved together with their scales, so a group of columns must not belong to several heads."""
+    """Columns move together with their scales, so a group of columns must not belong to several heads."""
     heads = TiledHeads(2, 16, 8)
     method = GgufMethod(StoredQuantization("Q8_0"), heads)
     written = write("qwen3_5", tmp_path, "Q8_0").file

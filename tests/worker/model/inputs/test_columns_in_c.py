@@ -1,4 +1,4 @@
-"""The structure that the C library reads, against the header that C compiles."""
+"""The structure that Python fills for the C library has the layout of the C header."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""ForwardInputs: which rows get logits, as its shapes say."""
+"""ForwardInputs: the rows that get logits, as derived from the shapes of the columns."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The table of columns: what ForwardInputs declares."""
+"""The table of columns lists the columns that ForwardInputs declares."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Recurrent layers and output gates in checkpoints: interleaved, quantized, beside tensors that are not read."""
+"""Recurrent layers and output gates in checkpoints: interleaved, quantized, and beside tensors that are not read."""
 
 import json
 import shutil
@@ -45,7 +45,8 @@ def _heads_together(state: State) -> State:
     split: State = {}
     for name, tensor in state.items():
         prefix, _, kind = name.partition("in_proj_")
-        heads = tensor.unflatten(0, (2, -1)) if kind else tensor  # two key heads, of 16; four value heads, of 24
+        # two key heads of size 16; four value heads of size 24
+        heads = tensor.unflatten(0, (2, -1)) if kind else tensor
         if kind == "qkvz.weight":
             q, k, v, z = (part.flatten(0, 1) for part in heads.split_with_sizes([16, 16, 48, 48], 1))
             split |= {f"{prefix}in_proj_qkv.weight": torch.cat((q, k, v)), f"{prefix}in_proj_z.weight": z}
@@ -69,7 +70,7 @@ def _linears(name: str) -> bool:
 @pytest.mark.parametrize("form", [gptq(act_order=True), FORMATS["int8 a row"]], ids=["gptq", "int8"])
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3-next"])
 def test_quantized_linears_are_those_of_their_numbers(copy: Callable[..., Path], kind: str, form: Format) -> None:
-    """Also for weights with reordered rows, and for a tensor with both queries and gates."""
+    """Includes weights with reordered rows, and a tensor with both queries and gates."""
     folder, full = copy(kind), rewrite(copy(kind, "full"), form, widened=True, which=_linears)
     rewrite(folder, form, which=_linears)
     (prompt,) = prompts_of([70])
@@ -89,7 +90,7 @@ def test_gates_of_recurrent_layers_stay_in_full_precision(checkpoints: Checkpoin
 
 
 def _around(state: State) -> State:
-    """Returns a multimodal checkpoint: adds tensors of a vision model, and of layers that predict several tokens."""
+    """Returns a multimodal checkpoint: adds tensors of a vision model, and of layers for multi-token prediction."""
     around = {"model.visual.blocks.0.attn.qkv.weight": torch.ones(4, 4), "mtp.embed_tokens.weight": torch.ones(4, 4),
               "mtp.layers.0.self_attn.q_proj.weight": torch.ones(4, 4), "mtp.norm.weight": torch.ones(4),
               "mtp.lm_head.weight": torch.ones(4, 4)}  # fmt: skip

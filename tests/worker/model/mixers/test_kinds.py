@@ -1,4 +1,4 @@
-"""Kinds of mixers: one model may mix them, and a kind that is missing is named."""
+"""One model may mix kinds of mixers, and the error for a missing kind names it."""
 
 import sys
 from dataclasses import fields, replace
@@ -58,5 +58,5 @@ def test_weights_of_a_kind_name_it() -> None:
 
 
 def test_layer_has_few_fields() -> None:
-    """Fields that only some kinds of layers need are in the records of their weights."""
+    """Fields that only some kinds of layers need belong to the records of the kinds' weights, not to Layer."""
     assert len(fields(Layer)) <= 10

@@ -1,4 +1,4 @@
-"""The sizes of Granite's Mamba-2 layers, and what its configs may say."""
+"""The sizes of Granite's Mamba-2 layers, and the values that its configs may have."""
 
 from typing import Any
 

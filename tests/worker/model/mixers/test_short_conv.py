@@ -1,4 +1,4 @@
-"""The sizes of LFM2's short convolutions, and what its configs may say."""
+"""The sizes of LFM2's short convolutions, and the values that its configs may have."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A file of many tensors: whole or refused, and never half written."""
+"""A file of many tensors is written completely or not at all, and a broken file is refused."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Packed weights that are read from disk give the same bits as freshly packed ones; broken files are made again."""
+"""Packed weights from the disk give the same bits as freshly packed weights; broken files are made again."""
 
 import json
 import logging
@@ -137,9 +137,9 @@ def flip(path: Path, at: int) -> None:
 
 
 def swap_digit(path: Path) -> None:
-    """Changes one digit of the header, so that it is still JSON of the same length."""
+    """Changes one digit of the header, which stays JSON of the same length."""
     content = path.read_bytes()
-    (digit,) = re.findall(rb'\\"kind\\": (\d)', content)[:1]  # which it is depends on the processor
+    (digit,) = re.findall(rb'\\"kind\\": (\d)', content)[:1]  # the digit depends on the processor
     other = b"%d" % ((int(digit) + 1) % 10)
     path.write_bytes(content.replace(b'\\"kind\\": ' + digit, b'\\"kind\\": ' + other, 1))
 

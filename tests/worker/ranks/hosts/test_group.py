@@ -1,4 +1,4 @@
-"""Which rank a process is, by the variables of torchrun and of LeaderWorkerSet; what is wrong is named."""
+"""The rank of a process, by the variables of torchrun and of LeaderWorkerSet; an error names the wrong variable."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Ranks come together by TCP, each in a thread: who has another key or another checkpoint is told so, and kept out."""
+"""Ranks meet over TCP, each in a thread. A rank with another key or checkpoint is refused and told the reason."""
 
 import hashlib
 import hmac
@@ -27,7 +27,7 @@ FACTS, SECRET, WORKER = {"the version": "1", "--dtype": "float32"}, b"of the wor
 
 
 def free_ports(count: int) -> int:
-    """Returns the first of so many ports in a row that nobody listens on."""
+    """Returns the first of `count` consecutive free ports."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -60,7 +60,7 @@ def gather(count: int, port: int) -> Gathered:
 
 
 def refused(port: int, joins: Hosts, facts: dict[str, str]) -> str:
-    """Returns why a rank does not join a rank 0 that goes on waiting."""
+    """Returns the reason why a rank is refused by rank 0, which continues to wait."""
     done = threading.Event()
 
     def leave() -> None:
@@ -109,11 +109,11 @@ def test_another_key_is_told_to_who_connects_and_another_fact_names_both_values(
 
 
 def test_who_listens_lets_nobody_in_without_a_proof_of_its_own() -> None:
-    """Neither a stranger, nor one who sends the proof back that it was given, nor silence that holds no others up."""
+    """Refused are a stranger and a client that returns the proof it received. A silent client delays no others."""
     port = free_ports(1)
     with Door(port, SECRET) as door, closing_all() as opened:
         for _ in range(3):
-            opened.append(socket.create_connection(("127.0.0.1", port)))  # says nothing
+            opened.append(socket.create_connection(("127.0.0.1", port)))  # a client that sends nothing
         opened.append(stranger := socket.create_connection(("127.0.0.1", port)))
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(GREETING.size, b" "))
         assert stranger.recv(1) == b""

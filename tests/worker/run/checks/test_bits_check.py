@@ -1,4 +1,4 @@
-"""A device on which the bits of a row depend on the others is found before serving, and still serves."""
+"""A device on which the bits of a row depend on other rows is found before serving, and still serves."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Change = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def decoder(checkpoints: Checkpoints) -> Decoder:
-    return decoder_of(checkpoints("qwen3_5"), positions=LENGTH)  # attention, and layers with a state
+    return decoder_of(checkpoints("qwen3_5"), positions=LENGTH)  # a model with attention and with recurrent layers
 
 
 def changed(decoder: Decoder, **changes: Change) -> Decoder:
@@ -50,7 +50,7 @@ def test_check_fits_any_settings(decoder: Decoder, settings: dict[str, Any], len
 
 
 def another_tile(sound: Change, x: Tensor, *args: Any, **options: Any) -> Tensor:
-    """In steps of 65 rows or more, the last row is off by a bit."""
+    """In steps of 65 rows or more, a bit of the last row is wrong."""
     y = sound(x, *args, **options)
     if len(x) >= 65:
         y[..., 0, :] = last_bit(y[..., 0, :])
@@ -63,7 +63,7 @@ def chunks_unlike_decodes(sound: Change, q: Tensor, *args: Any, **options: Any) 
 
 
 def keys_by_rows(sound: Change, qkv: Tensor, *args: Any, **options: Any) -> Tensor:
-    """In a step of 16 rows, keys are written with other bits than alone. This step's logits do not show it."""
+    """In a step of 16 rows, keys have other bits than in a step of one row, which the step's logits do not show."""
     q: Tensor = sound(qkv, *args, **options)
     if len(qkv) == 16:
         cache, slots = args[0].flatten(0, 1), args[5]

@@ -1,4 +1,4 @@
-"""A device whose kernels compute wrongly or fail: it is found before serving, and the plain forms are used."""
+"""Kernels that compute wrongly or fail on a device are found before serving, and the plain forms replace them."""
 
 import logging
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from worker.run.runner import DeviceBroken
 from worker.spec import LayerSpec
 
 LENGTH = 1300
-SOUND = replace(FAST, delta_net=TORCH.delta_net)  # in C, the elements of recurrent states have another order
+SOUND = replace(FAST, delta_net=TORCH.delta_net)  # in C, recurrent states have another order of elements
 NAMES = [one.name for one in fields(Operations)]
 Change = Callable[..., Any]
 
@@ -38,7 +38,7 @@ def worker(**settings: Any) -> WorkerConfig:
 
 @pytest.fixture(scope="module")
 def decoder(checkpoints: Checkpoints) -> Decoder:
-    """A decoder that has layers with a window and layers without."""
+    """A decoder with sliding-window layers and full layers."""
     return decoder_of(checkpoints("gemma3"), positions=LENGTH)
 
 
@@ -49,7 +49,7 @@ def changed(decoder: Decoder, name: str, change: Change) -> Decoder:
 
 
 def one_row_off(sound: Change, *args: Any, **how: Any) -> Any:
-    """Makes the last row wrong by a twentieth."""
+    """Makes the last row wrong by 5 %."""
     got = sound(*args, **how)
     first = got[0] if isinstance(got, tuple) else got
     if first.is_floating_point():
@@ -61,7 +61,7 @@ def one_row_off(sound: Change, *args: Any, **how: Any) -> Any:
 
 @pytest.fixture
 def gpu_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache as on a GPU, where the check runs: eight bits without scales."""
+    """Returns a cache as on a GPU, where the check runs: in eight bits without scales."""
     monkeypatch.setattr("worker.kv_cache.tensors.row_elements", lambda head_dim, dtype, device: head_dim)
 
 
@@ -73,13 +73,13 @@ def failing(sound: Change, *args: Any, **how: Any) -> Any:
 @pytest.mark.parametrize("kept", ["auto", "fp8"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "gemma4", "qwen3_5", "starcoder2", "hunyuan"])
 def test_correct_operations_agree(checkpoints: Checkpoints, kind: str, kept: str) -> None:
-    """The operations here are the C kernels."""
+    """The operations under test are the C kernels."""
     sound = decoder_of(checkpoints(kind), positions=LENGTH).with_operations(SOUND)
     assert find_wrong_operations(sound, worker(kv_cache_dtype=kept), LENGTH) == ""
 
 
 def rounded_later(name: str) -> Change:
-    """Computes the plain form in float32 and rounds only the results: it is farther off than a kernel would be."""
+    """Computes the plain form in float32 and rounds only the results, which differs more than a kernel would."""
 
     def wide(value: Any) -> Any:
         if isinstance(value, PackedLinear):
@@ -125,7 +125,7 @@ def with_experts(checkpoints: Checkpoints) -> Decoder:
     return decoder_of(checkpoints("qwen3-moe"), positions=LENGTH)
 
 
-KINDS_WITH = {  # the checkpoint whose decoder has an operation that the ordinary one lacks
+KINDS_WITH = {  # operation → a checkpoint whose decoder has it, for operations that a common decoder lacks
     "experts": "qwen3-moe",
     "output_gate": "qwen3_5",
     "delta_net": "qwen3_5",
@@ -145,7 +145,7 @@ def test_one_wrong_row_is_found_and_its_operation_named(decoder: Decoder, checkp
 
 
 def test_rows_whose_choice_of_experts_is_not_clear_are_not_compared(with_experts: Decoder) -> None:
-    """A kernel whose logits differ in the last bits may choose another one of nearly equal experts."""
+    """A kernel whose logits differ in the last bits may choose another one of two experts with close logits."""
     weights, hidden = with_experts.weights, with_experts.spec.hidden_size
     equal = PackedLinear(torch.zeros(8, hidden), None, True)
     layers = [
@@ -169,7 +169,7 @@ def later_pages_swapped(sound: Change, *args: Any, **how: Any) -> Tensor:
 
 
 def far_keys_lost(sound: Change, *args: Any, **how: Any) -> Tensor:
-    """Ignores, in steps of decodes only, the keys before the last split."""
+    """Ignores the keys before the last split, but only in steps without prompts."""
     starts, kv_lens = args[3:5]
     return sound(
         *args,
@@ -245,7 +245,7 @@ def test_kernel_failing_in_the_largest_step_makes_all_plain(decoder: Decoder, ca
 def test_device_left_unusable_by_a_kernel_raises_device_broken(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing computes any more on it, plain forms neither."""
+    """After that, no operation works on the device, and neither do the plain forms."""
     from worker.run.checks import kernel_check
 
     def broken(*args: Any, **how: Any) -> Any:
@@ -260,7 +260,7 @@ def test_device_left_unusable_by_a_kernel_raises_device_broken(
 
 
 def test_out_of_memory_in_the_check_is_not_a_fault(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor is it a fault if the plain forms run out of memory, which need more."""
+    """It is no fault either if the plain forms, which need more memory, run out of it."""
 
     def full(*args: Any, **how: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried")

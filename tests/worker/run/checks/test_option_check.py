@@ -1,4 +1,4 @@
-"""Options of GPU kernels that change bits on a device: they are found before serving, and are off."""
+"""Options of GPU kernels that change bits on a device are found and switched off before serving."""
 
 import logging
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from worker.model.decoder import Decoder
 from worker.run.checks.option_check import REPLAYS, with_sound_options
 
 LENGTH = 800
-Wrong = Callable[[GpuOptions, int], bool]  # by the options and how often the operation ran with some
+Wrong = Callable[[GpuOptions, int], bool]  # of the options, and how often the operation ran with any option
 
 
 def worker(options: str, **settings: Any) -> WorkerConfig:
@@ -102,7 +102,7 @@ def test_without_options_or_triton_nothing_runs(checkpoints: Checkpoints) -> Non
 
 
 def test_softmax_overlap_is_checked_with_a_long_prompt(checkpoints: Checkpoints) -> None:
-    """Shorter prompts are not computed by prefill attention."""
+    """Only long prompts are computed by prefill attention, in which the softmax overlaps."""
     rows = set()
 
     def linear(x: Tensor, *args: Any, options: GpuOptions = NO_OPTIONS, **how: Any) -> Tensor:

@@ -1,7 +1,7 @@
-"""EAGLE-3 checkpoints as they are published, and what they propose by the formulas of the paper, in plain PyTorch.
+"""EAGLE-3 checkpoints in the published layouts, and their drafts by the formulas of the paper, in plain PyTorch.
 
-Tensors have the names of a flat checkpoint here, `midlayer.self_attn.q_proj.weight`. Checkpoints of the speculators
-library have `layers.0.` in place of `midlayer.`.
+Here, tensors have the names of a flat checkpoint, such as `midlayer.self_attn.q_proj.weight`. Checkpoints of the
+speculators library have `layers.0.` in place of `midlayer.`.
 """
 
 import json
@@ -24,7 +24,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True)
 class EagleKind:
-    """served: the kind of the served model. layers: which of its layers the head reads. ids: these in the config"""
+    """served: the kind of the served model. layers: its layers that the head reads. ids: these layers in the config"""
 
     served: str
     layers: tuple[int, ...]
@@ -32,10 +32,10 @@ class EagleKind:
     draft_vocab: int = 200
     hidden: int = 64
     own_embedding: bool = False
-    bias: bool = False  # of fc
+    bias: bool = False  # whether fc has a bias
     speculators: bool = False
-    settings: dict[str, Any] = field(default_factory=dict)  # of the config
-    layer: dict[str, Any] = field(default_factory=dict)  # of the layer's config
+    settings: dict[str, Any] = field(default_factory=dict)  # further entries of the config
+    layer: dict[str, Any] = field(default_factory=dict)  # further entries of the layer's config
 
     def target_ids(self, vocab: int) -> Tensor:
         """Returns the served model's id for each id of the head. vocab: the size of the served model's vocabulary"""
@@ -63,7 +63,7 @@ class Eagle:
     """An EAGLE-3 head for a model, with random weights."""
 
     def __init__(self, kind: EagleKind, folder: Path) -> None:
-        """folder: of the served model."""
+        """folder: the folder of the served model."""
         self.kind = kind
         self.model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
         config = self.model.config
@@ -124,7 +124,7 @@ class Eagle:
 
     @torch.inference_mode()
     def propose(self, tokens: list[int], count: int) -> tuple[list[int], Tensor]:
-        """Returns so many greedy drafts behind the tokens, and the logits [count, D] they are chosen from."""
+        """Returns `count` greedy drafts after the tokens, and the logits [count, D] from which they are chosen."""
         features, drafts, logits = (
             self._joined(hidden_states(self.model, tokens[:-1], self.kind.layers)),
             list[int](),
@@ -172,7 +172,7 @@ class Eagle:
 
 
 def hidden_states(model: nn.Module, tokens: list[int], layers: tuple[int, ...]) -> Tensor:
-    """Returns the outputs [T, L * H] of layers of a model of transformers, one behind the other."""
+    """Returns the outputs [T, L * H] of L layers of a model of transformers, concatenated."""
     outputs: dict[int, Tensor] = {}
     hooks = [
         model.model.layers[at].register_forward_hook(lambda _, __, output, at=at: outputs.update({at: output}))
@@ -186,7 +186,7 @@ def hidden_states(model: nn.Module, tokens: list[int], layers: tuple[int, ...]) 
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Returns queries or keys [heads, T, DIM] after the rotation of their positions 0 .. T - 1."""
+    """Returns queries or keys [heads, T, DIM] rotated by their positions 0 .. T - 1."""
     angles = torch.arange(x.shape[1])[:, None] * THETA ** -(torch.arange(0, DIM, 2) / DIM)
     cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
     first, second = x.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""Checkpoints with an MTP head, made of transformers' own layers, and what the head proposes by these layers."""
+"""Makes checkpoints with an MTP head out of transformers' own layers, and computes the head's drafts with them."""
 
 import copy
 import shutil
@@ -52,7 +52,7 @@ class Head(nn.Module):
         self.join = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                if not name.startswith("model."):  # the modules of transformers leave some of them uninitialized
+                if not name.startswith("model."):  # the modules of transformers leave some parameters uninitialized
                     values = torch.randn_like(parameter) * 0.15
                     parameter.copy_(values + (parameter if parameter.dim() == 1 else 0))
             for name, buffer in self.layer.named_buffers():
@@ -61,7 +61,7 @@ class Head(nn.Module):
 
     @torch.inference_mode()
     def propose(self, tokens: list[int], count: int) -> tuple[list[int], Tensor]:
-        """Returns so many greedy drafts behind the tokens, and the logits [count, V] they are chosen from."""
+        """Returns `count` greedy drafts after the tokens, and the logits [count, V] from which they are chosen."""
         hidden = self.model.model(torch.tensor([tokens])).last_hidden_state[0, :-1]
         drafts, logits = list[int](), []
         for _ in range(count):
@@ -90,7 +90,7 @@ def with_head(kind: str, folder: Path, to: Path) -> Head:
     added = {f"{of.names[field]}.weight": part.weight.data for field, part in parts.items()}
     for name, tensor in head.layer.state_dict().items():
         added |= {of.prefix + own: part for own, part in _as_published(name, tensor).items()}
-    if kind == "glm4-moe":  # copies, which nobody reads
+    if kind == "glm4-moe":  # published GLM checkpoints have copies that no code reads
         added |= {f"{of.prefix}{name}.weight": torch.zeros(3, 5) for name in ("embed_tokens", "shared_head.head")}
     stored = {name: tensor.contiguous() for name, tensor in added.items()}
     save_file(load_file(to / WEIGHTS) | stored, to / WEIGHTS, metadata={"format": "pt"})
@@ -98,7 +98,7 @@ def with_head(kind: str, folder: Path, to: Path) -> Head:
 
 
 def _as_published(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Returns the tensors of a parameter in a published checkpoint, where each expert has tensors of its own."""
+    """Returns a parameter as the tensors of a published checkpoint, in which each expert has its own tensors."""
     module, _, last = name.rpartition(".")
     if not module.endswith("experts") or tensor.dim() != 3:
         return {name: tensor}

@@ -1,4 +1,4 @@
-"""A served model with a head, and the comparison of the head's proposals with those of plain PyTorch."""
+"""Makes a served model with a drafting head, and compares the head's drafts with drafts of plain PyTorch."""
 
 import random
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Made:
 
     @torch.inference_mode()
     def hidden_states(self, drafter: HeadDrafter, tokens: list[int]) -> torch.Tensor:
-        """Returns the hidden states [N, W] of these tokens that the drafter reads."""
+        """Returns the hidden states [N, W] of the tokens, which the drafter reads."""
         target = self.target
         groups = cache_groups(target.spec, MAX_SEQ_LEN, paged=True)
         sequence = dummy_sequence(tokens, 16, len(groups), Sampling(1))
@@ -54,7 +54,7 @@ class Made:
 
 
 def check_proposals(one: Made, monkeypatch: pytest.MonkeyPatch, vocab: int = VOCAB) -> None:
-    """Asserts that four drafts and their logits are those of plain PyTorch, and how they are drawn."""
+    """Asserts that four drafts and their logits equal those of plain PyTorch, and checks the positions of draws."""
     logits: list[torch.Tensor] = []
     drawn: list[tuple[Sequence, int]] = []
 

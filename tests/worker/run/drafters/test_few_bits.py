@@ -1,4 +1,4 @@
-"""A large head over the vocabulary is copied in four bits for drafts, and no answer changes."""
+"""Drafters use a four-bit copy of a large LM head, which changes no answer."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ FLOAT = torch.float32
 
 
 def made(method: str, folder: Path, to: Path) -> tuple[Path, Head, int]:
-    """Returns the served model's folder, the head, and its size in bytes as the check predicts it."""
+    """Returns the served model's folder, the head, and the head's size in bytes as the memory check predicts it."""
     if method == "mtp":
         with_head("qwen3_5", folder, to)
         target = batch_invariant_decoder(to, FLOAT)

@@ -1,4 +1,4 @@
-"""MTP heads in GGUF files propose what transformers' own layers do."""
+"""MTP heads in GGUF files propose the same drafts as transformers' own layers."""
 
 from contextlib import closing
 from pathlib import Path
@@ -27,21 +27,21 @@ LAYERS = {hugging_face: own for own, hugging_face in (LAYER | DELTA_NET).items()
 
 
 def gguf_name(name: str) -> str:
-    """Returns a head tensor's name in the GGUF file of a model of three layers. name: such as `mtp.fc.weight`."""
+    """Returns the name of a head's tensor in the GGUF file of a three-layer model. name: such as `mtp.fc.weight`"""
     module = name.removesuffix(".weight")
     outer = {QWEN[field]: f"nextn.{own}" for field, own in OUTER.items()}
     return f"blk.3.{outer.get(module) or LAYERS[module.removeprefix('mtp.layers.0.')]}.weight"
 
 
 def gguf_name_of_glm(name: str) -> str:
-    """The same for a tensor of GLM's head, `model.layers.3.eh_proj.weight`."""
+    """Like gguf_name, for a tensor of GLM's head, such as `model.layers.3.eh_proj.weight`."""
     return stored_name(gguf.get_tensor_name_map(gguf.MODEL_ARCH.GLM4_MOE, 4), name)
 
 
 def made(
     folder: Path, type: gguf.GGMLQuantizationType, leave_out: str = "", kind: str = "qwen3_5"
 ) -> tuple[Path, Head]:
-    """Returns the folder of a translated GGUF file with a head, and the head. type: of its matrices."""
+    """Returns the folder of a translated GGUF file with a head, and the head. type: the type of the matrices"""
     architecture = KINDS[kind].architecture
     more = {f"{architecture}.nextn_predict_layers": 1, f"{architecture}.block_count": 4}
     written = write(kind, folder, "F32", more=more)

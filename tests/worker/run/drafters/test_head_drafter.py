@@ -1,4 +1,4 @@
-"""MTP and EAGLE-3 heads: their proposals are those of plain PyTorch, and they change no token of an answer."""
+"""MTP and EAGLE-3 heads propose the drafts of plain PyTorch, and change no token of an answer."""
 
 import random
 from collections.abc import Callable
@@ -57,9 +57,9 @@ def test_drafts_are_those_of_plain_pytorch(
 
 
 class Corrected:
-    """A proposer that asks a drafter, and returns tokens that are right up to a drawn one.
+    """A proposer that calls a drafter, but returns the right tokens up to a random position, and wrong ones after it.
 
-    It compares the proposals with those of a new drafter, which reads all hidden states at once.
+    It compares the drafter's proposals with those of a new drafter, which reads all hidden states at once.
     """
 
     seconds = 0.0
@@ -116,7 +116,7 @@ def states_at(start: int, end: int) -> torch.Tensor:
 def test_head_begins_anew_after_a_gap_and_keeps_no_state_of_a_draft() -> None:
     one = held(10)
     one.read(0, states_at(0, 4))
-    one.read(4, states_at(4, 14))  # of which the last five were of drafts
+    one.read(4, states_at(4, 14))  # the last five states belong to drafts
     assert one.follow() and one.own.tokens == [*range(1, 10)]
     assert torch.equal(one.take(9), states_at(0, 9))
     assert one.follow() and torch.equal(one.take(1), states_at(8, 9)), "asked again without a new token"
@@ -124,7 +124,7 @@ def test_head_begins_anew_after_a_gap_and_keeps_no_state_of_a_draft() -> None:
     assert not one.follow(), "the states of five tokens are missing"
     one.read(12, states_at(12, 14))
     assert one.follow() and one.first == 12 and torch.equal(one.take(2), states_at(12, 14))
-    one.read(3, states_at(3, 14))  # preempted, and computed again
+    one.read(3, states_at(3, 14))  # the sequence was preempted, and is computed again
     assert one.first == 3 and one.follow() and torch.equal(one.take(11), states_at(3, 14))
 
 

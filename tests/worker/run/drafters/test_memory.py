@@ -1,4 +1,4 @@
-"""The check of the memory counts what --speculative-config loads: its weights, and its K/V with --kv-cache-gb."""
+"""The memory check counts the drafter of --speculative-config: its weights, and its K/V with --kv-cache-gb."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_memory_of_a_drafter_is_counted_before_weights_are_read(
     assert isinstance(drafter, HeadDrafter | ModelDrafter)
     tensors = {name: one for name, one in load_file(drafting / WEIGHTS).items() if name.startswith(prefix)}
     weights = sum(one.numel() * 4 for name, one in tensors.items() if name not in IDS)
-    if method == "draft_model":  # its tied head is packed beside the embedding
+    if method == "draft_model":  # a tied head takes memory in addition to the embedding
         weights += tensors["model.embed_tokens.weight"].numel() * 4
     cached = sum(part.nbytes for part in (*drafter._cache.k, *drafter._cache.v))
     assert sizes[0].drafter == weights + (cached if kv_cache_gb else 0)

@@ -1,4 +1,4 @@
-"""A draft model: its drafts are what its own greedy or seeded text would be, and they change no token of an answer."""
+"""A draft model proposes its own greedy or seeded text, and changes no token of an answer."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ from worker.run.drafters.model_drafter import CATCH_UP, ModelDrafter
 
 def drafter_of(folder: Path, pool_bytes: int = 1 << 30, longest: int = MAX_SEQ_LEN) -> ModelDrafter:
     target = batch_invariant_decoder(folder, torch.float32)
-    decoder = Decoder(target.spec, target.weights, MAX_SEQ_LEN)  # which becomes the drafter's own
+    decoder = Decoder(target.spec, target.weights, MAX_SEQ_LEN)  # the drafter's own decoder
     return ModelDrafter(decoder, longest, pool_bytes)
 
 
@@ -31,13 +31,13 @@ def test_drafts_of_a_model_change_no_token(target: str, draft: str, checkpoints:
     assert tokens == plain
     status = scheduler.status
     assert status.draft_tokens > 4 and len(drafter.sequences) == 0, "and everything is taken back"
-    if target == draft:  # also the seeded draws are foretold, except that a penalty has no drafts
+    if target == draft:  # even sampled tokens are predicted; requests with a penalty get no drafts
         assert status.accepted_tokens == status.draft_tokens and steps < 0.7 * most
 
 
 @pytest.mark.parametrize("kind", ["llama", "lfm2"])
 def test_drafts_are_the_models_own_text_whatever_was_rejected(kind: str, checkpoints: Checkpoints) -> None:
-    """It proposes the same after right and wrong drafts as a new drafter that gets the same tokens at once."""
+    """After right and wrong drafts, the drafter proposes the same as a new drafter that gets all tokens at once."""
     drafter, draw = drafter_of(checkpoints(kind)), random.Random(3)
     made = sequences()[:3]
     for sequence in made:

@@ -1,4 +1,4 @@
-"""The stand-in for graphs on devices without them; StaticDecode is tested in test_graphs.py with whole models."""
+"""The replacement of CUDA graphs on devices without graphs. test_graphs.py tests StaticDecode with whole models."""
 
 from worker.run.graphs.graph_capture import EagerGraph
 

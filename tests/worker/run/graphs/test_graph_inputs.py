@@ -1,4 +1,4 @@
-"""Steps laid out at fixed addresses against build_inputs, while sequences arrive, leave and grow."""
+"""Steps laid out at fixed addresses equal the results of build_inputs, while sequences arrive, leave and grow."""
 
 from array import array
 from itertools import pairwise
@@ -19,7 +19,7 @@ from worker.schedule.sequence import Chunk, Sequence
 
 CPU = torch.device("cpu")
 PAGES, GROUPS = 8, 2
-REST = {"page_tables": (), "max_kv_len": 128}  # of ForwardInputs, besides the columns
+REST = {"page_tables": (), "max_kv_len": 128}  # fields of ForwardInputs that are not columns
 DECODES, MIXED = Shape(6, 6, 6, 128), Shape(40, 7, 16, 128)
 
 
@@ -35,7 +35,7 @@ def decodes(sequences: list[Sequence]) -> list[Chunk]:
 
 
 class Static:
-    """Memory on a device, to which steps of one shape are copied."""
+    """Memory at fixed addresses on a device, to which steps of one shape are copied."""
 
     def __init__(self, shape: Shape, page_size: int) -> None:
         self.shape, self.page_size = shape, page_size

@@ -1,4 +1,4 @@
-"""The sampling of plain rows at fixed addresses against sampling_params, while sequences come, go and move."""
+"""Sampling columns at fixed addresses equal the results of sampling_params, while sequences come, go and move."""
 
 from array import array
 from dataclasses import fields
@@ -22,7 +22,7 @@ def sequence(id: int, temperature: float) -> Sequence:
 
 
 class Sampled:
-    """A sampling with a kernel that records its parameters and returns the ids 100, 101 …"""
+    """Sampling with a fake kernel, which records its parameters and returns the ids 100, 101 …"""
 
     def __init__(self) -> None:
         self.ids = torch.zeros(MOST, dtype=torch.int64)

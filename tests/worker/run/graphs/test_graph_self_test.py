@@ -1,4 +1,4 @@
-"""Dummy steps of the self-test: no two rows write to one slot, and none to the padding's slot."""
+"""Dummy steps of the self-test: no two rows write to the same slot, and no row writes to the padding's slot."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Shapes of steps: few of them, each step in the smallest, and no large step that is mostly padding."""
+"""Shapes of graphs: there are few, each step uses the smallest that fits, and no large step is mostly padding."""
 
 import pytest
 

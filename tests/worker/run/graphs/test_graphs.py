@@ -1,4 +1,4 @@
-"""Captured steps with a fake capture, over tiny models on the CPU: the same text, and every failure is logged."""
+"""Steps with a fake graph capture, over tiny models on the CPU: the text stays the same, and failures are logged."""
 
 import logging
 from collections import Counter
@@ -40,7 +40,7 @@ class Counted(EagerGraph):
 
 @pytest.fixture(autouse=True)
 def return_pages_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU kernels read no key before the first visible one. Without this, short sequences would return no page."""
+    """Sets the block of keys to one position, as CPU kernels read. Otherwise, short sequences would return no page."""
     monkeypatch.setattr(window, "KEY_BLOCK", 1)
 
 
@@ -80,8 +80,9 @@ def test_replayed_steps_change_no_bit(
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """The sequences of the self-test all write the scratch slot. Only the C library, which never runs in a graph, reads
-    the written state again within a step (StateSlots): with several threads, these sequences would disturb each other.
+    """Uses one thread, because all sequences of the self-test write the scratch slot. The C library, which never runs
+    in a real graph, reads a written state again within a step (StateSlots), so several threads would disturb each
+    other.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -165,7 +166,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.levelno == logging.WARNING]
 
 
-SELF_TEST = 4  # captures: the forward and the sampling of decodes and of a mixed step
+SELF_TEST = 4  # number of captures: forward and sampling, of decodes and of a mixed step
 
 
 def capture_that_fails(graphs: StepGraphs, failing: set[int]) -> Callable[..., EagerGraph]:
@@ -256,7 +257,8 @@ def test_self_test_that_differs_turns_graphs_off(
 def test_self_test_notices_that_padding_changes_bits(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
     bench, graphs, counts = capturing(decoder)
     forward = graphs._forward
-    graphs._forward = lambda inputs: forward(inputs) + (0 if inputs.max_pages else 1e-3)  # max_pages: without a graph
+    # a step with max_pages runs without a graph
+    graphs._forward = lambda inputs: forward(inputs) + (0 if inputs.max_pages else 1e-3)
     traffic(bench, PLAIN)
     (said,) = warnings(caplog)
     assert not graphs.on and not counts["replays"] and "padding" in said

@@ -1,4 +1,4 @@
-"""Lanes of page tables: each sequence keeps its own, and only new pages are sent."""
+"""Lanes of page tables: each sequence keeps its lane, and only new pages are sent to the device."""
 
 from array import array
 
@@ -21,7 +21,7 @@ def chunk(first_page: int, length: int) -> Chunk:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Records the indexes of the cells in the page tables that each transfer changes."""
+    """Records the indexes of the page-table cells that each transfer changes."""
     cells: list[list[int]] = []
     to_device = page_lanes.to_device
 

@@ -1,4 +1,4 @@
-"""Each sampler against its definition, written token by token in float64; and chains in a batch of other rows."""
+"""Each sampler agrees with its definition, written token by token in float64; chains work in a batch of other rows."""
 
 import math
 import random
@@ -27,7 +27,7 @@ def row(seed: int) -> np.ndarray:
 
 
 def chained(logits: np.ndarray, tokens: list[int] | None = None, chance: float = 0.5, **settings: object) -> Logits:
-    """Runs a chain. Returns the tokens that are left, with their logits."""
+    """Runs a chain. Returns the remaining tokens with their logits."""
     result = run_chain(logits, SamplerChain(**settings), np.array(tokens or [], np.int64), chance)  # type: ignore[arg-type]
     return {id: float(value) for id, value in enumerate(result) if value != -np.inf}
 
@@ -43,7 +43,7 @@ def likeliest(values: Logits) -> list[int]:
 
 
 def until(order: list[int], shares: Logits, enough: Callable[[float], bool], least: int) -> set[int]:
-    """Returns the first tokens of `order`: at least `least`, and until the sum of their shares is enough."""
+    """Returns the first tokens of `order`, at least `least`, until the sum of their shares is large enough."""
     kept, total = [], 0.0
     for id in order:
         kept.append(id)
@@ -129,7 +129,7 @@ def test_penalties_see_their_window_only() -> None:
 
 
 def extended(tokens: list[int], least: int, breakers: set[int]) -> dict[int, int]:
-    """Returns, for each token, the length of the longest end of the text after which it has occurred before."""
+    """Returns for each token the length of the longest suffix of the text that the token has followed before."""
     found: dict[int, int] = {}
     for place in range(len(tokens) - 1):
         length = 0

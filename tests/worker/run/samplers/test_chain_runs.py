@@ -1,4 +1,4 @@
-"""Tokens that chains of samplers draw: the same alone and beside others, preempted, resumed, checked and failed."""
+"""Chains of samplers draw the same tokens alone and beside others, preempted, resumed, checked and after failures."""
 
 import random
 from typing import Any

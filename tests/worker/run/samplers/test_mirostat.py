@@ -1,4 +1,4 @@
-"""Mirostat against its definition, written token by token; and that it brings the surprise to its target."""
+"""Mirostat agrees with its definition, written token by token, and brings the surprise to its target."""
 
 import math
 import random

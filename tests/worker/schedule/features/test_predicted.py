@@ -1,4 +1,4 @@
-"""Drafts from a predicted text: they follow the output, find it again after an edit, and count what came of them."""
+"""Drafts from a predicted text follow the output, find the place again after an edit, and are counted by result."""
 
 import random
 
@@ -11,7 +11,7 @@ PROMPT = [900, 901, 902]
 
 
 def written(output: list[int], predicted: list[int], limit: int = 15, cost: float = 0.03) -> tuple[int, Prediction]:
-    """Returns how many steps an output takes with drafts from a predicted text."""
+    """Returns the number of steps that an output takes with drafts from a predicted text."""
     prediction, tokens, steps = Prediction(predicted), [*PROMPT, output[0]], 1
     drafter = PredictedDrafter(prediction, len(PROMPT))
     while (done := len(tokens) - len(PROMPT)) < len(output):

@@ -1,4 +1,4 @@
-"""Drafts of models with a recurrent state: after a rejected draft, the accepted tokens are computed again."""
+"""Drafts with recurrent states: after a rejected draft, the accepted tokens are computed again."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from worker.schedule.sequence import TILE, Plan, Sequence
 
 
 class WrongAt(OracleDrafter):
-    """Proposes true tokens, except those at some places."""
+    """Proposes the right tokens, except at some positions."""
 
     def __init__(self, tokens: list[int], wrong: set[int]) -> None:
         super().__init__(tokens)
@@ -39,7 +39,7 @@ def shapes(plan: Plan) -> list[tuple[int, int, int]]:
 
 def test_right_tokens_are_computed_again_with_the_next_drafts() -> None:
     one = recurrent()
-    sequence = submit(one, [1, 2, 3], wrong={6})  # the third draft of the first step that has any
+    sequence = submit(one, [1, 2, 3], wrong={6})  # the third draft of the first step with drafts
     one.step()
     assert shapes(one.plan()) == [(3, 5, 4)]
     (update,) = one.step()
@@ -97,7 +97,7 @@ def test_preempted_between_two_attempts_starts_anew() -> None:
 
 @pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8, 0.95])
 def test_number_of_drafts_pays_for_the_rows_that_a_rejection_repeats(acceptance: float) -> None:
-    """No other number gains more, by the expected number of rows and tokens."""
+    """No other number of drafts gains more, by the expected numbers of rows and tokens."""
     kind, cost, repeats = Acceptance(), 0.07, 3
     kind.acceptance = acceptance
 

@@ -1,4 +1,4 @@
-"""Speculation: drafts use what a step has left over, and change neither the tokens nor their order."""
+"""Speculation: drafts use only the tokens that a step has left, and change neither the output nor the order of work."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from worker.schedule.features.speculation import INDEXED_PER_STEP, NgramDrafter
 from worker.schedule.records.constraint import Constraint
 from worker.schedule.sequence import TILE, Plan, Sequence
 
-FREE = 0.0  # a cost at which every draft is worth it
+FREE = 0.0  # cost of a row at which every draft is worth computing
 
 
 def test_ngram_drafter_proposes_what_followed_the_same_tokens_last() -> None:
@@ -108,7 +108,7 @@ def speculating(**settings: Any) -> Rig:
 
 
 def submit(rig: Rig, prompt: list[int], max_tokens: int = 24, *, right: int = 99, **options: Any) -> Sequence:
-    """Submits a sequence. Its drafts are right for the first `right` output tokens, and wrong after them."""
+    """Submits a sequence, whose drafts are right for the first `right` output tokens and wrong after them."""
     sequence = rig.submit(prompt, max_tokens, **{"ignore_eos": True, **options})
     drafter = PartlyRight(reference(sequence, rig.config)[0], sequence.prompt_len + right)
     set_drafter(rig.scheduler, sequence, drafter)
@@ -183,7 +183,7 @@ def test_drafts_beside_a_prompt_are_none() -> None:
 
 
 @pytest.mark.parametrize(("settings", "max_tokens", "expected"), [
-    ({"page_size": 8}, 24, 4),  # three of the prompt, one sampled, and slots for four more
+    ({"page_size": 8}, 24, 4),  # page 1 has three prompt tokens, a sampled token, and slots for four more
     ({"page_size": 1}, 24, 0),
     ({"max_seq_len": 8}, 4, 2),
     ({"max_step_tokens": 3}, 24, 2),
@@ -228,7 +228,7 @@ def test_drafts_with_a_grammar_or_a_suspected_crash_are_none() -> None:
 
 
 def test_drafts_that_were_rejected_are_never_published() -> None:
-    """A page that is full of drafts is not published before its tokens are known."""
+    """A page filled by drafts is not published before its tokens are accepted."""
     one = speculating(page_size=4, max_draft_tokens=3)
     first = submit(one, [1, 2, 3], right=1)
     one.step()

@@ -1,4 +1,4 @@
-"""Slots for recurrent states: those that a sequence has, checkpoints, and prefixes that continue from them."""
+"""Slots for recurrent states: a sequence's slots, checkpoints, and prompts that continue from checkpoints."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def rig(slots: int = 20, **options: object) -> Rig:
 
 
 def starts(one: Rig, sequence: Sequence) -> list[int]:
-    """Runs a sequence to its end. Returns where its chunks began."""
+    """Runs a sequence to its end. Returns the positions at which its chunks began."""
     found: list[int] = []
     while sequence not in one.ends:
         plan = one.plan()

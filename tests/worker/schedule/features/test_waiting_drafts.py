@@ -1,4 +1,4 @@
-"""Drafts of a model: their number follows the share that was accepted, in this and in earlier sequences."""
+"""The number of drafts of a model follows the share of accepted drafts, in this and in earlier sequences."""
 
 import random
 
@@ -13,7 +13,7 @@ LIMIT, COST = 7, 0.2
 
 
 def asked(drafter: WaitingDrafts, right: float, steps: int = 100) -> list[int]:
-    """Returns how many drafts are asked for in each step if a draft is right with probability `right`."""
+    """Returns the number of drafts that each step asks for if a draft is right with probability `right`."""
     draw, counts = random.Random(3), []
     for _ in range(steps):
         count = drafter.wanted([], LIMIT, COST, COST, 0)

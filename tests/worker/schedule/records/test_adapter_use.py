@@ -1,4 +1,4 @@
-"""How many adapters may run at once."""
+"""The limit on the number of adapters that run at once."""
 
 from shared.messages import Adapter, Sampling
 from worker.kv_cache.pages import PagePool

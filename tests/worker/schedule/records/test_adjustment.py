@@ -1,4 +1,4 @@
-"""Which requests have adjusted logits, and how long."""
+"""Which requests need adjusted logits, and for how many tokens."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The pictures of a prompt: what they add to the hashes of pages, and where chunks may end."""
+"""The pictures of a prompt change the hashes of pages, and limit where chunks may end."""
 
 import random
 from itertools import pairwise
@@ -17,7 +17,7 @@ from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Chunk, Sequence
 
 PAGE = 4
-PLACES = [(5, 6), (11, 3), (20, 10)]  # the second follows the first without text between
+PLACES = [(5, 6), (11, 3), (20, 10)]  # (start, tokens) of three pictures; no text lies between the first two
 
 
 def pictures_at(places: list[tuple[int, int]], digest: bytes = b"d" * 32, *, whole: bool = True) -> PromptPictures:

@@ -1,4 +1,4 @@
-"""Counts of tokens that are kept from step to step are those of the whole text."""
+"""Token counts that are updated from step to step equal the counts of the whole text."""
 
 import random
 import sys
@@ -23,7 +23,7 @@ def expected(prompt: list[int], output: list[int]) -> dict[int, int]:
 
 @pytest.mark.parametrize("prompt_len", [1, 30, 60])
 def test_counts_before_of_a_growing_output_equal_a_new_count(prompt_len: int) -> None:
-    """With 60 tokens and a shorter prompt, the sequence is a resumed one."""
+    """With 60 tokens and a shorter prompt, the sequence is a resumed sequence."""
     rng = random.Random(prompt_len)
     tokens = [rng.randrange(20) for _ in range(60)]
     one = Adjustment(sys.maxsize)

@@ -1,7 +1,7 @@
-"""The C functions for recurrent layers, for tensors.
+"""Calls the C library's functions for recurrent layers with tensors.
 
-delta_net           the gated delta rule, for tensors
-mamba2              Mamba-2, for tensors
-recurrent_c         a recurrent layer without its linears, for decoder_c
-short_conv          short convolutions, for tensors
+delta_net           the gated delta rule
+mamba2              Mamba-2
+short_conv          the short convolution
+recurrent_c         passes a recurrent layer to the library, and runs it alone
 """

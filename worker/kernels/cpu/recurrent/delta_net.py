@@ -1,6 +1,6 @@
 """Calls the C library's gated delta rule (csrc/recurrent/delta_net.c) with torch tensors.
 
-The memory of a slot is [value_heads, blocks of COLUMNS columns, key_dim, COLUMNS], with zeros in missing columns.
+The memory of a slot is [value_heads, blocks of COLUMNS columns, key_dim, COLUMNS]. Columns of padding are zero.
 """
 
 from ctypes import Structure, c_long
@@ -28,7 +28,7 @@ class DeltaNetStruct(Structure):
 
 
 def supports(dtype: torch.dtype, shape: DeltaNetShape) -> bool:
-    """Whether the library computes layers of this shape on the CPU, for inputs of `dtype`."""
+    """Whether the library can compute layers of this shape for inputs of `dtype`."""
     return available(dtype) and shape.taps <= MAX_TAPS
 
 

@@ -1,6 +1,6 @@
 """Calls the C library's Mamba-2 (csrc/recurrent/mamba2.c) with torch tensors.
 
-The memory of a slot is [heads, blocks of COLUMNS columns, state_size, COLUMNS], with zeros in missing columns.
+The memory of a slot is [heads, blocks of COLUMNS columns, state_size, COLUMNS]. Columns of padding are zero.
 """
 
 from ctypes import Structure, c_long, c_void_p
@@ -28,7 +28,7 @@ class Mamba2Struct(Structure):
 
 
 def supports(dtype: torch.dtype, shape: Mamba2Shape) -> bool:
-    """Whether the library computes layers of this shape on the CPU, for inputs of `dtype`."""
+    """Whether the library can compute layers of this shape for inputs of `dtype`."""
     return available(dtype) and shape.taps <= MAX_TAPS
 
 

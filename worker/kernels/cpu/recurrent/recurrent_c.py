@@ -1,6 +1,6 @@
-"""Hands recurrent layers to the C library, and runs one of them alone.
+"""Passes recurrent layers to the C library, and runs a layer alone, outside of the C library's loop over all layers.
 
-The structures have the same fields, in the same order, as those in csrc/recurrent/recurrent.h.
+The structures have the same fields, in the same order, as the structs in csrc/recurrent/recurrent.h.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from worker.kernels.recurrent.recurrent_state import RecurrentState, StateSlots
 
 
 class MatrixLayerStruct(Structure):
-    """Struct MatrixLayer, the part that all layers have whose states are matrices."""
+    """Struct MatrixLayer: the fields that Gated DeltaNet and Mamba-2, whose states are matrices, have in common."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("conv", "decay", "dt_bias", "norm", "tails", "memories")),
@@ -50,7 +50,10 @@ def matrix_layer(
     weights: DeltaNetWeights | Mamba2Weights, shape: DeltaNetShape | Mamba2Shape, state: RecurrentState,
     first: int, eps: float,
 ) -> MatrixLayerStruct:  # fmt: skip
-    """Returns the struct of a layer with matrices. first: where the inputs of the convolution begin in `projected`."""
+    """Returns the struct of a layer whose state is matrices.
+
+    first: the index of the convolution's first input in a row of `projected`
+    """
     tensors = (weights.conv, weights.decay, weights.dt_bias, weights.norm, state.tail, state.memory)
     numbers, heads = (weights.conv, weights.decay, weights.dt_bias, state.memory), shape.matrices[0]
     assert all(tensor.is_contiguous() for tensor in tensors) and all(one.dtype == torch.float32 for one in numbers)
@@ -63,7 +66,7 @@ def matrix_layer(
 
 
 def matrix_layer_floats(shape: DeltaNetShape | Mamba2Shape) -> int:
-    """Returns how many numbers a layer with matrices keeps for each row while it runs."""
+    """Returns how many floats of scratch memory a layer whose state is matrices needs for each row of a step."""
     return shape.channels + 2 * shape.matrices[0]
 
 
@@ -74,7 +77,7 @@ def check_slots(slots: StateSlots) -> None:
 
 
 def run(layer: RecurrentC, projected: Tensor, gates: Tensor | None, slots: StateSlots, width: int) -> Tensor:
-    """Computes a step of a layer alone. Returns its output [T, width], which has the dtype of `projected`."""
+    """Computes one layer for a step. Returns the layer's output [T, width] in the dtype of `projected`."""
     assert projected.is_contiguous()
     assert gates is None or (gates.is_contiguous() and gates.dtype == projected.dtype)
     check_slots(slots)

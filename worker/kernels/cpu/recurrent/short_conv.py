@@ -18,7 +18,7 @@ class ShortConvStruct(Structure):
 
 
 def supports(dtype: torch.dtype, taps: int) -> bool:
-    """Whether the library computes layers with so many taps on the CPU, for inputs of `dtype`."""
+    """Whether the library can compute convolutions over `taps` tokens for inputs of `dtype`."""
     return available(dtype) and taps <= MAX_TAPS
 
 

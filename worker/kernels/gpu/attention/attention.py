@@ -5,22 +5,22 @@ A row is one query token. So a sequence with one row is a decode (or a prompt or
 The bits of a row never depend on the batch, the chunking, padding or the division of work. The keys of a row are cut at
 absolute positions: into splits (`split_start`), and splits into blocks of BLOCK_N. `attend_block` computes each split
 from an empty state (online softmax over its blocks, in order), and `merge_softmax` merges the splits, in order. A
-block or split without visible keys changes nothing, to the bit: it multiplies by one and adds zero. For a sequence with
-few rows (decodes, drafts, a short turn behind a long cached prefix), different programs compute the splits and store
-their results, which are then merged. For a sequence with more rows, which has tiles enough to keep the GPU busy, one
+block or split without visible keys changes no bit: it multiplies by one and adds zero. If a sequence has few rows
+(decodes, drafts, a short turn behind a long cached prefix), different programs compute the splits and store their
+results, which are then merged. If a sequence has more rows, its tiles are enough to keep the GPU busy. Then one
 program computes and merges all splits of a tile, with the same functions in the same order. `divide_work` chooses how
-many rows are few. A sink enters the sum of a row last, after all splits.
+many rows count as few. A sink is added to the sum of a row last, after all splits.
 
-The two kernels that attend differ in the height of their tile, but not in the computation of a row: its matrix products
-come from the same instruction (64 rows for a group of four warps, as many columns, 16 deep), over the same columns in
-the same order, and its maximum and sum from the same four threads. Where four warps cannot hold 64 rows of two
-accumulators (head sizes above 128), and without tensor cores (float32), both kernels use the same tile.
+The prefill kernel and the split kernel differ in the height of their tile, but not in the computation of a row. Its
+matrix products come from the same instruction (64 rows for a group of four warps, as many columns, 16 deep), over the
+same columns in the same order. Its maximum and sum come from the same four threads. Both kernels use the same tile
+where four warps cannot hold 64 rows of two accumulators (head sizes above 128), and without tensor cores (float32).
 
-The host knows bounds of lengths only, and a CUDA graph is replayed with any lengths. So the programs find their work on
-the device (work_items.py), and a loose bound costs memory for partial results, and a few programs that end at once.
+The host knows only bounds of lengths, and a CUDA graph is replayed with any lengths. So the programs find their work on
+the device (work_items.py). A loose bound only costs memory for partial results, and a few programs that end at once.
 
-online_softmax.py defines m_i, l_i, acc, `scale` and `cap_scale`. Without sinks or a soft cap, sinks_ptr or cap_scale is
-None, and nothing is compiled for them.
+online_softmax.py defines m_i, l_i, acc, `scale` and `cap_scale`. Without sinks, sinks_ptr is None; without a soft cap,
+cap_scale is None; and no code is compiled for them.
 """
 
 from dataclasses import dataclass, replace
@@ -40,22 +40,23 @@ from worker.kernels.gpu.products.tile_table import cdiv
 from worker.kernels.gpu.products.tiles import multiprocessors, shared_memory
 
 SPLIT_SIZE = 256  # positions of the shortest splits (see key_splits.py); a multiple of every block_n
-SHORT_SPLITS = 32  # later splits are longer (key_splits.py), which bounds the partial results in memory
-SPLIT_ROWS = 64  # sequences with up to this many rows are split even in steps with many rows
-PARTIAL_BYTES = 256 << 20  # memory for partial results; one row of each sequence is split even if that takes more
-SPLIT_PROGRAMS = 4  # programs of _split_kernel for each multiprocessor, which runs two at a time
-COMBINE_PROGRAMS = 32  # programs of _combine_kernel for each multiprocessor, which runs as many at a time
-SPLITS_AT_ONCE = 8  # partial results that a program reads at once while it merges them
-FIVE_STAGES_FROM = 160 << 10  # bytes of shared memory; five stages take up to 132 KiB, three up to 99
+SHORT_SPLITS = 32  # so many splits are short; later splits are longer, which limits the memory for partial results
+SPLIT_ROWS = 64  # the keys of sequences with up to this many rows are split even in steps with many rows
+PARTIAL_BYTES = 256 << 20  # memory for partial results; a sequence with one row is split even if this takes more
+SPLIT_PROGRAMS = 4  # programs of _split_kernel for each multiprocessor, which runs two of them at a time
+COMBINE_PROGRAMS = 32  # programs of _combine_kernel for each multiprocessor, which runs all 32 at a time
+SPLITS_AT_ONCE = 8  # how many partial results a program loads at once when it merges them
+FIVE_STAGES_FROM = 160 << 10  # least shared memory for five stages, in bytes; five take up to 132 KiB, three up to 99
 NO_FP_FUSION = {"enable_fp_fusion": False}  # every kernel rounds multiplications and additions as written
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tile sizes of the two kernels that attend, with their warps and pipeline stages.
+    """Tile sizes of the prefill kernel and the split kernel, with their warps and pipeline stages.
 
-    block_n: keys of a block. prefill_m, split_m: rows of a tile, which are query rows times heads of a group.
-    overlaps: whether registers and shared memory suffice for prefill whose softmax overlaps with products.
+    block_n: keys of a block
+    prefill_m, split_m: rows of a tile: query rows times query heads that share a key head
+    overlaps: whether registers and shared memory suffice for prefill whose softmax overlaps with matrix products
     """
 
     block_n: int
@@ -71,9 +72,9 @@ def choose_tiles(head: int, group: int, dtype: torch.dtype, shared_memory: int) 
     """Returns the tiles, chosen for an H200.
 
     There are five pipeline stages because keys and values are loaded two blocks ahead, and their page ids two blocks
-    before that. A GPU with less shared memory than FIVE_STAGES_FROM loads them one block ahead.
+    earlier still. A GPU with less shared memory than FIVE_STAGES_FROM loads keys and values one block ahead.
 
-    shared_memory: bytes that a program may have. It decides the last two fields only, which change no bits.
+    shared_memory: bytes that a program may use. It decides only `stages` and `overlaps`, which change no bits.
     """
     tiles = _large_tiles(head, group, dtype)
     if shared_memory >= FIVE_STAGES_FROM:
@@ -85,7 +86,7 @@ def _large_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
     group_rows = triton.next_power_of_2(group)
     if dtype == torch.float32:
         return Tiles(32, max(16, group_rows), 4, max(16, group_rows), 4, 1)
-    if head > 256:  # more rows, or more stages, need more registers and shared memory than there are
+    if head > 256:  # More rows or more stages would need more registers or shared memory than there are.
         return Tiles(32, max(32, group_rows), 8, max(16, group_rows), 8, 2)
     if head > 128:
         return Tiles(32, max(64, group_rows), 8, max(64, group_rows), 8, 5)
@@ -96,11 +97,13 @@ def _large_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Says what is launched for a step. It depends on shapes and bounds, and no field affects the bits.
+    """How many programs of each kernel are launched for a step. This depends on shapes and bounds, and affects no bits.
 
-    max_rows: sequences with up to this many rows are split, longer ones are not. places: the number of
-    rows whose partial results fit into memory, with max_splits splits each. Programs are counted for each key/value
-    head, or for each head if they combine; with 0 programs the kernel is not launched.
+    max_rows: the keys of sequences with up to this many rows are split, the keys of longer ones are not
+    places: the number of rows for whose partial results there is memory
+    max_splits: the most splits that a row sees
+    split_programs, prefill_programs: programs for each key/value head; 0: the kernel is not launched
+    combine_programs: programs for each query head
     """
 
     max_rows: int
@@ -114,15 +117,19 @@ class Division:
 def divide_work(
     tokens: int, sequences: int, heads: int, kv_heads: int, head: int, max_splits: int, tiles: Tiles, processors: int
 ) -> Division:
-    """Divides the work of `tokens` rows of `sequences` sequences between kernels. processors: multiprocessors."""
+    """Divides the work of a step between the kernels.
+
+    tokens, sequences: how many rows and sequences the step has; processors: the GPU's multiprocessors
+    """
     group = heads // kv_heads
     prefill_rows, split_rows = tiles.prefill_m // group, tiles.split_m // group
     most_rows = max(sequences, PARTIAL_BYTES // (4 * max_splits * heads * (head + 2)))
     max_rows = tokens if tokens <= most_rows else most_rows // sequences
-    if tokens > sequences and kv_heads * (tokens // prefill_rows) >= processors:  # enough tiles without splits
+    # If there are enough tiles to keep the GPU busy without splits, only short sequences are split.
+    if tokens > sequences and kv_heads * (tokens // prefill_rows) >= processors:
         max_rows = min(max_rows, SPLIT_ROWS) if sequences > 1 else 0
     places = min(tokens, sequences * max_rows)
-    # A tile of a window sees at most one split more than a row.
+    # With a sliding window, a tile sees at most one split more than one of its rows.
     items = (places // split_rows + min(sequences, places)) * (max_splits + 1)
     return Division(
         max_rows, places, max_splits,
@@ -133,9 +140,10 @@ def divide_work(
 
 
 def without_splits(tokens: int, sequences: int, group: int, max_splits: int, tiles: Tiles) -> Division:
-    """Returns the division in which one program attends to all keys of a tile, which every sequence has.
+    """Returns a division in which no keys are split: one program attends to all keys of a tile.
 
-    Rows that see more than the keys up to their own position need it: the other kernels find splits by positions.
+    It is for rows that see keys beyond their own position, because the split kernels find splits by the positions of
+    rows.
     """
     return Division(0, 0, max_splits, 0, 0, prefill_programs=tokens // (tiles.prefill_m // group) + sequences)
 
@@ -156,10 +164,10 @@ def attention_triton(
     visible_to: Tensor | None = None,
     options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
-    """Computes the same as `attention_torch`. max_kv_len: at least every seq_len.
+    """Computes the same as `attention_torch`. max_kv_len: at least the longest of seq_lens
 
-    Sequences without rows, and rows after those of all sequences, are padding: the output of such rows is undefined.
-    Reads no tensor on the host: shapes and max_kv_len decide what is launched, but never affect the bits.
+    Sequences without rows are padding. Rows behind the last sequence are padding, too: their output is undefined.
+    Reads no tensor on the host. Shapes and max_kv_len decide what is launched, but never affect the bits.
     """
     tokens, heads, head = q.shape
     page, kv_heads = cache_k.shape[1:3]
@@ -208,15 +216,15 @@ def attention_triton(
 
 
 def _partial_results(count: int, head: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns memory for m_i, l_i and acc."""
+    """Allocates memory for the m_i, l_i and acc of `count` partial results."""
     m_i, l_i = (torch.empty(count, dtype=torch.float32, device=device) for _ in "ml")
     return m_i, l_i, torch.empty(count * head, dtype=torch.float32, device=device)
 
 
 def _arrivals(options: GpuOptions, tokens: int, sequences: int, counters: int) -> Tensor | None:
-    """Returns the counters of finished splits if the last program of a tile is to merge them, which suits decodes.
+    """Returns counters of finished splits if the last program of a tile shall merge the splits, else None.
 
-    It would take long for tiles of many rows, which _combine_kernel merges in parallel.
+    This is for decodes only. A tile of many rows would take long, so _combine_kernel merges its rows in parallel.
     """
     last = options.last_combine and tokens == sequences and options.arrivals is not None
     return options.arrivals if last and options.arrivals is not None and counters <= len(options.arrivals) else None

@@ -2,10 +2,10 @@
 
 The positions of the cuts do not depend on the batch.
 
-With UNIFORM (sliding windows, which see few keys), all splits have SPLIT_SIZE positions. Otherwise the first
-SHORT_SPLITS have that size, the next 3/4 SHORT_SPLITS are four times as long, and later ones 16 times as long: long
-sequences fill a GPU with fewer splits too, and each split has to store a partial result. SPLIT_SIZE is a power of two,
-SHORT_SPLITS a multiple of four.
+With UNIFORM (sliding windows, which see few keys), all splits have SPLIT_SIZE positions. Otherwise, the first
+SHORT_SPLITS splits have SPLIT_SIZE positions, the next 3/4 SHORT_SPLITS splits are four times as long, and all later
+splits are 16 times as long. Long sequences keep a GPU busy even with fewer splits, and each split costs memory for a
+partial result. SPLIT_SIZE is a power of two, SHORT_SPLITS a multiple of four.
 """
 
 import triton
@@ -38,10 +38,10 @@ def split_start(index, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNI
 
 @triton.jit
 def kind_start(kind, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
-    """Returns the index of the first split of a kind, and no reachable index for kind -1.
+    """Returns the index of the first split of a kind. For kind -1, it is larger than any index.
 
-    Kind 0 has the longest splits, at the end; the splits of kinds 1 and 2 come before them. With UNIFORM there is only
-    kind 0. The splits of a kind end where the kind of the next lower number starts. Kinds without splits start at 0.
+    Kind 0 is the longest splits, which are last. Before them are the splits of kind 1, and first those of kind 2. With
+    UNIFORM, there is only kind 0. The splits of kind k end where kind k - 1 starts. A kind without splits starts at 0.
     """
     start = tl.where(kind < 0, 1 << 30, 0)
     if not UNIFORM:
@@ -51,7 +51,7 @@ def kind_start(kind, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
 
 @triton.jit
 def begins_split(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
-    """Whether a split begins at the position."""
+    """Whether a split begins at `position`."""
     size = SPLIT_SIZE
     if not UNIFORM:
         size = tl.where(
@@ -63,7 +63,7 @@ def begins_split(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
 
 
 def count_splits(max_kv_len: int, window: int, split_size: int, short_splits: int) -> int:
-    """Returns the maximum number of splits that a row with up to `max_kv_len` keys sees. window 0 means no window."""
+    """Returns the most splits that a row with up to `max_kv_len` keys can see. window: 0: no window"""
     index = (max_kv_len - 1) // split_size
     if window:
         return min(index, triton.cdiv(window, split_size)) + 1

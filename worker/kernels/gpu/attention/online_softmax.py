@@ -1,9 +1,9 @@
-"""The partial softmax over blocks of keys that Triton's attention kernels share: it is empty, attends to a block, is
-merged with another, and receives a sink at the end.
+"""The partial softmax over blocks of keys that all attention kernels in Triton use: it starts empty, attends to blocks,
+is merged with other partial softmaxes, and a sink is added at the end.
 
 Names come from the FlashAttention papers: m_i is the running maximum of a row's scores, l_i the sum of its weights,
-acc the weighted sum of values. The weight of a score s is 2^((s - m_i) * scale), where s is the product of query and
-key. With a soft cap, s is the tanh of that product times `cap_scale`, and `scale` contains the cap.
+acc the weighted sum of values. The weight of a score s is 2^((s - m_i) * scale). The score s is the product of query
+and key. With a soft cap, s is the tanh of (this product times `cap_scale`), and `scale` includes the cap.
 """
 
 import triton
@@ -33,9 +33,9 @@ def empty_softmax(M: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def add_sink(m_i, l_i, sinks_ptr, head, scale):
-    """Returns the sum l_i [M], plus the weights of the sinks of heads `head` [M]. The values of sinks are zero.
+    """Returns the sum l_i [M] plus the weights of sinks, whose values are zero. head [M]: the query heads of the rows
 
-    A sink of -inf adds exactly nothing. One far above m_i makes the sum infinite, and thus the output zero.
+    A sink of -inf adds exactly nothing. A sink far above m_i makes the sum infinite, and thus the output zero.
     """
     return l_i + tl.exp2(tl.load(sinks_ptr + head) * LOG2_E - m_i * scale)
 
@@ -48,7 +48,7 @@ def _tanh(x):
 
 @triton.jit
 def cap_scores(score, cap_scale):
-    """Applies the soft cap if there is one."""
+    """Applies the soft cap to scores. cap_scale: None if there is no soft cap"""
     if cap_scale is not None:
         score = _tanh(score * cap_scale)
     return score
@@ -56,9 +56,9 @@ def cap_scores(score, cap_scale):
 
 @triton.jit
 def hides_keys(start, first_position, last_position, window, BLOCK_N: tl.constexpr):
-    """Whether some row at first_position .. last_position may not see some key of the block at `start`.
+    """Whether some key of the block at `start` may be invisible to some row.
 
-    last_position: or a later one, of the last key that a row sees
+    first_position: of the first row; last_position: of the last row, or of the last key that a row sees, if it is later
     """
     return (start + BLOCK_N > first_position + 1) | (start <= last_position - window)
 
@@ -78,7 +78,7 @@ def hide_keys(score, start, query_positions, last_keys, window, BLOCK_N: tl.cons
 
 @triton.jit
 def find_exponents(score, m_i, scale):
-    """Returns the new maximum [M], the same with 0 for -inf, and the binary logarithms of the weights [M, N]."""
+    """Returns the new maximum m_new [M], m_safe [M] (m_new, but 0 for -inf), and log2 of the weights [M, N]."""
     m_new = tl.maximum(m_i, tl.max(score, axis=1))
     m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
     exponents = tl.fma(score, tl.zeros_like(score) + scale, tl.zeros_like(score) - (m_safe * scale)[:, None])
@@ -87,9 +87,9 @@ def find_exponents(score, m_i, scale):
 
 @triton.jit
 def cache_offsets(page_table_ptr, start, end, TOKEN: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the offsets in the cache, in elements, of positions start .. start + BLOCK_N - 1.
+    """Returns where positions start .. start + BLOCK_N - 1 are in the cache, as offsets in elements.
 
-    start must be a multiple of BLOCK_N.
+    start: a multiple of BLOCK_N; TOKEN: elements of all heads of a token; PAGE: tokens of a page
     """
     offset = tl.arange(0, BLOCK_N)
     if PAGE % BLOCK_N == 0:  # one page
@@ -112,10 +112,11 @@ def attend_block(
     start, end, scale, window, cap_scale,
     TOKEN: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Adds the keys start .. start + BLOCK_N - 1, as far as they are below `end`, to the partial softmax of q.
+    """Adds the keys start .. start + BLOCK_N - 1 that are below `end` to the partial softmax of q.
 
-    q [M, D] is at query_positions [M] and sees the keys up to last_keys [M]; the positions of valid rows, and their
-    last keys, lie in first_position .. last_position < end. cap_scale: None if there is no soft cap.
+    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, both numbers are in
+        first_position .. last_position, and last_position < end.
+    cap_scale: None if there is no soft cap
     """
     d, key_positions = tl.arange(0, BLOCK_D), start + tl.arange(0, BLOCK_N)
     mask = key_positions < end

@@ -1,18 +1,18 @@
 """The loop over keys of prefill attention with `softmax_overlap`: Hopper's tensor cores compute the scores of the next
-block while other units compute the softmax of this one.
+block while other units compute the softmax of the current block.
 
 An iteration adds the values of block n - 1, subtracts the maximum from the scores of block n, and starts the product
-for the scores of block n + 1, which runs until the next iteration needs it: while keys and values are loaded, weights
-are computed and summed, and earlier results are rescaled. A row is computed as `attend_block` and `merge_softmax`
-compute it, in the same order, so it gets the same bits. The loop has one iteration more than there are blocks.
-A product beyond the keys multiplies zeros.
+for the scores of block n + 1. This product runs until the next iteration needs its result: meanwhile keys and values
+are loaded, weights are computed and summed, and earlier results are rescaled. The computation of a row is the same as
+with `attend_block` and `merge_softmax`, in the same order, so the row gets the same bits. The loop has one iteration
+more than there are blocks. A product beyond the last key multiplies zeros.
 
-Triton decides where to wait for a product. That this one stays in flight depends on three things:
-- The scores are first used after the product with values, for which Triton waits at once, and thereby for both.
-- Keys are hidden and splits merged under one `if`, which needs the result of the product with values. Triton would
-  move an `if` that does not need it to the beginning of the loop, and the use of the scores with it.
-- The first scores come from a product. With a constant instead, the assembler inserts a wait into the loop.
-tests/worker/kernels/harness/compile_attention.py checks the compiled code. What the overlap gains is not measured yet.
+Triton decides where to wait for a product. The product for scores stays in flight only because of three things:
+- The scores are first used after the product with values. Triton waits for this one at once, and thereby for both.
+- Keys are hidden and splits are merged under one `if`, which needs the result of the product with values. If the `if`
+  did not need it, Triton would move the `if`, and with it the use of the scores, to the beginning of the loop.
+- The first scores come from a product. If they were a constant, the assembler would insert a wait into the loop.
+tests/worker/kernels/harness/compile_attention.py checks the compiled code. The gain in speed is not measured yet.
 """
 
 import triton
@@ -35,12 +35,13 @@ def _load_block(
     ptr, page_table_ptr, start, begin, end, dtype: tl.constexpr,
     TOKEN: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Returns the keys or values [N, D] of the block at `start`, and zeros at positions outside of begin .. end - 1."""
+    """Loads the keys or values [N, D] of the block at `start`. Positions outside of begin .. end - 1 give zeros."""
     d, positions = tl.arange(0, BLOCK_D), start + tl.arange(0, BLOCK_N)
     mask = (positions < end)[:, None] & (start >= begin)
     if HEAD < BLOCK_D:
         mask = mask & (d < HEAD)[None, :]
-    existing = tl.minimum(tl.maximum(start, begin), (end - 1) // BLOCK_N * BLOCK_N)  # has pages in the table
+    # a block that has pages in the page table
+    existing = tl.minimum(tl.maximum(start, begin), (end - 1) // BLOCK_N * BLOCK_N)
     offsets = cache_offsets(page_table_ptr, existing, end, TOKEN, PAGE, BLOCK_N)[:, None] + d[None, :]
     return tl.load(ptr + offsets, mask=mask, other=0.0).to(dtype)
 
@@ -53,7 +54,7 @@ def attend_overlapped(
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Does the same as `_attend` of prefill_attention.py."""
+    """Computes the same as `_attend` in prefill_attention.py."""
     end = last_position + 1
     m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
     m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)

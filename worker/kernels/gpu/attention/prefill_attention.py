@@ -1,4 +1,4 @@
-"""The Triton kernel for attention in which one program attends to all keys of a tile of rows, split by split."""
+"""The Triton kernel of attention in which one program attends to all keys of a tile of rows, split by split."""
 
 import triton
 import triton.language as tl
@@ -18,16 +18,16 @@ def _attend(
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Attends to the keys begin .. last_position, split by split. begin: a multiple of BLOCK_N.
+    """Attends to the keys begin .. last_position, split by split. begin: a multiple of BLOCK_N
 
-    q [M, D] is at query_positions [M] and sees the keys up to last_keys [M]; the positions of valid rows, and their
-    last keys, lie in first_position .. last_position.
-    Returns two partial softmaxes: of all splits but the last one, and of the last one.
+    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, both numbers are in
+        first_position .. last_position.
+    Returns two partial softmaxes: over all splits except the last one, and over the last split.
     """
     m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
     m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
     for start in range(begin, last_position + 1, BLOCK_N):
-        # This must not be at the end of the loop body: there Triton reads acc_j without waiting for its product.
+        # This `if` must not be at the end of the loop body: there, Triton reads acc_j without waiting for its product.
         if begins_split(start, SPLIT_SIZE, SHORT_SPLITS, UNIFORM):
             m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
             m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
@@ -47,16 +47,17 @@ def _prefill_kernel(
     BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Attends for sequences with more than max_rows rows.
+    """Computes attention for sequences with more than max_rows rows.
 
     One program computes ROWS rows of one sequence for the query heads of one key/value head.
-    visible_ptr: how many keys each row sees, the last row of a sequence the most; None if those up to its position.
-    OVERLAP: whether the softmax overlaps with products.
+    visible_ptr: how many keys each row sees, never fewer than an earlier row of its sequence; None: the keys up to its
+        own position
+    OVERLAP: whether the softmax overlaps with matrix products
     """
     start_dependent(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     ends = list_tiles(query_start_loc_ptr, sequences, max_rows, ROWS, BLOCK_S)
-    kv_head, item = tl.program_id(0), tl.max(ends, axis=0) - 1 - tl.program_id(1)  # first the rows with most keys
+    kv_head, item = tl.program_id(0), tl.max(ends, axis=0) - 1 - tl.program_id(1)  # last items first: most keys
     if item >= 0:
         sequence, tile = find_item(ends, item)
         sequence = sequence.to(tl.int64)

@@ -1,11 +1,11 @@
-"""Triton kernels for attention in which different programs compute the splits of a row's keys.
+"""Triton kernels of attention in which different programs compute the splits of a row's keys.
 
-`_split_kernel` computes partial results, and `_combine_kernel` merges them in the order of the splits, or the last
-program to finish a tile does. A tile is up to ROWS rows of one sequence, for the query heads of one key/value head.
+`_split_kernel` computes partial results. `_combine_kernel`, or the last program that finishes a tile, merges them in
+the order of the splits. A tile is up to ROWS rows of one sequence, for the query heads of one key/value head.
 
-A partial result (m_i, l_i, acc of online_softmax.py) is stored at the index ((r * max_splits) + s) * HEADS + head,
-where s counts the splits that the row sees, and r is the row's place in memory: place_of(sequence) + its index in the
-sequence. max_splits bounds the splits that one row sees.
+A partial result (m_i, l_i, acc of online_softmax.py) is stored at the index ((r * max_splits) + s) * HEADS + head.
+Here s is the index of the split among the splits that the row sees, and r is the row's place in memory: place_of(...)
+of its sequence, plus the index of the row in the sequence. max_splits is the most splits that a row sees.
 """
 
 import triton
@@ -19,10 +19,10 @@ from worker.kernels.gpu.launch.dependent_launch import start_dependent
 
 @triton.jit
 def place_of(begin_row, sequence, max_rows):
-    """Returns the place in memory of the first row of a sequence. No sequence has more than max_rows rows.
+    """Returns the place in memory of the first row of a sequence. No split sequence has more than max_rows rows.
 
-    min(tokens, sequences * max_rows) places suffice: from a sequence to the next one, begin_row and sequence * max_rows
-    both grow by at least the sequence's rows, and so does the smaller of the two.
+    min(tokens, sequences * max_rows) places suffice: from one sequence to the next, begin_row and sequence * max_rows
+    both grow by at least the sequence's rows, so their minimum does, too.
     """
     return tl.minimum(begin_row, sequence * max_rows)
 
@@ -33,7 +33,7 @@ def _store_partial(
     HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
     UNIFORM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Stores a split's partial results for the valid rows that see it. Other rows of the tile may see more splits."""
+    """Stores a split's partial results for those valid rows of a tile that see the split."""
     d = tl.arange(0, BLOCK_D)
     seen = split - split_index(tl.maximum(position + 1 - window, 0), SPLIT_SIZE, SHORT_SPLITS, UNIFORM)
     sees = valid & (seen >= 0) & (split <= split_index(position, SPLIT_SIZE, SHORT_SPLITS, UNIFORM))
@@ -48,10 +48,11 @@ def _merge_splits(
     m_ptr, l_ptr, acc_ptr, out_ptr, sinks_ptr, first_entry, count, head, valid, scale,
     HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Merges the partial results of `count` splits of one row, for the heads `head` [M] that are valid.
+    """Merges the partial results of `count` splits of one row, for the valid ones among the heads `head` [M].
 
-    first_entry: index of its first partial result, of head 0. out_ptr: the row's output. SPLITS_AT_ONCE: how many
-    partial results it loads at once, so that it waits for memory less often.
+    first_entry: index of the partial result of the row's first split, for head 0
+    out_ptr: the row's output
+    SPLITS_AT_ONCE: how many partial results are loaded at once, so that the program waits for memory less often
     """
     d = tl.arange(0, BLOCK_D)[None, :]
     m_i, l_i, acc = empty_softmax(head.shape[0], BLOCK_D)
@@ -75,7 +76,7 @@ def _merge_row(
     HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
     UNIFORM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Merges the splits that a row sees. token: its index in the batch; position: its index among the keys."""
+    """Merges the splits that a row sees. token: the row's index in the batch; position: its position in the sequence"""
     first = split_index(tl.maximum(position + 1 - window, 0), SPLIT_SIZE, SHORT_SPLITS, UNIFORM)
     count = split_index(position, SPLIT_SIZE, SHORT_SPLITS, UNIFORM) + 1 - first
     _merge_splits(
@@ -95,9 +96,9 @@ def _split_kernel(
 ):  # fmt: skip
     """Computes the splits of sequences with at most max_rows rows, and stores their partial results.
 
-    The programs of a key/value head take items of the list in turn. In every second round their order is reversed, so
-    that those that had the longest items of one round get the shortest of the next one.
-    arrivals_ptr: if given, the last program to finish a split of a tile merges the tile's splits; see _merge_tile.
+    The programs of a key/value head take turns with the items of the list. In every second round, their order is
+    reversed, so that a program with the longest item of one round gets the shortest item of the next round.
+    arrivals_ptr: if given, the last program that finishes a split of a tile merges the tile's splits; see _merge_tile
     """
     start_dependent(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -120,13 +121,14 @@ def _split_kernel(
             split = tl.maximum(first_split, kind_start(entry // BLOCK_S, SHORT_SPLITS, UNIFORM)) + index // tiles
 
             m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-            at = first_row * GROUP + m  # not m alone, so that no registers keep what would be the same for all items
+            # With m alone, the compiler would keep numbers that are the same for all items in registers.
+            at = first_row * GROUP + m
             row, head, end_row = at // GROUP, kv_head * GROUP + at % GROUP, tl.minimum(first_row + ROWS, q_len)
             valid, last_position = at < end_row * GROUP, context_len + end_row - 1
             first_key = tl.maximum(context_len + first_row + 1 - window, 0) // BLOCK_N * BLOCK_N
             begin = tl.maximum(split_start(split, SPLIT_SIZE, SHORT_SPLITS, UNIFORM), first_key)
             end = tl.minimum(split_start(split + 1, SPLIT_SIZE, SHORT_SPLITS, UNIFORM), last_position + 1)
-            if begin < end:  # the tile sees the split
+            if begin < end:  # Some row of the tile sees the split.
                 token = begin_row.to(tl.int64) + row
                 mask = valid[:, None] & (d < HEAD)[None, :]
                 q = tl.load(q_ptr + token[:, None] * q_stride + head[:, None] * HEAD + d[None, :], mask=mask, other=0.0)
@@ -159,11 +161,11 @@ def _merge_tile(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT_SIZE: tl.constexpr,
     SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Counts a finished split of a tile, and merges all splits of its rows if that was the last one.
+    """Counts a finished split of a tile. If it was the tile's last split, merges all splits of the tile's rows.
 
-    The barrier orders the stores of all threads before the atomic addition, which releases them to the programs that
-    add to the counter later. The last of these acquires the results of all others by its own addition. It sets the
-    counter back to zero, for no other program adds to it in this launch.
+    The barrier orders the stores of all threads before the atomic addition. The addition releases these stores to the
+    programs that add to the counter later. By its own addition, the last program acquires the results of all others.
+    It sets the counter back to zero, because no other program adds to the counter in this launch.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     first_key = tl.maximum(context_len + first_row + 1 - window, 0)
@@ -190,9 +192,9 @@ def _combine_kernel(
     UNIFORM: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merges the splits of the rows of sequences with at most max_rows rows.
+    """Merges the splits of all rows of sequences with at most max_rows rows.
 
-    One program merges one query head of some of the rows.
+    One program merges some of these rows, for one query head.
     """
     start_dependent(PDL)
     one = tl.arange(0, 1)

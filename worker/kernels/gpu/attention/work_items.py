@@ -1,11 +1,11 @@
-"""Lists the work of attention's programs on the device: the host knows only bounds of the lengths of sequences.
+"""Lists the work of attention's programs on the device, because the host knows only bounds of sequences' lengths.
 
-A fixed number of programs walks a list of work items that no program stores: each computes from the lengths how many
-items every sequence has, and adds them up (`ends`). Item i belongs to the first entry whose end is greater than i. A
-sequence without rows (padding) has no items, so a bound far above the real lengths causes none either.
+A fixed number of programs walks a list of work items that is stored nowhere. Each program computes from the lengths how
+many items every sequence has, and adds them up (`ends`). Item i belongs to the first entry whose end is greater than
+i. A sequence without rows (padding) has no items, so a bound far above the real lengths causes no items either.
 
-A sequence of up to `max_rows` rows is split: an item is one split of its keys for one tile of its rows. A longer one is
-not, and an item is one tile of its rows with all their keys.
+If a sequence has up to `max_rows` rows, its keys are split: an item is one split of its keys for one tile of its rows.
+If a sequence has more rows, an item is one tile of its rows with all their keys.
 """
 
 import triton
@@ -13,11 +13,11 @@ import triton.language as tl
 
 from worker.kernels.gpu.attention.key_splits import kind_start, split_index
 
-FEW, MANY = 32, 256  # numbers of sequences: a kernel is compiled for up to each, and for powers of two above
+FEW, MANY = 32, 256  # a kernel is compiled for up to FEW sequences, up to MANY, and up to each power of two above
 
 
 def sequence_block(sequences: int) -> int:
-    """Returns the number of sequences, padding included, for which a program computes its list."""
+    """Returns for how many sequences, including padding, a program computes its list."""
     return FEW if sequences <= FEW else max(MANY, triton.next_power_of_2(sequences))
 
 
@@ -30,7 +30,7 @@ def find_item(ends, item):
 
 @triton.jit
 def count_rows(query_start_loc_ptr, sequences, sequence):
-    """Returns the number of rows of each sequence, and 0 for those that do not exist."""
+    """Returns how many rows each sequence has; 0 if the index `sequence` is not below `sequences`."""
     exists = sequence < sequences
     begin = tl.load(query_start_loc_ptr + sequence, mask=exists, other=0)
     return tl.load(query_start_loc_ptr + sequence + 1, mask=exists, other=0) - begin
@@ -38,14 +38,14 @@ def count_rows(query_start_loc_ptr, sequences, sequence):
 
 @triton.jit
 def list_tiles(query_start_loc_ptr, sequences, max_rows, ROWS: tl.constexpr, BLOCK_S: tl.constexpr):
-    """Returns ends [BLOCK_S] of the tiles of ROWS rows of each sequence that has more than max_rows rows."""
+    """Returns the ends [BLOCK_S] of a list of tiles: tiles of ROWS rows, of all sequences with over max_rows rows."""
     q_len = count_rows(query_start_loc_ptr, sequences, tl.arange(0, BLOCK_S))
     return tl.cumsum(tl.where(q_len > max_rows, tl.cdiv(q_len, ROWS), 0), axis=0)
 
 
 @triton.jit
 def list_split_rows(query_start_loc_ptr, sequences, max_rows, BLOCK_S: tl.constexpr):
-    """Returns ends [BLOCK_S] of the rows of each sequence that has at most max_rows rows."""
+    """Returns the ends [BLOCK_S] of a list of rows: all rows of sequences with at most max_rows rows."""
     q_len = count_rows(query_start_loc_ptr, sequences, tl.arange(0, BLOCK_S))
     return tl.cumsum(tl.where(q_len <= max_rows, q_len, 0), axis=0)
 
@@ -56,12 +56,13 @@ def list_splits(
     ROWS: tl.constexpr, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Returns ends [KINDS * BLOCK_S] of the splits of each sequence that has at most max_rows rows, for tiles of ROWS.
+    """Returns the ends [KINDS * BLOCK_S] of a list of splits: for each tile of ROWS rows of a sequence with at most
+    max_rows rows, the splits of the sequence's keys.
 
-    Entry k * BLOCK_S + s has the splits of sequence s of the k-th longest kind. So the longest splits of all sequences
-    are first in the list, and programs that get one less item than others get less of the short ones.
+    Entry k * BLOCK_S + s has the splits of kind k of sequence s; kind 0 is the longest. So the longest splits of all
+    sequences are first in the list, and a program that gets one item less than others gets one short split less.
     """
-    KINDS: tl.constexpr = 1 if UNIFORM else 4  # three, and one without splits: a power of two
+    KINDS: tl.constexpr = 1 if UNIFORM else 4  # three kinds, and an empty one, because this must be a power of two
     entry = tl.arange(0, KINDS * BLOCK_S)
     sequence = entry % BLOCK_S
     q_len = count_rows(query_start_loc_ptr, sequences, sequence)

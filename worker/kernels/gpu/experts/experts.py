@@ -1,10 +1,12 @@
 """Runs the experts of a layer in Triton kernels: router, grouping, grouped products, and the sum over a row's experts.
 
-The host never asks the device, and no size depends on the router's choice, so a CUDA graph can hold all kernels.
+The host reads no value from the device, and no size depends on the router's choice, so a CUDA graph can hold all
+kernels.
 
-With few slots, most of them have an expert of their own, so each is a tile, and only the chosen experts are read. With
-more, slots are grouped by expert once for both products. A row's bits are the same in both ways: an element is one
-chain of additions over K, whatever the tile (linear.py), and a row's results are added in the order of its slots.
+A slot is one chosen expert of a row. If there are few slots, most slots have an expert of their own; then each slot is
+a tile, and only the chosen experts are read. If there are more slots, they are grouped by expert once for both
+products. A row's bits are the same in both cases: an element is one chain of additions over K in any tile (linear.py),
+and a row's results are added in the order of its slots.
 """
 
 import torch
@@ -28,7 +30,7 @@ from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
 from worker.kernels.linear import linear
 from worker.kernels.rowwise.activate import ACTIVATIONS, Activation
 
-MAX_SLOTS = 1 << 16  # computed together: bounds the memory of the experts' float32 results
+MAX_SLOTS = 1 << 16  # how many slots are computed at once, which limits the memory of the experts' float32 results
 BLOCK = 1024
 
 
@@ -37,7 +39,9 @@ def _combine_experts_kernel(
     results_ptr, weights_ptr, add_ptr, gate_ptr, out_ptr, size, add_stride,
     CHOSEN: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds the weighted results of a row's slots in order, after `add`, and rounds once. Computes a block of a row."""
+    """Sums `add` and the weighted results of a row's slots, in this order, and rounds once. A program computes BLOCK
+    columns of a row.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < size
@@ -88,7 +92,7 @@ def _rows(x: Tensor | None, part: slice) -> Tensor | None:
 def _multiply(
     h: Tensor, layer: Experts, count: int, numbers: Tensor, activation: Activation, gather: Gather | None
 ) -> Tensor:
-    """Returns the results of the rows' experts, not yet weighted: [T * chosen, H] float32."""
+    """Returns the results of the rows' experts, which are not weighted yet: [T * chosen, H] float32."""
     rows, chosen = numbers.shape
     is_sorted = rows * chosen > max(chosen, count // 2)
     tile_rows = _tile_rows(layer, rows * chosen, count, h) if is_sorted else tiles.EXPERT_TILE_ROWS[0]
@@ -99,7 +103,7 @@ def _multiply(
 
 
 def _tile_rows(layer: Experts, slots: int, count: int, h: Tensor) -> int:
-    """Returns the rows of tiles that fit in shared memory in both products."""
+    """Returns how many rows a tile may have so that it fits into shared memory in both products."""
     rows = tiles.expert_tile_rows(slots, count, h.dtype)
     sizes = [_fitting_rows(layer.gate_up, rows, 2, h), _fitting_rows(layer.down, rows, 1, h)]
     return min(sizes)
@@ -116,7 +120,9 @@ def _fitting_rows(packed: PackedExperts, rows: int, products: int, x: Tensor) ->
 def _linear(
     x: Tensor, packed: PackedExperts, groups: Groups, tile_rows: int, activation: Activation | None, dtype: torch.dtype
 ) -> Tensor:
-    """Returns the product of each slot with its expert's weight, or act(gate) * up of the product, in `dtype`."""
+    """Returns each slot's product with its expert's weight, in `dtype`. With an activation, returns act(gate) * up,
+    where gate and up are the halves of the product.
+    """
     if packed.codes is not None and activation is not None and not can_be_gated(packed.codes):
         return act_and_mul_triton(_linear(x, packed, groups, tile_rows, None, dtype), activation)
     tile = _tile(packed, tile_rows, 1 if activation is None else 2, x)
@@ -141,7 +147,7 @@ def _tile(packed: PackedExperts, rows: int, products: int, x: Tensor) -> Tile:
 
 
 def _combine(results: Tensor, weights: Tensor, add: Tensor | None, gate: Tensor | None, out: Tensor) -> None:
-    """Writes the sum of the weighted results to out [T, H]. See `experts`."""
+    """Writes the sum of `add` and the weighted results to out [T, H]. Arguments: as for `combine_torch`"""
     rows, size = out.shape
     assert add is None or (add.shape == out.shape and add.stride(1) == 1)
     assert gate is None or (gate.shape == (rows, 1) and gate.is_contiguous() and gate.dtype == torch.float32)

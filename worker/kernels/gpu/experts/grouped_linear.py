@@ -1,7 +1,8 @@
-"""Triton kernels for one linear of many experts, with weights of 16 or 8 bits: each slot is multiplied by its expert.
+"""Triton kernels for one linear of many experts, with weights of 16 or 8 bits. Each slot is multiplied by its expert.
 
-The products are like those of linear.py, but K is one chain: many experts keep a GPU busy without splitting it. So a
-slot has the same bits in every tile; `linear_triton` gives these bits, too, if the expert's weight has a single chain.
+The products are computed as in linear.py, but K is always one chain, because many experts keep a GPU busy even if K is
+not split. So a slot has the same bits in every tile. If the weight's shape gives a single chain in linear.py,
+`linear_triton` computes the same bits.
 """
 
 from typing import Any
@@ -35,7 +36,7 @@ def _grouped_linear_kernel(
     EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies up to BLOCK_M slots of an expert by BLOCK_N rows of its weight in each program."""
+    """Multiplies slots by their expert's weight. A program computes up to BLOCK_M slots and BLOCK_N weight rows."""
     tile, tile_n = tile_index(tl.program_id(0), tiles, tl.cdiv(columns, BLOCK_N), GROUP)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     expert, slots, rows = load_group(numbers_ptr, order_ptr, table_ptr, tile, m, COLUMNS, SORTED)
@@ -66,7 +67,7 @@ def _grouped_gated_linear_kernel(
     ACTIVATION: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Computes act(x @ gate) * (x @ up). An expert's weight holds `columns` rows of gate, then the rows of up."""
+    """Computes act(x @ gate) * (x @ up). An expert's weight has `columns` rows of gate, then as many rows of up."""
     tile, tile_n = tile_index(tl.program_id(0), tiles, tl.cdiv(columns, BLOCK_N), GROUP)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     expert, slots, rows = load_group(numbers_ptr, order_ptr, table_ptr, tile, m, COLUMNS, SORTED)
@@ -108,9 +109,10 @@ def grouped_linear_triton(
 ) -> Tensor:
     """Returns x @ weight[expert].T + bias[expert] for each slot, [slots, N] in `dtype`.
 
-    x [slots / n, K]: each of its rows belongs to n slots. weight [E, N, K], bias and scale [E, N]. scale: given if the
-    weight is int8 or float8_e4m3fn. dynamic: whether tokens are quantized to that format too. activation: if given,
-    the result is act(gate) * up, [slots, N / 2], of the first and the second half of the product's columns.
+    x [slots / n, K]: each row belongs to n slots; weight [E, N, K]; bias and scale [E, N]
+    scale: given if the weight is int8 or float8_e4m3fn
+    dynamic: whether rows of x are also quantized to this format
+    activation: if given, the result is act(gate) * up, [slots, N / 2]; gate and up are the halves of the product
     """
     (_, stacked, depth), slots = weight.shape, groups.numbers.numel()
     assert weight.is_contiguous() and x.stride(1) == 1 and x.shape[1] == depth and slots % len(x) == 0

@@ -1,6 +1,6 @@
-"""The weights of many experts in four or eight bits as GPU kernels read them: one PackedCodes with the rows of all.
+"""Packs the weights of many experts, of four or eight bits, for GPU kernels, as one PackedCodes with all experts' rows.
 
-The rows of each expert are filled up to whole tiles, so that expert e begins at row e * padded_rows.
+The rows of each expert are padded to whole tiles, so that expert e begins at row e * padded_rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from worker.kernels.weights.quantized_weight import QuantizedWeight, stack
 
 @dataclass(frozen=True, slots=True)
 class ExpertCodes:
-    """One linear [N, K] of `count` experts."""
+    """The weights [N, K] of one linear of `count` experts."""
 
     packed: PackedCodes  # [count * padded_rows, K]
     count: int
@@ -32,7 +32,7 @@ class ExpertCodes:
         return self.packed.padded_rows // self.count
 
     def expert(self, number: int) -> PackedCodes:
-        """Returns a view of the weight [N, K] of one expert."""
+        """Returns the weight [N, K] of one expert, without a copy."""
         packed, tiles = self.packed, len(self.packed.codes) // self.count
         rows = slice(number * self.padded_rows, (number + 1) * self.padded_rows)
         return replace(
@@ -49,8 +49,9 @@ def pack_experts_on_gpu(
 ) -> tuple[Tensor, ExpertCodes | None]:
     """Packs one linear of `count` experts on their device. The parts of an expert's weight are stacked.
 
-    Returns the weights [count, N, K] of `dtype`; or an empty tensor and the codes, if all experts have one format in
-    few bits and inputs in the layer's order. Experts are taken one by one, so that only one is in memory twice.
+    If all experts are quantized in the same format and have no input order, returns an empty tensor and the codes.
+    Otherwise, returns the weights [count, N, K] in `dtype`, and None. Experts are read from the iterable one by one,
+    so that only one expert is in memory twice.
     """
     codes: ExpertCodes | None = None
     plain: Tensor | None = None
@@ -78,7 +79,7 @@ def pack_experts_on_gpu(
 
 
 def _one_weight(parts: Sequence[Tensor | QuantizedWeight]) -> QuantizedWeight | None:
-    """Returns the parts as one weight, None if they have several formats or an input order."""
+    """Returns the parts as one weight; None if they have several formats or an input order."""
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
     if len(quantized) < len(parts) or len(stacked := stack(quantized)) > 1 or stacked[0].input_order is not None:
         return None
@@ -86,7 +87,7 @@ def _one_weight(parts: Sequence[Tensor | QuantizedWeight]) -> QuantizedWeight | 
 
 
 def _empty(first: PackedCodes, count: int) -> ExpertCodes:
-    """Returns room for `count` weights of the same form as the first."""
+    """Allocates memory for `count` weights of the same shape and format as the first one."""
 
     def wide(scale: Tensor) -> Tensor:
         return scale.new_empty(len(scale), count * scale.shape[1])

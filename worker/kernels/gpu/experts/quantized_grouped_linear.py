@@ -1,6 +1,6 @@
-"""Triton kernels for one linear of many experts, with weights of four or eight bits in groups.
+"""Triton kernels for one linear of many experts, with weights of four or eight bits that have a scale per group.
 
-The products have the bits that grouped_linear.py gives with the dequantized weights.
+The products have the same bits as those of grouped_linear.py with the dequantized weights.
 """
 
 from typing import Any
@@ -28,9 +28,9 @@ def _quantized_grouped_linear_kernel(
     FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies up to BLOCK_M slots of an expert by BLOCK_N rows of its weight in each program.
+    """Multiplies slots by their expert's weight. A program computes up to BLOCK_M slots and BLOCK_N weight rows.
 
-    expert_rows: the rows of an expert, and the padding of its last tile; weight_rows: the rows of all experts.
+    expert_rows: the rows of an expert, including the padding of its last tile; weight_rows: the rows of all experts
     """
     tile, tile_n = tile_index(tl.program_id(0), tiles, tl.cdiv(columns, BLOCK_N), GROUP)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, FORMAT.part_inputs)
@@ -61,7 +61,7 @@ def _quantized_grouped_gated_linear_kernel(
     ACTIVATION: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Computes act(x @ gate) * (x @ up). An expert's weight holds `columns` rows of gate, then the rows of up."""
+    """Computes act(x @ gate) * (x @ up). An expert's weight has `columns` rows of gate, then as many rows of up."""
     tile, tile_n = tile_index(tl.program_id(0), tiles, tl.cdiv(columns, BLOCK_N), GROUP)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, FORMAT.part_inputs)
     expert, slots, rows = load_group(numbers_ptr, order_ptr, groups_ptr, tile, m, COLUMNS, SORTED)
@@ -99,8 +99,8 @@ def quantized_grouped_linear_triton(
 ) -> Tensor:
     """Returns x @ weight[expert].T + bias[expert] for each slot, [slots, N] in `dtype`.
 
-    x, bias, activation and the result are as in `grouped_linear_triton`. tile: must fit, see `fitted`. An activation
-    needs a weight that `can_be_gated`.
+    x, bias, activation and the result are as for `grouped_linear_triton`. The tile must fit into shared memory (see
+    `fitted`). An activation is allowed only if can_be_gated(weight).
     """
     packed, slots, depth = weight.packed, groups.numbers.numel(), weight.packed.shape[1]
     assert x.stride(1) == 1 and x.shape[1] == depth and slots % len(x) == 0
@@ -122,5 +122,5 @@ def quantized_grouped_linear_triton(
 
 
 def can_be_gated(weight: ExpertCodes) -> bool:
-    """Whether one kernel computes both products of a gated linear: gate ends where a tile of rows ends."""
+    """Whether one kernel can compute gate and up: only if the rows of gate end where a tile ends."""
     return weight.rows % (2 * ROWS) == 0

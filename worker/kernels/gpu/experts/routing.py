@@ -1,10 +1,10 @@
-"""Triton kernels that choose the experts of each row and group the rows by expert, without asking the device.
+"""Triton kernels that choose the experts of each row and group the rows by expert. The host reads nothing back.
 
-A slot is one of the `chosen` experts of a row: slot s belongs to row s // chosen. The kernels that multiply compute
-tiles of slots with the same expert. How many tiles an expert needs is known only on the device, so the host launches as
-many as could be needed, and the programs read from a table which slots they have.
+A slot is one of the `chosen` experts of a row: slot s belongs to row s // chosen. Matrix products are computed for
+tiles of slots with the same expert. Only the device knows how many tiles an expert needs. So the host launches as many
+programs as could be needed, and the programs read from a table which slots they compute.
 
-Nothing here affects the bits of a row but its own logits.
+The bits of a row depend only on its own logits.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from worker.kernels.gpu.sampling.softmax_weights import LOW_31_BITS, LOWEST_INT6
 
 BLOCK_SLOTS, BLOCK_TILES = 2048, 64
 LEAST_SUM = tl.constexpr(1e-20)  # as in worker/kernels/experts.py
-TABLE_COLUMNS = 3  # columns of the table of tiles: expert, first place in `order`, number of slots
+TABLE_COLUMNS = 3  # the columns of Groups.table: expert, index of its first slot in `order`, number of slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Groups:
     """
 
     numbers: Tensor  # [T, chosen] int32: the expert of each slot
-    order: Tensor  # [T * chosen] int32: slots by expert, each expert's in ascending order; unused unless sorted
-    table: Tensor  # [tiles, TABLE_COLUMNS] int32; unused unless sorted
+    order: Tensor  # [T * chosen] int32: the slots, sorted by expert, then by number; only read if is_sorted
+    table: Tensor  # [tiles, TABLE_COLUMNS] int32: a row for each tile; only read if is_sorted
     tiles: int
     is_sorted: bool
 
@@ -46,7 +46,7 @@ def _choose_experts_kernel(
     CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Chooses the experts of one row in each program."""
+    """Chooses experts. Each program chooses the experts of one row."""
     row = tl.program_id(0).to(tl.int64)
     expert, slot = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_C)
     exists = expert < experts
@@ -54,7 +54,8 @@ def _choose_experts_kernel(
     compared = logits
     if choice_bias_ptr is not None:
         compared = _sigmoid(logits) + tl.load(choice_bias_ptr + expert, mask=exists, other=0.0)
-    keys = (sortable_bits(compared).to(tl.int64) << 32) | (expert ^ LOW_31_BITS)  # of equal ones, the lower number
+    # The keys of equal numbers are higher for lower expert numbers.
+    keys = (sortable_bits(compared).to(tl.int64) << 32) | (expert ^ LOW_31_BITS)
     keys = tl.where(exists, keys, LOWEST_INT64)
     numbers = tl.zeros((BLOCK_C,), dtype=tl.int32)
     chosen = tl.full((BLOCK_C,), float("-inf"), dtype=tl.float32)
@@ -86,7 +87,7 @@ def _choose_experts_kernel(
 
 @triton.jit
 def _load_numbers(numbers_ptr, at, slots):
-    """Loads the experts of slots, a number that no expert has beyond the last."""
+    """Loads the experts of the slots `at`. Slots behind the last one get a number that no expert has."""
     return tl.load(numbers_ptr + at, mask=at < slots, other=LOW_31_BITS)
 
 
@@ -95,10 +96,10 @@ def _group_slots_kernel(
     numbers_ptr, order_ptr, table_ptr, slots,
     COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Each program lists the slots and the tiles of one expert.
+    """Lists the slots and the tiles of experts. Each program does this for one expert.
 
     The tiles of an expert begin at first // TILE_ROWS + expert, where `first` is the number of slots of all experts
-    before it. So each expert has room for its own tiles, and at most one tile of this room stays empty.
+    with lower numbers. So each expert has space for its tiles, and at most one of these tiles stays empty.
     """
     expert = tl.program_id(0)
     at = tl.arange(0, BLOCK_S)
@@ -125,7 +126,7 @@ def _group_slots_kernel(
 
 @triton.jit(do_not_specialize=["slots"])
 def _count_loads_kernel(numbers_ptr, loads_ptr, slots, BLOCK_S: tl.constexpr):
-    """Adds the number of slots of one expert in each program. Sums of integers have no order."""
+    """Adds to loads how many slots each expert has. A program counts one expert. Integer sums need no fixed order."""
     expert = tl.program_id(0)
     own = tl.zeros((BLOCK_S,), dtype=tl.int32)
     for start in range(0, slots, BLOCK_S):
@@ -135,7 +136,7 @@ def _count_loads_kernel(numbers_ptr, loads_ptr, slots, BLOCK_S: tl.constexpr):
 
 @triton.jit
 def load_group(numbers_ptr, order_ptr, table_ptr, tile, m, COLUMNS: tl.constexpr, SORTED: tl.constexpr):
-    """Returns the expert of a tile, its slots [M] (both int64), and how many of the slots exist. See Groups."""
+    """Returns the expert of a tile (int64), the tile's slots [M] (int64), and how many of these slots exist."""
     if SORTED:
         entry = table_ptr + tile * COLUMNS
         expert, first, rows = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
@@ -154,9 +155,9 @@ def choose_experts_triton(
     sigmoid: bool = False,
     choice_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes the same as `choose_experts` in worker/kernels/experts.py. The numbers are int32.
+    """Computes the same as `choose_experts` in worker/kernels/experts.py. The experts' numbers are int32.
 
-    A row of NaNs gets NaNs as weights, and numbers of experts that exist.
+    If a row's logits are NaN, its weights are NaN, but its experts' numbers are valid.
     """
     rows, experts = logits.shape
     assert rows and chosen <= experts and logits.stride(1) == 1 and logits.dtype == torch.float32
@@ -175,9 +176,10 @@ def choose_experts_triton(
 
 
 def group_slots_triton(numbers: Tensor, experts: int, tile_rows: int, *, is_sorted: bool) -> Groups:
-    """Groups the slots of numbers [T, chosen] (int32, each below `experts`) in tiles of at most `tile_rows` slots.
+    """Groups slots by expert into tiles of at most `tile_rows` slots.
 
-    Without `is_sorted`, nothing is launched, and each slot is a tile.
+    numbers [T, chosen] int32: the expert of each slot, below `experts`
+    is_sorted: False: no kernel is launched, and each slot is a tile of its own
     """
     slots = numbers.numel()
     if not is_sorted:

@@ -1,16 +1,16 @@
-"""Programmatic dependent launch (PDL): a kernel starts while the kernel before it still runs.
+"""Programmatic dependent launch (PDL): a kernel starts while the previous kernel still runs.
 
-Without it, a kernel starts once the one before it has ended and its results are in memory. In a decode, whose kernels
-take a few microseconds each, the device is idle for a good part of the time between them. With it, the programs of the
-next kernel start as soon as all programs of this one have called `launch_dependents` and there is room for them. They
-prepare what depends on no other kernel, and wait.
+Without PDL, a kernel starts when the previous kernel has ended and its results are in memory. In a decode, whose
+kernels take a few microseconds each, the device is then idle for a good part of the time. With PDL, the programs of the
+next kernel start as soon as all programs of the current kernel have called `launch_dependents` and the device has room
+for more programs. They prepare what depends on no other kernel, and then wait.
 
 The rules for a kernel that is launched with `launch_pdl`:
-- Every program waits, whatever else it skips. The next kernel may rely on all kernels before this one only because this
-  one has waited for them.
-- The wait precedes all loads of what other kernels write, and all stores: an earlier kernel may still read there.
-- The wait precedes all loops. Inside a loop, Triton's pipelining moves loads of the first iterations before it.
-Only what no kernel writes may be loaded before: here, these are weights.
+- Every program of the kernel waits, even if it has nothing else to do. The next kernel waits only for this kernel, so
+  it may rely on earlier kernels only because this kernel has waited for them.
+- The wait precedes all loads of data that other kernels write, and all stores: an earlier kernel may still read there.
+- The wait precedes all loops, because Triton's pipelining moves a loop's first loads before a wait inside the loop.
+Only data that no kernel writes may be loaded before the wait: the weights.
 """
 
 from typing import Any
@@ -22,48 +22,49 @@ from worker.kernels.gpu.launch.compiled import COMPILED
 from worker.kernels.gpu.launch.options import GpuOptions
 
 LINE_BYTES = tl.constexpr(128)  # a line of the L2 cache
-PREFETCHED_BYTES = 64 << 10  # of weights by a program: what a multiprocessor's share of the memory sends in 2 µs
-FEW_ROWS = 64  # larger products are limited by arithmetic, and have more programs than fit at once
+PREFETCHED_BYTES = 64 << 10  # weight bytes that a program prefetches: a multiprocessor's share of 2 µs of bandwidth
+FEW_ROWS = 64  # products with more rows are limited by arithmetic, and have more programs than the device can hold
 
 
 def pdl_options(options: GpuOptions) -> dict[str, Any]:
-    """Returns the constant PDL of a kernel, and how to launch it."""
+    """Returns a kernel's launch arguments for PDL: its constant PDL, and Triton's `launch_pdl`."""
     return {"PDL": True, "launch_pdl": True} if options.pdl else {"PDL": False}
 
 
 def product_options(options: GpuOptions, rows: int) -> dict[str, Any]:
-    """Returns the constants PDL and PREFETCH of a product with tiles of `rows` tokens, and how to launch it."""
+    """Returns the launch arguments of a matrix product for PDL and prefetching. rows: how many rows a tile has"""
     prefetched = PREFETCHED_BYTES if options.weight_prefetch and rows <= FEW_ROWS else 0
     return pdl_options(options) | {"PREFETCH": prefetched}
 
 
 @triton.jit
 def launch_dependents(PDL: tl.constexpr):
-    """Lets the next kernel start. All programs call this first. A kernel without PDL does it when its programs end."""
+    """Lets the next kernel start. All programs call this first. Without PDL, the end of all programs does the same."""
     if PDL and COMPILED:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_kernels(PDL: tl.constexpr):
-    """Waits until all kernels before this one have ended and what they stored can be loaded."""
+    """Waits until all earlier kernels have ended and their stores are visible."""
     if PDL and COMPILED:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def start_dependent(PDL: tl.constexpr):
-    """Starts a program that has nothing to prepare before it waits."""
+    """Begins a program that has nothing to prepare: lets the next kernel start, and waits for earlier kernels."""
     launch_dependents(PDL)
     wait_for_kernels(PDL)
 
 
 @triton.jit
 def prefetch_to_l2(ptr, stride, runs, size, RUNS: tl.constexpr, BYTES: tl.constexpr):
-    """Starts to load BYTES bytes into the L2 cache, and does not wait for them: the first of RUNS runs in equal parts.
+    """Starts to load BYTES bytes into the L2 cache, and does not wait for them: the beginnings of RUNS runs of memory,
+    an equal share of each run.
 
-    stride: elements from one run to the next. runs, size: how many runs there are, and elements of a run. Fewer or
-    shorter runs are no error. With BYTES 0, does nothing.
+    stride: elements from one run to the next; runs: how many runs there are; size: elements of a run. There may be
+    fewer or shorter runs than RUNS and BYTES ask for. With BYTES 0, does nothing.
     """
     if BYTES and COMPILED:
         LINES: tl.constexpr = BYTES // LINE_BYTES // RUNS

@@ -1,8 +1,8 @@
-"""Triton kernels that add the products of adapters to the output of a linear: two launches for all adapters of a step.
+"""Triton kernels that add the products of LoRA adapters to a linear's output: two launches for all adapters of a step.
 
-The rows of each adapter are cut into tiles. The programs of a tile read from tables where the matrices of its adapter
-are. Tiles have one size, and K is one chain in the order of K, so the bits of a row depend on this row and its adapter
-alone.
+The rows of each adapter are cut into tiles. The programs of a tile read the addresses of its adapter's matrices from
+tables. All tiles have the same size, and K is one chain in ascending order, so the bits of a row depend only on this
+row and its adapter.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,17 @@ from worker.kernels.gpu.products.chains import accumulate_chain
 from worker.kernels.gpu.products.tile_table import cdiv
 
 TILE_ROWS, TILE_RANKS, TILE_COLUMNS, TILE_DEPTH = 16, 32, 64, 64
-ROW_FIELDS = 3  # of a tile of rows: number of its adapter, first place in `order`, number of rows
-PART_FIELDS = 7  # of a part: addresses of A, B and factors, its first rank, its ranks, its first column, its columns
+ROW_FIELDS = 3  # the fields of a tile: index of its adapter, index of its first row in `order`, number of rows
+PART_FIELDS = 7  # the fields of a part: addresses of A, B and factors; first rank, ranks; first column, columns
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTiles:
     """The rows of adapters, in tiles.
 
-    order: the rows of the first adapter, then those of the next [S] int64; tiles [n, ROW_FIELDS] int32
-    scales: of each adapter [adapters] float32
+    order [S] int64: the rows of the first adapter, then the rows of the second adapter, and so on
+    tiles [n, ROW_FIELDS] int32: a row for each tile
+    scales [adapters] float32: the scale of each adapter
     """
 
     order: Tensor
@@ -35,7 +36,7 @@ class AdapterTiles:
 
 
 def tiles_of(rows: Sequence[Tensor], scales: Sequence[float]) -> AdapterTiles:
-    """Cuts the rows of each adapter [S] int64 into tiles. rows: at least one for each adapter"""
+    """Cuts the rows of each adapter into tiles. rows: for each adapter [S] int64, with S at least 1"""
     device, first, tiles = rows[0].device, 0, list[tuple[int, int, int]]()
     for adapter, own in enumerate(rows):
         end = first + len(own)
@@ -46,9 +47,11 @@ def tiles_of(rows: Sequence[Tensor], scales: Sequence[float]) -> AdapterTiles:
 
 
 def part_table(a: Tensor, factors: Tensor, parts: Sequence[tuple[Tensor, int, int, int]]) -> Tensor:
-    """Returns what the kernels read of a product [parts, PART_FIELDS] int64, which is valid as long as its tensors.
+    """Returns a table of a product's parts for the kernels, [parts, PART_FIELDS] int64. It has the addresses of the
+    tensors, so it is valid only as long as they exist.
 
-    a [all ranks, K]; factors [N] float32; parts: B [columns, TILE_RANKS * n], first rank, ranks, first column of each
+    a [all ranks, K]; factors [N] float32
+    parts: for each part B [columns, TILE_RANKS * n], first rank, ranks, first column
     """
     for b, first_rank, ranks, column in parts:
         assert b.is_contiguous() and b.shape[1] == cdiv(ranks, TILE_RANKS) * TILE_RANKS
@@ -63,7 +66,9 @@ def part_table(a: Tensor, factors: Tensor, parts: Sequence[tuple[Tensor, int, in
 
 @triton.jit
 def _load_tile(order_ptr, tiles_ptr, parts_ptr, parts, m, ROW_FIELDS: tl.constexpr, PART_FIELDS: tl.constexpr):
-    """Returns the adapter of a tile, its places in `order`, its rows, which of these exist, and where its part is."""
+    """Returns the adapter of a tile, the indices of its rows in `order`, its rows, which of these rows exist, and the
+    address of the part that the program computes.
+    """
     tile, part = tl.program_id(0) // parts, tl.program_id(0) % parts
     adapter = tl.load(tiles_ptr + tile * ROW_FIELDS)
     places, mask = tl.load(tiles_ptr + tile * ROW_FIELDS + 1) + m, m < tl.load(tiles_ptr + tile * ROW_FIELDS + 2)
@@ -77,7 +82,7 @@ def _multiply_a_kernel(
     ROW_FIELDS: tl.constexpr, PART_FIELDS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies the rows of a tile by BLOCK_N ranks of a part's A in each program."""
+    """Multiplies rows by A. Each program multiplies the rows of a tile by BLOCK_N ranks of a part's A."""
     m, n, k = tl.arange(0, BLOCK_M), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     _, places, rows, mask_m, part_ptr = _load_tile(order_ptr, tiles_ptr, parts_ptr, parts, m, ROW_FIELDS, PART_FIELDS)
     ranks = tl.load(part_ptr + 4)
@@ -99,7 +104,7 @@ def _add_b_kernel(
     ROW_FIELDS: tl.constexpr, PART_FIELDS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Adds BLOCK_N columns of a part to the rows of a tile in each program."""
+    """Multiplies by B and adds to y. Each program adds BLOCK_N columns of a part to the rows of a tile."""
     m, n, k = tl.arange(0, BLOCK_M), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     adapter, places, rows, mask_m, part_ptr = _load_tile(
         order_ptr, tiles_ptr, parts_ptr, parts, m, ROW_FIELDS, PART_FIELDS
@@ -121,15 +126,16 @@ def _add_b_kernel(
     added = acc * factors[:, None] * tl.load(scales_ptr + adapter)
     at, mask = y_ptr + rows[None, :] * y_stride + (column + n)[:, None], mask_n[:, None] & mask_m[None, :]
     y = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    tl.debug_barrier()  # all threads of the program have loaded y before one of them stores
+    tl.debug_barrier()  # so that all threads of the program have loaded y before a thread stores
     tl.store(at, (y + added).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def add_products_triton(y: Tensor, x: Tensor, tiles: AdapterTiles, tables: Sequence[Tensor], ranks: int) -> None:
-    """Adds to rows of y [T, N] the products of their adapters for x [T, K]. Sums are in float32, and rounded once.
+    """Adds to rows of y [T, N] the products of x [T, K] with their adapters. Sums are in float32 and rounded once.
 
-    tables: of each adapter of `tiles`, as many parts in each (part_table; parts without columns may fill up)
-    ranks: the most rows that an A has
+    tables: the part_table of each adapter in `tiles`. All must have the same number of parts; parts without columns may
+        fill them up.
+    ranks: the most rows that the A of an adapter has
     """
     assert x.stride(1) == y.stride(1) == 1 and len({len(table) for table in tables}) == 1
     parts, count = len(tables[0]), len(tiles.tiles)

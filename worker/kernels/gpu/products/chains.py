@@ -1,4 +1,4 @@
-"""Functions of the kernels that multiply by weights of 16 or 8 bits: one chain of additions over K, for a tile.
+"""Functions for kernels that multiply by weights of 16 or 8 bits: they compute one chain of additions for a tile.
 
 linear.py says what a chain is, and why its bits are the same in every tile.
 """
@@ -20,7 +20,7 @@ def tile_index(program, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 @triton.jit
 def _load_weights(at, mask, k, depth, EVEN: tl.constexpr):
-    """Loads weights [N, K]. EVEN: no tile crosses an edge of the weight, so loads are wide and have no mask."""
+    """Loads weights [N, K]. EVEN: no tile crosses an edge of the weight, so that loads are wide and need no mask."""
     if EVEN:
         return tl.load(at)
     return tl.load(at, mask=mask[:, None] & (k < depth)[None, :], other=0.0)
@@ -28,7 +28,7 @@ def _load_weights(at, mask, k, depth, EVEN: tl.constexpr):
 
 @triton.jit
 def load_tokens(at, mask, k, depth, EVEN: tl.constexpr):
-    """Loads tokens [K, M]."""
+    """Loads the numbers of a tile's tokens, [K, M]."""
     if EVEN:
         return tl.load(at, mask=mask[None, :], other=0.0)
     return tl.load(at, mask=mask[None, :] & (k < depth)[:, None], other=0.0)
@@ -36,7 +36,7 @@ def load_tokens(at, mask, k, depth, EVEN: tl.constexpr):
 
 @triton.jit
 def _zero_accumulator(x_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns zeros [N, M] to which products are added: exact int32 for int8 tokens, float32 for others."""
+    """Returns zeros [N, M] to which products are added: int32 (exact) if tokens are int8, else float32."""
     return tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32)
 
 
@@ -44,7 +44,7 @@ def _zero_accumulator(x_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 def _accumulate(acc, weight, x, FORMAT: tl.constexpr):
     """Returns acc [N, M] + weight [N, K] @ x [K, M]."""
     if x.dtype == tl.float8e4nv:
-        return acc + tl.dot(weight, x)  # a separate addition: see the module docstring
+        return acc + tl.dot(weight, x)  # a separate addition: linear.py says why
     else:
         return tl.dot(widen(weight, x.dtype, FORMAT), x, acc, input_precision="ieee", out_dtype=acc.dtype)
 
@@ -55,7 +55,9 @@ def accumulate_chain(
     EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes the chain over K = begin .. end - 1 from zero, and returns it scaled: [N, M] float32."""
+    """Computes the chain over K = begin .. end - 1, which starts from zero. Returns it multiplied by scales, [N, M]
+    float32.
+    """
     acc = _zero_accumulator(x_ptrs, BLOCK_M, BLOCK_N)
     for at in range(begin, end, BLOCK_K):
         k = at + tl.arange(0, BLOCK_K)
@@ -71,7 +73,7 @@ def accumulate_gated_chain(
     EVEN: tl.constexpr, FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes the chains over all of K of two weights that share the tokens, not yet scaled: twice [N, M]."""
+    """Computes the chains of gate and up over all of K, for the same tokens. Returns both [N, M], without scales."""
     gate = _zero_accumulator(x_ptrs, BLOCK_M, BLOCK_N)
     up = _zero_accumulator(x_ptrs, BLOCK_M, BLOCK_N)
     for at in range(0, depth, BLOCK_K):
@@ -84,13 +86,13 @@ def accumulate_gated_chain(
 
 @triton.jit
 def load_scales(scale_ptr, at, mask, ANY: tl.constexpr):
-    """Loads the scales of a tile's weights or tokens. ANY: whether they have scales."""
+    """Loads the scales of a tile's weights or tokens. ANY: whether there are scales; otherwise, returns 0."""
     return tl.load(scale_ptr + at, mask=mask, other=0.0) if ANY else 0.0
 
 
 @triton.jit
 def apply_scales(acc, scale, token_scale, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr):
-    """Multiplies acc [N, M] in float32 by the scales [N] of weights and [M] of tokens, where they have scales."""
+    """Multiplies acc [N, M] in float32 by the scales [N] of weights and [M] of tokens, if these have scales."""
     if DYNAMIC:
         return acc.to(tl.float32) * scale[:, None] * token_scale[None, :]
     elif FORMAT:
@@ -101,5 +103,5 @@ def apply_scales(acc, scale, token_scale, FORMAT: tl.constexpr, DYNAMIC: tl.cons
 
 @triton.jit
 def load_bias(bias_ptr, at, mask):
-    """Loads the biases of a tile's rows of weights, as a column of the tile."""
+    """Loads the biases of a tile's weight rows, as a column [N, 1]."""
     return tl.load(bias_ptr + at, mask=mask, other=0.0).to(tl.float32)[:, None]

@@ -1,7 +1,7 @@
-"""Functions of the kernels that multiply by weights of four or eight bits in groups: one chain over K, for a tile.
+"""Functions for kernels that multiply by weights with a scale per group: they compute one chain over K for a tile.
 
-Chains advance as in chains.py. EVEN: no tile crosses an edge of the weight's rows. EVEN_K: K is a multiple
-of STEP. Words and scales are filled up to one; only the tokens' numbers end before it.
+Chains advance along K as in chains.py. EVEN: no tile crosses an edge of the weight's rows. EVEN_K: K is a multiple of
+STEP. Otherwise, words and scales are padded to a multiple of STEP, and only the tokens' numbers end at K.
 """
 
 import triton
@@ -22,7 +22,7 @@ def _load(at, mask, EVEN: tl.constexpr):
 
 @triton.jit
 def _load_words(codes_ptrs, at, mask, FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
-    """Loads the words [N, part_inputs] of block BLOCK of the STEP inputs from `at` on."""
+    """Loads words [N, part_inputs]: block BLOCK of the blocks that encode the STEP inputs from `at` on."""
     size: tl.constexpr = _ROWS * FORMAT.part_inputs
     return _load(codes_ptrs + (at // _STEP * FORMAT.blocks + BLOCK) * size, mask[:, None], EVEN)
 
@@ -31,7 +31,7 @@ def _load_words(codes_ptrs, at, mask, FORMAT: tl.constexpr, EVEN: tl.constexpr, 
 def _load_inputs(
     x_ptrs, at, mask, depth, FORMAT: tl.constexpr, EVEN_K: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr
 ):  # fmt: skip
-    """Loads the tokens' numbers [part_inputs, M] that belong to part PART of block BLOCK."""
+    """Loads the tokens' numbers [part_inputs, M] that are multiplied by part PART of block BLOCK."""
     first: tl.constexpr = (BLOCK * FORMAT.parts + PART) * FORMAT.part_inputs
     return load_tokens(x_ptrs + at + first, mask, at + first + tl.arange(0, FORMAT.part_inputs), depth, EVEN_K)
 
@@ -41,11 +41,11 @@ def _load_scale(
     scale_ptrs, minimum_ptrs, at, weight_rows, mask,
     FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Loads scale and minimum [N] of part PART of block BLOCK, as `dequantize` takes them.
+    """Loads scale and minimum [N] of part PART of block BLOCK, in the form that `dequantize` needs.
 
-    `at` is a multiple of STEP. PackedCodes says what words hold. A word with the scales of two groups is turned into
-    one that holds a scale twice; both groups have the same expression for its address, so it is loaded once. Shifts
-    are constants: with others, the compiler passes the weights through shared memory.
+    at: a multiple of STEP. PackedCodes describes the words. A word with the scales of two groups is turned into a word
+    with one scale twice. Both groups compute the address by the same expression, so the word is loaded only once.
+    Shifts are constants, because otherwise the compiler passes the weights through shared memory.
     """
     first: tl.constexpr = (BLOCK * FORMAT.parts + PART) * FORMAT.part_inputs
     size: tl.constexpr = FORMAT.group_size
@@ -83,7 +83,7 @@ def accumulate_chain(
     codes_ptrs, scale_ptrs, minimum_ptrs, table_ptr, x_ptrs, mask_n, mask_m, begin, end, depth, weight_rows,
     FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Computes the chain over K = begin .. end - 1 from zero: [N, M] float32. begin is a multiple of STEP."""
+    """Computes the chain over K = begin .. end - 1, starting from zero, [N, M] float32. begin: a multiple of STEP"""
     blocks: tl.constexpr = FORMAT.blocks
     parts: tl.constexpr = FORMAT.parts
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
@@ -104,7 +104,10 @@ def accumulate_gated_chain(
     gate_ptrs, up_ptrs, gate_scale, gate_minimum, columns, table_ptr, x_ptrs, mask_n, mask_m, depth, weight_rows,
     FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Computes the chains of gate and up over all of K: twice [N, M] float32. up is `columns` rows behind gate."""
+    """Computes the chains of gate and up over all of K. Returns both, [N, M] float32.
+
+    columns: how many rows of the weight gate has; the rows of up follow
+    """
     blocks: tl.constexpr = FORMAT.blocks
     parts: tl.constexpr = FORMAT.parts
     up_scale, up_minimum = gate_scale + columns, gate_minimum + columns
@@ -129,7 +132,7 @@ def accumulate_gated_chain(
 
 @triton.jit
 def code_offsets(n, depth, FORMAT: tl.constexpr):
-    """Returns the offsets [N, part_inputs] of the first words of a tile's rows n."""
+    """Returns the offsets [N, part_inputs] of the first words of rows n [N]."""
     size: tl.constexpr = _ROWS * FORMAT.part_inputs
     row = n // _ROWS * (tl.cdiv(depth, _STEP) * FORMAT.blocks * size) + n % _ROWS * FORMAT.part_inputs
     return row[:, None] + tl.arange(0, FORMAT.part_inputs)[None, :]
@@ -145,7 +148,7 @@ def row_words(depth, FORMAT: tl.constexpr):
 def prefetch_codes(
     codes_ptr, first_n, begin, end, depth, weight_rows, FORMAT: tl.constexpr, BLOCK_N: tl.constexpr, BYTES: tl.constexpr
 ):  # fmt: skip
-    """Starts to load the first words of a tile into the L2 cache: those of K = begin .. end - 1 of its rows."""
+    """Starts to load words of a tile's rows into the L2 cache: the first BYTES bytes for K = begin .. end - 1."""
     if BYTES:
         run = row_words(depth, FORMAT) * _ROWS
         step: tl.constexpr = FORMAT.blocks * FORMAT.part_inputs * _ROWS

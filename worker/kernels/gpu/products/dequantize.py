@@ -1,13 +1,13 @@
 """Turns codes of four or eight bits into a weight in Triton kernels, in registers, right before a matrix product.
 
-The numbers are those that worker/kernels/weights/quantized_weight.py defines: value * scale + minimum in float32, each
-operation rounded, then rounded once to the tokens' format. Where the scale is exact in bfloat16, the tokens are
-bfloat16 and there is no minimum, one multiplication in bfloat16 gives the same bits with half the instructions, as the
-product of two such numbers is exact in float32.
+worker/kernels/weights/quantized_weight.py defines the numbers: value * scale + minimum in float32, with each operation
+rounded, and then rounded once to the tokens' format. If the scale is exact in bfloat16, the tokens are bfloat16, and
+there is no minimum, then one multiplication in bfloat16 gives the same bits with half the instructions: the product
+of two such numbers is exact in float32.
 
-A word of 16 bits holds the codes of two or four inputs (packed_codes.py). A thread has its words in pairs, as the
-tensor core wants its numbers, and each instruction here works on the codes of both. A cast would use conversion
-instructions, for which a multiprocessor has few units.
+A word of 16 bits has the codes of two or four inputs (packed_codes.py). A thread holds words in pairs, because the
+tensor core reads numbers in pairs, and each instruction here works on the codes of both words. A cast would use
+conversion instructions, for which a multiprocessor has few units.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from worker.kernels.gpu.products.packed_codes import PackedCodes
 
 NARROW = {None: "", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
-# PTX for each code map that has a formula: turns a part of the words $1 into v, two exact bfloat16 numbers. {low} is
-# the shift that brings its codes to the lowest bits of each word, {high} the shift to the highest.
+# PTX for each code map that has a formula: it turns a part of the words $1 into v, two exact bfloat16 numbers. {low} is
+# the shift that moves the part's codes to the lowest bits of each word, {high} the shift to the highest bits.
 _BF16_PAIR = {
     "int4": """
         shr.b32 v, $1, {low};  // 128 + (value + 8), less 136
@@ -61,8 +61,8 @@ _WIDEN_PAIR = """
         mov.b32 f, a;
         mov.b32 g, b;"""
 
-# PTX for the other code maps: reads f and g, the float32 numbers of the two words' codes, from the table at {table}.
-# With it, the compiler passes the weights through shared memory, so these code maps are slower.
+# PTX for the other code maps: it reads f and g, the float32 numbers of the two words' codes, from the table at {table}.
+# With this program, the compiler passes the weights through shared memory, so these code maps are slower.
 _FP32_PAIR_OF_TABLE = """
         shr.b32 v, $1, {low};
         and.b32 a, v, 0x0000000f;
@@ -76,23 +76,23 @@ _FP32_PAIR_OF_TABLE = """
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The formats of a weight and of tokens, as a constant of kernels.
+    """The formats of a weight and of tokens, as a constant for kernels.
 
-    Fields without a comment are fields of PackedCodes, too.
+    PackedCodes explains the fields without a comment.
     """
 
     bits: int
     part_inputs: int
     blocks: int  # blocks of words that encode STEP inputs
-    parts: int  # codes in a word
+    parts: int  # how many codes a word has
     group_size: int
-    narrow: str  # bf16, fp16 or empty
+    narrow: str  # PackedCodes.narrow as a name: bf16, fp16 or ""
     has_minimum: bool
     pairs: bool
     exact: bool  # whether weights are computed in bfloat16 (see the module docstring)
     table: bool  # whether the values of the code map are read from memory
-    programs: tuple[str, ...]  # PTX for each part of a word: see _program
-    operands: str  # constraints of the operands of the programs
+    programs: tuple[str, ...]  # the PTX program for each part of a word (see _program)
+    operands: str  # the constraints of the programs' operands, for inline assembly
 
     @classmethod
     def of(cls, weight: PackedCodes, tokens: torch.dtype) -> "Format":
@@ -108,10 +108,10 @@ class Format:
 
 @lru_cache
 def _program(formula: str | None, bits: int, part: int, tokens: torch.dtype, minimum: bool, exact: bool) -> str:
-    """Returns a program that turns part `part` of a pair of words into two weights in the format of `tokens`.
+    """Returns a PTX program that turns part `part` of a pair of words into two weights in the format `tokens`.
 
-    Its operands are the weights ($0), the words ($1), twice the scale ($2, $3), twice the minimum if there is one, and
-    twice the table's address if it is read.
+    Its operands are the weights ($0), the words ($1), the scale twice ($2, $3), then the minimum twice if there is one,
+    and then the table's address twice if the table is read.
     """
     pair = (formula or _FP32_PAIR_OF_TABLE).format(
         low=part * bits, high=16 - bits - part * bits, table="$6" if minimum else "$4"
@@ -129,8 +129,8 @@ def _program(formula: str | None, bits: int, part: int, tokens: torch.dtype, min
 def dequantize(words, scale, minimum, table_ptr, dtype: tl.constexpr, FORMAT: tl.constexpr, PART: tl.constexpr):
     """Returns the weights [N, part_inputs] in `dtype` that part PART of the words encodes.
 
-    scale, minimum: [N] float32; if FORMAT.exact, the scale is bfloat16, twice in int32. table_ptr: the code map's
-    values.
+    scale, minimum: [N] float32; if FORMAT.exact, an int32 has the bfloat16 scale twice
+    table_ptr: the code map's values
     """
     if COMPILED and dtype != tl.float32:
         if FORMAT.table:
@@ -156,7 +156,7 @@ def dequantize(words, scale, minimum, table_ptr, dtype: tl.constexpr, FORMAT: tl
 
 @triton.jit
 def widen_half(word, narrow: tl.constexpr):
-    """Returns float32 for the bfloat16 or float16 (narrow: bf16 or fp16) in the lower bits of int32."""
+    """Converts the lower 16 bits of int32 words to float32. narrow: the format of these bits, bf16 or fp16"""
     if narrow == "bf16":
         return (word << 16).to(tl.float32, bitcast=True)
     else:

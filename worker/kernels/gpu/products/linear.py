@@ -3,28 +3,28 @@
 In this file, a product is a matrix product.
 
 The bits are batch-invariant for these reasons. K is split at absolute positions into chains (tiles.py). For each output
-element, every chain is one fp32 accumulation from zero, and the chains are added in order (the bias after the first).
-The division of work never affects the bits: one program may compute all chains of its tile; or each chain has its own
-program, and the kernel that reads the result adds the partial sums (split_k.py). Inside a chain, K advances by the
-tensor core's step (16 for 16-bit numbers) for any BLOCK_K, zeros beyond the end add nothing, and the same instruction
-runs throughout. The weight's rows are always the instruction's M side, 64 per warp group. The tokens are its N side: it
-takes 8 to 256 of them, and none affects another. So tiles may depend on the number of tokens, and chains may not. All
-of this relies on one assumption about the hardware: wgmma m64nNk16 (k32 for e4m3) gives an element the same bits for
-every N.
+element, every chain is one fp32 accumulation from zero, and the chains are added in order (the bias after the first
+chain). The division of work never affects the bits: one program may compute all chains of its tile; or each chain has
+its own program, and the kernel that reads the result adds the partial sums (split_k.py). Inside a chain, K advances by
+the tensor core's step (16 for 16-bit numbers) for any BLOCK_K, zeros beyond the end add nothing, and the same
+instruction runs throughout. The weight's rows are always the instruction's M side, 64 per warp group. The tokens are
+its N side: an instruction has 8 to 256 tokens, and no token affects another token. So tiles may depend on the number of
+tokens, but chains must not. All of this relies on one assumption about the hardware: wgmma m64nNk16 (k32 for e4m3)
+gives an element the same bits for every N.
 
-The weights are on the M side, where textbooks put the tokens, for this reason. With few tokens, a product takes as long
-as reading the weights. To read them at full speed, an H200 needs about 3 MB in flight, or 24 KB per multiprocessor.
-Here 64 rows of 64 weights are 8 KB per stage, at least six of eight stages are ahead, and two programs share a
-multiprocessor. With the tokens on the M side, 64 rows of mostly missing tokens would take shared memory and its
-bandwidth from the weights. The M side may also come from registers: eight-bit weights (quantize.py) are converted
-there, and each chain is multiplied by the scale of its row before it is added.
+Textbooks put the tokens on the M side. Here the weights are there, for this reason: with few tokens, a product takes as
+long as reading the weights. To read them at full speed, an H200 needs about 3 MB in flight, or 24 KB per
+multiprocessor. Here 64 rows of 64 weights are 8 KB per stage, at least six of eight stages are ahead, and two programs
+share a multiprocessor. If the tokens were on the M side, 64 rows of mostly missing tokens would take shared memory and
+its bandwidth from the weights. The M side may also come from registers: eight-bit weights (quantize.py) are converted
+there, and each chain is multiplied by the scale of its weight row before it is added.
 
-When the tokens have eight bits too, K advances by 32, and each chain is also multiplied by the scales of its tokens.
-Sums of int8 are exact. The tensor core keeps sums of e4m3 to about 14 bits. So for e4m3 the tensor core starts from
-zero in each BLOCK_K, which is always 128 there, and its sums are added in float32. This happens at absolute positions
-as well, because chains are multiples of BLOCK_K. It needs twice the registers, hence smaller tiles, and the tensor
+If the tokens have eight bits too, K advances by 32, and each chain is also multiplied by the scales of its tokens. Sums
+of int8 are exact. The tensor core keeps sums of e4m3 to about 14 bits only. So for e4m3, the tensor core starts from
+zero in each BLOCK_K, which is then always 128, and its sums are added in float32. The sums begin at absolute positions
+as well, because chains are multiples of BLOCK_K. This needs twice the registers, hence smaller tiles, and the tensor
 cores idle while a warp group adds. Triton's `max_num_imprecise_acc` would do the same, but it reads the sums before it
-waits for them, and the assembler then waits for each instruction.
+waits for them, and then the assembler waits for each instruction.
 """
 
 from typing import Any
@@ -65,11 +65,11 @@ def _linear_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies BLOCK_M tokens by BLOCK_N rows of weights in each program.
+    """Computes x @ weight.T. Each program multiplies BLOCK_M tokens by BLOCK_N weight rows.
 
-    MULTIPLE_CHAINS: whether K has several chains. WRITE_PARTIALS: a program computes only chain program_id(1) and
-    stores it as float32 at that entry of out. PREFETCH: bytes of weights that a program loads into the L2 cache before
-    it waits for x.
+    MULTIPLE_CHAINS: whether K has several chains
+    WRITE_PARTIALS: whether a program computes only chain program_id(1), and stores it as float32 in out[program_id(1)]
+    PREFETCH: how many bytes of weights a program loads into the L2 cache before it waits for x
     """
     launch_dependents(PDL)
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
@@ -112,7 +112,7 @@ def _gated_linear_kernel(
 ):  # fmt: skip
     """Computes act(x @ gate) * (x @ up), rounded as in act_and_mul.py.
 
-    The weight holds `columns` rows of gate, then the rows of up.
+    The weight has `columns` rows of gate, then as many rows of up.
     """
     launch_dependents(PDL)
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
@@ -158,10 +158,11 @@ def linear_triton(
 ) -> Tensor:
     """Returns x [T, K] @ weight [N, K].T + bias [N], [T, N] in x's dtype, or in float32 if `fp32_out`.
 
-    scale [N]: given if the weight is int8 or float8_e4m3fn. dynamic: whether tokens are quantized to the weight's
-    format, too.
-    split_k: whether the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py).
-    whole_rows: see PackedLinear. tile: used instead of the chosen one, for measurements.
+    scale [N]: given if the weight is int8 or float8_e4m3fn
+    dynamic: whether tokens are also quantized to the weight's format
+    split_k: whether the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py)
+    whole_rows: see PackedLinear
+    tile: for measurements, a tile that replaces the chosen one
     """
     columns, dtype = weight.shape[0], torch.float32 if fp32_out else x.dtype
     rows, depth = _check(x, weight, bias, scale, columns)
@@ -204,8 +205,8 @@ def gated_linear_triton(
 ) -> Tensor:
     """Returns act(x @ gate) * (x @ up), [T, I], for x [T, K], weight [2 I, K] and bias and scale [2 I].
 
-    The rows of gate come before those of up. Both products have the bits of `linear_triton`. The weight must have a
-    single chain. whole_rows: see PackedLinear.
+    The weight has the rows of gate first, then the rows of up. It must have a single chain. Both products have the same
+    bits as with `linear_triton`. whole_rows: see PackedLinear.
     """
     columns = weight.shape[0] // 2
     rows, depth = _check(x, weight, bias, scale, 2 * columns)
@@ -225,7 +226,7 @@ def gated_linear_triton(
 
 
 def kernel_view(weight: Tensor, dynamic: bool) -> Tensor:
-    """Returns the weight as the kernels read it: float8 is read as bytes if it is converted to the tokens' format."""
+    """Returns the weight as kernels read it. Eight-bit weights that kernels convert to the tokens' format are bytes."""
     return weight.view(torch.int8) if weight.dtype.itemsize == 1 and not dynamic else weight
 
 

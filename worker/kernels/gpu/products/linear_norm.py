@@ -1,12 +1,12 @@
 """A Triton kernel for linear_add_norm: a product of few rows, whose last program adds the residual and norms the sum.
 
-A program stores its partial sums (split_k.py), and counts itself in `arrivals`. The program that finds all others
-counted reads all partial sums, which are in the L2 cache, and computes the norm as the kernel of norm.py would. It sets
-the counter back for the next launch.
+A program stores its partial sums (split_k.py), and counts itself in `arrivals`. The last program, which finds all other
+programs counted, reads all partial sums from the L2 cache and computes the norm like the kernel of norm.py. It sets the
+counter back for the next launch.
 
 The bits are the same as with two kernels. A norm adds the squares of a row in an order that depends on the number of
-warps, so this kernel has as many warps as the kernel of norm.py. The last program computes one row after another, so it
-is used for few rows.
+warps, so this kernel has as many warps as the kernel of norm.py. The last program computes one row after another, so
+this kernel is used only for few rows.
 """
 
 from dataclasses import replace
@@ -41,7 +41,9 @@ def _linear_norm_kernel(
     X_NORM: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, LAYER: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, j) computes chain j of BLOCK_N columns for all rows. See _linear_kernel and _rms_norm_kernel."""
+    """Computes a product and the norm after it, as _linear_kernel and _rms_norm_kernel. Program (i, j) computes chain j
+    of BLOCK_N columns for all rows.
+    """
     launch_dependents(PDL)
     first_n, part = tl.program_id(0).to(tl.int64) * BLOCK_N, tl.program_id(1)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -59,7 +61,7 @@ def _linear_norm_kernel(
             acc += load_bias(bias_ptr + first_n, n, mask_n)
     at = partials_ptr + part * rows * columns + first_n + m[None, :] * columns + n[:, None]
     tl.store(at, acc, mask=mask_n[:, None] & mask_m[None, :])
-    tl.debug_barrier()  # all threads have stored before one of them counts the program
+    tl.debug_barrier()  # so that all threads have stored before the program is counted
     programs = tl.num_programs(0) * tl.num_programs(1)
     if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1:
         tl.atomic_xchg(arrivals_ptr, 0)
@@ -71,7 +73,7 @@ def _linear_norm_kernel(
 
 
 def can_add_norm(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel computes this product: one of few rows that gives partial sums."""
+    """Whether the kernel can compute this product: it must have few rows and be computed as partial sums."""
     if len(x) > MAX_ROWS or x.dtype != weight.dtype or tiles.is_single_chain(weight):
         return False
     tile = norm_tile(x, weight)
@@ -79,7 +81,7 @@ def can_add_norm(x: Tensor, weight: Tensor) -> bool:
 
 
 def norm_tile(x: Tensor, weight: Tensor) -> Tile:
-    """Returns the tile of the product: the usual one, with 16 tokens for each four warps, which share them."""
+    """Returns the tile of the product: the usual tile, but with at least 16 tokens for every four warps."""
     tile = tiles.choose_tile(len(x), *weight.shape, x.dtype, tiles.kind_of(x.device, plain=True))
     return replace(tile, rows=max(tile.rows, 4 * norm_warps(len(weight))))
 
@@ -97,9 +99,9 @@ def linear_add_norm_triton(
     scale: float,
     options: GpuOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Returns add_rms_norm_triton(linear_triton(x, weight, bias, split_k=True), residual, norm, ...), with its bits.
+    """Returns the same bits as add_rms_norm_triton(linear_triton(x, weight, bias, split_k=True), residual, norm, ...).
 
-    For arguments that `can_add_norm` accepts, with options whose `arrivals` are given.
+    Allowed only if can_add_norm(x, weight). options: must have `arrivals`
     """
     rows, (columns, depth) = len(x), weight.shape
     assert options.arrivals is not None and residual.shape == (rows, columns) and residual.is_contiguous()

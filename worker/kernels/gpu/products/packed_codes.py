@@ -1,11 +1,12 @@
-"""Weights of four or eight bits as GPU kernels read them: the codes in the order in which programs load them.
+"""Packs weights of four or eight bits for GPU kernels: the codes are in the order in which programs load them.
 
-A program multiplies ROWS rows of the weight, and advances along K by STEP inputs. The codes of such a block are
-consecutive in memory, and the blocks of the same rows follow one another, so that a program reads one stream of bytes.
+A program multiplies ROWS rows of the weight, and advances along K by STEP inputs. The codes of ROWS rows and STEP
+inputs are consecutive in memory, followed by the codes of the next STEP inputs of the same rows. So a program reads one
+stream of bytes.
 
-Inside a block, words of 16 bits hold the codes of 16 / bits inputs that are `part_inputs` apart: the lowest bits of the
-words of a row are the codes of the first `part_inputs` inputs, the next bits the codes of the next, and so on. So a
-shift and a mask of all words give the codes of consecutive inputs, which share a scale, and K keeps its order.
+A word of 16 bits has the codes of 16 / bits inputs that are `part_inputs` apart: the lowest bits of a row's words are
+the codes of the first `part_inputs` inputs, the next bits are the codes of the next `part_inputs` inputs, and so on. So
+a shift and a mask of all words give the codes of consecutive inputs, which share a scale, and K keeps its order.
 """
 
 from dataclasses import dataclass, replace
@@ -18,37 +19,38 @@ from worker.kernels.weights.quantize import ROWS_AT_ONCE
 from worker.kernels.weights.quantized_weight import E4M3, CodeMap, QuantizedWeight
 
 ROWS, STEP = 64, 128
-WHOLE_ROW = 0  # group size that means: one scale for a whole row
+WHOLE_ROW = 0  # the group size that stands for one scale per row
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCodes:
-    """A QuantizedWeight [N, K] on a GPU. Rows are filled up to a multiple of ROWS, inputs to a multiple of STEP.
+    """A QuantizedWeight [N, K] on a GPU. Rows are padded to a multiple of ROWS, inputs to a multiple of STEP.
 
-    Scales of 16 bits come in words of 32 bits, the least that a GPU copies asynchronously. The lower half of a word is
-    the scale of a group. The upper half is the group's minimum, or, without minimums, the scale of the next group, so
-    that there is a word for each pair of groups; groups of at least STEP inputs have the same scale there once more.
+    Scales of 16 bits are stored in words of 32 bits, because a GPU cannot copy less asynchronously. The lower half of a
+    word is the scale of a group. The upper half is the group's minimum. Without minimums, the upper half is the scale
+    of the next group, so that there is a word for each pair of groups; but if groups have at least STEP inputs, it is
+    the same scale once more.
     """
 
     shape: tuple[int, int]
     codes: Tensor  # [N / ROWS, K / STEP, STEP * bits / 16 / part_inputs, ROWS, part_inputs] int16
     scale: Tensor  # [groups, N] float32, or int32 words (see above)
-    minimum: Tensor | None  # [groups, N] float32; None if there is none, or if `scale` holds it
+    minimum: Tensor | None  # [groups, N] float32; None if there are no minimums, or if they are in the words of `scale`
     table: Tensor  # the values of the code map, float32
     code_map: CodeMap
-    group_size: int  # inputs that share a scale: a divisor or a multiple of STEP, or WHOLE_ROW
-    narrow: torch.dtype | None  # the 16-bit format of scale and minimum if it holds them exactly
+    group_size: int  # how many inputs share a scale: a divisor or a multiple of STEP, or WHOLE_ROW
+    narrow: torch.dtype | None  # the 16-bit format of scales and minimums; None: they are float32
     has_minimum: bool
-    input_order: Tensor | None  # see QuantizedWeight
+    input_order: Tensor | None  # as in QuantizedWeight
 
     @property
     def format(self) -> tuple[object, ...]:
-        """The constants that a kernel is compiled for."""
+        """The constants for which a kernel must be compiled."""
         return self.code_map.name, self.group_size, self.narrow, self.has_minimum
 
     @property
     def pairs(self) -> bool:
-        """Whether a word of `scale` holds the scales of two groups."""
+        """Whether a word of `scale` has the scales of two groups."""
         return self.narrow is not None and not self.has_minimum and 0 < self.group_size < STEP
 
     @property
@@ -60,7 +62,7 @@ class PackedCodes:
         return self.codes.shape[0] * ROWS
 
     def scale_bytes_in_step(self) -> int:
-        """Returns the bytes of scales and minimums for a row and STEP inputs."""
+        """Returns how many bytes the scales and minimums of one row and STEP inputs take."""
         groups = STEP // self.group_size if 0 < self.group_size < STEP else 1
         words = groups // 2 if self.pairs else groups
         return 8 * words if self.has_minimum and self.narrow is None else 4 * words
@@ -72,8 +74,8 @@ class PackedCodes:
 def pack_codes(weight: QuantizedWeight) -> PackedCodes:
     """Packs the weight on its device.
 
-    Scales and minimums become 16-bit numbers if bfloat16 or float16 holds all of them exactly, as it does where the
-    format of the checkpoint has 16-bit scales. Other ones stay float32. NaNs of e4m3 become zeros: see CodeMap.
+    Scales and minimums become 16-bit numbers if bfloat16 or float16 represents all of them exactly, as is the case if
+    the checkpoint has 16-bit scales. Otherwise, they stay float32. NaNs of e4m3 become zeros, as in E4M3's code map.
     """
     return with_narrow_scales(pack_with_wide_scales(weight))
 
@@ -100,7 +102,7 @@ def pack_with_wide_scales(weight: QuantizedWeight) -> PackedCodes:
 
 
 def with_narrow_scales(packed: PackedCodes) -> PackedCodes:
-    """Returns the same weight with scales and minimums of 16 bits if a format holds them exactly. See pack_codes."""
+    """Returns the same weight with scales and minimums of 16 bits if these are exact (see pack_codes)."""
     packed = replace(packed, narrow=_narrow_format(packed.scale, packed.minimum))
     if packed.narrow is None:
         return packed
@@ -110,7 +112,7 @@ def with_narrow_scales(packed: PackedCodes) -> PackedCodes:
 
 
 def _group_size(weight: QuantizedWeight) -> int:
-    """Returns the largest group size that kernels read and that divides the weight's."""
+    """Returns the largest group size that kernels support and that divides the weight's group size."""
     if weight.group_size >= weight.shape[1]:
         return WHOLE_ROW
     if weight.group_size % STEP == 0:
@@ -119,7 +121,7 @@ def _group_size(weight: QuantizedWeight) -> int:
 
 
 def _by_group(part: Tensor, weight: QuantizedWeight, group_size: int) -> Tensor:
-    """Returns scales or minimums [N, groups] as kernels read them: [groups, N], filled up with zeros."""
+    """Converts scales or minimums [N, groups] to [groups, N], padded with zeros, as kernels read them."""
     n, k = weight.shape
     if group_size != WHOLE_ROW:
         part = part.repeat_interleave(weight.group_size // group_size, dim=1)
@@ -144,7 +146,7 @@ def _narrowed(low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _words(weight: QuantizedWeight, part_inputs: int) -> Tensor:
-    """Returns the codes as PackedCodes holds them."""
+    """Returns the codes in the layout of PackedCodes.codes."""
     (n, k), bits = weight.shape, weight.code_map.bits
     tiles, steps, parts = -(-n // ROWS), -(-k // STEP), 16 // bits
     shape = steps, STEP // parts // part_inputs, parts, part_inputs
@@ -160,7 +162,7 @@ def _words(weight: QuantizedWeight, part_inputs: int) -> Tensor:
 
 
 def unpack_codes(packed: PackedCodes) -> QuantizedWeight:
-    """Returns the weight that was packed, with groups of the packed size."""
+    """Returns the weight that was packed. Its group size is the packed group size, which may be smaller than before."""
     (n, k), bits = packed.shape, packed.code_map.bits
     parts = [(packed.codes >> bits * part & (1 << bits) - 1).to(torch.uint8) for part in range(16 // bits)]
     codes = torch.stack(parts, dim=-2).permute(0, 3, 1, 2, 4, 5)  # [tiles, ROWS, steps, …, part, part_inputs]

@@ -1,12 +1,12 @@
-"""A Triton kernel for linear with tiles so large that registers hold one sum of each element only.
+"""A Triton kernel for linear with tiles so large that registers can hold only one sum of each element.
 
-A product whose K is split into several chains needs two sums at a time: the chain that is computed, and the chains
-before it. A tile of 256 x 128 has no registers for the second. So the sum of the finished chains waits in memory: a
-program writes it at the end of a chain, and adds it at the end of the next one. Additions have the
-same order as in linear.py, so the bits are the same.
+A product whose K is split into several chains needs two sums at a time: of the current chain, and of all finished
+chains. With a tile of 256 x 128, there are no registers for the second sum. So the sum of the finished chains waits in
+memory ("parked"): a program stores it at the end of a chain, and adds it at the end of the next chain. Additions have
+the same order as in linear.py, so the bits are the same.
 
-Each multiprocessor has one program, which computes one tile after another. So on an H200 the waiting sums take 17 MB,
-which fit in its L2 cache of 50 MB.
+Each multiprocessor runs one program, which computes one tile after another. So on an H200, the waiting sums take 17 MB,
+which fit into its L2 cache of 50 MB.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from worker.kernels.gpu.products.tiles import multiprocessors
 
 @triton.jit
 def _quarters(acc):
-    """Returns the tokens of acc [N, M] in four parts [N, M / 4]. They stay in their registers."""
+    """Splits acc [N, M] along the tokens into four parts [N, M / 4]. The numbers stay in their registers."""
     first, second = _halves(acc)
     return _halves(first) + _halves(second)
 
@@ -36,11 +36,14 @@ def _halves(acc):
 
 @triton.jit
 def _park(acc, parked_ptr, waiting):
-    """Adds acc [N, M] to the sum that waits, if `waiting`, and stores it. A quarter at a time needs few registers."""
+    """Adds acc [N, M] to the parked sum and stores the new sum, a quarter at a time, to need few registers.
+
+    waiting: whether there is a parked sum; otherwise, acc is stored
+    """
     parts = _quarters(acc)
     for index in tl.static_range(4):
         pointers = _parked_pointers(parts[index], parked_ptr, index)
-        total = tl.load(pointers, mask=waiting, other=-0.0) + parts[index]  # -0.0 + x is x for every x
+        total = tl.load(pointers, mask=waiting, other=-0.0) + parts[index]  # -0.0 + x has the bits of x for every x
         tl.debug_barrier()
         tl.store(pointers, total)
         tl.debug_barrier()
@@ -58,7 +61,7 @@ def _parked_linear_kernel(
     BIAS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies BLOCK_M tokens by BLOCK_N rows of weights for each tile of the program. See _linear_kernel."""
+    """Computes the same as _linear_kernel. A program computes several tiles of BLOCK_M tokens and BLOCK_N rows."""
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     parked_ptr += tl.program_id(0) * (BLOCK_M * BLOCK_N)
     tiles_m, tiles_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
@@ -88,7 +91,7 @@ def _parked_linear_kernel(
 
 @triton.jit
 def _store(acc, parked_ptr, out_ptr, mask_n, rows, columns):
-    """Adds acc [N, M] to the sum that waits, and stores it as the result."""
+    """Adds acc [N, M] to the parked sum, and stores the total as the result."""
     parts = _quarters(acc)
     n, m = tl.arange(0, parts[0].shape[0]), tl.arange(0, parts[0].shape[1])
     for index in tl.static_range(4):
@@ -109,8 +112,8 @@ def launch_parked(
 ) -> None:
     """Computes a product of `count` tiles that has several chains.
 
-    operands: x, weight, bias, scale and token scale; sizes: rows, columns, depth, chain and stride of x; as in
-    linear.py.
+    operands: x, weight, bias, scale and token scale, as in linear.py
+    sizes: rows, columns, depth, chain and stride of x, as in linear.py
     """
     programs = min(count, multiprocessors(out.device))
     parked = torch.empty(programs * tile.rows * tile.columns, dtype=torch.float32, device=out.device)

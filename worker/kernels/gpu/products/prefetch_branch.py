@@ -1,8 +1,8 @@
 """Loads the weights of the next products into the L2 cache while attention runs.
 
-Attention of a decode leaves most of the memory's bandwidth unused: a few programs read a few megabytes. So kernels that
-only prefetch run beside it on a second stream, which is a second branch of a CUDA graph. The kernel after attention
-waits for both. Without a graph, the additional launches cost the host more than the device gains.
+In a decode, attention leaves most of the memory's bandwidth unused: a few programs read a few megabytes. So kernels
+that only prefetch run beside attention, on a second stream, which becomes a second branch of a CUDA graph. The kernel
+after attention waits for both. Without a graph, the additional launches cost the host more time than the device gains.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ from worker.kernels.gpu.launch.dependent_launch import FEW_ROWS, prefetch_to_l2
 from worker.kernels.gpu.launch.options import GpuOptions
 
 PROGRAM_BYTES = 64 << 10
-CACHE_BYTES = 30 << 20  # half the L2 cache of an H200, so that attention's own data stay there, too
+CACHE_BYTES = 30 << 20  # about half the L2 cache of an H200, so that attention's own data stay in the cache, too
 
 
 @triton.jit
 def _prefetch_kernel(ptr, size, BYTES: tl.constexpr):
-    """Each program prefetches BYTES of the `size` elements at ptr."""
+    """Prefetches `size` elements at ptr. Each program prefetches BYTES bytes of them."""
     elements: tl.constexpr = BYTES * 8 // ptr.dtype.element_ty.primitive_bitwidth
     first = tl.program_id(0).to(tl.int64) * elements
     prefetch_to_l2(ptr + first, 0, 1, size - first, 1, BYTES)
@@ -30,9 +30,9 @@ def _prefetch_kernel(ptr, size, BYTES: tl.constexpr):
 
 @contextmanager
 def prefetching(rows: int, weights: Sequence[Tensor], options: GpuOptions) -> Iterator[None]:
-    """Prefetches weights beside the kernels that are launched inside, if the step has few rows.
+    """Prefetches weights beside the kernels that are launched inside this context, if the step has few rows.
 
-    rows: tokens of the step. weights: in the order in which they are read; contiguous.
+    rows: how many rows the step has; weights: contiguous tensors, in the order in which they will be read
     """
     beside = options.branch
     if beside is None or rows > FEW_ROWS:
@@ -47,7 +47,7 @@ def prefetching(rows: int, weights: Sequence[Tensor], options: GpuOptions) -> It
 
 
 def first_bytes(weights: Sequence[Tensor], most: int) -> Iterator[tuple[Tensor, int]]:
-    """Yields the weights with how many of their bytes are among the first `most` of all."""
+    """Yields the weights that are among the first `most` bytes of all, with the number of these bytes in the weight."""
     for weight in weights:
         if most > 0:
             yield weight, min(weight.nbytes, most)

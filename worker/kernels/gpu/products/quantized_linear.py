@@ -1,11 +1,11 @@
 """Triton kernels for linear with a weight of four or eight bits (worker/kernels/weights/quantized_weight.py).
 
-The products have the bits that linear.py gives with the dequantized weight: K is split into the same chains, and
-advances through them in the same order. A program reads codes, turns them into numbers of the tokens' format in
-registers (dequantize.py), and multiplies these. Tokens keep their format.
+The products have the same bits as those of linear.py with the dequantized weight: K is split into the same chains, and
+a chain has the same order. A program reads codes, turns them into numbers of the tokens' format in registers
+(dequantize.py), and multiplies these numbers. Tokens keep their format.
 
-With few tokens, reading the codes takes most of the time, and turning them into numbers nearly as long. With many
-tokens, large tiles turn each code into a number once for 128 or 256 tokens.
+With few tokens, reading the codes takes most of the time, and turning them into numbers takes nearly as long. With many
+tokens, tiles are large, so that a code is turned into a number only once for 128 or 256 tokens.
 """
 
 from collections.abc import Sequence
@@ -43,9 +43,10 @@ def _quantized_linear_kernel(
     FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies BLOCK_M tokens by BLOCK_N rows of weights in each program. See _linear_kernel in linear.py.
+    """Computes x @ weight.T like _linear_kernel in linear.py. Each program multiplies BLOCK_M tokens by BLOCK_N weight
+    rows.
 
-    weight_rows: the rows of the weight with those that fill the last tile. out_stride: from a token to the next.
+    weight_rows: the rows of the weight, including the padding of the last tile; out_stride: from a token to the next
     """
     launch_dependents(PDL)
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
@@ -86,7 +87,7 @@ def _quantized_gated_linear_kernel(
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Computes act(x @ gate) * (x @ up). See _gated_linear_kernel in linear.py."""
+    """Computes act(x @ gate) * (x @ up) like _gated_linear_kernel in linear.py."""
     launch_dependents(PDL)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
@@ -125,9 +126,10 @@ def quantized_linear_triton(
 ) -> Tensor:
     """Returns x [T, K] @ weight [N, K].T + bias [N], [T, N] in x's dtype, or in float32 if `fp32_out`.
 
-    The rows of the weight are the rows of `parts`, one part after another. K advances in the order of the codes, which
-    an input order may change. split_k: whether the result may be partial sums [S, T, N] float32 instead: see
-    worker/kernels/split_k.py. whole_rows: see PackedLinear.
+    The rows of the weight are the rows of `parts`, one part after another. Additions over K are in the order of the
+    codes, which an input order may change.
+    split_k: whether the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py)
+    whole_rows: see PackedLinear
     """
     rows, depth = _check(x, parts, bias)
     columns, dtype = sum(part.shape[0] for part in parts), torch.float32 if fp32_out else x.dtype
@@ -159,8 +161,9 @@ def quantized_gated_linear_triton(
 ) -> Tensor:  # fmt: skip
     """Returns act(x @ gate) * (x @ up), [T, I], for x [T, K], weight [2 I, K] and bias [2 I].
 
-    The rows of gate come before those of up. Both products have the bits of `quantized_linear_triton`.
-    `can_be_gated` must be true of the weight and of `whole_rows`, for which see PackedLinear.
+    The weight has the rows of gate first, then the rows of up. Both products have the same bits as with
+    `quantized_linear_triton`. Allowed only if can_be_gated([weight], whole_rows).
+    whole_rows: see PackedLinear.
     """
     rows, depth = _check(x, [weight], bias)
     assert can_be_gated([weight], whole_rows) and activation in ACTIVATIONS
@@ -176,13 +179,13 @@ def quantized_gated_linear_triton(
 
 
 def can_be_gated(parts: Sequence[PackedCodes], whole_rows: int = 0) -> bool:
-    """Whether one kernel computes both products of a gated linear: one format, one chain, and whole tiles of gate."""
+    """Whether one kernel can compute gate and up: they must have one format, K one chain, and gate whole tiles."""
     columns, depth = parts[0].shape
     return len(parts) == 1 and columns % (2 * ROWS) == 0 and tiles.chain_length(whole_rows or columns, depth) >= depth
 
 
 def fitted(tile: Tile, products: int, weight: PackedCodes, x: Tensor) -> Tile:
-    """Returns the tile with as many stages as fit in shared memory, and with fewer tokens if two stages do not fit."""
+    """Returns the tile with as many stages as fit into shared memory. If not even two fit, it has fewer tokens."""
     size = stage_bytes(tile, products, weight, x)
     stages = tiles.stages_within(tile, size, x.device, shared=tile.rows <= 32)
     if stages > 1 or tile.rows <= 16:
@@ -191,13 +194,13 @@ def fitted(tile: Tile, products: int, weight: PackedCodes, x: Tensor) -> Tile:
 
 
 def stage_bytes(tile: Tile, products: int, weight: PackedCodes, x: Tensor) -> int:
-    """Returns the bytes of shared memory for STEP inputs of all tokens and rows of the weight that a program reads."""
+    """Returns the bytes of shared memory of one stage: STEP inputs of all tokens and weight rows of a program."""
     row_bytes = STEP * weight.code_map.bits // 8 + weight.scale_bytes_in_step()
     return tile.rows * STEP * x.element_size() + products * tile.columns * row_bytes
 
 
 def launch_options(tile: Tile, products: int, weight: PackedCodes, x: Tensor) -> dict[str, Any]:
-    """Returns constants and options of a kernel whose programs compute `products` products of the tile's size."""
+    """Returns a kernel's constants and launch options. products: 2 if its programs compute gate and up, else 1"""
     return {
         "FORMAT": Format.of(weight, x.dtype), "EVEN": weight.padded_rows % (products * tile.columns) == 0,
         "EVEN_K": weight.shape[1] % STEP == 0,

@@ -1,9 +1,9 @@
-"""Which tiles matrix products use, as data: rules for every device, and tiles that were measured on a device.
+"""The tiles of matrix products, as data: rules for every device, and tiles that were measured on a device.
 
-A rule names the rows of the product up to which it holds, what must be true of the weight, and the tile. The first rule
-that holds decides. The rules follow from the sizes of an H200. `python -m bench gpu --only sweep` measures better tiles
-on the device that it runs on, and writes them in the format of measured_tiles.json, which this file reads. That file
-has no entries yet: nobody has measured.
+A rule has the most rows of a product for which it holds, conditions on the weight, and the tile. The first rule that
+holds decides. The rules follow from the sizes of an H200. `python -m bench gpu --only sweep` measures better tiles on
+its device, and writes them in the format of measured_tiles.json, which this file reads. measured_tiles.json has no
+entries yet, because nobody has measured.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 NUM_SMS = 132  # multiprocessors of an H200, for which the tiles are chosen; other GPUs give the same bits
-ANY = 1 << 62  # number of rows
+ANY = 1 << 62  # a number of rows or programs that means: no limit
 Chains = Literal["auto", "together", "split", "parked"]
 Product = Literal["linear", "gated"]
 
@@ -22,13 +22,15 @@ Product = Literal["linear", "gated"]
 class Tile:
     """How a matrix product is divided among programs. No field may affect the bits.
 
-    chains: how the chains of K are computed where there are several. together: by one program, with two sums in its
-    registers. parked: by one program, with the sum of finished chains in memory (parked_linear.py). split: by a program
-    each, where the caller adds the partial sums, else together. auto: split if there are too few programs otherwise.
+    chains: how the chains are computed if K has several
+        together: by one program, with two sums in its registers
+        parked: by one program, with the sum of finished chains in memory (parked_linear.py)
+        split: by one program for each chain if the caller can add partial sums; otherwise like "together"
+        auto: like "split" if there are too few programs otherwise, else like "together"
     """
 
-    rows: int  # tokens
-    columns: int  # columns of the product, which are rows of the weight
+    rows: int  # tokens of a tile
+    columns: int  # columns of the product in a tile, which are rows of the weight
     warps: int
     stages: int
     chains: Chains = "auto"
@@ -37,17 +39,17 @@ class Tile:
         return cdiv(rows, self.rows) * cdiv(columns, self.columns)
 
     def busiest_sm_elements(self, rows: int, columns: int) -> int:
-        """Returns the number of elements that the multiprocessor with the most programs computes."""
+        """Returns how many elements the multiprocessor with the most programs computes."""
         return cdiv(self.count(rows, columns), NUM_SMS) * self.rows * self.columns
 
 
 def cdiv(a: int, b: int) -> int:
-    """Returns a / b, rounded up. triton.cdiv takes twenty times as long."""
+    """Returns a / b, rounded up. (triton.cdiv takes twenty times as long.)"""
     return -(-a // b)
 
 
 class DeviceKind(NamedTuple):
-    """A kind of GPU. name: torch's name, or "" where measured tiles do not count. capability: such as 90 for Hopper."""
+    """A kind of GPU. name: PyTorch's name, or "" to ignore measured tiles; capability: for example, 90 for Hopper"""
 
     name: str
     capability: int
@@ -58,15 +60,15 @@ HOPPER = DeviceKind("", 90)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The facts about a product that rules read. columns: of the result, or of gate if gate and up are multiplied
-    together.
+    """The facts about a product that rules read.
 
-    split: whether the caller takes partial sums, so that chains may have programs of their own.
+    columns: columns of the result, or of gate if gate and up are computed together
+    split: whether the caller can add partial sums, so that each chain may have its own program
     """
 
     rows: int
     columns: int
-    chains: int  # the chains of K
+    chains: int  # how many chains K has
     even: bool  # whether whole tiles cover the weight
     capability: int = 90  # compute capability of the device
     split: bool = True
@@ -74,12 +76,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A tile for products of at most `rows` rows.
+    """A tile for products of at most `rows` rows. The other fields are further conditions.
 
-    programs: the least and the greatest number of programs, with one for each chain. single: whether K must be one
-    chain, or must be several. even: whether whole tiles must cover the weight. instead: another tile, and by how much
-    busier than with that one the busiest multiprocessor may be. capabilities: of the devices for which the tile
-    compiles without spilled registers; empty: of all.
+    programs: the least and the most programs, counted with one program per chain
+    single: True: K must be one chain; False: K must be several chains; None: no condition
+    even: whether whole tiles must cover the weight
+    instead: (another tile, a factor): the busiest multiprocessor may compute at most factor times as many elements as
+        with the other tile
+    capabilities: the compute capabilities for which the tile compiles without spilled registers; empty: all
     """
 
     rows: int
@@ -107,21 +111,21 @@ class Rule:
 
 
 SQUARE, SMALL = Tile(128, 128, 8, 4), Tile(128, 64, 4, 3)
-FEW_ROWS = (  # several programs fit on a multiprocessor, and keep enough of the weight under way to read at full speed
+FEW_ROWS = (  # several programs run on a multiprocessor, and load enough of the weight ahead to read at full speed
     Rule(16, Tile(16, 64, 4, 8), programs=(0, 2 * NUM_SMS)), Rule(16, Tile(16, 64, 4, 6)),
     Rule(32, Tile(32, 64, 4, 8), programs=(0, 2 * NUM_SMS)), Rule(32, Tile(32, 64, 4, 6)),
-    # reading the tokens once per tile now costs as much as the weights
+    # From here on, reading the tokens once per tile takes as long as reading the weights.
     Rule(64, Tile(64, 128, 4, 4), programs=(96, ANY)), Rule(64, Tile(64, 64, 4, 6)),
-    # a program for each chain of half a square tile: the squares alone are fewer than the multiprocessors
+    # A program for each chain of half a square tile, because there are fewer square tiles than multiprocessors.
     Rule(256, Tile(128, 64, 4, 4, "split"), single=False, capabilities=(80, 90, 100)),
 )  # fmt: skip
 LARGE = (
     Rule(128, SQUARE),
     Rule(ANY, Tile(256, 128, 8, 4), (2 * NUM_SMS, ANY), single=True, even=True, capabilities=(90, 100)),
 )
-RULES: Mapping[tuple[Product, str], tuple[Rule, ...]] = {  # the rules by product and format of the tokens
+RULES: Mapping[tuple[Product, str], tuple[Rule, ...]] = {  # by product, and by format of the tokens ("": other formats)
     ("linear", ""): (*FEW_ROWS, *LARGE, Rule(ANY, SQUARE)),
-    # fp8 keeps a second sum of each element: too many registers for large tiles
+    # With fp8, a program keeps a second sum of each element, which needs too many registers in large tiles.
     ("linear", "float8_e4m3fn"): (*FEW_ROWS, Rule(ANY, SQUARE)),
     ("linear", "float32"): (Rule(16, Tile(16, 64, 4, 3)), Rule(ANY, Tile(64, 64, 4, 3))),  # without tensor cores
     ("gated", ""): (
@@ -133,12 +137,12 @@ RULES: Mapping[tuple[Product, str], tuple[Rule, ...]] = {  # the rules by produc
 
 
 def default_tile(product: Product, dtype: str, shape: Shape) -> Tile:
-    """Returns the tile by the rules. dtype: the format of the tokens, as `format_name` writes it."""
+    """Returns the tile that the rules choose. dtype: the format of the tokens, as a name from `format_name`"""
     rules = RULES.get((product, dtype)) or RULES[product, ""]
     return next(rule.tile for rule in rules if rule.holds(shape))
 
 
-CANDIDATES: Mapping[Product, tuple[Tile, ...]] = {  # the tiles that a sweep compares: all compile without spills
+CANDIDATES: Mapping[Product, tuple[Tile, ...]] = {  # the tiles that a sweep compares; all compile without spills
     "linear": (
         *(Tile(rows, 64, 4, stages) for rows in (16, 32) for stages in (6, 8)),
         Tile(16, 128, 4, 5), Tile(32, 128, 4, 5), Tile(64, 64, 4, 4), Tile(64, 64, 4, 6), Tile(64, 128, 4, 3),
@@ -151,11 +155,11 @@ CANDIDATES: Mapping[Product, tuple[Tile, ...]] = {  # the tiles that a sweep com
         Tile(64, 64, 4, 4), Tile(64, 128, 8, 4), SMALL, Tile(128, 64, 4, 4), Tile(128, 128, 8, 3), SQUARE,
     ),
 }  # fmt: skip
-PARKED_ELEMENTS = 256 * 128  # with as many, registers do not hold a second sum
+PARKED_ELEMENTS = 256 * 128  # with so many elements in a tile, registers cannot hold a second sum
 
 
 def candidates(product: Product, shape: Shape) -> Iterator[Tile]:
-    """Yields tiles for a sweep: those with neither far more rows than the product nor many times fewer."""
+    """Yields tiles for a sweep, except those with far more or far fewer rows than the product."""
     for tile in CANDIDATES[product]:
         if not min(shape.rows, 512) // 4 <= tile.rows < max(32, 2 * shape.rows):
             continue
@@ -170,17 +174,21 @@ def _ways(tile: Tile, shape: Shape) -> tuple[Chains, ...]:
     return (together, "split")
 
 
-Measured = Mapping[str, Mapping[str, list[list[Any]]]]  # device → product → [rows up to which it holds, *Tile]
+Measured = Mapping[str, Mapping[str, list[list[Any]]]]  # device → product → list of [most rows, *fields of a Tile]
 MEASURED: Measured = json.loads(Path(__file__).with_name("measured_tiles.json").read_text())
 
 
 def product_name(product: Product, dtype: str, columns: int, depth: int) -> str:
-    """Names a product in measured_tiles.json. columns: rows of the weight, half of them if it has gate and up."""
+    """Returns a product's name in measured_tiles.json. columns: rows of the weight; with gate and up, rows of gate"""
     return f"{product} {dtype} {columns}x{depth}"
 
 
 def measured_tile(table: Measured, device: str, name: str, rows: int) -> Tile | None:
-    """Returns the tile that was fastest for the next larger number of rows that was measured, or for the largest."""
+    """Returns the fastest tile for the smallest measured number of rows that is at least `rows`.
+
+    If `rows` is larger than all measured numbers, the largest one counts. Returns None if nothing was measured for this
+    device and product.
+    """
     entries = table.get(device, {}).get(name, [])
     fields = next((fields for most, *fields in entries if rows <= most), entries[-1][1:] if entries else None)
     return None if fields is None else Tile(*fields)

@@ -1,7 +1,7 @@
-"""Divides the matrix products of linear.py: chooses where K is split, and which tiles the programs compute.
+"""Divides the matrix products of linear.py: decides where K is split, and which tiles the programs compute.
 
-The splits of K affect the bits, so they depend on the weight's shape only. Tiles do not affect the bits, so they may
-depend on the row count and on the device. tile_table.py says which tile a product has.
+Where K is split affects the bits, so this depends only on the weight's shape. Tiles do not affect the bits, so they may
+depend on the number of rows and on the device. tile_table.py has the tiles.
 """
 
 from functools import cache, lru_cache
@@ -31,11 +31,11 @@ GROUP = 8
 
 @lru_cache(maxsize=4096)
 def chain_length(columns: int, depth: int) -> int:
-    """Returns the length of the chains into which K is split. It depends on the weight's shape only.
+    """Returns the length of the chains into which K is split. It depends only on the weight's shape.
 
     columns: of the whole product, also where a rank computes only some of them
 
-    A product with few columns is split so that it has a program for every multiprocessor.
+    If a product has few columns, K is split so that there is a program for every multiprocessor.
     """
     chains = min(cdiv(NUM_SMS + 12, cdiv(columns, 64)), MAX_CHAINS, max(1, depth // MIN_CHAIN))
     return cdiv(cdiv(depth, chains), CHAIN_STEP) * CHAIN_STEP
@@ -45,7 +45,7 @@ def chain_length(columns: int, depth: int) -> int:
 def choose_tile(
     rows: int, columns: int, depth: int, dtype: torch.dtype, device: DeviceKind = HOPPER, *, split_k: bool = True
 ) -> Tile:
-    """Returns the tile of a product. dtype: of the tokens. split_k: whether the caller takes partial sums."""
+    """Returns the tile of a product. dtype: the tokens' dtype; split_k: whether the caller can add partial sums"""
     return _choose("linear", shape_of("linear", rows, columns, depth, dtype, device, split_k), depth, dtype, device)
 
 
@@ -83,17 +83,19 @@ EXPERT_TILE_ROWS = (16, 32, 64, 128)
 
 
 def expert_tile_rows(slots: int, experts: int, dtype: torch.dtype) -> int:
-    """Returns how many rows a tile of a grouped product has: about as many as an expert has slots."""
+    """Returns how many rows a tile of a grouped product has: about as many as an expert has slots on average."""
     sizes = EXPERT_TILE_ROWS[:2] if dtype == torch.float32 else EXPERT_TILE_ROWS
     return next((size for size in sizes if slots <= size * experts), sizes[-1])
 
 
 @lru_cache(maxsize=4096)
 def choose_expert_tile(rows: int, columns: int, products: int, dtype: torch.dtype) -> Tile:
-    """Returns the tile of a grouped product with `rows` rows: one of EXPERT_TILE_ROWS.
+    """Returns the tile of a grouped product.
 
-    columns: of the weight of each product. products: 2 if the weights of gate and up are multiplied together. dtype:
-    of the tokens in the product.
+    rows: the rows of the tile, one of EXPERT_TILE_ROWS
+    columns: the columns of each product
+    products: 2 if gate and up are computed together, else 1
+    dtype: the tokens' dtype in the product
     """
     if dtype == torch.float32:
         return Tile(rows, 64, 4, 3)
@@ -102,7 +104,7 @@ def choose_expert_tile(rows: int, columns: int, products: int, dtype: torch.dtyp
     if rows == 64:
         wide = products == 1 and columns % 128 == 0
         return Tile(64, 128, 4, 4) if wide else Tile(64, 64, 4, {1: 6, 2: 4}[products])
-    if products == 2 and dtype == torch.float8_e4m3fn:  # second sums, too: see linear.py
+    if products == 2 and dtype == torch.float8_e4m3fn:  # e4m3 needs registers for second sums, too (see linear.py)
         return Tile(128, 64, 8, 4)
     return Tile(128, 128, 8, 4) if columns % 128 == 0 else Tile(128, 64, 4, {1: 4, 2: 3}[products])
 
@@ -110,7 +112,7 @@ def choose_expert_tile(rows: int, columns: int, products: int, dtype: torch.dtyp
 def tile_constants(
     tile: Tile, columns: int, depth: int, dtype: torch.dtype, weight_dtype: torch.dtype | None = None
 ) -> dict[str, int]:
-    """Returns the tile as kernel constants, for tokens of `dtype` and weights of `weight_dtype` (None: `dtype` too)."""
+    """Returns the tile as kernel constants. dtype: of the tokens; weight_dtype: of the weight, None: the same"""
     dynamic, weight_dtype = dtype in FORMAT_CODES, weight_dtype or dtype
     block_k = block_k_for(tile, dtype, weight_dtype)
     even = columns % tile.columns == 0 and depth % block_k == 0
@@ -121,27 +123,27 @@ def tile_constants(
 
 
 def block_k_for(tile: Tile, dtype: torch.dtype, weight_dtype: torch.dtype) -> int:
-    """Returns BLOCK_K: 128 bytes of a weight's row when tokens are few, else 128 bytes of a token's row.
+    """Returns BLOCK_K: 128 bytes of a weight's row if there are few tokens, else 128 bytes of a token's row.
 
-    For fp8 tokens BLOCK_K affects the bits, so it must not depend on the tile.
+    If tokens are fp8, BLOCK_K affects the bits, so it must not depend on the tile.
     """
     few_tokens = tile.rows <= 64 and dtype.itemsize == 2
     return 128 // (weight_dtype if few_tokens else dtype).itemsize
 
 
 def is_single_chain(weight: Tensor, whole_rows: int = 0) -> bool:
-    """Whether K is not split for weight [N, K], so that each element of a product is one sum over all of K.
+    """Whether the K of a weight [N, K] is not split, so that an element of a product is one sum over all of K.
 
-    whole_rows: see PackedLinear.
+    whole_rows: see PackedLinear
     """
     columns, depth = weight.shape
     return chain_length(whole_rows or columns, depth) >= depth
 
 
 def needs_split_k(rows: int, count: int, *chosen: Tile) -> bool:
-    """Whether each chain of a product of `count` tiles has its own program, if the caller takes partial sums.
+    """Whether each chain of a product of `count` tiles should have its own program, if the caller can add partial sums.
 
-    It does if a chosen tile says so, or if there are too few tiles to keep all multiprocessors busy.
+    It should if a chosen tile says so, or if there are too few tiles to keep all multiprocessors busy.
     """
     if any(tile.chains != "auto" for tile in chosen):
         return any(tile.chains == "split" for tile in chosen)
@@ -149,9 +151,9 @@ def needs_split_k(rows: int, count: int, *chosen: Tile) -> bool:
 
 
 def stages_that_fit(tile: Tile, columns: int, x: Tensor, weight: Tensor) -> int:
-    """Returns the number of pipeline stages that fit in shared memory, at most the tile's.
+    """Returns how many pipeline stages fit into shared memory, at most as many as the tile has.
 
-    A stage holds `columns` rows of the weight and the tile's rows of x.
+    A stage has `columns` rows of the weight, and the tile's rows of x.
     """
     block_k = block_k_for(tile, x.dtype, weight.dtype)
     stage_bytes = (tile.rows * x.element_size() + columns * weight.element_size()) * block_k
@@ -159,13 +161,19 @@ def stages_that_fit(tile: Tile, columns: int, x: Tensor, weight: Tensor) -> int:
 
 
 def stages_within(tile: Tile, stage_bytes: int, device: torch.device, *, shared: bool) -> int:
-    """Returns the same for stages of `stage_bytes`. shared: whether two programs share a multiprocessor."""
+    """Returns how many stages of `stage_bytes` bytes fit into shared memory, at most as many as the tile has.
+
+    shared: whether two programs share a multiprocessor, so that each has half of the memory
+    """
     return max(1, min(tile.stages, shared_memory(device) // (2 if shared else 1) // stage_bytes))
 
 
 @cache
 def kind_of(device: torch.device, *, plain: bool = False) -> DeviceKind:
-    """Returns the kind of device, for the choice of tiles. plain: whether the weight has the tokens' format."""
+    """Returns the kind of a device, for the choice of tiles. plain: whether the weight has the tokens' dtype
+
+    Measured tiles are only for such weights, so the name is "" for others.
+    """
     if device.type != "cuda":
         return HOPPER
     major, minor = torch.cuda.get_device_capability(device)
@@ -179,7 +187,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Returns the bytes of shared memory that are available to one program."""
+    """Returns how many bytes of shared memory one program can use."""
     if device.type != "cuda":
         return 1 << 30
     return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])

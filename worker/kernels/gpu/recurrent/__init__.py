@@ -1,7 +1,7 @@
-"""Layers whose sequences have a state.
+"""Layers with a recurrent state.
 
-delta_net           the gated delta rule
+delta_net           the gated delta rule (Gated DeltaNet)
 mamba2              Mamba-2
-short_conv          short convolutions
-recurrent           what these kernels share
+short_conv          the short convolution
+recurrent           functions for these kernels
 """

@@ -1,7 +1,7 @@
 """Triton kernels for the gated delta rule.
 
-One program advances some columns of the state of one value head through all rows of a sequence of the step, with the
-state in registers. Every row has the same operations in the same order, whatever the number of rows.
+One program advances some columns of the state of one value head through all rows of one sequence in the step. The state
+stays in registers. Every row has the same operations in the same order, for any number of rows.
 """
 
 import torch
@@ -74,7 +74,7 @@ def _gated_norm_kernel(
     x_ptr, gates_ptr, weight_ptr, out_ptr, stride, eps,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Computes one head of a row: the RMS norm of x, times SiLU of its gate."""
+    """Computes the RMS norm of x times SiLU of its gate. A program computes one head of a row."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     mask = column < SIZE

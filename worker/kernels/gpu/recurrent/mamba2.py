@@ -1,6 +1,6 @@
 """Triton kernels for Mamba-2.
 
-One program advances some columns of the state of one head through all rows of a sequence of the step, with the state
+One program advances some columns of the state of one head through all rows of one sequence in the step. The state stays
 in registers, as in delta_net.py.
 """
 
@@ -67,7 +67,7 @@ def _norm_gated_kernel(
     x_ptr, gates_ptr, weight_ptr, out_ptr, stride, eps,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Computes one group of heads of a row: the RMS norm of the product of x and SiLU of its gate."""
+    """Computes the RMS norm of (x times SiLU of its gate). A program computes one group of heads of a row."""
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     mask = column < SIZE

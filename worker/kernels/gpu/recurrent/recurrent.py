@@ -1,6 +1,7 @@
-"""Helps the Triton kernels for recurrent layers.
+"""Functions for the Triton kernels of recurrent layers.
 
-Every program computes the convolutions that it needs by itself, so nothing has to know which sequence a row belongs to.
+Every program computes the convolutions that it needs itself, so there is no separate kernel for convolutions, which
+would have to know the sequence of each row.
 """
 
 import triton
@@ -11,13 +12,13 @@ from worker.kernels.recurrent.delta_net import DeltaNetShape
 from worker.kernels.recurrent.mamba2 import Mamba2Shape
 from worker.kernels.recurrent.recurrent_state import RecurrentState
 
-COLUMNS = 32  # columns of a matrix that a program advances
+COLUMNS = 32  # how many columns of a matrix a program advances
 
 
 def check_inputs(
     projected: Tensor, gates: Tensor, shape: DeltaNetShape | Mamba2Shape, gate_width: int, state: RecurrentState
 ) -> None:
-    """Checks the projections of a layer's input: projected [T, sum of shape.projected], gates [T, gate_width]."""
+    """Asserts that projections have the right shapes: projected [T, sum of shape.projected], gates [T, gate_width]."""
     assert projected.shape[1] == sum(shape.projected) and projected.is_contiguous()
     assert gates.shape == (len(projected), gate_width) and gates.is_contiguous()
     assert state.tail.dtype == projected.dtype == gates.dtype
@@ -35,8 +36,8 @@ def softplus(x):
 
 @triton.jit
 def find_sequence(seq, read_slots_ptr, write_slots_ptr, query_start_loc_ptr):
-    """Returns the first row of a sequence, the row after its last, the slots that it reads and writes, and whether it
-    begins in this step. A sequence that begins has no state to read, and 0 in place of that slot."""
+    """Returns the first row of a sequence, the row after its last row, the slots that it reads and writes, and whether
+    it begins in this step. A sequence that begins has no state to read; the slot to read is then returned as 0."""
     start, end = tl.load(query_start_loc_ptr + seq).to(tl.int64), tl.load(query_start_loc_ptr + seq + 1).to(tl.int64)
     read, write = tl.load(read_slots_ptr + seq).to(tl.int64), tl.load(write_slots_ptr + seq).to(tl.int64)
     return start, end, tl.maximum(read, 0), write, (read < 0).to(tl.int32)
@@ -46,10 +47,11 @@ def find_sequence(seq, read_slots_ptr, write_slots_ptr, query_start_loc_ptr):
 def convolved(
     x_ptr, tail_ptr, conv_ptr, bias_ptr, channel, mask, row, at, stride, channels, begins, TAPS: tl.constexpr
 ):  # fmt: skip
-    """Returns SiLU of the convolution of some channels, for row `row`, which is row `at` of its sequence in this step.
+    """Returns SiLU of the convolution of some channels, for one row.
 
-    bias_ptr: may be None. tail_ptr: the inputs before this step. begins: whether there are none, so that they count as
-    zeros.
+    row, at: the row's index in the step, and among the rows of its sequence in the step
+    bias_ptr: None without a bias
+    tail_ptr: the sequence's last inputs before this step; begins: whether there are none, so that they count as zeros
     """
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(TAPS):
@@ -66,9 +68,9 @@ def convolved(
 
 @triton.jit
 def keep_tail(x_ptr, tail_ptr, to_ptr, channel, mask, start, end, stride, channels, begins, TAPS: tl.constexpr):
-    """Writes the last inputs of some channels, of this step or before."""
+    """Writes a sequence's last inputs of some channels, from this step or from before it, to the new tail."""
     for tap in tl.static_range(TAPS - 1):
-        at = end - (TAPS - 1) + tap - start  # in this step; negative: before it
+        at = end - (TAPS - 1) + tap - start  # the index among the sequence's rows in this step; negative: before it
         now = tl.load(x_ptr + (start + at) * stride + channel, mask=mask & (at >= 0), other=0.0)
         before = (at < 0) & (begins == 0)
         old = tl.load(tail_ptr + (TAPS - 1 + at) * channels + channel, mask=mask & before, other=0.0)

@@ -1,6 +1,6 @@
-"""Triton kernel for short_conv: one program computes some channels of all rows of a sequence of the step.
+"""Triton kernel for short_conv: one program computes some channels of all rows of one sequence in the step.
 
-It takes the rows in blocks; no row depends on the block that it is in.
+It computes the rows in blocks. The result of a row does not depend on its place in a block.
 """
 
 import torch
@@ -16,7 +16,7 @@ ROWS, CHANNELS = 16, 64  # the sizes of a block
 
 @triton.jit
 def _inputs(x_ptr, tail_ptr, start, at, channel, mask, channels, begins, TAPS: tl.constexpr):
-    """Returns the inputs b * x of rows [rows, 1] `at` of a sequence, in fp32. Older ones are in the tail."""
+    """Returns the convolution's inputs b * x in fp32 for rows `at` [rows, 1] of a sequence. Negative rows: the tail."""
     now, before = mask & (at >= 0), mask & (at < 0) & (begins == 0)
     row_ptrs = x_ptr + (start + at) * 3 * channels + channel
     b, x = tl.load(row_ptrs, mask=now, other=0.0), tl.load(row_ptrs + 2 * channels, mask=now, other=0.0)

@@ -1,4 +1,4 @@
-"""Triton kernel for act_and_mul: one program computes a block of one row."""
+"""Triton kernel for act_and_mul. One program computes a block of one row."""
 
 import torch
 import triton

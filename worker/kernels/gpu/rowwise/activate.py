@@ -18,14 +18,14 @@ def activated(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu2":
         positive = tl.where(x < 0.0, 0.0, x)  # NaN stays NaN
         return positive * positive
-    # 0.5 (1 + tanh(u)) = sigmoid(2 u), so both others are x * sigmoid(slope)
+    # 0.5 (1 + tanh(u)) = sigmoid(2 u), so silu and gelu_tanh are both x * sigmoid(slope).
     slope = 1.5957691216057308 * (x + 0.044715 * x * x * x) if ACTIVATION == "gelu_tanh" else x
     return x / (1.0 + tl.exp(-slope))
 
 
 @triton.jit
 def _expm1(x):
-    """Returns e^x - 1 for x <= 0: near zero, the series of degree 6."""
+    """Returns e^x - 1 for x <= 0. Near zero, computes the Taylor series of degree 6."""
     series = x * (1.0 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720))))))
     return tl.where(x > -0.125, series, tl.exp(x) - 1.0)
 

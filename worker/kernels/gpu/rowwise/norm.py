@@ -1,8 +1,8 @@
-"""Triton kernel for RMS norm and layer norm: one program computes one row in one pass.
+"""Triton kernel for RMS norm and layer norm. One program computes one row in one pass.
 
-The bits of a row must not depend on whether x is split-K partial sums. So the compiler may not fuse a multiplication
-into an addition, and all variants add the squares in the same layout: BLOCK and the number of warps depend on the row's
-size only.
+The bits of a row must not depend on whether x is split-K partial sums. So the compiler must not fuse a multiplication
+into an addition, and all variants add the squares in the same order: BLOCK and the number of warps depend only on the
+size of a row.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ from worker.kernels.gpu.rowwise.split_k import load_split_k, split_k_shape
 
 @triton.jit
 def rms_norm_row(x, weight, size, eps, OFFSET: tl.constexpr):
-    """Returns x / rms(x) * weight for one row, in x's dtype, with zeros beyond `size`."""
+    """Returns x / rms(x) * weight for one row, in x's dtype. x: zero from index `size` on"""
     x_fp32 = x.to(tl.float32)
     return apply_weight(x_fp32 * tl.rsqrt(tl.sum(x_fp32 * x_fp32, axis=0) / size + eps), weight, x.dtype, OFFSET)
 
 
 @triton.jit
 def layer_norm_row(x, weight_ptr, columns, size, eps):
-    """Returns the layer norm of one row, in x's dtype. weight_ptr: of the weight [size], then the bias [size]."""
+    """Returns the layer norm of one row, in x's dtype. weight_ptr: the weight [size], then the bias [size]"""
     mask = columns < size
     x_fp32 = x.to(tl.float32)
     centred = tl.where(mask, x_fp32 - tl.sum(x_fp32, axis=0) / size, 0.0)
@@ -46,7 +46,7 @@ def norm_row(x, weight_ptr, columns, size, eps, OFFSET: tl.constexpr, LAYER: tl.
 
 @triton.jit
 def apply_weight(scaled, weight, dtype: tl.constexpr, OFFSET: tl.constexpr):
-    """Multiplies by the weight with one of the two roundings that worker/kernels/rowwise/norm.py describes."""
+    """Multiplies by the weight, and rounds in one of the two ways that worker/kernels/rowwise/norm.py describes."""
     weight_fp32 = weight.to(tl.float32)
     out = scaled * (1.0 + weight_fp32) if OFFSET else scaled.to(dtype).to(tl.float32) * weight_fp32
     return out.to(dtype)
@@ -58,7 +58,7 @@ def add_norm_row(
     SPLIT_K: tl.constexpr, X_NORM: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
     LAYER: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr = "",
 ):  # fmt: skip
-    """Computes one row, which begins at x_ptr. CACHE: how x is loaded (load_split_k)."""
+    """Computes sum and norm of one row. x_ptr: the row's first element; CACHE: how x is loaded (see load_split_k)"""
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -138,7 +138,7 @@ def _launch(
 
 
 def norm_options(size: int, weight: Tensor | None, x_norm: Tensor | None, *, offset: bool) -> dict[str, Any]:
-    """Returns constants and options of a kernel that computes the norm of rows of `size` elements."""
+    """Returns the constants and launch options of a kernel that norms rows of `size` elements."""
     weights = [one for one in (weight, x_norm) if one is not None]
     layer = any(one.ndim == 2 for one in weights)
     assert all(one.shape == ((2, size) if layer else (size,)) and one.is_contiguous() for one in weights)

@@ -1,9 +1,9 @@
-"""Triton kernel for qkv_rope_write: one program moves some heads of one token from the qkv projection to q and the
+"""Triton kernel for qkv_rope_write. One program norms and rotates some heads of one token, and writes them to q and the
 cache.
 
-It computes the same as the kernels of norm.py, rotary.py and store_kv.py in order, with their roundings: a normed value
-is rounded to the dtype before it is rotated. No multiplication is fused into an addition (norm.py has none
-either), so a head has the same bits whether or not qkv is split-K partial sums.
+It computes the same as the kernels of norm.py, rotary.py and store_kv.py one after another, with their roundings: a
+normed value is rounded to the dtype before it is rotated. As in norm.py, no multiplication is fused into an addition,
+so a head has the same bits whether or not qkv is split-K partial sums.
 """
 
 import torch
@@ -36,7 +36,7 @@ def _qkv_rope_write_kernel(
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     column = tl.arange(0, BLOCK_D)[None, :]
     is_low_half = column < HALF
-    partner_column = tl.where(is_low_half, column + HALF, column - HALF)  # the other element of each rotated pair
+    partner_column = tl.where(is_low_half, column + HALF, column - HALF)  # the other element of the rotated pair
     is_q, is_k = head < q_heads, (head >= q_heads) & (head < q_heads + kv_heads)
     is_v = (head >= q_heads + kv_heads) & (head < q_heads + 2 * kv_heads)
     in_head = column < HEAD

@@ -1,11 +1,11 @@
-"""Converts eight-bit numbers in Triton kernels.
+"""Converts numbers from and to eight bits in Triton kernels.
 
-Weights are converted exactly, in registers, right before a matrix product. Tokens are quantized before it by a kernel
-of their own.
+Weights of eight bits are converted exactly, in registers, right before a matrix product. Tokens are quantized to eight
+bits by a kernel of their own before a product.
 
-int8 and e4m3 values are exact in bfloat16 and float16, so the matrix products are those that
-worker/kernels/weights/quantize.py defines. A cast would use conversion instructions, for which a multiprocessor has few
-units; this code takes two to three plain instructions per number.
+int8 and e4m3 values are exact in bfloat16 and float16, so products are as worker/kernels/weights/quantize.py defines
+them. A cast would use conversion instructions, for which a multiprocessor has few units. This code takes two to three
+plain instructions per number.
 """
 
 import torch
@@ -18,8 +18,8 @@ from worker.kernels.weights.quantize import KINDS, LARGEST
 
 FORMAT_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # values of FORMAT in kernels, where 0 means not quantized
 
-# These assembly programs take two bytes and return one register with two numbers; prmt moves each byte to its own half.
-# They convert two because a thread loads two at a time for the tensor core.
+# These assembly programs convert two bytes to one register with two numbers, because a thread loads two numbers at a
+# time for the tensor core. The instruction prmt moves each byte to its own half of the register.
 _INT8_BF16 = tl.constexpr("""{
     .reg .b32 pair, low, sign, less;  // 128 + the low seven bits, less 128 or, with the sign bit, 256
     mov.b32 less, 0xbf80bf80;
@@ -63,7 +63,7 @@ _FP8_F16 = tl.constexpr("""{
 
 @triton.jit
 def widen(raw, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Converts bytes (int8) exactly to the numbers that they encode in FORMAT (see FORMAT_CODES)."""
+    """Converts bytes (int8) exactly to the numbers that they encode. FORMAT: their format (see FORMAT_CODES)"""
     if FORMAT == 0:
         return raw
     elif COMPILED and dtype == tl.bfloat16:
@@ -72,7 +72,7 @@ def widen(raw, dtype: tl.constexpr, FORMAT: tl.constexpr):
         return tl.inline_asm_elementwise(_INT8_F16 if FORMAT == 1 else _FP8_F16, "=r,h", [raw], tl.float16, True, 2)
     elif FORMAT == 1:
         return raw.to(dtype)
-    else:  # e4m3 in the upper bits of a float32, whose exponent bias is greater by 120
+    else:  # The bits of e4m3 are moved to the upper bits of a float32, whose exponent bias is greater by 120.
         bits = raw.to(tl.int32)
         bits_fp32 = ((bits & 0x7F) << 20) | ((bits & 0x80) << 24)
         return (bits_fp32.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)
@@ -82,17 +82,17 @@ def widen(raw, dtype: tl.constexpr, FORMAT: tl.constexpr):
 def round_to(scaled, dtype: tl.constexpr):
     """Rounds numbers within dtype's range to nearest even. dtype: int8 or float8e4nv."""
     if dtype == tl.int8:
-        return ((scaled + 12582912.0) - 12582912.0).to(dtype)  # 1.5 * 2^23: float32 has only integers at that size
-    if not COMPILED:  # the interpreter's cast does not round, so round to three bits of mantissa, down to 2^-9
+        return ((scaled + 12582912.0) - 12582912.0).to(dtype)  # At 1.5 * 2^23, float32 numbers are 1 apart.
+    if not COMPILED:  # The interpreter's cast does not round, so this rounds to 3 bits of mantissa, or steps of 2^-9.
         power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        whole = tl.maximum(power, 0.015625) * 1572864.0  # 1.5 * 2^20: float32 has steps of power / 8 at that size
+        whole = tl.maximum(power, 0.015625) * 1572864.0  # At power * 1.5 * 2^20, float32 numbers are power / 8 apart.
         scaled = (scaled + whole) - whole
     return scaled.to(dtype)
 
 
 @triton.jit
 def _quantize_tokens_kernel(x_ptr, out_ptr, scale_ptr, size, stride, LARGEST_VALUE: tl.constexpr, BLOCK: tl.constexpr):
-    """Quantizes one token in each program."""
+    """Quantizes tokens. Each program quantizes one token."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size

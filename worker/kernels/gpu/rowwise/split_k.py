@@ -1,4 +1,4 @@
-"""Functions of the Triton kernels that read split-K partial sums (see worker/kernels/split_k.py)."""
+"""Functions for Triton kernels that read split-K partial sums (see worker/kernels/split_k.py)."""
 
 import torch
 import triton
@@ -10,8 +10,8 @@ from torch import Tensor
 def load_split_k(pointers, mask, stride, dtype: tl.constexpr, SPLIT_K: tl.constexpr, CACHE: tl.constexpr = ""):
     """Loads the block at `pointers`. With SPLIT_K > 1, returns the sum of SPLIT_K float32 blocks, added in order.
 
-    stride: elements from one block to the next. CACHE: ".cg" if other programs of this kernel have stored the blocks;
-    then they are read from the L2 cache.
+    stride: elements from one block to the next
+    CACHE: ".cg" if other programs of the same kernel have stored the blocks, which must be read from the L2 cache then
     """
     x = tl.load(pointers, mask=mask, other=0.0, cache_modifier=CACHE)
     for index in tl.static_range(1, SPLIT_K):
@@ -20,9 +20,9 @@ def load_split_k(pointers, mask, stride, dtype: tl.constexpr, SPLIT_K: tl.conste
 
 
 def split_k_shape(x: Tensor, dims: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Returns the number of partial sums in x, and the elements from one to the next.
+    """Returns how many partial sums x has, and how many elements are between one partial sum and the next.
 
-    dims: the number of dimensions of the matrix product once it is summed. A summed x counts as one partial sum.
+    dims: how many dimensions the summed matrix product has. A summed x counts as one partial sum.
     """
     if x.ndim == dims:
         assert x.dtype == dtype

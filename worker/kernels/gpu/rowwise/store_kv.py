@@ -1,4 +1,4 @@
-"""Triton kernel for store_kv: one program copies the keys and values of one token."""
+"""Triton kernel for store_kv. One program writes the keys and values of one token."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @triton.jit
 def to_cache_dtype(x, cache_ptr, CLAMP: tl.constexpr):
-    """Converts x to the cache's dtype. CLAMP: first limits x to the range of float8_e4m3fn. NaN stays NaN."""
+    """Converts x to the cache's dtype. CLAMP: whether x is first limited to float8_e4m3fn's range; NaN stays NaN"""
     if CLAMP:
         x_fp32 = x.to(tl.float32)
         x = tl.where(x_fp32 > 448.0, 448.0, tl.where(x_fp32 < -448.0, -448.0, x_fp32))
@@ -31,7 +31,7 @@ def _store_kv_kernel(
 
 
 def check_caches(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype) -> bool:
-    """Returns whether values must be clamped before the write: whether the caches hold float8_e4m3fn, not `dtype`."""
+    """Checks shapes and dtypes. Returns whether values must be clamped before the write, because caches are fp8."""
     assert cache_k.shape == cache_v.shape and cache_k.dtype == cache_v.dtype
     assert cache_k.dtype in (dtype, torch.float8_e4m3fn) and cache_k.is_contiguous() and cache_v.is_contiguous()
     return cache_k.dtype == torch.float8_e4m3fn

@@ -1,13 +1,13 @@
-"""Triton kernels for sampling. The vocabulary of a row is divided into parts, so that a few rows fill the device too.
+"""Triton kernels for sampling. The vocabulary is divided into parts, so that even a few rows keep the device busy.
 
-All sums are of integers, so neither the parts nor the order of atomics affects a result. Kernels, in order:
+All sums are sums of integers, so neither the parts nor the order of atomics affects a result. The kernels, in order:
 
     _max_kernel         the highest logit of each part
     top_k_top_p.py      three kernels, if some row may use top-k or top-p
     _weight_sum_kernel  the sum of the weights that remain in each part
     _draw_kernel        chooses the part that contains the drawn point, then the token
 
-Every kernel reads a row's parameters on the device and skips rows that it does not apply to.
+Every kernel reads a row's parameters on the device, and skips rows that do not need the kernel.
 """
 
 import torch
@@ -45,7 +45,7 @@ def _max_kernel(
     logits_ptr, part_max_ptr, part_min_ptr, stats_ptr, listed_ptr, stride, width, parts,
     FILTERED: tl.constexpr, STATS_PER_ROW: tl.constexpr, PART_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Finds one part's highest logit with the lowest id that has it, as one integer, and its lowest finite logit."""
+    """Finds a part's highest logit and the lowest id with it, as one integer, and the part's lowest finite logit."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token_ids = part * PART_SIZE + tl.arange(0, PART_SIZE)
     x = tl.load(logits_ptr + row * stride + token_ids, mask=token_ids < width, other=float("-inf"))
@@ -66,7 +66,7 @@ def _weight_sum_kernel(
     logits_ptr, part_max_ptr, limit_ptr, weight_sums_ptr, ties_ptr, temperature_ptr, min_p_ptr, stride, width, parts,
     FILTERED: tl.constexpr, USE_LIBDEVICE: tl.constexpr, PART_SIZE: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Computes, in one part, the sum of the weights below the limit, and the number of tokens at the limit."""
+    """Computes for one part the sum of the weights of tokens below the limit, and the number of tokens at the limit."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     max_logit, _ = row_max(part_max_ptr, row, parts, BLOCK_PARTS)
@@ -91,7 +91,7 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, position):
-    """Gives the same bits as `uniform` in worker/kernels/sample.py."""
+    """Computes the same as `uniform` in worker/kernels/sample.py, with the same bits."""
     bits = _mix(_mix(seed + GOLDEN) + (position + 1) * GOLDEN)
     return (((bits >> 12) & ((1 << 52) - 1)).to(tl.float64) + 0.5) * (2.0**-52)
 
@@ -102,7 +102,7 @@ def _draw_token(
     temperature, min_p, u,
     FILTERED: tl.constexpr, USE_LIBDEVICE: tl.constexpr, PART_SIZE: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Returns the token at which the row's cumulative weight, in the order of ids, exceeds the share u of the total."""
+    """Draws a token: the first one, in the order of ids, whose cumulative weight exceeds u times the total weight."""
     part_index = tl.arange(0, BLOCK_PARTS)
     weight_sums = tl.load(weight_sums_ptr + row * parts + part_index, mask=part_index < parts, other=0)
     if FILTERED:
@@ -153,9 +153,9 @@ def sample_triton(
 ) -> Tensor:  # fmt: skip
     """Computes the same as `sample_plain`: logits [R, V] float32 -> ids [R] int64.
 
-    Takes two to eight launches and never waits for the device.
+    Launches two to eight kernels, and never waits for the device.
 
-    `part_size`, `max_one_pass` and `max_listed` change how the work is divided, never the result.
+    `part_size`, `max_one_pass` and `max_listed` change how the work is divided, but never the result.
     """
     rows, width = logits.shape
     _check(logits, params)

@@ -1,4 +1,4 @@
-"""Functions of the sampling kernels: the highest logit of a row, and the gap, sort key and softmax weight of tokens."""
+"""Functions for the sampling kernels: a row's highest logit, and the gap, sort key and softmax weight of a token."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ LOW_31_BITS = tl.constexpr(0x7FFFFFFF)
 LOWEST_INT64 = tl.constexpr(-(1 << 63))
 
 ROW_PARAMETERS = ("temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seeds_ptr", "positions_ptr")
-# these kernels are not compiled again when a parameter's alignment changes
+# Kernels with this decorator are not compiled again when a parameter's alignment changes.
 jit_unaligned_columns = triton.jit(do_not_specialize_on_alignment=ROW_PARAMETERS)
 
 
@@ -17,7 +17,7 @@ jit_unaligned_columns = triton.jit(do_not_specialize_on_alignment=ROW_PARAMETERS
 def softmax_weight(gap, USE_LIBDEVICE: tl.constexpr):
     """Returns exp(-gap) in units of 2**-40.
 
-    libdevice gives the same bits as torch's exp on the same device; other devices differ in the last bit.
+    libdevice's exp has the same bits as torch's exp on the same device. Other devices may differ in the last bit.
     """
     p = libdevice.exp(-gap) if USE_LIBDEVICE else tl.exp(-gap)
     return (p * ONE).to(tl.int64)
@@ -25,14 +25,14 @@ def softmax_weight(gap, USE_LIBDEVICE: tl.constexpr):
 
 @triton.jit
 def sortable_bits(x):
-    """Converts float32 to int32 with the same order. NaN is the highest, as in torch.max; both zeros are equal."""
+    """Converts float32 to int32 with the same order. NaN is highest, as in torch.max; 0.0 and -0.0 become equal."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return tl.where(x != x, LOW_31_BITS, bits ^ ((bits >> 31) & LOW_31_BITS))
 
 
 @triton.jit
 def row_max(part_max_ptr, row, parts, BLOCK_PARTS: tl.constexpr):
-    """Returns the row's highest logit and the lowest id that has it."""
+    """Returns the row's highest logit, and the lowest id with this logit."""
     part = tl.arange(0, BLOCK_PARTS)
     packed = tl.max(tl.load(part_max_ptr + row * parts + part, mask=part < parts, other=LOWEST_INT64), axis=0)
     key = (packed >> 32).to(tl.int32)
@@ -41,7 +41,7 @@ def row_max(part_max_ptr, row, parts, BLOCK_PARTS: tl.constexpr):
 
 @triton.jit
 def is_sampled(max_logit, temperature):
-    """Whether the row samples, which means that it is not greedy and its highest logit is finite."""
+    """Whether the row is sampled: it is not greedy, and its highest logit is finite."""
     return (temperature != 0) & (tl.abs(max_logit) < float("inf"))
 
 
@@ -54,6 +54,6 @@ def logit_gaps(logits_ptr, row, stride, token_ids, width, max_logit, temperature
 
 @triton.jit
 def min_p_weight(gap, min_p, USE_LIBDEVICE: tl.constexpr):
-    """Returns softmax weights, with zero for tokens below min-p."""
+    """Returns softmax weights. Tokens that min-p drops have weight zero."""
     weight = softmax_weight(gap, USE_LIBDEVICE)
     return tl.where(weight < (min_p.to(tl.float64) * ONE).to(tl.int64), 0, weight)

@@ -1,16 +1,16 @@
 """Triton kernels that find the exact limits of top-k and top-p without sorting. Many programs share a row.
 
 A token's gap is the distance of its logit from the row's highest logit, divided by the temperature. A token's key is
-the bits of its gap, which order like the gaps. Three kernels run in order:
+the bits of its gap as an integer; keys have the same order as gaps. The limit is the last key to keep. Three kernels
+run in order:
 
-    _count_kernel    counts the tokens with gaps below each of a few edges, and sums their weights. If many tokens lie
-                     between the two edges that enclose the limit, counts again, with edges between those two
+    _count_kernel    counts the tokens with gaps below each of a few edges, and sums their weights. If there are many
+                     tokens between the two edges that enclose the limit, it counts again, with edges between these two
     _collect_kernel  lists the keys between the two edges that enclose the limit: the candidates
-    _limit_kernel    one program per row: finds the last key to keep by bisection, and how many of the tokens with this
-                     key to keep
+    _limit_kernel    finds the limit by bisection, and how many of the tokens with this key to keep; one program per row
 
 Top-p may ignore that top-k has dropped tokens: the weight that top-p keeps is a share of the weight that top-k keeps,
-so it is reached before any dropped token.
+so this weight is reached before any dropped token.
 """
 
 from dataclasses import dataclass
@@ -30,17 +30,17 @@ from worker.kernels.gpu.sampling.softmax_weights import (
 from worker.kernels.params import PlainParams
 
 MAX_ONE_PASS_CANDIDATES = 2048  # rows with more candidates are counted twice
-MAX_LISTED_KEYS = 16_384  # keys listed per row; if ties make them more, _limit_kernel reads the row again
+MAX_LISTED_KEYS = 16_384  # how many keys are listed per row; if ties make more, _limit_kernel reads the row again
 NUM_EDGES = tl.constexpr(8)
 STATS_PER_ROW = tl.constexpr(2 * 2 * 8)  # per row: a count and a weight for each pass and edge
-MAX_GAP = tl.constexpr(28.0)  # exp(-28) < 2**-40
-ONE_TOKEN = tl.constexpr(1 << 52)  # one token in an integer that holds a count and a weight (2048 * 2**40 at most)
+MAX_GAP = tl.constexpr(28.0)  # tokens with larger gaps have weight zero: exp(-28) < 2**-40
+ONE_TOKEN = tl.constexpr(1 << 52)  # the count 1 in integers whose lower bits are a weight (at most 2048 * 2**40)
 INFINITE_KEY = tl.constexpr(0x7F800000)  # the key of an infinite gap
 
 
 @triton.jit
 def _weight_for_top_p(top_p, total):
-    """Returns the minimum weight that top-p keeps."""
+    """Returns the weight that the tokens kept by top-p must reach: between 1 and `total`."""
     need = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
     return tl.minimum(tl.maximum(need, 1), total)
 
@@ -52,10 +52,10 @@ def _element(values, index):
 
 @triton.jit
 def _candidate_range(edges_ptr, stats_ptr, row, top_k, top_p, PASS: tl.constexpr):
-    """Returns the range of gaps that contains the limit, from the counts of one pass.
+    """Returns the range of gaps [start, end) that contains the limit, from the counts of one pass.
 
-    The result is: the edges start and end of the range [start, end), which is empty without a limit; count and weight
-    below start; the number of tokens in the range; whether top-k applies.
+    Returns start and end (an empty range if there is no limit), count and weight of the tokens below start, the number
+    of tokens in the range, and whether top-k applies.
     """
     j = tl.arange(0, NUM_EDGES)
     stats = stats_ptr + row * STATS_PER_ROW
@@ -66,7 +66,7 @@ def _candidate_range(edges_ptr, stats_ptr, row, top_k, top_p, PASS: tl.constexpr
     top_k_applies = (top_k > 0) & (top_k < row_count)
     edges_reached = tl.sum((counts_before < top_k).to(tl.int32), axis=0)
     first, last = tl.where(top_k_applies, edges_reached - 1, NUM_EDGES), tl.where(top_k_applies, edges_reached, 0)
-    if top_p < 1:  # a share of the weight that top-k keeps, which is only known to lie between two edges
+    if top_p < 1:  # a share of the weight that top-k keeps, of which only a lower and an upper bound are known
         least = tl.where(top_k_applies, tl.maximum(_element(weights_before, first), 1), row_weight)
         most = tl.where(top_k_applies, _element(weights_before, last), row_weight)
         first = tl.minimum(first, tl.sum((weights_before < _weight_for_top_p(top_p, least)).to(tl.int32), axis=0) - 1)
@@ -80,7 +80,9 @@ def _candidate_range(edges_ptr, stats_ptr, row, top_k, top_p, PASS: tl.constexpr
 
 @triton.jit
 def _final_candidate_range(edges_ptr, stats_ptr, row, top_k, top_p, MAX_ONE_PASS_CANDIDATES: tl.constexpr):
-    """Returns the range of the first pass if it has few enough tokens, else the range of the second pass."""
+    """Returns the same as _candidate_range, but without the number of tokens: from the first pass if its range has few
+    enough tokens, else from the second pass.
+    """
     start, end, count_before, weight_before, between, top_k_applies = _candidate_range(
         edges_ptr, stats_ptr, row, top_k, top_p, 0
     )
@@ -93,7 +95,7 @@ def _final_candidate_range(edges_ptr, stats_ptr, row, top_k, top_p, MAX_ONE_PASS
 
 @triton.jit
 def _load_row(part_max_ptr, temperature_ptr, top_k_ptr, top_p_ptr, row, parts, width, BLOCK_PARTS: tl.constexpr):
-    """Returns whether top-k or top-p may apply to the row, its highest logit and its parameters."""
+    """Returns whether top-k or top-p may apply to the row, the row's highest logit, and its parameters."""
     temperature, top_k, top_p = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     max_logit, _ = row_max(part_max_ptr, row, parts, BLOCK_PARTS)
     filtered = is_sampled(max_logit, temperature) & (((top_k > 0) & (top_k < width)) | (top_p < 1))
@@ -102,7 +104,7 @@ def _load_row(part_max_ptr, temperature_ptr, top_k_ptr, top_p_ptr, row, parts, w
 
 @triton.jit
 def _spread_edges(top, start, end):
-    """Returns NUM_EDGES edges: the first is start, the last end, and the others are evenly spaced from start to top."""
+    """Returns NUM_EDGES edges: the first is start, the last is end, the others are evenly spaced from start to top."""
     j = tl.arange(0, NUM_EDGES)
     edges = tl.fma(j.to(tl.float32), (top - start) / (NUM_EDGES - 1), start)
     return tl.where(j == NUM_EDGES - 1, end, tl.minimum(edges, end))
@@ -115,7 +117,7 @@ def _count_kernel(
     PASS: tl.constexpr, MAX_ONE_PASS_CANDIDATES: tl.constexpr, USE_LIBDEVICE: tl.constexpr, PART_SIZE: tl.constexpr,
     TILE: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Adds the tokens of one part to the row's count and weight below each edge. Tokens of weight zero do not count."""
+    """Adds the tokens of one part to the row's count and weight below each edge, except tokens with weight zero."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     filtered, max_logit, temperature, top_k, top_p = _load_row(
         part_max_ptr, temperature_ptr, top_k_ptr, top_p_ptr, row, parts, width, BLOCK_PARTS
@@ -150,7 +152,7 @@ def _collect_kernel(
     MAX_ONE_PASS_CANDIDATES: tl.constexpr, USE_LIBDEVICE: tl.constexpr, MAX_LISTED_KEYS: tl.constexpr,
     PART_SIZE: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Appends the candidates of one part to the row's list, in any order."""
+    """Appends the candidates of one part to the row's list, in arbitrary order."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     filtered, max_logit, temperature, top_k, top_p = _load_row(
         part_max_ptr, temperature_ptr, top_k_ptr, top_p_ptr, row, parts, width, BLOCK_PARTS
@@ -169,7 +171,7 @@ def _collect_kernel(
 
 @triton.jit
 def _load_candidates(source, begin, USE_LIBDEVICE: tl.constexpr, BLOCK: tl.constexpr):
-    """Loads a block of the row's candidate keys. Other tokens have INFINITE_KEY."""
+    """Loads a block of the row's candidate keys. Tokens that are no candidates get INFINITE_KEY."""
     list_ptr, count, rescan_row, logits_ptr, row, stride, width, max_logit, temperature, start, end = source
     token_ids = begin + tl.arange(0, BLOCK)
     if rescan_row:
@@ -206,7 +208,7 @@ def _key_range(source, USE_LIBDEVICE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _bisect(source, need, low, high, BY_WEIGHT: tl.constexpr, USE_LIBDEVICE: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the lowest key such that the candidates up to this key reach the count or weight `need`."""
+    """Returns the lowest key for which the candidates up to this key reach the count or weight `need`."""
     while low < high:
         middle = low + (high - low) // 2
         enough = _count_or_weight_below(source, middle + 1, BY_WEIGHT, USE_LIBDEVICE, BLOCK) >= need
@@ -223,7 +225,7 @@ def _limit_kernel(
 ):  # fmt: skip
     """Finds `limit` and `allowed` of one row.
 
-    The tokens to keep have keys below `limit`, or are among the first `allowed` tokens with that key.
+    The tokens to keep have keys below `limit`, or are among the first `allowed` tokens with the key `limit`.
     """
     row = tl.program_id(0).to(tl.int64)
     limit, allowed = tl.full((), INFINITE_KEY, tl.int32), tl.full((), 0, tl.int64)
@@ -261,16 +263,16 @@ def _limit_kernel(
 
 @dataclass(frozen=True, slots=True)
 class TopKTopP:
-    """The kernels' buffers for R rows, and their result.
+    """The kernels' buffers for R rows, and their result: `limit` and `allowed`.
 
-    The tokens to keep have keys below `limit`, or are among the first `allowed` tokens with that key.
+    The tokens to keep have keys below `limit`, or are among the first `allowed` tokens with the key `limit`.
     """
 
     part_min: Tensor  # [R, parts] float32: the lowest finite logit of each part
     edges: Tensor  # [R, 2, NUM_EDGES] float32: the edges of each pass
-    stats: Tensor  # [R, STATS_PER_ROW] int64, zeroed before
-    keys: Tensor  # [R, max_listed] int32
-    listed: Tensor  # [R] int32: the number of keys to list; zeroed before
+    stats: Tensor  # [R, STATS_PER_ROW] int64; must be zero before the first kernel
+    keys: Tensor  # [R, max_listed] int32: the candidates
+    listed: Tensor  # [R] int32: how many candidates there are; must be zero before the first kernel
     limit: Tensor  # [R] int32, a key
     allowed: Tensor  # [R] int64
 
@@ -293,9 +295,9 @@ class TopKTopP:
 def find_top_k_top_p(
     logits: Tensor, part_max: Tensor, params: PlainParams, filters: TopKTopP, part_size: int, max_one_pass: int
 ) -> None:
-    """Fills filters.limit and filters.allowed. logits [R, V] float32.
+    """Fills filters.limit and filters.allowed. logits [R, V] float32
 
-    part_max, and part_min in `filters`, hold one value for each part of `part_size` tokens (2048 at most).
+    part_max and filters.part_min have one value for each part of `part_size` tokens, which is at most 2048.
     """
     rows, parts = part_max.shape
     row_params = params.temperature, params.top_k, params.top_p, logits.stride(0), logits.shape[1], parts

@@ -1,4 +1,4 @@
-"""Attention among all patches of a picture, by Triton's kernels for causal attention, against plain PyTorch."""
+"""The Triton kernels for causal attention compute attention among all patches of a picture like plain PyTorch."""
 
 from dataclasses import replace
 

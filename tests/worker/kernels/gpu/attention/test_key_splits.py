@@ -1,4 +1,4 @@
-"""Where attention splits keys: positions that no batch affects."""
+"""Attention splits keys at positions that do not depend on the batch."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Attention's list of work, beside every item counted one by one."""
+"""Attention's list of work items equals a list that is counted item by item."""
 
 from itertools import product
 
@@ -41,7 +41,7 @@ def _items_kernel(
 
 
 def begins() -> list[int]:
-    """Returns where splits begin: 4 splits of 16 positions, 3 of 64, the rest of 256."""
+    """Returns the first position of each split: 4 splits have 16 positions, 3 have 64, all others 256."""
     return [*range(0, 64, 16), *range(64, 256, 64), *range(256, 16 * 41, 256)]
 
 

@@ -1,4 +1,4 @@
-"""Experts in Triton against plain PyTorch; the bits of a row alone, in company, and as single products."""
+"""Experts in Triton agree with plain PyTorch; a row has the same bits alone, in company, and by single products."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,8 +37,8 @@ def torch_logits(h: Tensor, layer: Experts) -> Tensor:
 
 
 def kinds(device: str) -> list[tuple[Format, int, torch.dtype, int]]:
-    """Returns each format with two intermediate sizes, one of them a multiple of the tile. One size has few rows, whose
-    slots are tiles; the other has as many rows as have to be grouped. The next format exchanges the two."""
+    """Returns each format with two intermediate sizes, one of them a multiple of the tile. One size has few rows, so
+    each slot is a tile; the other has many rows, which are grouped. The numbers of rows alternate between formats."""
     dtypes = [torch.float16, torch.float32] if device == "cpu" else [torch.float16, torch.bfloat16]
     return [
         (format, inner, dtypes[(at // 2 + part) % 2], sizes[(at + part) % 2])
@@ -91,7 +91,7 @@ def chosen_by(layer: Experts, numbers: list[int]) -> Experts:
 
 @pytest.mark.parametrize("format", [PLAIN, FORMATS["int4"]])
 def test_all_rows_may_choose_the_same_experts(format: Format, device: str) -> None:
-    """One expert then has several tiles, and most have none."""
+    """One expert then has several tiles, and most experts have none."""
     layer = chosen_by(layer_of(COUNT, HIDDEN, 64, format, device=device), [4, 1, 0, 2, 3])
     h = random(40, HIDDEN, device=device)
     close(run(h, layer, 1, normalized=False), experts_torch(h, layer, 1, "silu", normalized=False))
@@ -100,7 +100,7 @@ def test_all_rows_may_choose_the_same_experts(format: Format, device: str) -> No
 @pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 def test_bits_of_a_row_do_not_depend_on_the_others(format: Format, device: str) -> None:
-    """A row alone has a tile for each slot. With other rows, slots are grouped in tiles of 16 or 32 rows."""
+    """A row alone has a tile for each of its slots. With other rows, slots are grouped in tiles of 16 or 32 rows."""
     layer = layer_of(COUNT, HIDDEN, 64, format, dtype=torch.float16, device=device)
     h = random(45, HIDDEN, dtype=torch.float16, device=device)
     whole = run(h, layer)
@@ -124,7 +124,7 @@ def test_steps_with_many_slots_are_computed_in_parts_with_the_same_bits(
 @pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 def test_bits_are_those_of_the_linear_kernels_and_a_sum_in_the_order_of_the_slots(format: Format, device: str) -> None:
-    """The weights are so small that linear does not split their K either."""
+    """The weights are so small that `linear` does not split their K, as the kernels of experts never do."""
     layer = layer_of(COUNT, HIDDEN, 64, format, dtype=torch.float16, device=device, bias=True)
     h = random(3, HIDDEN, dtype=torch.float16, device=device)
     found = run(h, layer, 3)

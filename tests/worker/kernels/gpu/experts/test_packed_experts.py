@@ -1,4 +1,4 @@
-"""Experts packed for a GPU hold the weights that they were packed from."""
+"""Experts packed for a GPU hold the original weights."""
 
 from collections.abc import Iterator
 from dataclasses import replace

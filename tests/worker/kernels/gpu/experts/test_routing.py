@@ -1,4 +1,4 @@
-"""The choice of experts against plain PyTorch. Every slot is in exactly one tile of its expert."""
+"""The kernels choose the same experts as plain PyTorch, and each slot is in exactly one tile of its expert."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def chosen(logits: Tensor, count: int, *, normalized: bool = True) -> tuple[Tens
 @pytest.mark.parametrize(("experts", "count"), [(1, 1), (4, 4), (6, 2), (32, 4), (60, 7), (128, 8), (300, 10)])
 def test_choice_agrees_with_torch(experts: int, count: int, normalized: bool, device: str) -> None:
     logits = (random(9, experts + 3, device=device) * 3)[:, :experts]  # strided
-    logits[1] = logits[1].round()  # many equal ones
+    logits[1] = logits[1].round()  # many equal logits
     logits[2] = 0.0
     logits[3, ::2] = -torch.inf
     numbers, weights = chosen(logits, count, normalized=normalized)
@@ -38,7 +38,7 @@ def test_choice_by_sigmoids_agrees_with_torch(biased: bool, normalized: bool, de
     from worker.kernels.gpu.experts.routing import choose_experts_triton
 
     logits = random(9, 33, device=device) * 3
-    logits[2] = -80.0  # the sum of their sigmoids is less than the constant that is added to it
+    logits[2] = -80.0  # the sum of the sigmoids is less than the constant added to it
     how: dict[str, Any] = {"sigmoid": True, "scales": torch.full((33,), 2.5, device=device)}
     how["choice_bias"] = random(33, seed=5, device=device) if biased else None
     with poisoned():

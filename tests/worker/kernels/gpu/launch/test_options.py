@@ -1,4 +1,4 @@
-"""Options for GPU kernels: which there are, and what a device makes of them."""
+"""Options for GPU kernels: their names, and their values on a device."""
 
 from unittest.mock import patch
 

@@ -45,7 +45,7 @@ def test_all_adapters_of_a_step_together_give_what_each_row_gets_alone(dtype: to
     factors = random(130, device=device, seed=2)
     rows = [torch.tensor(each, device=device) for each in (range(3, 40, 2), [0], [1, 2, 44])]
     scales, all_a, all_parts = [1.0, 0.5, 2.0], [], []
-    for seed, ranks in enumerate([(40, 8), (3, 16), (70,)]):  # of each part; the last adapter has one part
+    for seed, ranks in enumerate([(40, 8), (3, 16), (70,)]):  # ranks of an adapter's parts; the last has one part
         all_a.append(random(sum(ranks), 72, dtype=dtype, device=device, seed=seed) / 8)
         parts, first, column = [], 0, 30 * seed
         for own in ranks:

@@ -1,4 +1,4 @@
-"""The assembly programs, computed by a small evaluator: the interpreter of Triton does not run them."""
+"""The assembly programs are right. A small evaluator runs them, because Triton's interpreter does not."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def weight_of(code_map: CodeMap, scale: Tensor, *, minimum: bool) -> QuantizedWe
 
 
 def computed(given: Format, words: Tensor, scale: Tensor, minimum: Tensor, part: int, table: Tensor) -> Tensor:
-    """The weights [PAIRS, 2] that the program computes for words [PAIRS, 2], with a scale for each pair."""
+    """Returns the weights [PAIRS, 2] that the program computes for words [PAIRS, 2], with a scale for each pair."""
     pairs, operands = words.to(torch.uint16).numpy().view(np.uint32)[:, 0], given.operands.split(",")
     factors = torch.stack((scale, scale), dim=1).bfloat16().view(torch.int32)[:, 0] if given.exact else scale
     values = [pairs, *(one.numpy().view(np.uint32) for one in (factors, factors, minimum, minimum))]
@@ -62,7 +62,7 @@ def test_programs_compute_the_numbers_of_the_definition(
 
 @pytest.mark.parametrize("code_map", CODE_MAPS, ids=lambda code_map: code_map.name)
 def test_every_code_has_its_value(code_map: CodeMap) -> None:
-    scale = torch.full((1 << code_map.bits,), 1.0 + 2**-20)  # too long for 16 bits
+    scale = torch.full((1 << code_map.bits,), 1.0 + 2**-20)  # not exact in 16 bits
     given = Format.of(pack_codes(weight_of(code_map, scale, minimum=False)), torch.bfloat16)
     table, codes = torch.tensor(code_map.values), torch.arange(1 << code_map.bits)
     codes = torch.where(codes & 0x7F == 0x7F, 0, codes) if code_map == E4M3 else codes

@@ -1,4 +1,4 @@
-"""A product and the norm after it in one kernel: the bits are those of two kernels, and the counter ends at zero."""
+"""A product and its norm in one kernel have the bits of two kernels, and leave the counter at zero."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton
 
 @pytest.mark.parametrize(("rows", "layer", "last"), [(1, False, False), (2, True, False), (2, False, True)])
 def test_bits_are_those_of_product_and_norm(rows: int, layer: bool, last: bool, device: str) -> None:
-    """layer: a norm with mean and bias, and before it a norm of the product. last: only the sum, without a norm"""
+    """layer: a layer norm with bias, and before it a norm of the product. last: only the sum, without a norm"""
     options = GpuOptions(fused_norms=True).on(torch.device(device))
     dtype, columns, depth = torch.float16, 72, 1000
     x, weight, bias, residual = (
@@ -32,5 +32,5 @@ def test_bits_are_those_of_product_and_norm(rows: int, layer: bool, last: bool, 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(3, 72, 1000), (1, 16384, 1024), (1, 72, 128)])
 def test_other_products_are_not_fused(rows: int, columns: int, depth: int) -> None:
-    """Products of more rows, products with enough tiles for all multiprocessors, and products of a single chain."""
+    """Not fused: products of more rows, with enough tiles for all multiprocessors, or with a single chain along K."""
     assert not can_add_norm(torch.empty(rows, depth, device="meta"), torch.empty(columns, depth, device="meta"))

@@ -14,7 +14,7 @@ WEIGHTS = [torch.zeros(6, 4, dtype=torch.int8), torch.zeros(5, 8, dtype=torch.in
 
 
 class Stream:
-    """A stream that records which streams it waits for."""
+    """A fake CUDA stream that records which streams it waits for."""
 
     def __init__(self, told: list[str], name: str) -> None:
         self._told, self.name = told, name

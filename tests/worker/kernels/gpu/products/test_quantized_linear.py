@@ -1,4 +1,4 @@
-"""Products with weights in few bits have the bits of products with the dequantized weights."""
+"""Products with weights of a few bits have the bits of products with the dequantized weights."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def same_bits(x: Tensor, weight: QuantizedWeight) -> None:
 @pytest.mark.parametrize("minimum", [False, True])
 @pytest.mark.parametrize("code_map", CODE_MAPS, ids=lambda code_map: code_map.name)
 def test_every_format_has_the_bits_of_its_dequantized_weight(code_map: CodeMap, minimum: bool, device: str) -> None:
-    """Each group size is tested with one kind of scales and of tokens; the code maps together cover all pairs."""
+    """Each map has one kind of scales and tokens for each group size; all code maps together cover all pairs."""
     dtypes = [torch.float16, torch.float32] if device == "cpu" else [torch.float16, torch.bfloat16]
     first = CODE_MAPS.index(code_map) + minimum
     for at, group_size in enumerate((16, 32, 64, 96, 128, 256, 1000), first):
@@ -89,7 +89,7 @@ def test_chains_bias_and_float32_have_the_bits_of_the_dequantized_weight(dtype: 
 
 
 def mixed(device: str, columns: int = 40) -> list[QuantizedWeight]:
-    """As in GGUF files of type Q4_K_M: queries and keys in four bits, values in more."""
+    """Returns a weight as in GGUF files of type Q4_K_M: queries and keys in four bits, values in more bits."""
     parts = quantized(INT4, columns, 600, 32, minimum=True), quantized(INT8, columns // 2, 600, 16)
     return [on(part, device) for part in (*parts, quantized(E2M1, 70, 600, 32))]
 

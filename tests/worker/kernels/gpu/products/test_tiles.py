@@ -1,4 +1,4 @@
-"""How products are divided: what may affect the bits depends on the weight's shape only."""
+"""How products are divided: every choice that affects bits depends only on the shape of the weight."""
 
 import pytest
 import torch
@@ -68,7 +68,8 @@ def test_tile_constants_are_even_only_if_nothing_is_masked() -> None:
 def test_stages_that_fit_are_at_most_the_tile_s() -> None:
     x, weight = torch.empty(1, 1024, dtype=torch.bfloat16), torch.empty(1024, 1024, dtype=torch.bfloat16)
     tile = choose_tile(16, 1024, 1024, torch.bfloat16)
-    assert stages_that_fit(tile, tile.columns, x, weight) == tile.stages  # without a GPU, nothing limits the number
+    # without a GPU, nothing limits the number of stages
+    assert stages_that_fit(tile, tile.columns, x, weight) == tile.stages
 
 
 def test_expert_tiles_have_about_as_many_rows_as_an_expert() -> None:

@@ -1,4 +1,4 @@
-"""The kernels draw the same ids as their twin. In the interpreter, exp is NumPy's, so the twin uses that, too."""
+"""The kernels draw the same ids as plain PyTorch, which here uses NumPy's exp, as Triton's interpreter does."""
 
 import random as host_random
 from dataclasses import replace
@@ -14,7 +14,8 @@ from worker.kernels import sample as plain
 from worker.kernels.params import EVERY, Stages
 from worker.kernels.sample import sample_torch
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in divide")  # numpy's; infinitely far is right
+# a warning of NumPy; infinity is the right result
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in divide")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def the_same_exp(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
 
 
 def check(logits: Tensor, rows: list[Row], device: str, stages: Stages = EVERY, **sizes: int) -> list[int]:
-    """Compares kernel and twin. sizes: small, so that there are many parts, and lists that overflow"""
+    """Compares kernel and PyTorch. sizes: so small that there are many parts, and that lists overflow"""
     from worker.kernels.gpu.sampling.sample import sample_triton
 
     params, logits = moved_to(params_of(rows).plain, device), logits.to(device)
@@ -54,9 +55,9 @@ def wish(dice: host_random.Random, width: int) -> Row:
     ("width", "sizes"),
     [
         (1, {"part_size": 32}),
-        (130, {"part_size": 256}),  # one part, not full
+        (130, {"part_size": 256}),  # one part that is not full
         (500, {"part_size": 128, "max_one_pass": 16, "max_listed": 256}),
-        (500, {"part_size": 128, "max_one_pass": 0, "max_listed": 3}),  # every row looked at twice, no list long enough
+        (500, {"part_size": 128, "max_one_pass": 0, "max_listed": 3}),  # two passes over every row; all lists overflow
     ],
 )
 def test_sample_triton_chooses_the_tokens_of_sample_torch(
@@ -70,7 +71,7 @@ def test_sample_triton_chooses_the_tokens_of_sample_torch(
 
 
 def test_top_p_applies_to_the_tokens_that_top_k_keeps(device: str) -> None:
-    """The logits are nearly flat, so that the two cuts lie far apart."""
+    """The logits are nearly equal, so that top-p over all tokens would keep far more of them."""
     logits = torch.linspace(0, -0.5, 500).expand(6, -1)
     drawn = check(
         logits, [Row(top_k=100, top_p=0.3, seed=seed) for seed in range(6)], device, part_size=256, max_one_pass=8
@@ -102,7 +103,7 @@ def test_stages_save_work_and_change_no_token(device: str) -> None:
 
 
 def test_frequencies_are_the_probabilities(device: str) -> None:
-    """A chi-square test with three degrees of freedom: by chance, it exceeds 21 once in ten thousand times."""
+    """A chi-square test with three degrees of freedom: by chance, the sum exceeds 21 once in ten thousand times."""
     shares = torch.tensor([0.4, 0.3, 0.2, 0.1])
     logits = torch.full((120, 40), -torch.inf)
     logits[:, [3, 30, 31, 39]] = shares.log()
@@ -116,7 +117,7 @@ def test_frequencies_are_the_probabilities(device: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("width", [128_256, 262_144])
 def test_whole_vocabularies_in_a_captured_graph(width: int, device: str) -> None:
-    """A replay draws by the columns' values at that time, and reads nothing back to the host."""
+    """A replay draws with the current values of the columns, and reads nothing back to the host."""
     dice = host_random.Random(width)
     rows = [wish(dice, width) for _ in range(64)]
     logits, params = random(64, width).to(device) * 3, moved_to(params_of(rows).plain, device)

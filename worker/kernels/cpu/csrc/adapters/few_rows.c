@@ -13,7 +13,8 @@
 #define COLUMNS (REGISTERS * SIMD_WIDTH)
 #define HALF_PANEL (PANEL / 2)
 #define K_STEP 32
-#define PREFETCH_DISTANCE (16L << 10) /* bytes ahead of use; into the L2 cache, as the L1 cache has few fill buffers */
+/* How many bytes ahead weights are prefetched, into the L2 cache, because the L1 cache has few fill buffers. */
+#define PREFETCH_DISTANCE (16L << 10)
 
 /* The most rows whose sums stay in registers. IN_TILES needs two more sums for each row: of even and of odd inputs. */
 #ifdef IN_TILES

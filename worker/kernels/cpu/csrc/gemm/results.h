@@ -34,7 +34,8 @@ static void write_results(Results *results) {
 
 /* Stores a block of rows of one panel from an fp32 buffer with row length PANEL. The results of 2 to MAX_KEPT_ROWS rows
  * are kept, and a later call or write_results writes several panels together. A single row or more rows are written at
- * once. With AVX2 all rows are: multiplying takes longer than reading there, so keeping results would gain nothing. */
+ * once. With AVX2, results are always written at once: multiplying takes longer there than reading weights, so keeping
+ * results would gain nothing. */
 static void keep_block(const Gemm *g, Results *results, const float *acc, long row, long rows, long panel) {
     if (SIMD_WIDTH == 8 || rows == 1 || rows > MAX_KEPT_ROWS) {
         store_block(g, acc, row, rows, panel);

@@ -60,7 +60,7 @@ INLINE void unpack_codes_bf16(const Weight *w, long panel, long step, long steps
     for (long k = step * 32; k < (step + steps) * 32; k += CODE_BLOCK) {
         long half = k % 32 / 16, at = spread ? k / 16 - step * 2 : k / 32 - step;
         char *block = to + at * K_STEP_BYTES + half * 512;
-        int there = k < group_count(w) * w->group; /* not so for the end of the last step when groups have 16 inputs */
+        int there = k < group_count(w) * w->group; /* 0 after the last group, which may end within a step */
         if (there) unpack_block_bf16(next_block(&reader), block, table, kind);
         for (int columns = 0; columns < 2; columns++) {
             if (!there) memset(block + columns * K_STEP_BYTES / 2, 0, 512);

@@ -26,7 +26,7 @@ typedef struct Weight {
     const struct Weight *next;  /* the weight of the columns after these n, which have another format; or NULL */
     long n, k, group;           /* group: how many inputs share a scale, a multiple of CODE_BLOCK */
     int kind, has_minimum, scale_bytes; /* scale_bytes: 4 if scales and minimums are fp32, 2 if they are fp16 */
-    float factor;                       /* by which stored scales and minimums are multiplied */
+    float factor;                       /* stored scales and minimums are multiplied by it */
 } Weight;
 
 /* One linear applied to some rows. */

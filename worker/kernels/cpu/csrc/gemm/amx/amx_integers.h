@@ -6,7 +6,7 @@
  * are computed. Adding them together loads and stores the total only once, and data that tiles stored cannot be read at
  * once. */
 #pragma once
-#include "gemm/amx/amx_rows.h"
+#include "gemm/amx/amx_overlap.h"
 #include "gemm/integer/integer_few_rows.h"
 
 /* A block of rows as integers. tiles: [rows / 32][k-steps][32 rows][32]; scales: [blocks of inputs][rows]. */
@@ -119,7 +119,14 @@ static void multiply_integers(const Gemm *g, const ThreadBuffers *buffers, long 
         long steps = spread ? b.parts : ceil_div(b.count, 32);
         panel_pairs(w, panel, b.from / 32, ceil_div(b.count, 32), buffers->chunk, spread);
         sums.head = group_at(w, panel, b.group), sums.groups = b.parts;
-        for (long r = 0; r < rows; r += 32) {
+        Overlapped *overlapped = overlapped_for(w, b);
+        long begin = overlapped ? rows / 32 * 32 : 0; /* the remaining rows begin here */
+        if (begin)
+            overlapped((Overlap){.x = x.tiles + b.from / 32 * K_STEP_BYTES, .weight = buffers->chunk, .scales = x.scales,
+                                 .input_sums = buffers->input_sums + b.group * rows, .total = buffers->total,
+                                 .stride = rows},
+                       w, sums.head, layout.block_stride, begin);
+        for (long r = begin; r < rows; r += 32) {
             const char *from = x.tiles + r / 32 * layout.block_stride + b.from / 32 * K_STEP_BYTES;
             sums.rows = min_long(32, rows - r), sums.total = buffers->total + r * PANEL, sums.scales = x.scales + r;
             sums.input_sums = buffers->input_sums + b.group * rows + r;

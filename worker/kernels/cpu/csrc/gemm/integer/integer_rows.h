@@ -36,7 +36,7 @@ typedef struct {
 /* A block of inputs of a weight. */
 typedef struct {
     long from, count;         /* inputs [from, from + count) */
-    long group, parts, inputs; /* group: of the first part; inputs: of a part, the last may have fewer */
+    long group, parts, inputs; /* group: index of the first part's group; inputs: of a part (the last may have fewer) */
     long part;                /* the number of its first part */
 } IntegerBlock;
 
