@@ -25,6 +25,7 @@ from worker.follower import compute, join, load_part, measured_on_gpu
 from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
 from worker.kernels.operations import FAST, Operations
 from worker.kv_cache.host_memory import check_host_of_several
+from worker.kv_cache.sizing import WeightsSize
 from worker.model.checkpoint.checkpoint import CheckpointError, weight_files
 from worker.model.checkpoint.content_hash import ContentHashes
 from worker.model.device import threads_of
@@ -67,6 +68,10 @@ def follow(settings: Settings, hosts: Hosts) -> None:
         threading.Thread(target=_end_with, args=(joined.orders, exchange), name="rank 0", daemon=True).start()
     log.info("rank %d of %d has found all others", group.rank, group.count)
 
+    def check_size(size: WeightsSize) -> None:
+        if device.type == "cpu":
+            check_host_of_several(size, 0, group.machines, memory())
+
     def ready(weights: Weights) -> Operations:
         join(exchange, joined.orders)
         if device.type == "cuda":
@@ -78,8 +83,7 @@ def follow(settings: Settings, hosts: Hosts) -> None:
         with _told(joined.orders):
             computing = load_part(
                 files, joined.worker, joined.orders, exchange, partial(content_of, hashes),
-                lambda size: check_host_of_several(size, 0, group.machines, memory()),
-                ready,
+                check_size, ready,
             )  # fmt: skip
         log.info("rank %d is ready", group.rank)
         compute(computing, joined.orders, device)

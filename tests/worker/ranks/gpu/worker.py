@@ -1,20 +1,23 @@
-"""A process that is rank 0 of a worker, with gloo in place of NCCL: `python -m tests.worker.ranks.gpu.worker JOB`.
+"""A process that is a rank of a worker, with gloo in place of NCCL: `python -m tests.worker.ranks.gpu.worker JOB`.
 
-It starts the other ranks, computes some tokens, kills a rank, and prints what came of it as JSON.
+Rank 0 starts the other ranks, or waits for those of --rank-group. It computes some tokens, kills a rank, and prints
+what came of it as JSON.
 """
 
 import os
 import signal
 import sys
 import time
-from unittest.mock import patch
 
 import msgspec
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config import ModelConfig, Settings, WorkerConfig
 from worker.engine.load import Engine, load_engine
-from worker.ranks import leader
+from worker.host_follower import follow
+from worker.ranks import exchange, leader
 from worker.ranks.frames import ON_GPUS
+from worker.ranks.hosts.group import Group
+from worker.ranks.hosts.rendezvous import Hosts
 from worker.run.checks.check_inputs import advance, sequences_of
 from worker.run.warmup import GREEDY, StepLimits
 from worker.schedule.sequence import Chunk, Plan, Sequence
@@ -23,12 +26,19 @@ PROMPT, TOKENS = 20, 8
 
 
 class Job(msgspec.Struct, frozen=True):
-    """killed: the rank to kill once the tokens are computed"""
+    """killed: the rank to kill once the tokens are computed. rank, port: of this process in --rank-group"""
 
     folder: str
-    lanes: int
-    stages: int
-    killed: int
+    lanes: int = 1
+    stages: int = 1
+    killed: int = 0
+    rank: int = 0
+    port: int = 0
+
+    @property
+    def hosts(self) -> Hosts | None:
+        group = Group(self.rank, self.lanes * self.stages, "127.0.0.1", self.port)
+        return Hosts(group, b"") if self.port else None
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -40,12 +50,17 @@ class Result(msgspec.Struct, frozen=True):
     pids: list[int]
 
 
-def engine_of(job: Job) -> Engine:
+def settings_of(job: Job) -> Settings:
     worker = WorkerConfig(
         device="cpu", dtype="float32", kv_cache_gb=0.01, threads=1, tensor_parallel_size=job.lanes,
         pipeline_parallel_size=job.stages,
     )  # fmt: skip
-    return load_engine(ModelConfig(model=job.folder, max_seq_len=64), worker)
+    return Settings(model=ModelConfig(model=job.folder, max_seq_len=64), worker=worker)
+
+
+def engine_of(job: Job) -> Engine:
+    settings = settings_of(job)
+    return load_engine(settings.model, settings.worker, hosts=job.hosts)
 
 
 def sequence_for(engine: Engine) -> Sequence:
@@ -69,8 +84,7 @@ def generated(engine: Engine, sequence: Sequence) -> list[int]:
 
 
 def main(job: Job) -> Result:
-    with patch.object(leader, "exchange_on", lambda device: ON_GPUS):
-        engine = engine_of(job)
+    engine = engine_of(job)
     sequence = sequence_for(engine)
     ids = generated(engine, sequence)
     os.kill(engine.ranks[job.killed], signal.SIGKILL)
@@ -83,4 +97,10 @@ def main(job: Job) -> Result:
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(main(msgspec.json.decode(sys.argv[1], type=Job))).decode())
+    asked = msgspec.json.decode(sys.argv[1], type=Job)
+    leader.exchange_on = exchange.exchange_on = lambda device: ON_GPUS
+    if asked.rank:
+        assert asked.hosts is not None
+        follow(settings_of(asked), asked.hosts)
+    else:
+        print(msgspec.json.encode(main(asked)).decode())
