@@ -28,7 +28,7 @@ def check(job: Job, rank_0: "subprocess.Popen[str]") -> None:
     said, errors = rank_0.communicate(timeout=PATIENCE_S)
     assert rank_0.returncode == 0, errors
     result = msgspec.json.decode(said.splitlines()[-1], type=Result)
-    alone = engine_of(Job(job.folder))
+    alone = engine_of(Job(job.folder, device=job.device))
     assert result.ids == generated(alone, sequence_for(alone))
     assert result.error.startswith("RankLost: a process that computes") and result.seconds < SOON_S
     deadline = time.monotonic() + SOON_S

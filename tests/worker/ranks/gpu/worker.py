@@ -34,6 +34,7 @@ class Job(msgspec.Struct, frozen=True):
     killed: int = 0
     rank: int = 0
     port: int = 0
+    device: str = "cpu"
 
     @property
     def hosts(self) -> Hosts | None:
@@ -52,7 +53,7 @@ class Result(msgspec.Struct, frozen=True):
 
 def settings_of(job: Job) -> Settings:
     worker = WorkerConfig(
-        device="cpu", dtype="float32", kv_cache_gb=0.01, threads=1, tensor_parallel_size=job.lanes,
+        device=job.device, dtype="float32", kv_cache_gb=0.01, threads=1, tensor_parallel_size=job.lanes,
         pipeline_parallel_size=job.stages,
     )  # fmt: skip
     return Settings(model=ModelConfig(model=job.folder, max_seq_len=64), worker=worker)
