@@ -20,7 +20,7 @@ from tests.worker.ranks.gpu.rank import Job, Model, whole
 ROOT = Path(__file__).parents[4]
 # Four ranks share the two key heads of these models.
 OF_FOUR = ("llama-biased", "qwen3", "gpt-oss", "gemma3")
-OF_TWO = ("gemma4-moe", "qwen2-moe", "qwen3_5", "lfm2-moe", "cohere2")
+OF_TWO = ("gemma4", "gemma4-moe", "qwen2-moe", "qwen3_5", "lfm2-moe", "cohere2")
 
 pytestmark = needs_library
 
