@@ -13,7 +13,7 @@ from worker.kernels.cpu.ranks_c import RanksC
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.parts.part import Part
-from worker.ranks.frames import IN_C
+from worker.ranks.frames import CPU, IN_C
 from worker.ranks.gpu.devices import exchange_on
 from worker.ranks.part import PartDecoder
 from worker.ranks.pipeline import AllHeads, RankDecoder, Ring, StageDecoder
@@ -53,15 +53,15 @@ class Exchange:
         if part.lanes > 1:
             links = {other - own: link for other, link in rows.items() if own <= other < own + part.lanes}
             lanes = RanksC(memory, part.lane, part.lanes, links if by_tcp else None)
-        return cls(part, lanes, _ring(part, rows))
+        return cls(part, lanes, _ring(part, rows, CPU))
 
     @classmethod
-    def on_gpu(cls, part: Part, lanes: "Lanes | None", rows: Links) -> "Exchange":
-        """lanes: the ranks that share the layers, which have not joined yet. rows: see `of`."""
+    def on_gpu(cls, part: Part, lanes: "Lanes | None", rows: Links, device: torch.device) -> "Exchange":
+        """lanes: the ranks that share the layers, which have not joined yet. rows: see `of`. device: of this rank"""
         from worker.ranks.gpu.part import GatheringDecoder
 
         join = (lambda: None) if lanes is None else lanes.join
-        return cls(part, lanes, _ring(part, rows), GatheringDecoder, join)
+        return cls(part, lanes, _ring(part, rows, device), GatheringDecoder, join)
 
     def decoder(
         self, decoder: Decoder, cache: KVCache, wait: Callable[[socket.socket], None] = lambda before: None
@@ -92,8 +92,8 @@ class Exchange:
                 one.end()
 
 
-def _ring(part: Part, rows: Links) -> Ring | None:
-    return Ring(rows[part.before], rows[part.after]) if part.stage.count > 1 else None
+def _ring(part: Part, rows: Links, device: torch.device) -> Ring | None:
+    return Ring(rows[part.before], rows[part.after], device) if part.stage.count > 1 else None
 
 
 def exchange_of_machine(
@@ -107,7 +107,7 @@ def exchange_of_machine(
         return Exchange.of(part, mmap.mmap(memory, size), rows, by_tcp=False)
     from worker.ranks.gpu.lanes import lanes_in_memory
 
-    return Exchange.on_gpu(part, lanes_in_memory(part, os.dup(memory), device), rows)
+    return Exchange.on_gpu(part, lanes_in_memory(part, os.dup(memory), device), rows, device)
 
 
 def exchange_of_hosts(part: Part, size: int, rows: Links, address: tuple[str, int], device: torch.device) -> Exchange:
@@ -116,4 +116,4 @@ def exchange_of_hosts(part: Part, size: int, rows: Links, address: tuple[str, in
         return Exchange.of(part, mmap.mmap(-1, size), rows, by_tcp=True)
     from worker.ranks.gpu.lanes import lanes_over_tcp
 
-    return Exchange.on_gpu(part, lanes_over_tcp(part, *address, device), rows)
+    return Exchange.on_gpu(part, lanes_over_tcp(part, *address, device), rows, device)

@@ -23,7 +23,7 @@ from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.stages import Stage
-from worker.ranks.frames import receive, rows_frame, rows_in, send
+from worker.ranks.frames import CPU, receive, rows_frame, rows_in, send
 
 PROGRESS_S, PROGRESS_BYTES = 0.2, 4096  # pause between two progress bytes; most bytes read at once
 LOST = "a process that computes other layers of the model has died"
@@ -57,6 +57,7 @@ class Ring:
 
     before: socket.socket
     after: socket.socket
+    device: torch.device = CPU  # of the rows that arrive; they travel through the memory of hosts
     lost: bool = False
 
     def give(self, rows: Tensor) -> None:
@@ -69,7 +70,7 @@ class Ring:
     def take(self) -> Tensor:
         """Waits for the rows of the stage before. Raises RankLost."""
         try:
-            return rows_in(receive(self.before))
+            return rows_in(receive(self.before)).to(self.device)
         except (OSError, EOFError) as error:
             raise RankLost(LOST) from error
 
@@ -116,7 +117,7 @@ class StageDecoder:
         if stage.index:
             return given
         self._wait(ring.before)
-        return ring.take().to(given.device)
+        return ring.take()
 
     def logits(self, h: Tensor) -> Tensor:
         """Does the same as Decoder.logits. Only the first stage has the LM head; ranks of other stages return h."""
@@ -157,7 +158,6 @@ def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:
 
 def _continued(inputs: ForwardInputs, rows: Tensor) -> ForwardInputs:
     """Returns inputs in which the rows of the stage before replace the embeddings."""
-    rows = rows.to(inputs.token_ids.device)
     all_rows = torch.arange(len(rows), device=rows.device)
     return replace(inputs, token_ids=torch.zeros_like(inputs.token_ids), replaced=(all_rows, rows), added=())
 

@@ -49,7 +49,7 @@ def without_others(parts: Any, *rest: Any) -> Any:
     """Replaces the start of the other ranks."""
     lanes: Any = SimpleNamespace(rank=0, count=RANKS, gather=alone, settle=torch.cuda.synchronize, join=lambda: None,
                                  lost=False, end=lambda: None)  # fmt: skip
-    return Exchange.on_gpu(parts[0], lanes, {}), []
+    return Exchange.on_gpu(parts[0], lanes, {}, torch.device("cuda")), []
 
 
 def rank_0(machine: Machine, folder: Path, settings: dict[str, Any]) -> None:
