@@ -43,6 +43,7 @@ from worker.ranks.frames import (
     LOGITS,
     Beginning,
     Free,
+    Join,
     Joining,
     Loaded,
     Order,
@@ -82,9 +83,10 @@ def main(orders: socket.socket, memory: int) -> None:
 
 
 def join(exchange: Exchange, orders: socket.socket) -> None:
-    """Connects this rank to others, if it is on a GPU. Raises RankLost."""
+    """Connects this rank to others, if it is on a GPU, when all have loaded their weights. Raises RankLost."""
     if exchange.join is not None:
         send(orders, Joining())
+        msgspec.msgpack.decode(receive(orders), type=Join)
         exchange.join()
 
 

@@ -49,7 +49,11 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Joining(msgspec.Struct, frozen=True, tag=True):
-    """Sent by a rank on a GPU when it has loaded its weights. It then joins the ranks with the same layers."""
+    """Sent by a rank on a GPU when it has loaded its weights, and is ready to join the ranks with the same layers."""
+
+
+class Join(msgspec.Struct, frozen=True):
+    """The answer to Joining, sent to all ranks when all are ready: ranks that join wait for each other only briefly."""
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):

@@ -36,6 +36,7 @@ from worker.ranks.frames import (
     ON_GPUS,
     Beginning,
     Free,
+    Join,
     Joining,
     Loaded,
     Sizes,
@@ -133,6 +134,7 @@ class Leader:
         for follower in self._followers:
             answer = self._answer(follower, on_progress)
             assert isinstance(answer, Joining)
+        self._tell(Join(), self._followers)
         self._exchange.join()
 
     def agree(self, own: Free, on_progress: Callable[[], None]) -> Free:
