@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-if os.path.basename(sys.argv[0]) == "sluice":  # the command: until it runs, Ctrl-C has nothing to clean up
+if os.path.basename(sys.argv[0]) == "sluice":  # while the command starts, Ctrl-C has nothing to clean up
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 from importlib import import_module
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def _import_packages() -> None:
-    """Imports the packages, whatever else has their names on the search path; their modules are then found in them.
+    """Imports the packages from HOME, even if the search path has other packages of these names.
 
     Raises ImportError if another package of such a name was imported before.
     """

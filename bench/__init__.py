@@ -10,8 +10,8 @@ real/               the quality of weight formats on a real model and real Engli
 many_models         a soak test with more models than fit in memory, while processes are killed
 adapter_changes     LoRA adapters that are loaded and unloaded while streams run
 ranks/              one model on several processes: faults, and the cost of checking the other processes
-model_switch        seconds to the first token when a request needs another model, beside llama.cpp's router
-parsing             the time to read a plain request, compared with another checkout
+model_switch        seconds to the first token when a request needs another model, compared with llama.cpp's router
+parsing             the time to parse a plain request, compared with another checkout of Sluice
 micro/              single parts: a frontend's cost per token, a worker step, CPU kernels, features
 checkpoints         random checkpoints in real shapes
 gptq_checkpoint     converts a checkpoint to GPTQ's layout

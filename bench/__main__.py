@@ -16,7 +16,7 @@ from shared.arguments import comma_separated, new_file, positive_float
 from shared.config import ConfigError
 from shared.flags import Parser
 
-DEMO_SCALE = 0.5  # the demo model's context length is 2,048 tokens
+DEMO_SCALE = 0.5  # lengths are halved, because the demo model's context length is 2,048 tokens
 QUICK = (
     "quick (default): compares Sluice over HTTP with a plain transformers loop, for 1, 8 and 32 concurrent requests."
 )

@@ -3,10 +3,10 @@
     python -m bench.adapter_changes [--model qwen3-0.6b] [--streams 32] [--rounds 3]
 
 The streams use the base model and two adapters in turns. They first run --rounds rounds undisturbed, which gives the
-expected tokens and pauses. Then they run as many rounds while one client changes adapters as fast as it can: it loads
-the next of three other adapters under one name and checks a short answer of this adapter. After every third load it
-unloads the name. The server has memory for three adapters, so each load first evicts an adapter. The exit code is 1
-if an answer is wrong or a stream is lost.
+expected tokens and pauses. Then they run the same number of rounds while one client changes adapters as fast as it can:
+it loads the next of three other adapters under one name and checks a short answer of this adapter. After every third
+load it unloads the name. The server has memory for three adapters, so each load first evicts an adapter. The exit code
+is 1 if an answer is wrong or a stream is lost.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from bench.checkpoints import checkpoint
 from bench.micro.adapters import write_adapter
 from bench.ranks.faults import DEMO, REQUEST_S, Seen, read, serving
 
-MODELS = ("m", "one", "two")  # what streams ask for: the base model, and two adapters
-CHANGING, OTHERS = "changing", ("a", "b", "c")  # the name that changes, and the folders that are loaded under it
+MODELS = ("m", "one", "two")  # the models that streams request: the base model, and two adapters
+CHANGING, OTHERS = "changing", ("a", "b", "c")  # the name whose adapter changes; the adapters that get this name
 SHORT = 8  # tokens of an answer with a changing adapter
 SEED = 5
 SIZE = 0.1  # standard deviation of adapter weights: large enough that adapters change the answers
@@ -33,13 +33,13 @@ SIZE = 0.1  # standard deviation of adapter weights: large enough that adapters 
 
 @dataclass(frozen=True)
 class Client:
-    """Sends requests to the server at `url`. folder: holds all adapters"""
+    """Sends requests to the server at `url`. folder: the folder that holds all adapters"""
 
     url: str
     folder: Path
 
     def ask(self, model: str, seed: int, tokens: int, seen: Seen) -> list[int]:
-        """Returns the ids of one answer; fewer if its stream is lost."""
+        """Returns the token ids of one answer. If the stream is lost, returns only the ids that arrived before."""
         body = {
             "model": model, "prompt": "Once upon a time", "max_tokens": tokens, "temperature": 1.0, "seed": seed,
             "ignore_eos": True, "stream_format": "events",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.gptq_checkpoint import BITS, CODES, packed
 
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns whose codes an int32 holds, from its lowest bits
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the order in which an int32 holds the codes of 8 columns, from its lowest bits
 MOST = 2**BITS - 1
 
 

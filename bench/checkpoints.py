@@ -1,6 +1,6 @@
 """Checkpoints with random weights in real shapes, for measuring speed: a tokenizer of 32,000 ids trained on Python's
-standard library, tied embeddings, bfloat16. A checkpoint is generated once and cached. Libraries are imported only to
-generate one. There is also one real model, as the GGUF file that a package ships."""
+standard library, tied embeddings, bfloat16. A checkpoint is generated once and cached. Libraries are imported only when
+a checkpoint is generated. There is also one real model: the GGUF file that a package ships."""
 
 import os
 import shutil
@@ -77,7 +77,7 @@ def checkpoint(shape: str, root: Path | None = None) -> Path:
     """Returns the folder of a checkpoint; generates the checkpoint if needed, which takes a minute.
 
     shape: a name in SHAPES, LARGE or PACKAGED. The folders of LARGE and PACKAGED have a config and a tokenizer, but no
-    weights. The GGUF file of PACKAGED is linked beside its folder. Raises BenchError if it cannot be fetched.
+    weights. The GGUF file of PACKAGED is linked beside the folder. Raises BenchError if this file cannot be fetched.
     """
     folder = (root or cache_folder()) / shape
     if not (folder / "done").exists():

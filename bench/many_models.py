@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 DEMO = Path(__file__).parents[1] / "deploy" / "demo" / "model"
-NOISE = 1.0  # relative to the standard deviation of the embeddings: large enough that texts differ
+NOISE = 1.0  # size of the noise, relative to the standard deviation of the embeddings: large enough that texts differ
 START_S = 120.0
 REQUEST_S = 300.0  # time after which a request counts as lost
 

@@ -27,7 +27,7 @@ START_S, ANSWER_S = 120.0, 300.0
 
 @dataclass(frozen=True)
 class Server:
-    """A server to measure. stored: the folder in which it caches converted models"""
+    """A server to measure. stored: the folder in which the server caches converted models"""
 
     name: str
     command: list[str]

@@ -33,7 +33,7 @@ def main() -> int:
     folders = [ROOT, *([asked.against.resolve()] if asked.against else [])]
     processes = [_Process(folder) for folder in folders]
     for process in processes:
-        process.measure()  # not counted: imports, caches
+        process.measure()  # the first measurement is not counted: it imports modules and fills caches
     rounds = [[process.measure() for process in processes] for _ in range(ROUNDS)]
     print(f"µs a request, median of {ROUNDS} rounds of {REQUESTS} requests")
     for index, name in enumerate(work for kind in BODIES for work in (f"{kind}, JSON alone", kind)):
@@ -103,7 +103,7 @@ async def _works() -> list[Callable[[], Any]]:
 
 
 if __name__ == "__main__":
-    if __spec__ is None:  # run as a file, by _Process
+    if __spec__ is None:  # true in a process that _Process started, which runs this file by its path
         sys.path.pop(0)
         asyncio.run(_serve())
     else:

@@ -23,9 +23,8 @@ def quick(models: Sequence[str], out: Path | None, rounds: int = 2) -> str:
     rows: dict[str, Summary] = {}
     for model in models:
         folder, vocab = _folder(model)
-        with served(
-            str(folder), ["--speculation", "off"]
-        ) as target:  # a model with random weights repeats itself, so drafts would flatter it
+        # without drafts, which would profit from random weights, because these make a model repeat itself
+        with served(str(folder), ["--speculation", "off"]) as target:
             for concurrency in CONCURRENCY:
                 _say(f"{model}: sluice, {concurrency} at once")
                 rows[f"{model}, sluice, {concurrency}"] = _sluice(target, concurrency, vocab, rounds)

@@ -38,5 +38,5 @@ class Score:
 
     @property
     def agreement(self) -> float:
-        """Returns the share of tokens where both models have the same most likely token."""
+        """The share of tokens where the scored and the unquantized model have the same most likely token."""
         return self.agreed / self.tokens

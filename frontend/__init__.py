@@ -1,4 +1,6 @@
-"""A frontend process: it reads HTTP requests, has a worker compute them, and streams the answers. Without torch.
+"""A frontend process: it reads HTTP requests, has a worker compute them, and streams the answers.
+
+It never imports torch.
 
 __main__            one process: opens the port, loads the tokenizer, serves, drains
 errors, request     exceptions with their HTTP status; a validated request and its deltas

@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(BEAT_S)
             if time.monotonic() > left_at + IDLE_CLOSE_S:
                 for connection in list(self.server_state.connections):
-                    connection.shutdown()  # closes an idle connection at once, others after their response
+                    connection.shutdown()  # closes an idle connection at once, and a busy one after its response
         await self._models.drain(0.0)
         self.should_exit = True
 
@@ -190,7 +190,7 @@ async def run(settings: Settings, sockets: list[socket.socket] | None, heartbeat
 
 
 def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metrics: PrometheusMetrics) -> ModelTable:
-    """Makes the table of the one model in the settings, and of its adapters. Raises ConfigError."""
+    """Makes the model table of a server with one model: that model and its adapters. Raises ConfigError."""
     names, pool = settings.model.names, _worker_pool(settings, tokenizer)
     model = ServedModel.of(names, settings.frontend, pool, tokenizer, metrics.models[names[0]])
     if not (settings.model.lora_modules or settings.model.allow_runtime_lora):
@@ -208,7 +208,7 @@ def _many(settings: Settings, entries: list[Entry], metrics: PrometheusMetrics) 
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:
-    """Creates the pool of the workers in the settings; if none, of the one worker at the wire's own addresses."""
+    """Creates the worker pool. If no workers are named, it has one worker, at the addresses of `settings.wire`."""
     config = settings.frontend
     file = Path(config.workers_file) if config.workers_file else None
     has_discovery = bool(config.worker_addresses or file)

@@ -22,8 +22,8 @@ class Finish(enum.StrEnum):
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"
-    POOLED = "pooled"  # the vector of its prompt is computed
-    CHECKED = "checked"  # its tokens were compared with a given answer, up to the first difference
+    POOLED = "pooled"  # the vector of the choice's prompt is computed
+    CHECKED = "checked"  # the choice's tokens were compared with a given answer, up to the first difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Admission:
     """What decides when and where a request runs. `priority` means the same as in shared.messages.Submit."""
 
     cache_salt: str = ""  # requests share cached prefixes only if they have the same salt
-    deadline_ms: int = 0  # counted from the arrival of the request; 0: no deadline
+    deadline_ms: int = 0  # time limit from the arrival of the request; 0: no limit
     priority: int = 0
     tenant: str = ""  # the name of the request's API key, and the fairness id of a gateway
-    fingerprint: str = ""  # only workers with this fingerprint may compute it; "": any, but the same for all sequences
+    fingerprint: str = ""  # what the workers' fingerprint must be; "": any, but the same for all sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Usage:
     cached_tokens: int = 0
     continued_tokens: int = 0  # prompt tokens that are earlier output, see `continue_from`
     reasoning_tokens: int | None = None  # completion tokens that are reasoning; None: not counted
-    predicted: tuple[int, int] | None = None  # tokens of a `prediction` that were accepted, and rejected
+    predicted: tuple[int, int] | None = None  # how many tokens of a `prediction` were accepted and rejected
 
     @property
     def total_tokens(self) -> int:
@@ -124,7 +124,7 @@ class Extras(msgspec.Struct, gc=False):
     output: list[int] | None = None  # all ids of the output, for a receipt
     scores: Sequence[Logprobs] = ()  # the log-probabilities of the prompt, as the worker sent them
     vector: bytes = b""  # packed float32
-    predicted: tuple[int, int] | None = None  # tokens of an expected output that were accepted, and rejected
+    predicted: tuple[int, int] | None = None  # how many tokens of a `prediction` were accepted and rejected
 
 
 NO_EXTRAS = Extras()  # read-only
@@ -143,9 +143,9 @@ class Delta(msgspec.Struct, gc=False):
     finish: Finish | None = None
     stop: str | int | None = None
     matched_stop: str | int | None = None  # like `stop`, or the last token's id if the model or a grammar ended it
-    usage: Usage | None = None  # of this choice so far
+    usage: Usage | None = None  # the usage of this choice so far
     logprobs: list[TokenLogprob] | None = None
-    timings: Timings | None = None  # with `finish`, and in the first delta if it is requested
+    timings: Timings | None = None  # in the last delta and, if requested, in the first delta
     seed: int | None = None
     added: Extras | None = None
 

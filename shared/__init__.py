@@ -8,9 +8,11 @@ allocator           when freed memory returns to the system
 private_files       who may read secrets, and who may write to the cache
 signing             signatures of receipts
 config/             the settings
-flags, settings_check   reading the settings; rules between them
+flags               reads settings from the command line and the environment
+settings_check      checks settings, and the rules between them
 arguments           types of command-line arguments that are not settings
-default_sizes, machine      defaults that depend on the machine; facts about the machine
+default_sizes       default sizes of steps, by device
+machine             free memory, CPU cores and GPUs of this machine
 byte_level          the alphabet of byte-level vocabularies
 task                what a checkpoint is for: text, embeddings or scores
 fingerprint         a short hash of what decides the bytes of answers

@@ -1,4 +1,4 @@
-"""When glibc gives freed memory back to the system. Other C libraries are left as they are."""
+"""Controls when glibc returns freed memory to the system. Changes nothing with other C libraries."""
 
 import ctypes
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ def kept_free_memory() -> Iterator[None]:
     While a model is loaded, each weight passes through temporary buffers of its size. By default, the system takes the
     buffers back and clears their pages again for the next weight, which costs 20 to 25 % of the loading time.
 
-    After the block, buffers of 32 MiB or more get mappings of their own, and 64 MiB may stay free. glibc's automatic
-    adjustment would reach these values at most, and a call of mallopt switches the adjustment off.
+    After the block, buffers of 32 MiB or more get mappings of their own, and 64 MiB may stay free. mallopt switches off
+    glibc's automatic adjustment of both limits, which would not choose higher ones.
     """
     works = _set({MMAP_MAX: 0, TRIM_THRESHOLD: MOST})
     try:

@@ -39,7 +39,7 @@ def fetch(
         used in any case.
     Raises HubError.
     """
-    from huggingface_hub import snapshot_download  # importing takes half a second, and a local folder does not need it
+    from huggingface_hub import snapshot_download  # the import takes half a second; a local folder does not need it
 
     _log_no_requests()
     options: dict[str, Any] = {"revision": revision or None, "allow_patterns": files, "ignore_patterns": ignored}
@@ -55,7 +55,7 @@ def fetch(
 
 
 def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) -> list[str]:
-    """Returns the names of all files of the hub id `model`. If the hub cannot be reached, these are the cached ones.
+    """Returns the names of all files of the hub id `model`. If the hub cannot be reached: the cached files.
 
     prefer_cache: return the files of the cached copy if there is one.
     Raises HubError.
@@ -65,7 +65,7 @@ def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) ->
     _log_no_requests()
 
     def cached() -> list[str]:
-        none = {"allow_patterns": [""]}  # an incomplete cached copy counts, too
+        none = {"allow_patterns": [""]}  # matches no file, so an incomplete cached copy is found, too
         folder = Path(snapshot_download(model, revision=revision or None, local_files_only=True, **none))
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
@@ -134,7 +134,7 @@ def _log_no_requests() -> None:
 
 
 def _answered(error: Exception) -> bool:
-    """Whether the hub itself answered with this error. Its answer counts, even if the cache holds a copy."""
+    """Whether the hub itself answered with this error. Such an error is reported even if the cache holds a copy."""
     from huggingface_hub import errors
 
     return isinstance(error, errors.HfHubHTTPError) and error.response is not None and error.response.status_code < 500

@@ -30,7 +30,7 @@ class PrefixIdentity:
     """
 
     salt: str = ""  # the cache salt that the request states
-    tenant: str = ""  # only requests of this tenant share prefixes; "": those of all tenants do
+    tenant: str = ""  # only requests of this tenant share prefixes; "": the requests of all tenants do
     adapter: Adapter | None = None  # the adapter that the prefix is computed with
 
     @property
@@ -69,5 +69,5 @@ def prefix_keys(prompt: bytes, identity: str) -> list[int]:
 
 
 def _key(identity: str) -> bytes:
-    """Returns a key of at most 64 bytes for blake2b."""
+    """Returns the identity as the key of a keyed blake2b hash, which takes at most 64 bytes."""
     return blake2b(identity.encode(), digest_size=16).digest() if identity else b""

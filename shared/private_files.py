@@ -35,7 +35,7 @@ def cache_folder() -> Path:
 
 
 def private_cache() -> Path:
-    """Returns the cache folder, made with mode 0700 if needed. Processes run the compiled code in it.
+    """Returns the cache folder, made with mode 0700 if needed. It must be private: processes run its compiled code.
 
     Raises OSError if the folder cannot be made, if another user owns the folder or the link to it, or if other users
     can write to it.

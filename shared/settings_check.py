@@ -84,7 +84,7 @@ def _check_values(settings: Settings) -> None:
         raise ConfigError("--model must not be empty")
     if "," in settings.model.model and not (settings.model.served_model_name or settings.many):
         raise ConfigError("--served-model-name must be given, because --model has a comma, which separates names")
-    if any("\ud800" <= letter <= "\udfff" for letter in "".join(settings.model.names)):  # bytes that are not UTF-8
+    if any("\ud800" <= letter <= "\udfff" for letter in "".join(settings.model.names)):  # surrogates: not UTF-8
         raise ConfigError("--served-model-name must be valid UTF-8: clients send it as the model's name")
 
 
@@ -178,7 +178,7 @@ def _target(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 
 
 def _budget(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
-    """Checks that a step can hold one chunk, and one decode of every running sequence."""
+    """Checks that a step can hold a whole chunk, and that it can hold a decode of every running sequence."""
     worker = settings.worker
     sizes = {"max_batch_size": worker.max_batch_size}
     if worker.use_chunked_prefill:

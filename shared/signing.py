@@ -57,7 +57,7 @@ class Signer:
 
 
 def check(content: Mapping[str, Any], public_key: str, value: str) -> Check:
-    """Checks the signature `value` of a JSON object; both texts are base64. "unchecked": cryptography is missing."""
+    """Checks the signature `value` (base64) of a JSON object. Returns "unchecked" if cryptography is not installed."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

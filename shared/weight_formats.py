@@ -1,4 +1,4 @@
-"""Recognizes the format of weights by file names, so that the error for a folder that cannot be served names it.
+"""Recognizes the format of weights by file names, so that an error can name a format that is not served.
 
 Knows file names only.
 """
@@ -24,7 +24,8 @@ def folder_problem(folder: Path) -> str:
     if not names:
         return f"{folder} is empty: {LAYOUT}"
     if any(name.endswith(".safetensors") for name in names):
-        is_readable = not {"config.json", "adapter_config.json"}.isdisjoint(names)  # the worker explains adapters
+        # A folder with an adapter passes, because the worker has a better error for it.
+        is_readable = not {"config.json", "adapter_config.json"}.isdisjoint(names)
         return "" if is_readable else f"{folder} has safetensors, but no config.json: {LAYOUT}"
     if any(name.endswith((".safetensors.index.json", ".gguf")) or name == "gguf.json" for name in names):
         return ""

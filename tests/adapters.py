@@ -1,4 +1,4 @@
-"""Draws LoRA adapters for the tiny checkpoints, in the layout of PEFT's folders, without PEFT."""
+"""Writes random LoRA adapters for the tiny checkpoints, in the layout of PEFT's folders, without using PEFT."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ LINEARS = (
 def linears_of(base: Path, targets: Iterable[str] = LINEARS, experts: bool = False) -> dict[str, tuple[int, int]]:
     """Returns the shapes [outputs, inputs] of the linears with these names in all layers.
 
-    experts: include the linears of experts, and leave out those of dense MLPs
+    experts: if true, the linears of experts are included, and the linears of dense MLPs are left out
     """
     with safe_open(base / "model.safetensors", "pt") as file:
         shapes = {name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -45,8 +45,8 @@ def draw_adapter(
 ) -> Path:
     """Writes an adapter with random weights from the seed.
 
-    ranks: the rank of modules by the end of their names; other modules have rank `r`. experts: adapts experts instead
-    of dense MLPs
+    ranks: end of a module's name → rank of the module; all other modules have rank `r`. experts: if true, the adapter
+    changes experts instead of dense MLPs
     """
     draw = torch.Generator().manual_seed(seed)
     tensors = {}

@@ -222,7 +222,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def _gemma4(**more: Any) -> PreTrainedModel:
-    """Its attention scores are not scaled, but small enough that rounding errors are not amplified."""
+    """A model whose attention scores are not scaled, but small enough that rounding errors are not amplified."""
     model = Gemma4ForCausalLM(Gemma4TextConfig(**{**GEMMA4_SIZES, **more}))
     for name, weight in model.named_parameters():
         if name.endswith("q_norm.weight"):
@@ -234,7 +234,7 @@ def _gemma4(**more: Any) -> PreTrainedModel:
 
 
 def _gemma4_small() -> PreTrainedModel:
-    """Per-layer embeddings; the last three layers share the K/V of earlier ones and have wider MLPs (E2B)."""
+    """A model like Gemma 4 E2B: per-layer embeddings, and three last layers with shared K/V and wider MLPs."""
     return _gemma4(
         num_hidden_layers=6, layer_types=[SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], num_kv_shared_layers=3,
         use_double_wide_mlp=True, hidden_size_per_layer_input=24, vocab_size_per_layer_input=VOCAB,
@@ -243,7 +243,7 @@ def _gemma4_small() -> PreTrainedModel:
 
 
 def _gemma4_dense() -> PreTrainedModel:
-    """One key head for all query heads where attention is full, and values from the projection of keys (31B)."""
+    """A model like Gemma 4 31B: full layers have one K/V head for all query heads, and use projected keys as values."""
     return _gemma4(
         num_hidden_layers=4, layer_types=[SLIDING, FULL, SLIDING, FULL], attention_k_eq_v=True,
         num_global_key_value_heads=1, final_logit_softcapping=30.0,
@@ -277,7 +277,7 @@ def _smollm3() -> PreTrainedModel:
 
 
 def _qwen2_moe() -> PreTrainedModel:
-    """A shared expert, windows in the first and third layers, and experts' weights that do not add up to 1."""
+    """A model with a shared expert, windows in its first and third layers, and router weights whose sum is not 1."""
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
     config = Qwen2MoeConfig(
         **{**SIZES, **experts, "head_dim": 16}, shared_expert_intermediate_size=128, use_sliding_window=True,
@@ -299,7 +299,7 @@ SIGMOID_EXPERTS: dict[str, Any] = {
 
 
 def _glm4_moe() -> PreTrainedModel:
-    """No experts in the first layer, sigmoids as router scores, and rotation of half of each head."""
+    """A model without experts in the first layer; router scores are sigmoids, and half of each head is rotated."""
     return Glm4MoeForCausalLM(Glm4MoeConfig(**SIZES, **SIGMOID_EXPERTS, attention_bias=True, use_qk_norm=True))
 
 
@@ -552,8 +552,9 @@ def build(kind: str, seed: int = 0) -> PreTrainedModel:
                 parameter.add_(torch.randn_like(parameter) * 0.5)
             if name.endswith("sinks"):
                 parameter.add_(torch.randn_like(parameter))
-            if "post_" in name and kind.startswith("gemma"):  # else the scaled embedding outweighs the layers, and
-                parameter.add_(8.0)  # with a tied head every token predicts itself
+            # with small norms, the scaled embedding outweighs the layers, and a tied head predicts the input token
+            if "post_" in name and kind.startswith("gemma"):
+                parameter.add_(8.0)
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.add_(torch.randn_like(buffer) * 0.2)

@@ -28,7 +28,7 @@ torch.set_num_threads(1)  # models are tiny, so a second thread would cost more 
 def _certificates_are_read_once() -> Iterator[None]:
     """Clients share one SSL context: reading the system's certificates would take each client 28 ms."""
     with pytest.MonkeyPatch.context() as patch:
-        with suppress(ImportError):  # tests for a GPU do without httpx
+        with suppress(ImportError):  # tests for a GPU run without httpx
             from httpx._transports import default
 
             patch.setattr(default, "create_ssl_context", cache(default.create_ssl_context))
@@ -55,7 +55,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Server]":
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Adds `--sample`, and the settings of pytest-asyncio where it is not installed: tests for a GPU do not need it."""
+    """Adds `--sample`.
+
+    Where pytest-asyncio is not installed, also adds its settings: tests for a GPU do not need the package.
+    """
     parser.addoption(
         "--sample", metavar="DAY", help="run a sample of the slow tests, drawn by DAY: see tests/sampling.py"
     )
@@ -72,7 +75,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests marked `browser`, unless `-m` names the mark, and with `--sample` the tests not drawn."""
+    """Deselects tests marked `browser`, unless `-m` names the mark.
+
+    With `--sample`, also deselects the tests that are not drawn.
+    """
     if "browser" not in config.option.markexpr:
         _deselect(config, items, {item.nodeid for item in items if item.get_closest_marker("browser")})
     if day := config.option.sample:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-# functions: name of a definition, what to add to it, reference to it
+# functions from a number to a definition's name, further members and reference; and the name of the referring property
 Chain = tuple[Callable[[int], str], Callable[[int], dict[str, Any]], Callable[[int], str], str]
 
 CHAINS: Chain = (lambda i: f"d{i}", lambda i: {}, lambda i: f"#/$defs/d{i}", "a")
@@ -24,6 +24,9 @@ def chain(kind: Chain, length: int) -> dict[str, Any]:
 
 
 def rules(name: str, length: int, attributes: str = "") -> str:
-    """Returns a Lark grammar in which each rule refers to the next; if `name` is in capitals, each terminal."""
+    """Returns a Lark grammar in which each rule refers to the next.
+
+    If `name` is in capitals, the grammar has terminals instead of rules.
+    """
     lines = [f'{name}{i}{attributes}: "a" {name}{i + 1}' for i in range(length)]
     return "\n".join([f"start: {name}0", *lines, f'{name}{length}: "b"'])

@@ -49,7 +49,10 @@ class Submitted:
 
 @dataclass(eq=False)
 class FakePool:
-    """A fake `WorkerPool`. refusals, delays: by index of the submit call, its error or the seconds to its admission"""
+    """A fake `WorkerPool`.
+
+    refusals: index of a call of submit → the error that it raises. delays: index → seconds until the admission
+    """
 
     play: Play | None = None
     refusals: dict[int, SluiceError] = field(default_factory=dict)

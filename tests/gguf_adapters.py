@@ -13,7 +13,10 @@ from bench.peers.gguf_layout import stored_rows
 
 
 def write_gguf(adapter: Path, base: Path, file: Path, type: str = "F32", **replaced: Any) -> Path:
-    """Writes an adapter. type: of the matrices. replaced: the metadata (architecture, kind, alpha) to overwrite"""
+    """Writes an adapter.
+
+    type: the type of its matrices. replaced: values instead of the adapter's own architecture, kind or alpha
+    """
     config = json.loads((base / "config.json").read_text())
     facts = json.loads((adapter / "adapter_config.json").read_text())
     names, kind = name_map(config), gguf.GGMLQuantizationType[type]

@@ -1,11 +1,11 @@
-"""Makes random blocks of GGUF's formats: with the library's quantization if it has one, else as valid random bytes."""
+"""Makes random blocks of GGUF's formats: random weights where the library gguf can quantize, else random bytes."""
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 
 QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")  # formats that the library gguf can write
-HALVES = {  # formats that gguf can only read: offset of each float16 in a block
+HALVES = {  # formats that gguf can only read → offsets of the float16 numbers in a block
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
 # mean of a format's codes, subtracted so that the mean of the weights is about 0
@@ -14,7 +14,7 @@ SPREAD = {"Q2_K": 24, "Q3_K": 64, "Q4_K": 500, "Q5_K": 1000, "Q6_K": 3000, "IQ4_
 
 
 def random_rows(rows: int, columns: int, type: str, rng: np.random.Generator, spread: float) -> npt.NDArray[np.uint8]:
-    """Returns the bytes of a random weight [rows, columns] as uint8 [rows, row bytes]. spread: size of its numbers"""
+    """Returns a random weight [rows, columns] as uint8 [rows, bytes of a row]. spread: typical size of its numbers"""
     kind = gguf.GGMLQuantizationType[type]
     if type in QUANTIZED:
         weight = rng.normal(0, spread, (rows, columns)).astype(np.float32)

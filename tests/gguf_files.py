@@ -53,7 +53,7 @@ def write(
 ) -> Written:
     """Writes folder/model.gguf and the reference.
 
-    types: the type of all matrices, or a function of their names. more: metadata to add or to overwrite
+    types: the type of all matrices, or a function from a matrix's name to its type. more: metadata to add or overwrite
     """
     torch.manual_seed(seed)
     row, reference = KINDS[kind], folder / "reference"

@@ -146,7 +146,7 @@ def _gemma2() -> PreTrainedModel:
 
 
 def _olmo3() -> PreTrainedModel:
-    """A model with YaRN in the layers without a window. The file states its attention factor, YaRN's default."""
+    """A model with YaRN in the layers without a window. The file states YaRN's default attention factor."""
     full = YARN_ROPE | {"attention_factor": 0.1 * math.log(4) + 1}
     rope = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
     types = ["sliding_attention", "full_attention"]
@@ -193,7 +193,7 @@ def _exaone4() -> PreTrainedModel:
 
 
 def _gemma4(**more: Any) -> PreTrainedModel:
-    """Its attention scores are not scaled, but small enough that rounding errors are not amplified."""
+    """A model whose attention scores are not scaled, but small enough that rounding errors are not amplified."""
     rope = {
         "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -212,12 +212,12 @@ def _gemma4(**more: Any) -> PreTrainedModel:
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-GEMMA4_SMALL: dict[str, Any] = {  # per-layer embeddings; the last layers share K/V and have wider MLPs (E2B)
+GEMMA4_SMALL: dict[str, Any] = {  # like Gemma 4 E2B: per-layer embeddings; last layers share K/V, with wider MLPs
     "num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, FULL], "num_kv_shared_layers": 2,
     "use_double_wide_mlp": True, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": VOCAB,
     "final_logit_softcapping": 30.0,
 }  # fmt: skip
-GEMMA4_DENSE: dict[str, Any] = {  # full attention uses keys as values and has another number of K/V heads (31B)
+GEMMA4_DENSE: dict[str, Any] = {  # like Gemma 4 31B: full layers use keys as values, with fewer K/V heads
     "num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL], "attention_k_eq_v": True,
     "num_global_key_value_heads": 1, "final_logit_softcapping": 30.0,
 }  # fmt: skip
@@ -247,7 +247,7 @@ def _hunyuan() -> PreTrainedModel:
 
 
 def _apertus() -> PreTrainedModel:
-    """A model whose activation has parameters, which differ between layers. The file has them in its metadata."""
+    """A model whose activation has parameters, which differ between layers. GGUF has them in the metadata."""
     model = ApertusForCausalLM(ApertusConfig(**WITHOUT_HEAD_DIM, rope_parameters=LLAMA3_ROPE, dtype="float32"))
     for name, parameter in model.named_parameters():
         if "alpha_" in name:

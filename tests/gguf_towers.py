@@ -1,4 +1,4 @@
-"""Writes a checkpoint that sees pictures as two GGUF files, text model and tower, as llama.cpp's converter does.
+"""Writes a checkpoint with vision as two GGUF files, text model and tower, as llama.cpp's converter does.
 
 The weights keep their values, so that both forms answer with the same bits. The order of tensors is random.
 """
@@ -167,7 +167,7 @@ def _tower(config: Config, weights: Mapping[str, Tensor], apart: bool) -> Iterat
         elif module.endswith("patch_embedding") and weight.ndim == 2:  # LFM2-VL: written as a convolution
             side = int((weight.shape[1] // 3) ** 0.5)
             yield "v.patch_embd.weight", weight.view(-1, side, side, 3).permute(0, 3, 1, 2)
-        elif module.endswith(("attention.q_proj", "attention.k_proj")):  # from halves to pairs of a head
+        elif module.endswith(("attention.q_proj", "attention.k_proj")):  # reorders each head from halves to pairs
             halves = weight.unflatten(0, (config["vision_config"]["num_attention_heads"], 2, -1))
             yield _found(names, f"vision_tower.{rest}"), halves.transpose(1, 2).reshape(weight.shape)
         elif module == "patch_embed.proj" and kind == "weight":

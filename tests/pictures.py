@@ -97,14 +97,14 @@ TEMPLATES = {
 
 
 class _WithoutVideo(Qwen3VLProcessor):  # type: ignore[misc]
-    """The processor for videos needs torchvision."""
+    """Leaves out the processor for videos, which needs torchvision."""
 
     def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
         return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
 
 
 class _WithoutVideoAndAudio(Gemma4Processor):  # type: ignore[misc]
-    """The processor for videos needs torchvision."""
+    """Leaves out the processor for audio and, because it needs torchvision, the one for videos."""
 
     def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
         if name in ("video_processor", "feature_extractor"):

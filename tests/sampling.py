@@ -1,8 +1,8 @@
 """Draws the tests that `make test` runs, because the whole suite needs up to half an hour of two cores.
 
-`make test` passes `--sample DAY`. The tables below state how many of some tests are then run. These are drawn anew each
-day, so that every test runs on some day. Tests that are in no table always run. `make test FULL=1`, and pytest without
-`--sample`, run all tests.
+`make test` passes `--sample DAY`. Of the tests in the tables below, only the stated numbers are then run. They are
+drawn anew each day, so that every test runs on some day. Tests that are in no table always run. `make test FULL=1`, and
+pytest without `--sample`, run all tests.
 """
 
 import random

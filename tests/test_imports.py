@@ -31,7 +31,7 @@ FORBIDDEN = {
     "worker/kernels": OURS - {"worker"},
 }
 
-# what formats of weights, and kinds of mixers and feed-forward networks, may import: no format or kind imports another
+# what a format of weights, or a kind of mixer or feed-forward network, may import: never another format or kind
 STORED = (
     "worker.model.checkpoint.checkpoint", "worker.model.rooms", "worker.spec", "worker.model.checkpoint.stored_weight",
     "worker.kernels", "shared",
@@ -178,7 +178,7 @@ def node_of(path: Path) -> str:
 
 @cache
 def file_of(module: str) -> Path | None:
-    """Returns the file that holds a module, or the name in a module, of this full name; None for another project's."""
+    """Returns the file of the module, or of the object in a module, that has this full name; None if it is not ours."""
     path = ROOT.joinpath(*module.split("."))
     if module.split(".")[0] not in OURS:
         return None

@@ -22,7 +22,7 @@ NO_DONE = "the stream ended without [DONE]"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request of a workload. at: seconds after the start."""
+    """One request of a workload. at: the time to send it, in seconds after the workload's start."""
 
     at: float
     prompt: list[int] | str
@@ -33,7 +33,8 @@ class Call:
 class Record:
     """The result of one request. Times are in seconds since the workload's start.
 
-    stamps: the time of each arrival of tokens. counts: the number of tokens in each arrival; if empty, one token each.
+    stamps: the time of each arrival of tokens. counts: the number of tokens in each arrival; if empty, every arrival
+    has one token.
     """
 
     sent: float = 0.0
@@ -58,9 +59,9 @@ class Record:
     def gaps(self) -> list[float]:
         """Waiting times between arrivals of tokens, one for each arrival after the first.
 
-        Tokens that arrive together, in one chunk or several, count as one arrival with one wait. If the other tokens
-        counted as waits of 0, a server that holds tokens back would look better. If the wait were divided among the
-        tokens, long stalls would be hidden. `per_token` does not depend on this choice.
+        Tokens that arrive together, in one chunk or several, count as one arrival with one wait. If every further token
+        of an arrival counted as a wait of 0, a server that holds tokens back would look better. If the wait were
+        divided among the tokens, long stalls would be hidden. `per_token` does not depend on this choice.
         """
         return [b - a for a, b in pairwise(self.stamps)]
 
@@ -73,8 +74,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server. model: the server's name for the model. extra: fields added to every body. without: fields that the
-    server does not support."""
+    """A server. model: the server's name for the model. extra: fields added to the body of every request. without:
+    names of fields that are left out of the body, because the server does not support them."""
 
     url: str
     model: str
@@ -82,8 +83,8 @@ class Target:
     without: frozenset[str] = frozenset()
 
     def body(self, call: Call) -> bytes:
-        """Returns the body of a request. It asks for usage in every event (continuous usage) where the server supports
-        it, because this gives the token count even of an event without text."""
+        """Returns the body of a request. The body asks for usage in every event (continuous usage) where the server
+        supports it, because this gives the token count even of an event without text."""
         fields = {
             "model": self.model, "prompt": call.prompt, "max_tokens": call.max_tokens, "temperature": 0, "stream": True,
             "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, **self.extra,
@@ -98,7 +99,8 @@ async def run(
     *,
     sequential: bool = False,
 ) -> list[Record]:
-    """Sends every call at its time, or one by one if `sequential`, and waits for all. Failed calls have `error`."""
+    """Sends every call at its time, or one by one if `sequential`, and waits for all. Returns their records; the record
+    of a failed call has an `error`."""
     start = time.perf_counter()
 
     async def one(call: Call) -> Record:
@@ -196,7 +198,7 @@ class _Events:
 
     def _stamp(self, choice: dict[str, Any], tokens: int | None, now: float) -> None:
         if choice.get("finish_reason") and not choice.get("text"):
-            return  # this event only reports the end; its usage covers the whole response
+            return  # an event that only reports the end has the usage of the whole response
         self._running = self._running and tokens is not None
         count = tokens if self._running and tokens is not None else int(bool(choice.get("text")))
         record = self._record

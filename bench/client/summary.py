@@ -89,8 +89,8 @@ def decode_rate(records: Sequence[Record]) -> float:
 
 
 def weight(record: Record) -> float:
-    """Returns the answer's tokens divided by the counted tokens. This is not 1 if the server does not report how many
-    tokens an event has."""
+    """Returns the number of tokens in the answer, divided by the number of tokens counted as they arrived. The result
+    is 1 unless the server does not report how many tokens an event has."""
     return record.completion_tokens / sum(record.tokens)
 
 
@@ -109,7 +109,7 @@ def table(rows: Mapping[str, Summary], first: str = "") -> str:
 def compared(columns: Mapping[str, Summary], first: str = "", *, ratios: bool = False) -> list[list[str]]:
     """Returns the cells of a table with one column per name and one row per figure.
 
-    ratios: adds a column after each later name, with its ratio to the first name.
+    ratios: whether each name after the first gets a second column, with its ratios to the first name's figures.
     """
     names = list(columns)
     base = columns[names[0]]

@@ -39,8 +39,8 @@ class Workload:
         return self.calls(random.Random(self.seed), scale, vocab)
 
     def warm_up(self, calls: list[Call]) -> list[Call]:
-        """Returns the first requests with reversed prompts. They are sent one by one and not counted. Because of the
-        reversal, no counted request finds its prompt or a shared prefix in the prefix cache."""
+        """Returns copies of the first requests, with reversed prompts. The copies are sent one by one and not counted.
+        Because of the reversal, no counted request finds its prompt or a shared prefix in the prefix cache."""
         return [replace(call, at=0.0, prompt=call.prompt[::-1]) for call in calls[:WARM_UP]]
 
 
@@ -51,7 +51,7 @@ def chosen(names: str) -> list[Workload]:
 
 
 def _ids(rng: random.Random, count: int, vocab: int) -> list[int]:
-    """Returns random ids. It draws once from `rng` for any `count`, so that a scale does not change later draws."""
+    """Returns random ids. Draws from `rng` once, whatever `count` is, so that a scale does not change later draws."""
     own = random.Random(rng.getrandbits(64))
     return [own.randrange(FIRST_ID, vocab) for _ in range(count)]
 

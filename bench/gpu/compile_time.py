@@ -1,4 +1,5 @@
-"""Reports the seconds that Triton spends compiling. They count neither as measured time nor towards a time limit.
+"""Reports the seconds that Triton spends compiling. These seconds count neither as measured time nor towards a time
+limit.
 
 At its first launch, a kernel is compiled in about a second, and its launcher is built with the C compiler.
 """

@@ -22,7 +22,7 @@ from bench.client.server import BenchError
 from bench.gpu.sections import COMPILING, NOTE, Options, Task
 from bench.gpu.tables import Table
 
-GRACE_S = 10.0  # seconds by which a task may exceed the budget, so that it can finish
+GRACE_S = 10.0  # a task may exceed the time budget by these seconds, so that it can finish
 STDERR = 2
 START_S = 120.0  # time limit for the first event of a process
 

@@ -1,4 +1,4 @@
-"""What a measurement gets: device, sizes, clock, remaining time, and measured limits of the device."""
+"""The input of every measurement: device, sizes, clock, remaining time, and measured limits of the device."""
 
 import math
 import time
@@ -62,7 +62,8 @@ class Environment:
         return torch.Generator(self.device).manual_seed(self.seed)
 
     def share_of_copy(self, size: float, seconds: float) -> float:
-        """Returns the percentage of the copy bandwidth at which `size` bytes are read or written in `seconds`."""
+        """Returns the rate of `size` bytes in `seconds` seconds, as a percentage of the measured bandwidth of a
+        copy."""
         return 100 * size / seconds / self.limits.get("copy", math.nan)
 
     def share_of_gemm(self, operations: float, seconds: float) -> float:
@@ -71,7 +72,7 @@ class Environment:
 
 def spec_of(model: str, layers: int = 0) -> "ModelSpec":
     """Returns the spec of a model in CONFIGS. layers: the maximum number of layers; 0 means all."""
-    from worker.model.families.families import spec_from_config  # section `floors` runs without it
+    from worker.model.families.families import spec_from_config  # imported here: section `floors` runs without it
 
     config = dict(CONFIGS[model])
     if layers:

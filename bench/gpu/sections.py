@@ -175,7 +175,8 @@ SECTIONS: tuple[Section, ...] = (
         "bench.gpu.measure.transformers_peer:measure", _first_model, 45, 200,
     ),
 )  # fmt: skip
-# Has a row for each section in which kernels were compiled. It needs no task, because the driver knows the seconds.
+# Has a row for each section in which kernels were compiled. The section needs no task, because the driver knows the
+# seconds.
 COMPILING = Section(
     "compiling", "Compiling: kernels that were not in Triton's cache, and their launchers",
     ("section", "compiled", "s"), "", _once, 0, 0,

@@ -86,9 +86,9 @@ class Sizes:
     steps: int  # steps of a timed round
     rounds: int  # timed rounds; the first round is not counted
     prompt: int
-    attention: tuple[int, int]  # number of sequences; number of keys of each
-    turn: tuple[int, int]  # tokens of a prompt chunk; tokens of the prefix before the chunk
-    uneven: tuple[int, int, int]  # number of short sequences; number of keys of each; number of keys of a long one
+    attention: tuple[int, int]  # (number of sequences, number of keys of each sequence)
+    turn: tuple[int, int]  # (tokens of a prompt chunk, tokens of the prefix before the chunk)
+    uneven: tuple[int, int, int]  # (short sequences, keys of each short sequence, keys of the long one)
     rows: tuple[int, ...]  # numbers of rows with which single kernels are measured
     sweep: tuple[int, ...]  # numbers of rows for which tiles are measured
     idle_batch: int

@@ -1,4 +1,4 @@
-"""Measures decode speed with LoRA adapters relative to the base model. Both alternate in one process.
+"""Measures decode speed with LoRA adapters relative to the base model, in rounds that alternate within one process.
 
     python -m bench.micro.adapters [--model qwen3-0.6b] [--ranks 16,64] [--adapters 1,8] [--sequences 1,8,32]
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from shared.arguments import positive_int
 from worker.kernels.cpu.openmp import spin_briefly
 
-spin_briefly()  # before torch is imported
+spin_briefly()  # must run before torch is imported
 
 import torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402
@@ -38,7 +38,8 @@ CLOCKS = (time.perf_counter, time.thread_time)  # the clock for several threads,
 
 
 def write_adapter(base: Path, folder: Path, rank: int, seed: int, size: float = 0.01) -> Path:
-    """Writes a random bfloat16 adapter for all linears in a checkpoint's layers. size: standard deviation"""
+    """Writes a random bfloat16 adapter for all linears in a checkpoint's layers. size: standard deviation of its
+    weights"""
     draw, tensors = torch.Generator().manual_seed(seed), {}
     for file in sorted(base.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
@@ -58,7 +59,8 @@ def write_adapter(base: Path, folder: Path, rank: int, seed: int, size: float = 
 
 
 def speeds(engine: Engine, count: int, adapters: list[LoadedAdapter], rounds: int) -> tuple[list[float], list[float]]:
-    """Returns the tokens per second of each round without adapters, and of each round with them. They alternate."""
+    """Returns the tokens per second of each round without adapters, and of each round with them. The two kinds
+    alternate."""
     sequences, clock = decoding(engine, count), CLOCKS[torch.get_num_threads() == 1]
     uses = [AdapterUse(Adapter(str(id(one)), "", one.sha256), one) for one in adapters]
     without, with_them = [], []

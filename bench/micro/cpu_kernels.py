@@ -52,7 +52,7 @@ EXPERTS, CHOSEN, HIDDEN, INNER = 128, 8, 2048, 768  # a layer of Qwen3-30B-A3B
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A weight format. code_map: None for plain numbers. group: number of inputs that share a scale."""
+    """A weight format. code_map: None if the format is not quantized. group: number of inputs that share a scale."""
 
     code_map: CodeMap | None = None
     group: int = 0
@@ -95,7 +95,8 @@ def packed(weight: Tensor | QuantizedWeight) -> PackedLinear:
 
 
 def products(names: Sequence[str], limits: Floors, rounds: int) -> list[list[str]]:
-    """Compares products of many rows: GFLOP/s, and shares of torch's best and of the peak."""
+    """Measures matrix products of many rows: GFLOP/s, as figures and as shares of torch's faster product and of the
+    multiply-add peak."""
     peak = max(limits.fp32_gflop_s, limits.bf16_gflop_s or 0.0)
     rows = [
         [f"{MANY} rows, GFLOP/s", "Sluice", "torch bf16", "torch fp32", "share of torch's best", "share of the peak"]
@@ -115,7 +116,8 @@ def products(names: Sequence[str], limits: Floors, rounds: int) -> list[list[str
 
 
 def decode(names: Sequence[str], limits: Floors, rounds: int) -> list[list[str]]:
-    """Compares products of few rows: GB/s of weights, and their share of the memory bandwidth."""
+    """Measures matrix products of few rows: the rate in GB/s at which weights are read, and its share of the memory
+    bandwidth."""
     rows = [["GB/s of weights", *(title for t in FEW for title in (f"{t} rows", "share"))]]
     for n, k in SHAPES:
         for name in names:
@@ -139,7 +141,8 @@ def _multiply(x: Tensor, weights: Sequence[PackedLinear]) -> None:
 
 
 def mixture(names: Sequence[str], limits: Floors, rounds: int) -> list[list[str]]:
-    """Compares a layer of experts: GB/s of the chosen experts' weights, and their share of the memory bandwidth."""
+    """Measures a layer of experts: the rate in GB/s at which the chosen experts' weights are read, and its share of the
+    memory bandwidth."""
     rows = [["experts, GB/s of chosen weights", *(title for t in FEW for title in (f"{t} rows", "share"))]]
     for name in names:
         parts = [repeat([quantized(n, k, FORMATS[name])]) for n, k in ((2 * INNER, HIDDEN), (HIDDEN, INNER))]
@@ -168,7 +171,8 @@ def _choose(steps: Tensor, layer: Experts) -> None:
 
 
 def attention(limits: Floors, rounds: int, page: int = 32) -> list[list[str]]:
-    """Compares decode attention over shuffled pages: GB/s of K/V, and their share of the memory bandwidth."""
+    """Measures decode attention over shuffled pages: the rate in GB/s at which K/V is read, and its share of the memory
+    bandwidth."""
     heads, kv_heads, d = 16, 8, 128
     rows = [["decode attention, sequences x context", "GB/s", "share"]]
     for sequences, length in ((8, 128), (8, 1024), (32, 160), (32, 1024), (1, 8192)):
@@ -194,7 +198,7 @@ def attention(limits: Floors, rounds: int, page: int = 32) -> list[list[str]]:
 
 
 def rowwise(rounds: int) -> list[list[str]]:
-    """Compares row-wise operations (norm, activation) with plain torch."""
+    """Measures row-wise operations (norm, activation): the rate in GB/s, and how much longer plain torch takes."""
     table = [["GB/s", "residual + norm", "torch ÷ Sluice, in time", "act_and_mul", "torch ÷ Sluice, in time"]]
     for t in (1, 32, 1024):
         x, residual, wide = (torch.randn(t, n).bfloat16() for n in (1024, 1024, 6144))

@@ -76,7 +76,8 @@ class RecordedDrafter(WaitingDrafts):
 
 
 class RecordedProposer:
-    """Runs a head for its time only: discards its drafts, and proposes the drafts of a RecordedDrafter instead.
+    """Runs a head only so that its time counts: discards the head's drafts, and proposes the drafts of a
+    RecordedDrafter.
 
     drafters: one for each sequence, indexed by the id in the sequence's key.
     """
@@ -118,7 +119,8 @@ class Text:
     name: str
     temperature: float
     drafter: Callable[[list[int]], Drafter] = lambda recorded: NgramDrafter()  # recorded: the tokens of the sequence
-    head: Callable[[Engine], HeadDrafter] | None = None  # its drafts are used, or only its time counts
+    # makes an MTP head, which proposes the drafts; if the drafts are recorded, only the head's time counts
+    head: Callable[[Engine], HeadDrafter] | None = None
     experience: Experience | None = None
     always: int = 0  # number of the head's drafts in every step; 0: the scheduler decides
 
@@ -169,7 +171,7 @@ def decode(
                 scheduler.speculation.drafters[sequences[-1]] = drafter
             elif isinstance(drafter, RecordedDrafter):
                 recorded_drafters.append(drafter)
-                own = WaitingDrafts(text.experience or Experience())  # proposes no drafts from the text
+                own = WaitingDrafts(text.experience or Experience())  # proposes no drafts by itself
                 scheduler.speculation.drafters[sequences[-1]] = own
             elif text.always:
                 scheduler.speculation.drafters[sequences[-1]] = AlwaysDrafting(text.always)

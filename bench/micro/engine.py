@@ -19,7 +19,7 @@ from shared.config import ConfigError, Settings
 from shared.flags import Parser, add_flags, read, select
 from worker.kernels.cpu.openmp import spin_briefly
 
-spin_briefly()  # before torch is imported
+spin_briefly()  # must run before torch is imported
 
 import torch  # noqa: E402
 
@@ -31,7 +31,7 @@ from worker.run.inputs import dummy_sequence  # noqa: E402
 from worker.schedule.sequence import Chunk, Plan, Sequence  # noqa: E402
 
 PROMPT, DECODE_STEPS, PREFILL_CHUNK = 128, 12, 512
-FILLING = 0x3C  # value of every K/V byte: an ordinary number in every format
+FILLING = 0x3C  # value of every K/V byte, which makes ordinary values in every format
 GREEDY = Sampling(1, temperature=0.0)
 
 
@@ -109,7 +109,7 @@ def _sequences(engine: Engine, count: int, length: int) -> list[Sequence]:
 
 
 def _pages(first: int, count: int, pages: int) -> "array[int]":
-    """Returns `count` page ids. A pool of `pages` with too few pages, as for windows, gives some of them repeatedly."""
+    """Returns `count` page ids. If a pool of `pages` pages has too few, as for windows, some ids occur repeatedly."""
     return array("i", [1 + page % (pages - 1) for page in range(first, first + count)])
 
 

@@ -120,7 +120,7 @@ class LoadResult:
     token_us: float  # CPU µs per token, mean over all frontends
     lag_ms: float  # p99, rounded up to the bound of its bucket
     stream_kb: float  # memory per stream
-    admission_us: float  # CPU from the connection to the first token
+    admission_us: float  # CPU µs from the connection to the first token
 
 
 def load(

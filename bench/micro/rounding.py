@@ -27,7 +27,7 @@ SUPER_BLOCK = 8  # groups of Q4_K that share the two fp16 factors of their scale
 
 
 def mxfp4(weight: Tensor) -> QuantizedWeight:
-    """Rounds groups of 32 numbers to e2m1. Scales are powers of two, as the OCP Microscaling specification says."""
+    """Rounds groups of 32 weights to e2m1. Scales are powers of two, as the OCP Microscaling specification says."""
     x = _groups(weight, 32)
     largest = x.abs().amax(2, keepdim=True).clamp(min=2.0**-120)
     scale = torch.exp2(largest.log2().floor() - 2)  # 2: the exponent of e2m1's largest number, 6
@@ -35,18 +35,19 @@ def mxfp4(weight: Tensor) -> QuantizedWeight:
 
 
 def nf4(weight: Tensor) -> QuantizedWeight:
-    """Rounds groups of 64 numbers to NF4, scaled so that the largest is 1, as bitsandbytes does."""
+    """Rounds groups of 64 weights to NF4, scaled so that the largest of a group is 1, as bitsandbytes does."""
     x = _groups(weight, 64)
     scale = x.abs().amax(2, keepdim=True).clamp(min=1e-30)
     return _record(weight, _nearest(x / scale, NF4), NF4, scale, None, 64)
 
 
 def q4_k(weight: Tensor) -> QuantizedWeight:
-    """Rounds groups of 32 numbers to codes from 0 to 15. A group has a scale and a minimum of six bits each. Eight
+    """Rounds groups of 32 weights to codes from 0 to 15. A group has a scale and a minimum of six bits each. Eight
     groups (a super-block) share two fp16 factors: one for their scales and one for their minimums.
 
-    Scale and minimum come from the extremes of a group; llama.cpp searches for those with the smallest error. A row
-    whose length is no multiple of 256 ends with a short super-block; llama.cpp stores such a row in another format.
+    Scale and minimum come from the extremes of a group; llama.cpp searches for the scale and minimum with the smallest
+    error. A row whose length is no multiple of 256 ends with a short super-block; llama.cpp stores such a row in
+    another format.
     """
     x = _groups(weight, 32)
     lowest = x.amin(2, keepdim=True).clamp(max=0)
@@ -57,7 +58,8 @@ def q4_k(weight: Tensor) -> QuantizedWeight:
 
 
 def _six_bits(values: Tensor) -> Tensor:
-    """Rounds values [N, groups, 1], all at least 0, to 0 to 63 times the fp16 factor of their super-block."""
+    """Rounds values of at least 0, [N, groups, 1], to the closest of 0, 1, …, 63 times their super-block's fp16
+    factor."""
     rounded = []
     for block in torch.split(values, SUPER_BLOCK, dim=1):
         factor = (block.amax(1, keepdim=True) / 63).half().float().clamp(min=1e-30)
@@ -123,7 +125,7 @@ class RoundedWeight:
 
     @property
     def layout(self) -> Layout:
-        return Layout(INT4, 32)  # only its size counts here
+        return Layout(INT4, 32)  # only the size of this layout matters here
 
     def tensors(self) -> Sequence[ExpectedTensor]:
         return self.stored.tensors()

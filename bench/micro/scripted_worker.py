@@ -1,8 +1,8 @@
 """A worker without a model, and a client that reads the frontends' streams, in one thread.
 
-A step starts when all streams have received the previous step. So a frontend processes exactly the given steps, even
-on a busy machine, and its CPU time is the cost of these steps only. The worker's transport is the real one
-(worker/transport/server.py). The client counts events on plain sockets with epoll.
+A step starts when all streams have received the previous step. So a frontend processes exactly the steps that the
+benchmark sends, even on a busy machine, and its CPU time is the cost of these steps only. The worker's transport is the
+real one (worker/transport/server.py). The client counts events on plain sockets with epoll.
 """
 
 import json
@@ -46,7 +46,7 @@ class ScriptedWorker:
         self._server.close()
 
     def receive(self, timeout: float = 0.01, *, first: bool = False) -> int:
-        """Admits new requests and returns their number. first: sends them their first token at once."""
+        """Admits new requests and returns their number. first: whether to send each of them its first token at once."""
         self._server.progress()
         self._server.wait(timeout)
         received: dict[bytes, list[int]] = defaultdict(list)
@@ -64,7 +64,7 @@ class ScriptedWorker:
         return sum(map(len, received.values()))
 
     def step(self, count: int = 1, *, last: bool = False) -> None:
-        """Sends `count` tokens to every sequence. last: the sequences end with them."""
+        """Sends `count` tokens to every sequence. last: whether all sequences end with these tokens."""
         at, self._at = self._at, self._at + count
         run = [self._words[(at + i) % len(self._words)] for i in range(count)]
         for sender, ids in self.live.items():
@@ -89,7 +89,8 @@ class StreamReaders:
     """Many streams, read together."""
 
     def __init__(self, ports: Sequence[int], streams: int) -> None:
-        """Connects the streams to the ports in turn. Raises BenchError if one is refused."""
+        """Connects the streams to the ports in turn, one connection for each stream. Raises OSError if a connection
+        fails."""
         self._poll = select.epoll()
         self._sockets: dict[int, socket.socket] = {}
         self._due: dict[int, int] = {}  # events still to come
@@ -110,7 +111,8 @@ class StreamReaders:
             socket_.sendall(request)
 
     def read(self, events: int, mark: bytes = b"\n\n", meanwhile: Callable[[], object] = lambda: None) -> list[float]:
-        """Reads until every stream has received `events` more marks. Returns each stream's seconds, ascending.
+        """Reads until every stream has received `events` more marks. Returns the seconds that each stream took, in
+        ascending order.
 
         mark: bytes at the end of an event. meanwhile: called repeatedly.
         Raises BenchError if a stream ends, reports an error, or is silent for long.

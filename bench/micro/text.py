@@ -55,7 +55,7 @@ def report_streams(tokenizer: Tokenizer) -> None:
 
 
 async def spin() -> None:
-    """Keeps the loop busy a millisecond at a time, as streams do."""
+    """Keeps the event loop busy, a millisecond at a time, as streams do."""
     while True:
         end = time.perf_counter() + 0.001
         while time.perf_counter() < end:
@@ -64,7 +64,7 @@ async def spin() -> None:
 
 
 async def other_thread(tokenizer: Tokenizer, texts: list[str], rounds: int) -> float:
-    """Returns the median seconds until the ids that another thread encodes are available here."""
+    """Returns the median seconds in which another thread encodes the texts, until the event loop has the ids."""
     loop = asyncio.get_running_loop()
     times = []
     for _ in range(rounds):

@@ -57,7 +57,7 @@ def write(model: Path, folder: Path, rank: int, count: int) -> None:
 
 
 def times(url: str, seed: int, adapter: int | None, adapters: int) -> list[float]:
-    """Returns the arrival time of each token of an answer. Raises BenchError. adapter: its index; None: base model"""
+    """Returns the arrival time of each token of an answer. Raises BenchError. adapter: None for the base model"""
     prompt = np.random.default_rng(seed).integers(100, 1000, PROMPT_TOKENS).tolist()
     lora = [{"id": one, "scale": float(one == adapter)} for one in range(adapters)]
     asked = {"prompt": prompt, "n_predict": TOKENS, "ignore_eos": True, "stream": True, "lora": lora, "seed": seed}
@@ -79,7 +79,7 @@ def times(url: str, seed: int, adapter: int | None, adapters: int) -> list[float
 
 
 def rate(url: str, streams: int, used: int, adapters: int, seed: int) -> float:
-    """Returns the tokens per second of all streams. used: number of adapters that they use in turn; 0: base model"""
+    """Returns the tokens per second of all streams. used: number of adapters that the streams use; 0: the base model"""
     with ThreadPoolExecutor(streams) as pool:
         jobs = [pool.submit(times, url, seed + one, one % used if used else None, adapters) for one in range(streams)]
         each = [job.result() for job in jobs]

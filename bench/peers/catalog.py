@@ -1,6 +1,7 @@
 """The peers, as data: how to install each in its own virtual environment, start it, and send it requests.
 
-These versions were measured. `root` is the folder of the environments. This module only builds commands; it runs none.
+The published results are of the versions named here. `root` is the folder of the environments. This module only builds
+commands; it runs none.
 """
 
 import os
@@ -54,7 +55,8 @@ def sluice_flags(folder: Path, weights: str = "bf16", safetensors: bool = False)
 
 
 def _sluice(root: Path, folder: Path, port: int) -> Command:
-    """Returns Sluice's command. Drafts are off, because a model with random weights repeats itself."""
+    """Returns Sluice's command. Drafts are off: they would profit from random weights, which make a model repeat
+    itself."""
     return [
         sys.executable, "-m", "deploy.cli.main", "serve", *sluice_flags(folder),
         "--served-model-name", "m", "--port", str(port), "--worker-metrics-port", "0", "--max-batch-size", "32",
@@ -137,7 +139,7 @@ def in_weights(peer: Peer, weights: str, isa: str, safetensors: bool) -> Peer:
         return peer
 
     def serve(root: Path, folder: Path, port: int) -> Command:
-        """Replaces the flag --model and its value: a second --model would be a second model."""
+        """Replaces the flag --model and its value, because a second --model would add a second model."""
         command = peer.serve(root, folder, port)
         at = command.index("--model")
         return [*command[:at], *sluice_flags(folder, weights, safetensors), *command[at + 2 :]]

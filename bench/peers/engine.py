@@ -89,7 +89,7 @@ class Case:
 
 
 def compare(case: Case, scenarios: list[str], rounds: int, only: str | None) -> list[list[Any]]:
-    """Returns for each scenario the row: case, scenario, tokens/s of Sluice and of llama.cpp, ratio."""
+    """Returns a row for each scenario: case, scenario, tokens/s of Sluice, tokens/s of llama.cpp, ratio."""
     if only != "sluice" or not case.safetensors:
         _prepare(case)
     ours: Rates = {}

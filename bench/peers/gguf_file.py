@@ -26,7 +26,7 @@ ARCHITECTURES = {  # transformers' model_type → GGUF's architecture, where the
     "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen2_5_vl_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip
-RENAMED = {  # ends of names that the converter changes before it looks them up
+RENAMED = {  # end of a tensor's name → the end that the converter puts in its place before it looks the name up
     ".dt_bias": ".dt_proj.bias", ".layer_scalar": ".layer_scalar.weight", ".router.scale": ".router.proj.scale",
     ".router.per_expert_scale": ".experts.down_proj.scale", ".e_score_correction_bias": ".e_score_correction.bias",
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""Changes tensors as llama.cpp's converter does. Arrays hold numbers, or each row's quantized blocks as bytes.
+"""Changes tensors as llama.cpp's converter does. Arrays hold unquantized values, or each row's quantized blocks as
+bytes.
 
 paired rows     interleaves the two halves of each query and key head, where llama.cpp rotates neighbouring rows
 tiled heads     value heads of recurrent layers: first the first value head of every key head, then every second, ...

@@ -12,18 +12,18 @@ Config = Mapping[str, Any]
 SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
 # The converter writes no head size for these model types.
 WITHOUT_HEAD_DIM = ("granite", "granitemoe", "granitemoehybrid", "olmo2", "olmoe")
-WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # the converter writes which layers have a window
+WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # for these, the converter writes which layers have a window
 EPSILONS = {
     "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
     "nemotron": "norm_eps",
 }
-WITHOUT_WINDOW = ("starcoder2",)  # the converter writes no window
+WITHOUT_WINDOW = ("starcoder2",)  # for these, the converter writes no window
 
 
 def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
-    """Writes the values of config.json."""
+    """Writes the hyperparameters in config.json as GGUF metadata."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -118,7 +118,8 @@ def _gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
 
 
 def rotary_factors(config: Config) -> npt.NDArray[np.float32]:
-    """Returns the divisors of the rotary frequencies in Gemma 4's layers without a window. 1e30: not rotated."""
+    """Returns the divisors of the rotary frequencies in Gemma 4's layers without a window. A pair with the divisor 1e30
+    is not rotated."""
     half = next(iter(config["per_layer_config"].values()))["head_dim"] // 2
     rotated = int(half * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
     return np.array([1.0] * rotated + [1e30] * (half - rotated), np.float32)

@@ -31,7 +31,7 @@ ANY_WEIGHTS = (*WEIGHTS, "mxfp4", "q4_1")  # mxfp4: for experts only; q4_1: for 
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """An instruction set. sluice: its value of SLUICE_ISA; llama_cpp: the name of llama.cpp's library for it."""
+    """An instruction set. sluice: the value of SLUICE_ISA for it. llama_cpp: the name of llama.cpp's library for it."""
 
     sluice: str
     llama_cpp: str
@@ -45,7 +45,7 @@ TILE_FIX = (
 )
 
 ISAS = {
-    "best": Isa("", ""),  # each program chooses by itself
+    "best": Isa("", ""),  # each program chooses the instruction set by itself
     "avx2": Isa("avx2", "haswell"),
     "avx2+vnni": Isa("avx2", "alderlake"),
     "avx512": Isa("avx512", "icelake"),

@@ -2,8 +2,8 @@
 
     python -m bench.peers.pictures http://127.0.0.1:8000 http://127.0.0.1:8080 [--sides 448,1024] [--rounds 3]
 
-Servers are asked in turns. Each gets two questions about a new picture. A server that caches its results for a picture
-answers the second question sooner. Figures are medians, and ratios to the first server.
+Servers are asked in turns. Each server gets two questions about a new picture. A server that caches its results for a
+picture answers the second question sooner. Figures are medians, and ratios to the first server.
 """
 
 import base64
@@ -68,7 +68,7 @@ def compare(args: Namespace) -> str:
 
 
 def picture(side: int, seed: int) -> str:
-    """Returns a square of `side` pixels as a data: URL."""
+    """Returns a square picture, `side` pixels wide, as a data: URL."""
     levels = np.random.default_rng(seed).integers(0, 256, (side // COARSE, side // COARSE, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(levels).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")

@@ -43,7 +43,7 @@ def q4_k(random: Random, blocks: int, deviation: float = DEVIATION) -> Rows:
     scales = random.integers(30, 50, (blocks, 8), dtype=np.uint8)
     low, high = scales[:, :4], scales[:, 4:]
     both = low | high >> 4 << 6
-    factor = deviation / (4.6 * 40)  # 4.6: the deviation of numbers from 0 to 15
+    factor = deviation / (4.6 * 40)  # 4.6: the standard deviation of uniform codes from 0 to 15
     return np.concatenate(
         [_halves(blocks, factor, 7.5 * factor), both, both, high & 15 | (high & 15) << 4, _codes(random, blocks, 128)],
         axis=1,
@@ -71,7 +71,7 @@ def mxfp4(random: Random, blocks: int, deviation: float = DEVIATION) -> Rows:
 
     Two exponents alternate at random, so that the deviation is not a power of two.
     """
-    wanted = deviation / 2.93  # 2.93: the deviation of all numbers of E2M1
+    wanted = deviation / 2.93  # 2.93: the standard deviation of the 16 values of E2M1
     below = int(np.floor(np.log2(wanted)))
     share = ((wanted / 2.0**below) ** 2 - 1) / 3  # share of blocks with twice the scale
     exponents = 127 + below + (random.random((blocks, 1)) < share)
@@ -131,7 +131,7 @@ def _write_tensors(writer: gguf.GGUFWriter, listed: list[tuple[str, Shape, Type]
 
 
 def _stored_shape(shape: Shape, kind: Type) -> Shape:
-    """Returns the shape of a tensor's stored array: bytes for quantized formats, numbers for F32."""
+    """Returns the shape of a tensor's stored array: in bytes for quantized formats, in values for F32."""
     numbers, nbytes = gguf.GGML_QUANT_SIZES[kind]
     return shape if kind == Type.F32 else (*shape[:-1], shape[-1] // numbers * nbytes)
 

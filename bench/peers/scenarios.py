@@ -19,7 +19,8 @@ from bench.client.summary import COMMON_TOKENS, percentile, summarize
 Figures = dict[str, float]
 
 PROMPT, NEW, LONG = 128, 64, 1024
-NEW_PER_STREAM = 4  # more new tokens per stream, so that all streams still run when the last prompt is computed
+# Each further stream lengthens all outputs by this, so that no stream ends before the last prompt is computed.
+NEW_PER_STREAM = 4
 ARRIVALS, EVERY_S, RUNNING = 6, 1.5, 4
 
 

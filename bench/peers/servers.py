@@ -85,7 +85,8 @@ def launched(peer: Peer, root: Path, folder: Path) -> Iterator[tuple[Target, psu
 
 
 def wait_until_alive(peer: Peer, target: Target, process: psutil.Process) -> None:
-    """Waits until the server is alive. Raises BenchError if it ends or does not answer in time; its log says why."""
+    """Waits until the server is alive. Raises BenchError if the server ends or does not answer in time; its log says
+    why."""
     _wait(target.url + peer.alive, process)
 
 
@@ -98,7 +99,8 @@ def _serving(peer: Peer, root: Path, folder: Path) -> Iterator[PeerServer]:
 
 
 def _wait(url: str, process: psutil.Process) -> None:
-    """Waits until the server answers. Raises BenchError if it ends or does not answer in time; its log says why."""
+    """Waits until the server answers. Raises BenchError if the server ends or does not answer in time; its log says
+    why."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:

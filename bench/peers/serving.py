@@ -1,4 +1,4 @@
-"""CPU time that each server spends per streamed token outside of the model, measured with a model of one tiny layer.
+"""Measures the CPU time that each server spends per streamed token outside of the model, on a model of one tiny layer.
 
 The process that listens on the port carries the streams; the other processes compute, schedule and supervise.
 """
@@ -21,9 +21,9 @@ MORE_SEQUENCES = {"sluice": ["--max-batch-size", "256"], "vllm": ["--max-num-seq
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU µs per token."""
+    """A server's CPU time in µs per token."""
 
-    front: float  # the process that clients connect to
+    front: float  # CPU time of the process that clients connect to
     rest: float  # CPU time of all other processes together
 
 

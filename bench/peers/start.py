@@ -78,7 +78,7 @@ def with_small_pool(peer: Peer) -> Peer:
 
 
 def start(peer: Peer, root: Path, folder: Path) -> tuple[float, float, float]:
-    """Returns the seconds until the server answers, those until the first token, and then the memory in GB."""
+    """Returns the seconds until the server answers, the seconds until the first token, and the memory then, in GB."""
     prompts = Prompts(Tokenizer.from_file(str(folder / "tokenizer.json")), f"start {time.time()}")
     begun = time.perf_counter()
     with launched(peer, root, folder) as (target, process):

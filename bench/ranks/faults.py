@@ -112,7 +112,7 @@ def ready(url: str) -> dict[str, Any]:
 
 
 def ask(url: str, seed: int, tokens: int, seen: Seen) -> list[int]:
-    """Returns the ids of one answer; fewer if its stream is lost."""
+    """Returns the token ids of one answer. If the stream is lost, returns only the ids that arrived before."""
     body = {
         "model": "m", "prompt": "Once upon a time", "max_tokens": tokens, "temperature": 1.0, "seed": seed,
         "ignore_eos": True, "stream_format": "events",

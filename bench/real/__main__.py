@@ -50,7 +50,7 @@ class Row:
     perplexity: float
     full: float  # perplexity of the unquantized model on the same tokens
     kl: float
-    agreement: float  # a share of 1
+    agreement: float  # share of tokens with the same most likely token, from 0 to 1
 
     @property
     def line(self) -> str:
@@ -63,13 +63,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Measures rows. base: the file of the full model's log-probabilities; count: how many windows Sluice predicts."""
+    """Measures the table's rows. base: the file of the full model's log-probabilities. count: number of windows that
+    Sluice predicts."""
 
     files: Files
     base: Path
     window: int
     count: int
-    of_base: int  # number of windows in base; llama.cpp predicts all of them
+    of_base: int  # number of windows in the file `base`; llama.cpp predicts all of them
 
     def sluice(self, name: str, isa: str) -> Row:
         form = FORMATS[name]
@@ -166,7 +167,8 @@ def _model(given: Path | None) -> Path:
 
 
 def _prepare_llama_cpp(files: Files, isas: Sequence[str], text: str, ids: list[int]) -> None:
-    """Builds llama.cpp, and reports whether it tokenizes the text as we do. It gets our token ids in any case."""
+    """Builds llama.cpp, and reports whether it tokenizes the text as we do. In any case, llama.cpp predicts our token
+    ids."""
 
     def link(root: Path, folder: Path) -> list[Command]:
         return [command for isa in isas for command in llama_cpp.link(root, isa)]

@@ -1,8 +1,9 @@
-"""The file of a full model's log-probabilities, in `llama-perplexity`'s format. Both engines are compared with it.
+"""The file of a full model's log-probabilities, in `llama-perplexity`'s format.
 
-The file has the ids of all windows of the text, so that both engines predict the same tokens. Only the second half of a
-window is predicted, so that each token has some text before it. Log-probabilities are stored in 16 bits, as equal steps
-of a row's range. The range is at most 16 nats; less likely tokens are left out, as in llama.cpp.
+Sluice's and llama.cpp's predictions are compared with this file. It has the ids of all windows of the text, so that
+both engines predict the same tokens. Only the second half of a window is predicted, so that each token has some text
+before it. Log-probabilities are stored in 16 bits, as equal steps of a row's range. The range is at most 16 nats; less
+likely tokens are left out, as in llama.cpp.
 """
 
 import struct
@@ -44,7 +45,8 @@ class BaseFile:
     """A base file, memory-mapped for reading."""
 
     windows: list[Window]
-    rows: npt.NDArray[np.uint16]  # [windows, R, 4 + vocab]: two float32 (4 columns), then the steps
+    # [windows, R, 4 + vocab]: 4 columns hold two float32 (step size, minimum), the others hold steps
+    rows: npt.NDArray[np.uint16]
     vocab: int
 
     @classmethod

@@ -1,7 +1,7 @@
 """The formats to measure, as data, and their files, which are all made from one GGUF file.
 
-The GGUF file is dequantized once to float32. All other files are made from these numbers, rounded to bfloat16. So the
-float32 model is the reference, although the published file itself is quantized.
+The GGUF file is dequantized once to float32. All other files are made from these float32 weights, rounded to bfloat16.
+So the float32 model is the reference, although the published file itself is quantized.
 """
 
 import subprocess
@@ -16,16 +16,17 @@ from bench.gptq_checkpoint import gptq, gptq_config, write
 from bench.peers import llama_cpp
 from bench.real.dequantized import write_dequantized
 
-GROUP = 64  # not 128, because the model's rows of 576 numbers are no multiple of 128
+GROUP = 64  # not 128, because 576, the length of the model's rows, is no multiple of 128
 BF16 = ("--dtype", "bfloat16")
 FOLDER, GIVEN, GPTQ, AWQ = "safetensors", "given", "gptq", "awq"  # files besides llama_cpp.WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """file: the file that Sluice reads; flags: flags of `sluice worker`.
+    """A format to measure. file: the file that Sluice reads; flags: flags of `sluice worker`.
 
-    theirs: the file that llama.cpp reads, or empty if it lacks the format; their_flags: flags of llama-perplexity.
+    theirs: the file that llama.cpp reads, or empty if llama.cpp lacks the format; their_flags: flags of
+    llama-perplexity.
     """
 
     file: str
@@ -34,7 +35,7 @@ class Format:
     their_flags: tuple[str, ...] = ()
 
 
-FORMATS = {  # "file" is the GGUF file as it was published
+FORMATS = {  # the key "file" stands for the GGUF file as it was published
     "float32": Format(FOLDER, ("--dtype", "float32")),
     "bfloat16": Format(FOLDER, BF16, "bf16"),
     "file": Format(GIVEN, (), GIVEN),
@@ -54,7 +55,8 @@ FORMATS = {  # "file" is the GGUF file as it was published
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Paths. given: the GGUF file; peers: folder where llama.cpp is built; root: folder of all files made here."""
+    """Paths. given: the GGUF file. peers: the folder where llama.cpp is built. root: the folder of all files made
+    here."""
 
     given: Path
     peers: Path
@@ -84,7 +86,7 @@ class Files:
                 self.made(FOLDER)
                 for command in llama_cpp.requantize(self.peers, self.given, self.folder):
                     output(command)
-                for command in llama_cpp.prepare(self.peers, self.folder, file, "best"):  # converts the bf16 file
+                for command in llama_cpp.prepare(self.peers, self.folder, file, "best"):  # they convert the bf16 file
                     output(command)
         return path
 

@@ -1,4 +1,4 @@
-"""Predicts windows of text with one engine. It is a separate process, because a process fixes its instruction set.
+"""Predicts windows of text with one engine. Each run is a process, because a process cannot change its instruction set.
 
     python -m bench.real.predict compare BASE COUNT --model MODEL [flags of `sluice worker`]
 
@@ -19,7 +19,7 @@ from shared.config import ConfigError, Settings
 from shared.flags import Parser, add_flags, read, select
 from worker.kernels.cpu.openmp import spin_briefly
 
-spin_briefly()  # before torch is imported
+spin_briefly()  # must run before torch is imported
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -67,7 +67,7 @@ def main(words: list[str]) -> None:
 
 
 def compare(base: BaseFile, count: int, predict: Predict) -> dict[str, float]:
-    """Predicts `count` evenly spread windows of a base file, and compares with the log-probabilities in the file."""
+    """Predicts `count` evenly spread windows of a base file, and compares the predictions with the file's."""
     score, full = Score(), 0.0
     for at in range(count):
         index = at * len(base.windows) // count

@@ -49,7 +49,8 @@ def paragraphs(text: str) -> str:
 
 
 def windows_of(ids: list[int], length: int, count: int, bos: int | None) -> list[Window]:
-    """Cuts ids into windows and returns `count` evenly spread windows. bos: if not None, the first id of each."""
+    """Cuts ids into windows and returns `count` evenly spread windows. bos: if not None, the first id of each
+    window."""
     known = len(ids) // length
     if known < count:
         raise BenchError(f"the text has {known} windows of {length} tokens; --windows asks for {count}")

@@ -16,7 +16,7 @@ of earlier requests. The table has, for each number of workers:
     status kB/s      the statuses of all workers together; every frontend decodes all of them
     cached           the share of prompt tokens that came from prefix caches
     p50, p99 TTFT    the time from a client's first attempt to the first token (simulated)
-    resumed          streams that resumed on another worker; p99 pause: from the death to the next token
+    resumed          streams that resumed on another worker; p99 pause: time from the death to the next token
     broken           answers that a frontend's death broke, so that clients asked again
     lost             requests that got neither a whole answer nor a refusal
 """

@@ -1,8 +1,8 @@
 """A gateway's endpoint picker in front of a simulated fleet: it follows the K/V events of all workers.
 
 From the events that `--kv-events-endpoint` publishes, it knows the pages in each worker's prefix cache. It sends a
-request to the worker with the least work: the worker's load minus the prompt tokens that its cache has. The picker sees
-all requests, so it also knows all streams.
+request to the worker with the least work, which is the worker's load minus the prompt tokens that its cache has. The
+picker sees all requests, so it also knows all streams.
 """
 
 from array import array
@@ -19,10 +19,10 @@ class PageIndex:
 
     def __init__(self) -> None:
         self._holders: dict[int, set[int]] = {}
-        self._keys: dict[int, dict[int, int]] = {}  # worker → the worker's block hash → our page key
+        self._keys: dict[int, dict[int, int]] = {}  # worker → the worker's block hash → the page's key
 
     def take(self, worker: int, events: Iterable[Event]) -> None:
-        """Applies a worker's events in their order."""
+        """Updates the index by a worker's events, in the order of the events."""
         keys = self._keys.setdefault(worker, {})
         for event in events:
             match event:

@@ -18,7 +18,7 @@ class SimulatedConnection:
 
 
 class FleetRouter:
-    """Chooses workers for one frontend's streams. clock: simulated time; homes: home workers of a prefix (0: none)"""
+    """Chooses workers for one frontend's streams. clock: returns simulated time. homes: home workers per prefix"""
 
     def __init__(self, workers: int, clock: Callable[[], float], homes: int = HOMES) -> None:
         self.router = Router(homes)

@@ -28,7 +28,10 @@ NO_DEATHS = Deaths([], [])
 
 @dataclass
 class Result:
-    """The result of a run. choices, learning: CPU seconds in which frontends chose workers, and read their reports"""
+    """The result of a run.
+
+    choices: CPU seconds in which frontends chose workers. learning: CPU seconds in which they read workers' statuses.
+    """
 
     requests: int = 0
     refused: int = 0
@@ -77,7 +80,7 @@ class Fleet:
         self._absent: set[int] = set()  # frontends that are dead now
         self._waiting: list[SimulatedStream] = []  # streams without a worker
         self._ids = count(1)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []  # time, number that orders ties, action
+        self._events: list[tuple[float, int, Callable[[], None]]] = []  # (time, number that orders ties, action)
         self._event_ids = count()
         self._status_at = 0.0
         self._report()
@@ -211,7 +214,7 @@ class Fleet:
             return
         self._down.add(index)
         worker, self.workers[index] = self.workers[index], self._new_worker(index, len(self.routers))
-        self._picked(self.workers[index])  # the first event of a new worker clears its pages in the index
+        self._picked(self.workers[index])  # a worker's first event clears its predecessor's pages in the index
         self._count_hits(worker)
         streams = list(worker.streams.values())
         for stream in streams:

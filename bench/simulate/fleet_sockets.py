@@ -47,7 +47,7 @@ def address(folder: Path, index: int) -> Address:
 
 @dataclass
 class FakeWorker:
-    """Both sockets of a worker that computes nothing. known: the frontend that has connected, if any"""
+    """A worker that computes nothing: its two sockets. known: the frontend that has connected, if any"""
 
     router: "zmq.Socket[bytes]"
     events: "zmq.Socket[bytes]"
@@ -96,7 +96,10 @@ def serve(folder: Path, workers: int, frontends: int, stopped: Event | threading
 
 @dataclass
 class Cost:
-    """The frontend's measured cost. loop_s, process_s: CPU seconds of event loop and process within `seconds`"""
+    """The frontend's measured cost.
+
+    loop_s: CPU seconds of the event loop. process_s: CPU seconds of the whole process. Both were used within `seconds`.
+    """
 
     ready_s: float
     files: int

@@ -19,7 +19,7 @@ POOL_TOKENS = 40_000  # tokens that a worker's K/V pool holds
 
 @dataclass(eq=False)
 class SimulatedStream:
-    """A running request, with the attributes that a router reads. lost_at: when its worker died; reset on resuming"""
+    """A running request, with the attributes that a router reads. lost_at: when its worker died; None once resumed"""
 
     submit: Submit
     prompt: list[int]

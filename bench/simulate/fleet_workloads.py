@@ -13,7 +13,7 @@ class Workload:
 
     groups: float  # number of different prefixes per worker
     prefix: int  # tokens that all prompts of a group begin with
-    tail: tuple[int, int]  # further tokens of a prompt
+    tail: tuple[int, int]  # smallest and largest number of tokens after the prefix of a prompt
     output: int
     rate: float
     burst: int = 1  # how many requests arrive together

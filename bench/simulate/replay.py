@@ -33,7 +33,7 @@ class Stuck(RuntimeError):
 
 @dataclass(slots=True)
 class Request:
-    """The result of one request. Times in seconds since the start; `stamps`: one for each token."""
+    """The result of one request. Times are in seconds since the start. stamps: the time of each output token"""
 
     sent: float
     prompt_tokens: int
@@ -42,7 +42,7 @@ class Request:
     cached_tokens: int = 0
     preemptions: int = 0
     refused: str = ""  # why the request was not accepted; empty if it was
-    full: bool = False  # refused because the queue was full (503); other refusals are the request's own fault
+    full: bool = False  # whether the queue was full (503); any other refusal is the request's own fault
 
     @property
     def ttft(self) -> float:
@@ -100,13 +100,13 @@ def build(
     window_pages: int = 0,
     state_slots: int = 0,
 ) -> tuple[Scheduler, PagePool]:
-    """Returns a scheduler with these settings over a pool of `pages` pages of `worker.page_size` tokens, and that pool.
+    """Returns a scheduler with these settings, and its pool of `pages` pages of `worker.page_size` tokens.
 
     window: if it is not 0, some layers have this sliding window and their own pool of `window_pages` pages.
     state_slots: if it is not 0, some layers are recurrent, with this number of slots for their states.
 
     With --kv-cache-backend contiguous the same memory is divided into pages of `max_seq_len` tokens (4,096 if 0).
-    Raises ValueError if the memory is too small for one such page, or the slots for the states of one sequence.
+    Raises ValueError if the memory is too small for one such page, or if the slots do not suffice for one sequence.
     """
     max_seq_len = max_seq_len or DEFAULT_SEQ_LEN
     size = worker.page_size
@@ -158,7 +158,7 @@ class _Run:
     def step(self) -> Sample | None:
         """Runs one step, or moves the clock to the next time at which work may be available."""
         self._receive()
-        if not self.busy:  # the last requests were refused
+        if not self.busy:  # nothing is left to do, because the last requests were refused
             return None
         plan = self._scheduler.plan(self.now)
         if plan:

@@ -1,4 +1,4 @@
-"""Reports of a replay: a timeline for the terminal, numbers for a file, a plot for a page.
+"""Reports of a replay: a timeline for the terminal, figures for a JSON file, a plot for a page.
 
 Latency percentiles are not computed here: the command uses bench/client/summary.py for them, as the benchmarks do.
 """
@@ -33,7 +33,7 @@ def width() -> int:
 
 
 def timeline(replay: Replay, columns: int) -> str:
-    """Draws a row for each quantity: a character per time slice, which shows the slice's peak, then the maximum."""
+    """Draws a row for each quantity: the peak in each time slice, as a character, then the overall maximum."""
     lines = [_row(name, peaks(replay, quantity, columns)) for name, quantity in ROWS.items()]
     end = f"{replay.end:.3g} s"
     return "\n".join([*lines, f"{'':{LABEL}}|0{end:>{columns - 1}}|"])

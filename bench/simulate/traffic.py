@@ -10,7 +10,8 @@ FIRST_ID = 300  # lower ids are special tokens and single bytes
 
 
 class TimedRequest(Protocol):
-    """A request of a workload. at: seconds after the start; prompt: token ids; max_tokens: of its output."""
+    """A request of a workload. at: seconds after the start. prompt: token ids or text. max_tokens: limit of its
+    output"""
 
     @property
     def at(self) -> float: ...
@@ -31,8 +32,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests to replay. arrivals: in any order. sequential: a request is sent at its time, but not before the
-    previous request has ended."""
+    """Requests to replay. arrivals: in any order. sequential: whether a request also waits until the previous request
+    has ended."""
 
     arrivals: tuple[Arrival, ...]
     sequential: bool = False
@@ -43,7 +44,7 @@ class Traffic:
         return cls(tuple(_arrival(request) for request in requests), sequential)
 
     def faster(self, times: float) -> "Traffic":
-        """Returns the same requests at `times` the arrival rate."""
+        """Returns the same requests, which arrive `times` times as fast."""
         arrivals = tuple(Arrival(one.at / times, one.prompt, one.max_tokens) for one in self.arrivals)
         return Traffic(arrivals, self.sequential)
 

@@ -1,7 +1,7 @@
 """`sluice chat` and `sluice complete` stream a server's answers to the terminal; `sluice models` lists its models.
 
-Knows the terminal; http_client.py talks to the server. Ctrl-C stops an answer, or leaves the chat at its prompt. Input
-from a file or a pipe gets no prompts, and the first failure ends the command.
+Knows the terminal; http_client.py talks to the server. Ctrl-C stops an answer, or leaves the chat at its prompt. If the
+input is a file or a pipe, the chat shows no prompts, and the first failure ends the command.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def models_parser() -> Parser:
 
 
 def models(words: list[str]) -> int:
-    """Prints a line for each model name of the server, and returns the exit code. Raises CliError without an answer.
+    """Prints a line for each model name of the server, and returns the exit code. Raises CliError if no answer comes.
 
     Servers that report no status or length get "-" there.
     """

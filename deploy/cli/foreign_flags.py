@@ -11,7 +11,7 @@ from shared.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Flags of other servers with the same meaning. A field holds a server's flags, separated by spaces."""
+    """Flags of other servers with the same meaning. A server's field holds the server's flags, separated by spaces."""
 
     advice: str  # the end of the error message, after "is a flag of vLLM: "
     vllm: str = ""
@@ -20,7 +20,7 @@ class Foreign:
 
     @property
     def servers(self) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the servers that have each flag."""
+        """Flag → the names of the servers that have this flag."""
         by_server = {"vLLM": self.vllm, "SGLang": self.sglang, "llama.cpp": self.llama_cpp}
         found: dict[str, list[str]] = {}
         for server, flags in by_server.items():

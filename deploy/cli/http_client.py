@@ -110,7 +110,8 @@ class Server:
                     yield choice.get("text") or delta.get("content") or ""
 
     def ask(self, path: str, body: Mapping[str, Any]) -> WholeAnswer:
-        """Returns the whole answer to a request, even if the answer is streamed. Raises CliError if it is refused."""
+        """Returns the whole answer to a request, even if the answer is streamed. Raises CliError if the request is
+        refused."""
         with closing(self._connect()) as connection:
             response = self._request(connection, "POST", path, body)
             try:

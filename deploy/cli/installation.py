@@ -28,6 +28,6 @@ def require_worker_packages() -> None:
 
 
 def allow_interrupts() -> None:
-    """Makes Ctrl-C raise KeyboardInterrupt again. Until now, it ended the process at once (see sluice.py)."""
+    """Makes Ctrl-C raise KeyboardInterrupt again. Before this call, Ctrl-C ends the process at once (see sluice.py)."""
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
         signal.signal(signal.SIGINT, signal.default_int_handler)

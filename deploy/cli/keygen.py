@@ -91,9 +91,10 @@ def summary(folder: Path, name: str) -> str:
 
 
 def make_keys(folder: Path, *names: str, force: bool = False) -> None:
-    """Makes a key pair for each name: all pairs, or none. Public keys, except the worker's, are also put into allowed/.
+    """Makes a key pair for each name. Public keys, except the worker's, are also put into allowed/.
 
-    Raises CliError if a pair exists (unless `force`), OSError if the folder cannot be written.
+    Raises CliError, and makes no pair, if a file of one of the pairs exists and `force` is false. Raises OSError if the
+    folder cannot be written.
     """
     import zmq.auth
 

@@ -1,4 +1,4 @@
-"""Checks settings and files before `sluice serve` starts any process, so that a mistake is reported at once and once.
+"""Checks settings and files before `sluice serve` starts any process, so that a mistake is reported early and once.
 
 Workers and frontends repeat these checks, because they can also be started alone. Modules are imported only if a flag
 needs them.

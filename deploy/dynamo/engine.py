@@ -22,7 +22,7 @@ from dynamo.common.backend.worker import WorkerConfig
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty",
 )  # fmt: skip
-STOPPING = ("max_tokens", "min_tokens", "ignore_eos", "stop_token_ids")  # Dynamo's frontend looks for stop texts itself
+STOPPING = ("max_tokens", "min_tokens", "ignore_eos", "stop_token_ids")  # not stop texts: Dynamo's frontend finds these
 REFUSED = ("multi_modal_data", "prefill_result", "bootstrap_info", "encoder_result")
 CONNECT_S = 10.0
 LINE_BYTES = 1 << 24  # limit on the bytes of one event of a stream

@@ -27,15 +27,15 @@ VARIABLES = {  # the choices that a reader of the dashboard has
 class Panel:
     """A panel of the dashboard. A `stat` shows the last value, a `timeseries` shows all values.
 
-    lines: the query of each legend.
+    lines: the legend of each line → its query.
     """
 
     title: str
-    unit: str  # Grafana's names: s, short, percentunit, reqps, …
+    unit: str  # in Grafana's words, for example s, short, percentunit, reqps
     lines: dict[str, str]
     kind: str = "timeseries"
-    red: float | None = None  # values from here on are bad
-    good: float | None = None  # values below this are bad
+    red: float | None = None  # this value and larger ones are bad
+    good: float | None = None  # values below this one are bad
 
 
 def rate(metric: str, job: str = F, by: str = "") -> str:

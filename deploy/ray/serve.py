@@ -81,7 +81,8 @@ class Replica:
 
 
 async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """Yields an answer as it arrives. If the client disconnects, it closes the request, and the server aborts it."""
+    """Yields an answer as it arrives. If the client disconnects, the request to the server is closed, and the server
+    aborts it."""
     try:
         async for piece in answer.aiter_raw():
             yield piece

@@ -50,7 +50,8 @@ class Does(Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """The effect of a field on a route. values: the accepted values, for ONLY; within: the object with the field"""
+    """The effect of a field on a route. values: the accepted values, for ONLY; within: the object that contains the
+    field"""
 
     does: Does
     values: tuple[object, ...] = ()

@@ -60,7 +60,7 @@ def _bounds(schema: Schema) -> str:
 
 
 def inner(name: str, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
-    """Yields path (for example `messages[].role`), schema and "is required" of every field of objects in a schema."""
+    """Yields every field of the objects in a schema: path (`messages[].role`), schema, and whether it is required."""
     for one in _alternatives(schema):
         if one.get("type") == "array":
             yield from inner(f"{name}[]", one["items"])
@@ -80,5 +80,6 @@ def merged(found: Iterator[tuple[str, Schema, bool]]) -> Mapping[str, tuple[str,
 
 
 def default(shape: Schema) -> str:
-    """Returns the default as JSON; empty if the schema has no default, or null, or a value that clients cannot send."""
+    """Returns the default as JSON; empty if the schema states none. A schema states neither null nor a default that no
+    client can send."""
     return f"`{json.dumps(shape['default'])}`" if "default" in shape else ""

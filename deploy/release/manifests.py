@@ -68,13 +68,13 @@ def template(*arguments: str, release: str = "sluice", chart: Path = CHART) -> s
 
 
 def render(rendering: Rendering, chart: Path = CHART) -> str:
-    """Returns the content of a file."""
+    """Returns the content of a rendered file."""
     arguments = [word for name in rendering.templates for word in ("--show-only", f"templates/{name}.yaml")]
     arguments += [word for value in rendering.values for word in ("--set", value)]
     return HEAD + re.sub(r"^# Source: .*\n", "", template(*arguments, chart=chart), flags=re.MULTILINE)
 
 
 def write_all() -> None:
-    """Writes every file. Raises NoHelm."""
+    """Writes every rendered file. Raises NoHelm."""
     for name, rendering in FILES.items():
         (FOLDER / name).write_text(render(rendering))

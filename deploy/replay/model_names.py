@@ -22,7 +22,8 @@ def parse(words: Sequence[str]) -> dict[str, str]:
 
 
 def proposed(requests: Sequence[RecordedRequest], served: Sequence[str]) -> dict[str, str]:
-    """Returns recorded name → name of the server, if the record is of one model and the server lacks recorded names.
+    """Returns recorded name → the server's name, for recorded names that the server lacks. Empty unless all requests
+    were for the same model.
 
     served: the names that the server has for its model.
     """

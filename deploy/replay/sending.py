@@ -26,7 +26,7 @@ SEEDS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The outcome of a replayed request. Times are in milliseconds. late_s: how many seconds too late it was sent"""
+    """The outcome of a replayed request. Times are in milliseconds. late_s: seconds by which it was sent too late"""
 
     request: RecordedRequest
     difference: Difference | None = None
@@ -91,7 +91,8 @@ def replay_one(server: Server, request: RecordedRequest, late_s: float) -> Repla
 
 
 def _at(choice: int, path: str) -> str:
-    """Returns the path of a choice in the whole answer. llama.cpp's answers have an index instead of `choices`."""
+    """Returns, for a path in the answer with one choice, the path in the whole answer, where the choice has the index
+    `choice`. llama.cpp's answers have an index instead of `choices`."""
     if path.startswith("[0]"):
         return f"[{choice}]{path[3:]}"
     return path.replace("choices[0]", f"choices[{choice}]", 1)

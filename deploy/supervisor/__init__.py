@@ -9,7 +9,7 @@ packaged_model      the default model, fetched from a Python package
 watchdog            detects children that hang
 readiness           polls /ready
 placement           which worker gets which GPU, threads and port
-listen_sockets      the listening sockets, shared by frontends and kept across restarts
+listen_sockets      the listening sockets, one for each frontend, which stay open across restarts
 run_dir             the folder of sockets, heartbeats and logs
 console             log lines of children
 parent_death        children end when their parent dies

@@ -40,14 +40,15 @@ def command_line(role: str, settings: Settings, flags: Sequence[Flag]) -> list[s
 
 
 def child_environment() -> dict[str, str]:
-    """Returns this process's environment without settings, so that a child takes them all from its flags."""
+    """Returns this process's environment without settings, so that a child takes all settings from its flags."""
     home = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(path for path in (home, os.environ.get("PYTHONPATH")) if path)
     return without_settings(os.environ) | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
 
 
 def with_local_model(settings: Settings) -> Settings:
-    """Replaces the name of a local model by its folder. Clients may still use --model's name, or the short name."""
+    """Replaces the name of a local model by its folder. Clients may still use the name in --model, or its short
+    form."""
     model = settings.model
     names = model.served_model_name or ",".join(dict.fromkeys((short_name(model.model), model.model)))
     folder = _model_folder(model.model, model.mmproj)
@@ -55,9 +56,9 @@ def with_local_model(settings: Settings) -> Settings:
 
 
 def with_default_model(settings: Settings) -> Settings:
-    """For a server without --model: switches to the toy, with a notice on stderr, if the default cannot be fetched.
+    """Switches to the demo model, with a notice on stderr, if the default model cannot be fetched.
 
-    Raises CliError if the toy is missing.
+    Only for servers without --model.
     """
     try:
         fetched_showing(SMOLLM2, sys.stderr)
@@ -120,6 +121,6 @@ def _model_folder(model: str, mmproj: str) -> str:
 
 
 def _check_no_tower(model: str, mmproj: str) -> None:
-    """Raises CliError if --mmproj names a tower for a model that is not GGUF."""
+    """Raises CliError if --mmproj names a vision encoder for a model that is not GGUF."""
     if mmproj not in ("", OFF):
         raise CliError(f"--mmproj {mmproj}: {model} is not a GGUF model, so its own files have its vision tower", 3)

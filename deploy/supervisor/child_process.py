@@ -58,7 +58,8 @@ class ChildSpec:
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses between restarts, in seconds. The pauses double, and are short again after a process lived `healthy`."""
+    """Pauses between restarts, in seconds. The pauses double. After a process that lived for `healthy` seconds, they
+    start from `first` again."""
 
     first: float = 0.5
     longest: float = 30.0
@@ -89,7 +90,7 @@ class Child:
         self._draining = False
         self._was_ready = False
         self._killed_as_hanging = False
-        self._hung = False  # the process was killed because it hung, and its own work caused the hang
+        self._hung = False  # whether the process was killed for a hang that its own work caused
         self._output_bytes = 0
 
     @property
@@ -162,7 +163,7 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """Kills the process and its children. Without a `stop` before, it is restarted."""
+        """Kills the process and its children. Unless `stop` was called before, the process is restarted."""
         self._signal(signal.SIGKILL)
 
     async def _run_once(self) -> int:
@@ -194,7 +195,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             if signum == signal.SIGKILL:
                 os.killpg(self._process.pid, signum)
-            else:  # Process.send_signal would take the exit code of a process that has just died, which asyncio awaits
+            else:  # not Process.send_signal, which would reap a process that has just died before asyncio does
                 os.kill(self._process.pid, signum)
 
     @asynccontextmanager

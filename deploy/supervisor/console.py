@@ -45,7 +45,7 @@ class LineSplitter:
 
 
 class Console:
-    """Writes whole lines; on a terminal in colours, with a progress bar that stays below them."""
+    """Writes whole lines. On a terminal, the lines have colours, and a progress bar stays below the lines."""
 
     def __init__(
         self, stream: Sink, names: tuple[str, ...] = (), data: Sink | None = None, *, as_json: bool = False
@@ -91,7 +91,7 @@ class Console:
     def progress(self, fraction: float, reason: str) -> None:
         """Shows progress: a bar on a terminal, elsewhere a line for every 10 %.
 
-        fraction: from 0 to 1.
+        fraction: the progress, from 0 to 1.
         """
         percent = round(100 * min(max(fraction, 0.0), 1.0))
         activity = re.sub(r"\s*\d+\s*%", "", reason)  # the percentage is added below

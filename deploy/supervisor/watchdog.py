@@ -74,7 +74,8 @@ class Watchdog:
         return f"no progress for {stuck:.0f} s" if stuck > self._timeouts.stall_s else ""
 
     def ended(self, code: int, *, hung: bool) -> None:
-        """Records for the next process whether its own work killed this process; a `kill -9` does not count."""
+        """Tells the next process, through the heartbeat file, whether the ended process died of its own work. A `kill
+        -9` from outside does not count as its own work."""
         if self.serving:
             own_work = code != -signal.SIGKILL or hung or self._oom_kills() > self._oom_kills_before
             self.heartbeat.blamed = own_work and code not in CLEAN_EXITS

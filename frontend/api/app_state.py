@@ -33,7 +33,7 @@ JSON_TYPES = frozenset({"", "application/json", "application/x-www-form-urlencod
 
 @dataclass(frozen=True)
 class AppState:
-    """The state that all routes share, as long as the app lives. Every route handler gets it, and the request."""
+    """The state that all routes share, as long as the app lives. A route handler gets this state and the request."""
 
     config: FrontendConfig
     models: ModelTable

@@ -35,7 +35,7 @@ def check_characters(param: str, text: str, context: ModelContext) -> None:
     most = context.max_seq_len
     least = (
         context.tokenizer.fewest_tokens(text, most) if 0 < most < len(text) else 0
-    )  # a text of `most` characters or fewer always fits, as each token has a character at least
+    )  # a text of `most` characters or fewer always fits, because each token has at least one character
     if least > most:
         raise _exceeded(
             f"at least {least} tokens in the {param}. Please reduce the length of the {param}.",

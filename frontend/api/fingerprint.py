@@ -13,7 +13,7 @@ TEXT_VERSION = 3  # raise it with every change that may alter the prompt or the 
 def text_fingerprint(
     tokenizer: Tokenizer, style: ModelFormat, defaults: Mapping[str, Any], specials_in_content: bool = False
 ) -> str:
-    """Returns the frontend's part.
+    """Returns the frontend's part of the fingerprint.
 
     defaults: the sampling parameters of a request that sets none
     specials_in_content: whether text like <|im_end|> in a message becomes a special token

@@ -69,7 +69,7 @@ class ModelContext:
         return replace(self, template=self.template.at(seconds))
 
     def within(self, limits: Limits | None) -> Self:
-        """Returns the context with a worker's limits; the same context if no worker has reported any."""
+        """Returns the context with a worker's limits; an unchanged context if no worker has reported limits."""
         if limits is None:
             return self
         return replace(

@@ -95,7 +95,7 @@ class ServedModel:
         return replace(self.base._context, model=self.name, names=frozenset(self.names), adapter=self.adapter)
 
     def adapted(self, adapter: Adapter, *names: str) -> "ServedModel":
-        """Returns this model with an adapter, under `names` if there are any and else under its own names."""
+        """Returns this model with an adapter, under `names` or, if none are given, under its own names."""
         return replace(self, names=names or self.names, adapter=adapter, base=self)
 
 
@@ -161,9 +161,9 @@ class ModelTable:
         return self._adapters[adapter]
 
     def find(self, name: str | None) -> ServedModel:
-        """Returns the model of this name, or the first model if there is none.
+        """Returns the model of this name, or the first model if no model has this name.
 
-        It never refuses a name. The API formats do that (`check_model`), because each has its own error message.
+        No name is refused here. The API formats refuse names (`check_model`), because each has its own error message.
         """
         name = name or ""
         found = (self.get(written) for written in (name, name.removesuffix(TAG), name + TAG))
@@ -211,7 +211,7 @@ class ModelTable:
         raise BadRequest(text, code="not_allowed")
 
     async def reload(self) -> None:
-        """Reads the table of models again, where models are loaded on demand. Raises BadRequest if it cannot."""
+        """Reads the table of models again, if models are loaded on demand. Raises BadRequest if this fails."""
 
     @property
     def readiness(self) -> Readiness:

@@ -59,7 +59,7 @@ async def prepare(
 ) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field.
 
-    begins: the state of reasoning where the output begins; pictures: those of the request's only prompt
+    begins: the state of reasoning where the output begins; pictures: the pictures of the only prompt
     """
     fields, whole = reading.fields, prompts
     prompts = [truncated(ids, reading.max_tokens, fields, context) for ids in whole]
@@ -88,7 +88,7 @@ async def prepare(
 
 
 def _most_tokens(reading: Reading, prompts: Prompts, context: ModelContext) -> int:
-    """Returns the limit on new tokens. Raises ContextLengthExceeded for a prompt that leaves no room for them."""
+    """Returns the limit on new tokens. Raises ContextLengthExceeded for a prompt that leaves no room for new tokens."""
     asked = reading.max_tokens
     needed = 1 if asked is None else min(1, asked) if reading.ends_with_context else asked
     for ids in prompts:

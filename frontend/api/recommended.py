@@ -9,7 +9,7 @@ from frontend.api.requests.request_model import fields_of
 from frontend.api.requests.request_types import OpenAIFields
 from frontend.errors import SluiceError
 
-RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # all that may be recommended
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # other recommendations are ignored
 
 
 def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:

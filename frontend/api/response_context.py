@@ -20,7 +20,7 @@ class ResponseContext:
     request: GenerationRequest
     tokenizer: Tokenizer
     prefix: str = "cmpl"
-    fingerprint: str = ""  # the server's, see shared/fingerprint.py; empty if the workers report none
+    fingerprint: str = ""  # the server's fingerprint (shared/fingerprint.py); empty if the workers report none
     route: str = ""  # the path of the request
     signer: Signer | None = None  # signs receipts
     nonce: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -33,7 +33,7 @@ class ResponseContext:
 
     @property
     def system_fingerprint(self) -> str | None:
-        """The fingerprint as OpenAI's formats state it, with null for none."""
+        """The fingerprint as OpenAI's formats state it; None (in JSON null) if it is empty."""
         return self.fingerprint or None
 
     def token_text(self, id: int) -> str:

@@ -44,7 +44,7 @@ def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
         case "seed":
             return value % (1 << 64)  # reinterprets a signed 64-bit integer as unsigned
         case "top_k":
-            # 0, -1 and numbers above the vocabulary's size turn top_k off; the latter may be too large for the message
+            # 0, -1 and numbers above the vocabulary's size turn top_k off. The message cannot hold very large numbers.
             return min(value, context.vocab_size) if value > 0 else 0
         case "stop_token_ids":
             check_ids(name, value, context.vocab_size)

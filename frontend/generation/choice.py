@@ -18,11 +18,11 @@ FINISH = {
     Outcome.CHECKED: Finish.CHECKED,
 }  # fmt: skip
 
-Extra = Callable[["Choice", Delta], None]  # may change a delta; a delta that is empty afterwards is dropped
+Extra = Callable[["Choice", Delta], None]  # may change the delta, which is dropped if it is empty afterwards
 
 
 class Choice:
-    """Turns batches into deltas until it is `done`. Then `finish` says how the choice ended; None after a failure."""
+    """Turns batches into deltas until `done`. Then `finish` says how the choice ended; None after a failure."""
 
     __slots__ = (
         "_brought", "_extras", "_index", "done", "finish", "first_at", "last_at", "logprobs", "prompt", "stream",

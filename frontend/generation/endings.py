@@ -1,4 +1,4 @@
-"""Adds data to the last delta, for features that need it: a receipt's ids, a vector, a prompt's scores."""
+"""Adds data of optional features to the last delta: ids for a receipt, a vector, or a prompt's scores."""
 
 from frontend.features import Features
 from frontend.generation.choice import Choice, Extra

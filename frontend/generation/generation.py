@@ -57,7 +57,7 @@ class Generation:
         self._generates = generates
         self.ended = False  # whether the last `poll` returned the last deltas
         self.error: SluiceError | None = None  # why the generation ended without success
-        self.reason = ""  # why this was closed before every choice had a `finish`
+        self.reason = ""  # why the generation was closed before every choice had a `finish`
         self._failure: SluiceError | None = None  # the argument of `fail`
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class Generation:
         self._pool.abort([choice.stream for choice in self.choices])
 
     def close(self, reason: str = "client") -> None:
-        """Aborts every choice that has not ended, and counts it under `reason`. May be called twice. Never waits."""
+        """Aborts all choices that have not ended, and counts them under `reason`. May be called twice. Never waits."""
         if self not in self._live:
             return
         self._live.discard(self)

@@ -46,7 +46,7 @@ class Service:
         """prefix_cache_scope: which requests share cached prefixes, see --prefix-cache-scope"""
         self.pool = pool
         self.metrics = metrics or RequestMetrics()
-        self.generations: set[Generation] = set()  # all that are not closed
+        self.generations: set[Generation] = set()  # all generations that are not closed
         self.draining = False
         self._tokenizer = tokenizer
         self._groups = itertools.count(1)

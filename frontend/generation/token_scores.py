@@ -1,4 +1,4 @@
-"""Adds log-probabilities to deltas: each output token's to its own delta, the prompt's to the last delta."""
+"""Adds log-probabilities to deltas: those of output tokens to their delta, the prompt's to the last delta."""
 
 import math
 
@@ -15,7 +15,7 @@ class TokenScores:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._tells_output = request.sampling.logprobs is not None
-        self._prompt_top = request.features.prompt_logprobs  # None: report none of the prompt
+        self._prompt_top = request.features.prompt_logprobs  # None: no log-probabilities of the prompt are requested
         self._told = request.brought  # the offset of the next token in the output
         self._output: ByOffset = {}
         self._prompt: ByOffset = {}

@@ -1,7 +1,7 @@
 """A request with many prompts, which are submitted a few at a time so that they fit in a worker's queue.
 
 A request that generates text is admitted as a whole, before its response begins. A request for vectors or
-log-probabilities is answered only when all of them are computed, so it may also be refused halfway.
+log-probabilities is answered only when all its prompts are computed, so it may also be refused halfway.
 """
 
 from collections.abc import AsyncGenerator
@@ -11,7 +11,7 @@ from frontend.generation.choice import Choice
 from frontend.generation.service import Service
 from frontend.request import Delta, GenerationRequest
 
-WINDOW = 256  # prompts at a time; the default of --max-waiting-requests leaves room for several such requests
+WINDOW = 256  # prompts submitted at a time; the default of --max-waiting-requests leaves room for several windows
 
 
 class Windows:

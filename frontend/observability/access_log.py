@@ -25,7 +25,7 @@ OUTCOMES = {
     "": "finished", "client": "client_gone", "deadline_exceeded": "deadline", "shutdown": "shutdown",
     "write_timeout": "write_timeout",
 }  # fmt: skip
-MAX_FINISH_REASONS = 128  # a line has at most so many
+MAX_FINISH_REASONS = 128  # limit on the finish reasons in one line
 NO_TIMINGS = Timings()
 
 _encode = msgspec.json.Encoder().encode
@@ -167,7 +167,7 @@ class AccessLog:
         self._render = render
 
     def __call__(self, entry: LogEntry) -> None:
-        """Writes the entry, unless it is a successful request of a probe or a scrape, or for a file of the web page."""
+        """Writes the entry, unless a successful request was for a path in QUIET_PATHS or a file of the web page."""
         if entry.outcome != "finished" or not (entry.path in QUIET_PATHS or entry.path.startswith("/web/")):
             self.writer.put(self._render(entry))
 

@@ -60,8 +60,8 @@ def end_hooks(config: FrontendConfig, metrics: PrometheusMetrics) -> EndHooks:
 
 
 def _add_tracing(hooks: EndHooks, endpoint: str) -> None:
-    """Adds the tracing hook. If this fails, raises ConfigError if the flag asked for tracing. If the environment
-    variable did, which may be meant for other programs, only logs a warning."""
+    """Adds the tracing hook. A failure raises ConfigError if a flag asked for tracing. It only logs a warning if the
+    environment variable did, because that may be meant for other programs."""
     try:
         from frontend.observability.tracing import Tracing  # loaded on demand, because it imports a lot
 

@@ -20,9 +20,9 @@ from shared.logs.metrics_page import Collector, MetricsPage
 from shared.logs.prometheus_adapter import BulkHistogram
 
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
-MAX_KEYS = 256  # names of API keys that have a label of their own
+MAX_KEYS = 256  # limit on names of API keys with a label of their own
 OTHER_KEYS = "(others)"
-MAX_MODELS = 1024  # model names with a label of their own; a running server may get new names
+MAX_MODELS = 1024  # limit on model names with a label of their own; a running server may get new names
 OTHER_MODELS = "(others)"
 
 # Known label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it.
@@ -45,8 +45,8 @@ class PrometheusMetrics:
         """
         names: the names of the models. Series that belong to no model get the first name as their label, because
             dashboards select series by this label; an empty name makes no label
-        aliases: the value of --metrics-aliases: another server, whose metric names the page has in addition
-        on_demand: the models are loaded on demand, and their workers have no pages
+        aliases: the value of --metrics-aliases: another server; the page also has the metrics under its names
+        on_demand: whether models are loaded on demand; the page then has the metrics of their workers, too
         """
         self._prefix = prefix
         self.registry = CollectorRegistry()
@@ -126,7 +126,7 @@ class PrometheusMetrics:
             counts[:] = 0, 0, 0
 
     def text(self) -> bytes:
-        """Returns Prometheus' text format: the counts of all frontends that share the folder, and our own gauges.
+        """Returns Prometheus' text format: the counts of all frontends that share the folder, and our gauges.
 
         The counts of a model are as old as the last flush of its metrics.
         """
@@ -135,7 +135,7 @@ class PrometheusMetrics:
 
 
 class _Multiprocess:
-    """Reads the files that the frontends of one port write, anew at each scrape."""
+    """Reads, at each scrape, the files that the frontends of one port write."""
 
     def collect(self) -> Iterable[Metric]:
         yield from MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]

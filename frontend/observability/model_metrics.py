@@ -37,7 +37,7 @@ class ModelFamilies:
     """The families of metrics that the models of a frontend share."""
 
     def __init__(self, prefix: str, registry: CollectorRegistry, *, named: bool) -> None:
-        """named: every series has a label with the name of its model"""
+        """named: whether every series has a label with the name of its model"""
         own = (MODEL_LABEL,) if named else ()
         self.reason: Callable[[str], str] = naming(prefix).reason
 

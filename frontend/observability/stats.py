@@ -26,7 +26,7 @@ class Pages(msgspec.Struct, kw_only=True):
 
 
 class KVUsage(msgspec.Struct, kw_only=True):
-    """Pages of one kind of layers. owned: pages that sequences hold; bytes: memory of the owned pages."""
+    """The K/V pages of one kind of layer. owned: pages that sequences hold; bytes: memory of the owned pages."""
 
     owned: Count = 0
     total: Count = 0
@@ -53,7 +53,7 @@ class SpeculationStats(msgspec.Struct, kw_only=True):
 
     drafted: Count
     accepted: Count
-    drafted_at: list[Count]  # by position: the first draft after a token, the second, and so on
+    drafted_at: list[Count]  # by place after the last token: first drafts, second drafts, ...
     accepted_at: list[Count]
 
 
@@ -113,8 +113,8 @@ class Worker(msgspec.Struct, kw_only=True):
 
 
 class PoolWorker(Worker, kw_only=True):
-    """A worker as this frontend sees it. `streams` and `load` (tokens these streams may still need) count only this
-    frontend's streams; the worker reports the other fields itself."""
+    """A worker as this frontend sees it. `streams` and `load` (the tokens that these streams may still need) count only
+    this frontend's streams; the worker reports the other fields itself."""
 
     address: str
     ready: bool

@@ -1,7 +1,7 @@
 """Exports each request as an OpenTelemetry span with its phases, by the conventions for generative AI.
 
 Spans are made from the log entry when the request has ended, so that they cost nothing while it runs. A thread of the
-SDK sends them in batches; while the collector is away spans are lost, and nothing else happens.
+SDK sends them in batches; while the collector is away, spans are lost, and nothing else happens.
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 """
 
@@ -53,7 +53,7 @@ class Tracing:
         except ImportError as error:
             raise ConfigError(MISSING_PACKAGES) from error
         for name in ("opentelemetry.sdk", "opentelemetry.exporter"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # else a traceback for each lost batch
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # or the SDK would log a traceback for each lost batch
         exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces" if endpoint else None, timeout=5)
         return cls(BatchSpanProcessor(exporter))
 

@@ -1,4 +1,4 @@
-"""Metrics of the workers of each model, from their last statuses, for workers without a metrics page of their own.
+"""Metrics of the workers of each model, from their latest Statuses, for workers without a metrics page of their own.
 
 All frontends of the same workers show the same values, so a sum over frontends counts each value several times.
 """
@@ -16,7 +16,7 @@ from shared.messages import Status
 
 
 class Row(NamedTuple):
-    """One metric of workers. kind: "gauge" or "counter"; value: computes it from the merged Status of the workers"""
+    """One metric of workers. kind: "gauge" or "counter"; value: computes the metric from the workers' merged Status"""
 
     name: str
     kind: str
@@ -42,7 +42,7 @@ OWN: Sequence[Row] = (
 class WorkerSums:
     """Collects the metrics of `rows`, over all workers of each model.
 
-    labelled: the series have labels; without them, there is one series for the workers of all models
+    labelled: whether the series have labels; False: there is one series for the workers of all models
     """
 
     def __init__(

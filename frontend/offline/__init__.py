@@ -3,7 +3,7 @@
 llm                 `LLM`: generates with a worker of its own
 start               starts the worker of an `LLM`
 inputs              prompts and options as requests
-contexts            chooses what requests are read with: the model, or the model with an adapter
+contexts            chooses the model, or the model with an adapter, for reading a request
 pictures            turns Pillow images and files into the parts of a request
 batch               runs many requests with bounded concurrency
 pooled              vectors and scores

@@ -30,7 +30,7 @@ from shared.messages import Refusal, Timings
 OnDelta = Callable[[int, Delta], None]  # called with the index of the request, and its next delta
 
 FULL = frozenset({Refusal.QUEUE_FULL.value})  # refusals that pass when a running request ends
-UNAVAILABLE = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # these pass when a worker is back
+UNAVAILABLE = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # refusals until a worker is back
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
 
 
@@ -42,7 +42,7 @@ class Answer:
     ids: tuple[int, ...]
     finish: Finish  # a str: "eos", "stop" or "length"
     usage: Usage
-    seed: int  # a request with this seed gets the same output
+    seed: int  # the same request with this seed gets the same output
     stop: str | int | None = None  # the stop string or id that ended the output
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per id
     timings: Timings = field(default_factory=Timings)
@@ -62,7 +62,7 @@ async def run_all(
     concurrency: how many requests run at a time
     recovery_timeout: seconds to wait for a worker that is unavailable; the wait for a full queue has no limit
 
-    Raises the first SluiceError. All other requests are then aborted, and also when this function is cancelled.
+    Raises the first SluiceError. All other requests are aborted then, or when this function is cancelled.
     """
     queue = iter(enumerate(requests))
     tasks = [
@@ -152,7 +152,7 @@ class BatchRunner:
     recovery_timeout: float = 120.0
 
     def texts(self, read: ReadRequests) -> Job[TextPiece]:
-        """Returns a job that emits the text that each output gains, as it arrives."""
+        """Returns a job that emits the pieces of each output's text as they arrive."""
 
         async def job(emit: Emit[TextPiece]) -> None:
             def on_delta(index: int, delta: Delta) -> None:

@@ -1,4 +1,4 @@
-"""Chooses what a Python caller's requests are read with: the model, or the model with the adapter that they name."""
+"""Chooses the ModelContext for reading a Python caller's request: of the model, or of the model with an adapter."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,12 +8,12 @@ from frontend.errors import Unprocessable
 from shared.config import ModelConfig, WorkerConfig
 from shared.messages import Adapter
 
-ContextOf = Callable[[str | None], ModelContext]  # takes an adapter's name; None: no adapter
+ContextOf = Callable[[str | None], ModelContext]  # the argument: an adapter's name; None: no adapter
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """The contexts of an `LLM`. base: the model without an adapter; adapters: those of the setting lora_modules"""
+    """The contexts of an `LLM`. base: for the model without an adapter; adapters: the setting lora_modules, by name"""
 
     base: ModelContext
     adapters: Mapping[str, Adapter] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class CommonOptions(TypedDict, total=False):
     guided_choice: Sequence[str] | None
     guided_grammar: str | None
     structured_outputs: Mapping[str, Any] | None
-    cache_salt: str | None  # the prefix cache is shared between equal values only
+    cache_salt: str | None  # requests share cached prefixes only if they have the same salt
     priority: int | None  # lower values are served first
     deadline_ms: int | None  # the whole output must be complete within this time
 
@@ -64,7 +64,7 @@ class ChatOptions(CommonOptions, total=False):
     logprobs: bool | None
     top_logprobs: int | None
     chat_template_kwargs: Mapping[str, Any] | None
-    tools: Sequence[Mapping[str, Any]] | None  # a call is in the output's text, as the model writes it
+    tools: Sequence[Mapping[str, Any]] | None  # calls stay in the output's text, as the model writes them
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     reasoning_effort: str | None

@@ -18,7 +18,8 @@
         llm.score("A", ["B", "C"])                                              # list[float]
 
 The server's own code parses, validates and runs the requests, so that equal requests get equal outputs. The worker is
-another process (deploy/supervisor/embedded_worker.py); this one does not load torch. Any thread may call any method.
+another process (deploy/supervisor/embedded_worker.py); this process does not load torch. Any thread may call any
+method.
 """
 
 import weakref
@@ -130,8 +131,8 @@ class LLM:
         Returns the text, or the list of texts. With `stream`, returns a generator of pieces of text, or of (index
         of the prompt, piece), as they arrive; closing the generator aborts the requests that still run.
 
-        progress: whether to show a bar on stderr; None means on a terminal, for more than 8 prompts
-        options: those of `/v1/completions`, with the same defaults
+        progress: whether to show a bar on stderr; None: only on a terminal, and only for more than 8 prompts
+        options: the options of `/v1/completions`, with the same defaults
 
         Raises:
             TypeError: an option is unknown.
@@ -159,7 +160,7 @@ class LLM:
     ) -> Generator[TextPiece]: ...
     # fmt: on
     def chat(self, messages: Any, *, stream: bool = False, progress: bool | None = None, **options: Any) -> Any:
-        """Like `generate`, for a conversation or for each of a list of them.
+        """Does the same as `generate` for a conversation, or for each conversation of a list.
 
         A conversation is a list of dicts with `role` and `content`, or the text of a single message of the user. The
         content may be a list of parts, as over HTTP. The part `{"type": "image", "image": ...}` has a picture, as a
@@ -167,7 +168,7 @@ class LLM:
 
         The model's chat template renders a conversation.
 
-        options: those of `/v1/chat/completions`, with the same defaults
+        options: the options of `/v1/chat/completions`, with the same defaults
         """
         return self._chat(messages, stream, progress, options)
 

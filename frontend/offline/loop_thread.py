@@ -51,7 +51,7 @@ class LoopThread(Generic[R]):
 
     def close(self) -> None:
         """Cancels all jobs, closes the resource, ends the thread. Idempotent."""
-        if os.getpid() != self._pid:  # in a fork, which does not have the thread
+        if os.getpid() != self._pid:  # this process is a fork, which does not have the thread
             return
         if threading.current_thread() is self._thread:  # called by the garbage collector; a thread cannot join itself
             threading.Thread(target=self.close).start()

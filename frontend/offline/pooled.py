@@ -19,7 +19,7 @@ ReadRequest = Callable[[ContextOf], Awaitable[GenerationRequest]]
 def embedding_reader(
     prompts: Sequence[Prompt], dimensions: int | None, prompt_name: str | None, adapter: str | None
 ) -> ReadRequest:
-    """Returns a function that makes the request for the vectors of the prompts. It raises SluiceError."""
+    """Returns a function that makes the request for the prompts' vectors. That function raises SluiceError."""
 
     async def read(context_of: ContextOf) -> GenerationRequest:
         context = context_of(adapter)
@@ -34,7 +34,7 @@ def embedding_reader(
 def score_reader(
     text_1: str | Sequence[str], text_2: str | Sequence[str], instruction: str | None, adapter: str | None
 ) -> ReadRequest:
-    """Returns a function that makes the request for the scores of pairs. It raises SluiceError."""
+    """Returns a function that makes the request for the scores of pairs. That function raises SluiceError."""
     first, second = ([text] if isinstance(text, str) else list(text) for text in (text_1, text_2))
 
     async def read(context_of: ContextOf) -> GenerationRequest:

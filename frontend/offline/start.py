@@ -78,7 +78,7 @@ async def _open(settings: Settings, adapters: Mapping[str, Adapter]) -> AsyncIte
 async def _tokenizer(settings: Settings) -> Tokenizer:
     """Loads the tokenizer while the worker starts.
 
-    The thread is our own, as asyncio's threads cannot be ended while Python exits.
+    Starts a thread for it, because asyncio's threads cannot be ended while Python exits.
     """
     template, task = settings.frontend.chat_template, settings.model.task
     with ThreadPoolExecutor(1) as thread:

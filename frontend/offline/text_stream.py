@@ -1,4 +1,4 @@
-"""Gives a Python caller the pieces of an output's text, awaited or not; and shows the progress bar."""
+"""Gives a Python caller the pieces of an output's text, in an event loop or without one. Shows the progress bar."""
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
@@ -7,13 +7,13 @@ from importlib import import_module, util
 from typing import Any, Self
 
 TextPiece = tuple[int, str]  # the index of the request, and the text that its output gained
-MAX_WITHOUT_BAR = 8  # more outputs get a progress bar on a terminal
+MAX_WITHOUT_BAR = 8  # with more outputs than this, a terminal shows a progress bar
 
 
 class TextStream(AsyncGenerator[str]):
     """Pieces of one output's text, as they arrive.
 
-    Awaiting it returns itself: `async for text in llm.generate_async(...)` works, and so does
+    Awaiting the stream returns the stream itself: `async for text in llm.generate_async(...)` works, and so does
     `stream = await llm.generate_async(...)`.
     """
 
@@ -45,7 +45,7 @@ def only_text(pieces: Generator[TextPiece]) -> Generator[str]:
 def progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], object]]:
     """Yields a function to call after each output.
 
-    wanted: whether to show a bar, if tqdm is installed; None means on a terminal, for many outputs
+    wanted: whether to show a bar, if tqdm is installed; None: only on a terminal, and only for many outputs
     """
     if wanted is None:
         wanted = total > MAX_WITHOUT_BAR and sys.stderr.isatty()

@@ -12,7 +12,7 @@ from frontend.output_parser.parser import OutputParser
 
 
 class ContinuedParser:
-    """An OutputParser of the continuation. The first call that it yields has number 0."""
+    """Parses what follows the earlier texts, as an OutputParser. The first call that it yields has number 0."""
 
     def __init__(self, parser: OutputParser, before: Sequence[str]) -> None:
         """before: the earlier texts. `parser` has parsed nothing yet."""

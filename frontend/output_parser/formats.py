@@ -18,7 +18,7 @@ class ToolFormat(StrEnum):
     """How a model writes a call."""
 
     NONE = "none"
-    HERMES = "hermes"  # <tool_call>{"name": …, "arguments": {…}}</tool_call>, also Qwen's
+    HERMES = "hermes"  # <tool_call>{"name": …, "arguments": {…}}</tool_call>, also used by Qwen
     LLAMA = "llama"  # {"name": …, "parameters": {…}} and nothing else
     MISTRAL = "mistral"  # [TOOL_CALLS] [{"name": …, "arguments": {…}}, …] and nothing else
     MISTRAL_ARGS = "mistral-args"  # [TOOL_CALLS]NAME[ARGS]{…}, repeated
@@ -88,7 +88,7 @@ TAGS: tuple[Tags, ...] = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     THINK,
 )
-# A client's reasoning effort → the nearest one that the format knows. Gpt-oss always reasons, so it has no "none".
+# A client's reasoning effort → the nearest effort that the format knows. Gpt-oss always reasons, so it has no "none".
 DEGREES: Mapping[ToolFormat, Mapping[str, str]] = {
     ToolFormat.HARMONY: {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 }
@@ -97,8 +97,8 @@ DEGREES: Mapping[ToolFormat, Mapping[str, str]] = {
 class Reasoning(StrEnum):
     """Whether a place in the output lies within reasoning."""
 
-    DONE = "done"  # after reasoning, or without any: an opening tag would be text. Harmony: within the answer
-    UNDECIDED = "undecided"  # the output may open its reasoning here. Harmony: a message begins
+    DONE = "done"  # reasoning has ended or is off: an opening tag would be text. In harmony: within the answer
+    UNDECIDED = "undecided"  # the output may open its reasoning here. In harmony: a message begins
     OPEN = "open"  # reasoning has begun, in the prompt or in the output
 
 
@@ -107,14 +107,14 @@ class ModelFormat:
     """The properties of a model that the source of its chat template shows."""
 
     tool_format: ToolFormat = ToolFormat.NONE
-    shows_tools: bool = False  # the template writes tools into the prompt
+    shows_tools: bool = False  # whether the template writes tools into the prompt
     has_reasoning: bool = False
     thinking_switch: str = ""  # the variable of the template that turns thinking on or off; "" if it has none
-    has_reasoning_effort: bool = False  # the template reads the variable `reasoning_effort`
+    has_reasoning_effort: bool = False  # whether the template reads the variable `reasoning_effort`
     tags: Tags = THINK
-    tools_as_text: bool = False  # the template has no place for tools: a system message describes them
-    calls_as_text: bool = False  # the template has no place for calls and results: messages have them in their text
-    arguments_as_text: bool = False  # the template expects a call's arguments as a string of JSON, not as an object
+    tools_as_text: bool = False  # whether a system message describes tools, which the template cannot show
+    calls_as_text: bool = False  # whether messages' texts contain calls and results, which the template cannot show
+    arguments_as_text: bool = False  # whether the template expects a call's arguments as a string of JSON
 
     @classmethod
     def of(
@@ -169,7 +169,7 @@ class ModelFormat:
         """Returns how to parse an output; None if all of the output is text.
 
         functions: the functions that the output may call
-        must_call: after reasoning, the output consists only of calls
+        must_call: whether, after reasoning, the output consists only of calls
         specials: special tokens of the model's vocabulary that are words of the format or tags around reasoning
         """
         callable_functions = tuple(functions)
@@ -196,7 +196,7 @@ def _plain_switch(source: str) -> str:
 
 
 def _open_message(prompt: str) -> Reasoning:
-    """Returns OPEN if a harmony prompt ends inside a message of reasoning, DONE inside another one, else UNDECIDED."""
+    """Returns OPEN if a harmony prompt ends inside a message of reasoning, DONE inside any other, else UNDECIDED."""
     last = prompt[prompt.rfind("<|start|>") :]
     header, message, _ = last.partition("<|message|>")
     if not message or last.endswith(("<|end|>", "<|return|>", "<|call|>")):
@@ -215,12 +215,12 @@ class ParserConfig:
     reasoning: whether the output begins inside reasoning, after reasoning, or where reasoning may open
     tool_format: how the output writes calls
     function_names: the functions that the output may call
-    reasoning_is_text: reasoning stays in the text
+    reasoning_is_text: whether reasoning stays in the text
     tags: the texts that open and close reasoning
-    must_call: after reasoning, the output consists only of calls
+    must_call: whether, after reasoning, the output consists only of calls
     kinds: the kinds of values that each function's parameters may have
     shown: special tokens whose spelling the parser must see
-    reasoning_in_pieces: a stream sends reasoning as it is generated; otherwise it sends each block of reasoning whole
+    reasoning_in_pieces: whether a stream sends reasoning as it is generated; False: it sends whole blocks of reasoning
     """
 
     reasoning: Reasoning = Reasoning.DONE
@@ -242,7 +242,7 @@ class ParserConfig:
 def with_reasoning(parser_config: ParserConfig | None, separate: bool, in_pieces: bool) -> ParserConfig | None:
     """Returns the config with these choices of a request.
 
-    separate: reasoning is in a field of its own, otherwise it is part of the text
+    separate: whether reasoning is in a field of its own; False: it is part of the text
     in_pieces: see `reasoning_in_pieces`
     """
     if parser_config is None or (separate and in_pieces):

@@ -55,7 +55,7 @@ def _recipient(header: str) -> str:
 
 
 def _begins_again(header: str, mark: str) -> bool:
-    """Whether a special token begins another header: START is always a header's first one, and CHANNEL occurs once."""
+    """Whether a special token begins a new header: a header has START only as its first token, and CHANNEL once."""
     return mark == START or (mark == CHANNEL and CHANNEL in header)
 
 
@@ -150,7 +150,7 @@ class HarmonyParser:
     def _end_message(self, cut_off: bool = False) -> list[Event]:
         """Ends the open header or message. A call that the model ended without content has no arguments.
 
-        cut_off: the output has ended
+        cut_off: whether the output has ended
         """
         if self._header is not None:
             return self._end_header()

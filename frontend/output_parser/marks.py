@@ -1,6 +1,6 @@
 """Shows parsers the special tokens that they need. Detokenized text omits special tokens, so stand-ins replace them.
 
-A stand-in is a lone surrogate, to which no sequence of bytes decodes, so no model can write one letter by letter.
+A stand-in is a lone surrogate, to which no sequence of bytes decodes, so no model can spell one letter by letter.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ MISTRAL_ARGS: Mapping[str, str] = {
     "[THINK]": THINK,
     "[/THINK]": THOUGHT,
 }
-BLANK = "\udc80"  # replaces hidden characters; it stands for no token, and no stop string has it
+BLANK = "\udc80"  # replaces hidden characters; it stands for no token, and no stop string contains it
 _SPELLINGS = {ord(mark): spelling for each in (HARMONY, MISTRAL_ARGS) for spelling, mark in each.items()}
 
 

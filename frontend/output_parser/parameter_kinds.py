@@ -13,9 +13,9 @@ MAX_DEPTH = 16  # the depth to which references and alternatives are followed
 class Kind(Enum):
     """How the text of a value is to be understood."""
 
-    TEXT = auto()  # a string, as it stands
-    JSON = auto()  # JSON of another type
-    EITHER = auto()  # JSON of another type if the text is such JSON, else a string
+    TEXT = auto()  # the text is the string itself
+    JSON = auto()  # the text is JSON of a type other than string
+    EITHER = auto()  # like JSON if the text is JSON of such a type, else like TEXT
 
 
 def kinds_of(schema: Mapping[str, Any]) -> dict[str, Kind]:

@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(slots=True)
 class ParsedOutput:
-    """The parts of one output, in its order. Adjacent parts of one kind are merged."""
+    """The parts of one output, in order. Adjacent parts of one kind are merged."""
 
     parser: OutputParser
     parts: list[Text | ReasoningText | Call] = field(default_factory=list)

@@ -26,8 +26,8 @@ class Body(Protocol):
 
 
 class OutputParser(Protocol):
-    """Parses one output: `feed` each released piece of text, then `finish`. Afterwards `called` says whether it
-    called a function."""
+    """Parses one output: call `feed` with each piece of text, then `finish`. Afterwards `called` says whether the
+    output called a function."""
 
     @property
     def reasoning(self) -> Reasoning:
@@ -50,7 +50,7 @@ class TaggedParser:
         self._calls = CallParser(parser_config) if parser_config.function_names else None
         self._body: Body = self._calls or TextOnly()
         self._text = ""  # text that may still turn out to be a tag
-        self._leading = True  # no reasoning has come yet: line breaks belong to the opening tag and are dropped
+        self._leading = True  # whether line breaks are dropped, because they follow the opening tag
 
     @property
     def reasoning(self) -> Reasoning:
@@ -106,7 +106,7 @@ class TaggedParser:
 
 
 class TextOnly:
-    """The body of an output that cannot call functions."""
+    """Parses an output that cannot call functions, except its reasoning."""
 
     def feed(self, text: str) -> list[Event]:
         return [Text(text)] if text else []

@@ -13,7 +13,7 @@ class ReasoningMarks:
     opening: tuple[str, ...]
     closing: str  # the text that ends reasoning: a single token
     forced: tuple[str, ...]  # `closing`, and the text that leads on to the answer
-    anywhere: bool = False  # reasoning may open again, and not only at the beginning of an output
+    anywhere: bool = False  # whether reasoning may open later than at the beginning of an output
     forbidden: tuple[str, ...] = ()  # marks that would reopen reasoning: not allowed once the budget is used up
 
 

@@ -38,7 +38,7 @@ class ToolChoice:
 
     functions: all functions that the request offers
     callable_names: the names of the functions that may be called, unless `mode` forbids calls
-    parallel: the output may have several calls
+    parallel: whether the output may have several calls
     """
 
     functions: tuple[Function, ...] = ()

@@ -48,7 +48,8 @@ class UnseparatedParser:
         return [Text(text[:cut]), *self._body.feed(text[cut:])]
 
     def _decide(self, text: str) -> str:
-        """Holds text back until it shows whether the output begins with reasoning. Returns all text then, "" before."""
+        """Holds text back until it shows whether the output begins with reasoning. Returns "" until then, and then all
+        the text."""
         self._held += text
         start = self._held.lstrip()
         if len(start) < len(self._opening) and self._opening.startswith(start):

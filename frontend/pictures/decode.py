@@ -14,7 +14,7 @@ DECODE = f"{__name__}:decode"
 SECONDS, MEGABYTES = 10.0, 1024  # limits for one picture
 KINDS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_TILES = 64
-MOST_RATIO = 200  # longer side / shorter side of a picture that keeps its shape, as in transformers
+MOST_RATIO = 200  # limit on longer side / shorter side, if a picture keeps its shape; as in transformers
 
 Tile = tuple[int, int, bytes]  # height, width, uint8 RGB row by row
 
@@ -90,7 +90,7 @@ def _grid(image: Any, side: int, cuts: bool, resample: int, area: Sequence[int],
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
-    """Returns the width and height with `longest` as the longer side, and an even shorter side."""
+    """Returns the width and height: the longer side is `longest`, the shorter side is an even number."""
     ratio = width / height
     if width >= height:
         other = int(longest / ratio)
@@ -102,7 +102,7 @@ def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
 def _of_area(width: int, height: int, step: int, least: int, most: int, *, fewest: int = 0) -> tuple[int, int]:
     """Returns a width and a height in multiples of `step`, of about the picture's shape and `least` to `most` pixels.
 
-    fewest: a side counts as at least so many steps when the size is compared with these bounds
+    fewest: when the size is compared with these bounds, each side counts as at least so many steps
     """
     across, down = max(fewest, round(width / step)), max(fewest, round(height / step))
     if across * down * step * step > most:

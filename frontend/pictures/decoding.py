@@ -15,7 +15,7 @@ from shared.pictures.digest import picture_digest
 from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised
 
 CHILDREN = 2
-MAX_WAITING = 64  # pictures that may wait for a child process
+MAX_WAITING = 64  # limit on the pictures that wait for a child process
 
 
 class Decoded(NamedTuple):

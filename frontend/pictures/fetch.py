@@ -88,7 +88,7 @@ class _UntilDeadline(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """A response whose head must come in time, too: a host may send it byte by byte, or endless `100 Continue`."""
+    """A response whose head has a time limit, too: a host may send it byte by byte, or endless `100 Continue`."""
 
     def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
         super().__init__(sock, *args, **more)

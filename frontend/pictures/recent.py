@@ -12,7 +12,7 @@ MAX_BYTES = 64 << 20  # limit for the pixels of all kept pictures
 
 
 class RecentPictures:
-    """An LRU cache of pictures. Keys have the tenant, so response times do not tell what other tenants sent."""
+    """An LRU cache of pictures. Keys contain the tenant, so response times do not tell what other tenants sent."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Decoded] = OrderedDict()

@@ -14,7 +14,7 @@ from frontend.text.picture_marks import Source
 from shared.config import FrontendConfig, words
 
 MAX_BYTES = 20 << 20  # limit for the file of a picture
-FETCHES = 8  # pictures that are fetched from the web at the same time
+FETCHES = 8  # limit on the pictures that are fetched from the web at the same time
 
 
 async def read(name: str, source: Source, config: FrontendConfig) -> bytes:
@@ -62,7 +62,7 @@ def _from_folder(name: str, url: str, allowed: str) -> bytes:
     root = Path(allowed).resolve()
     try:
         file = _named(url, root)
-    except (OSError, RuntimeError, ValueError) as error:  # a long path, a loop of links, a zero byte
+    except (OSError, RuntimeError, ValueError) as error:  # too long a path, a loop of links, a zero byte
         raise refused(name, "has a URL that names no file") from error
     if not file.is_relative_to(root):
         raise refused(name, "is not below the folder that the server reads pictures from")

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from frontend.errors import Overloaded, TooLarge
 
 TEXT_BYTES = 8 << 20  # limit for a body without pictures
-PICTURE_BYTES = 8 << 20  # an ordinary picture in base64: a photograph of 6 MiB
-FILE_BYTES = 27 << 20  # the largest file of a picture in base64, see frontend/pictures/sources.py
+PICTURE_BYTES = 8 << 20  # size of an ordinary picture in base64: a photograph of 6 MiB
+FILE_BYTES = 27 << 20  # size of the largest accepted picture in base64, see frontend/pictures/sources.py
 LARGEST_BYTES = 128 << 20  # limit for a body with any number of pictures
 UNCOUNTED_BYTES = 1 << 20  # bodies up to this size are not counted, because --max-connections bounds them
 MAX_HELD_BYTES = 256 << 20  # limit for all counted bodies together
@@ -17,7 +17,7 @@ HELD = "sluice.body_bytes"  # key in a request's scope: how many bytes of its bo
 
 
 def largest_body(pictures: int) -> int:
-    """Returns the limit on a body in bytes. pictures: how many it may have; 0: the model accepts none"""
+    """Returns the limit on a body in bytes. pictures: how many pictures it may have; 0: the model accepts none"""
     return TEXT_BYTES + min(max(FILE_BYTES, pictures * PICTURE_BYTES), LARGEST_BYTES - TEXT_BYTES) * (pictures > 0)
 
 

@@ -16,7 +16,7 @@ from shared.config import ConfigError, FrontendConfig, words
 FAIRNESS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 MOST = 2**31 - 1  # the largest priority, the same as in bodies
-_ID = re.compile(r"[A-Za-z0-9._@:+-]{1,64}")  # the same form as names of API keys
+_ID = re.compile(r"[A-Za-z0-9._@:+-]{1,64}")  # an id has the same form as the name of an API key
 _NUMBER = re.compile(r"[+-]?\d{1,10}")
 
 Admission = Callable[[Headers, str], Mapping[str, Any]]  # (headers, name of the API key) → fields of `Admission`

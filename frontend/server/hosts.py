@@ -36,7 +36,7 @@ class Hosts:
         return cls(words(config.allowed_hosts) or ([] if open_to_pages else ["*"]))
 
     def check(self, headers: Headers) -> None:
-        """Raises Forbidden if the header `Host` has another name. Browsers always send it; HTTP/1.0 clients may not."""
+        """Raises Forbidden if the header `Host` names a host that is not accepted. HTTP/1.0 clients may omit it."""
         host = headers.get("host")
         if self._all or host is None:
             return

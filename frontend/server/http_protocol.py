@@ -35,7 +35,7 @@ class EarlyRefusal:
 
     status: int
     kind: str  # the `type` of the OpenAI error object
-    code: str  # also the label of the counter of refusals
+    code: str  # the `code` of the error object, and the label of the counter of refusals
     message: str
 
 

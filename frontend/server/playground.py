@@ -32,7 +32,7 @@ HEADERS = {
     "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
     "Cross-Origin-Opener-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
-    "X-DNS-Prefetch-Control": "off",  # else a browser would resolve the hosts of links in answers
+    "X-DNS-Prefetch-Control": "off",  # keeps browsers from resolving the hosts of links in answers
     "Referrer-Policy": "no-referrer",  # the page's address may contain a prompt
     "Cache-Control": "no-cache",
 }

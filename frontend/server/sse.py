@@ -33,7 +33,7 @@ class Framing:
 
 
 SERVER_SENT_EVENTS = Framing("text/event-stream", b": keep-alive\n\n")
-JSON_LINES = Framing("application/x-ndjson", b"")  # clients fail on a line that is not JSON
+JSON_LINES = Framing("application/x-ndjson", b"")  # no keep-alive: clients fail on a line that is not JSON
 
 
 class DeltaSource(Protocol):

@@ -84,7 +84,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
-    """Compiles a template. Raises jinja2.TemplateError for any error; Jinja also computes constants, which may fail."""
+    """Compiles a template. Raises jinja2.TemplateError for any error, even in a constant that Jinja computes."""
     try:
         return environment.from_string(source)
     except jinja2.TemplateError:

@@ -16,7 +16,7 @@ LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = ("items", "additionalProperties", "contains", "then", "else")
 # keywords that describe the object itself
 OWN = {"properties", "required", "patternProperties", "additionalProperties"}
-# keywords by which other subschemas describe the same object, too
+# keywords with which a second subschema describes the same object
 ELSEWHERE = {"anyOf", "oneOf", "allOf", "if", "then", "else", "dependentSchemas", "$ref", "$dynamicRef", "not"}
 # keywords that say which unnamed properties are allowed
 OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}
@@ -54,7 +54,7 @@ def _may_close(schema: Mapping[str, Any]) -> bool:
 
 
 def _combines(schema: Mapping[str, Any]) -> bool:
-    """Whether several subschemas apply to one object: closing one would forbid properties that another one names."""
+    """Whether several subschemas apply to one object: closing one would forbid properties that another names."""
     parts = schema.get("allOf")
     return isinstance(parts, list) and len(parts) > 1 if OWN.isdisjoint(schema) else not ELSEWHERE.isdisjoint(schema)
 

@@ -21,7 +21,7 @@ class Detokenizer(Protocol):
         """Returns one text per id. The text is empty if a character is still incomplete or the id is not shown."""
 
     def flush(self) -> str:
-        """Returns the rest of the text, with U+FFFD for bytes that did not complete a character."""
+        """Returns the text that was held back, with U+FFFD for bytes that did not complete a character."""
 
 
 class ByteLevelText:
@@ -126,7 +126,7 @@ class WindowText:
 
     def __init__(self, decode: Callable[[list[int]], str], hidden: Callable[[int], bool]) -> None:
         self._decode = decode
-        self._hidden = hidden  # special and unknown ids: a window must not begin with one
+        self._hidden = hidden  # special and unknown ids: a window must not begin with such an id
         self._window: list[int] = []
         self._returned = 0  # how many ids of the window have had their text returned
 
@@ -207,8 +207,8 @@ class OutputText:
         include_stop: bool = False,
     ) -> None:
         """
-        searched: called with each piece of text in order; returns the text to search, of the same length. It replaces
-            characters that must not match a stop string
+        searched: gets each piece of text in order, and returns a text of the same length to search, in which
+            characters that must not match a stop string are replaced
         include_stop: whether the text includes the stop string
         """
         self._include_stop = include_stop
@@ -222,7 +222,7 @@ class OutputText:
         self.stop: str | None = None  # the stop string that ended the stream
 
     def push(self, ids: list[int]) -> Released:
-        """Adds ids, and returns what can be released now. Without stop strings this is `ids` itself."""
+        """Adds ids, and returns what can be released now. Without stop strings, releases all `ids` at once."""
         texts = self._detokenizer.push(ids)
         if self._search is None:
             self.consumed += len(ids)

@@ -22,7 +22,7 @@ LAYOUTS: Sequence[tuple[str, ...]] = (
 
 
 Layout = tuple[str, ...]
-# Each row: the mark before a repository's name, and the mark before each file's name. A model must have both.
+# Each row: the mark before a repository's name, and the mark before each file's name. A model needs both marks.
 REPOSITORY: Sequence[tuple[str, str]] = (
     ("<|repo_name|>", "<|file_sep|>"),  # Qwen2.5-Coder
     ("<repo_name>", "<file_sep>"),  # StarCoder2
@@ -49,7 +49,7 @@ def repository_marks(tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 
 def ends(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the ids of tokens that end the middle, besides those that end any output."""
+    """Returns the ids of tokens that end the middle, in addition to the tokens that end any output."""
     padding = [id for mark in PADDING for id in _id(mark, tokenizer)]
     return (*padding, *(repository_marks(tokenizer) or ()))
 

@@ -77,7 +77,7 @@ def lark(text: str, param: str) -> str:
 
 
 def composed(text: str, param: str, answer: str = "") -> str:
-    """Builds a grammar from Lark that we wrote ourselves. There, `@answer` means `answer`, a grammar built above."""
+    """Builds a grammar from Lark that we wrote ourselves. There, `@answer` means the grammar `answer`."""
     if not answer:
         return _checked(_of_lark(text), param)
     (part,) = msgspec.json.decode(answer)["grammars"]
@@ -85,7 +85,7 @@ def composed(text: str, param: str, answer: str = "") -> str:
 
 
 def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """Returns a schema for `%json <schema>` in Lark, closed and with our white space. Does not check it."""
+    """Returns a schema for `%json <schema>` in Lark, closed and with limited white space. Does not check it."""
     try:
         plain = closed(schema) if isinstance(schema, dict) else {"enum": []} if schema is False else {}
     except RecursionError as error:

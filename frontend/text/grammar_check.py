@@ -19,7 +19,7 @@ from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Ra
 from shared.processes.fair_queue import FairQueue
 
 CHILDREN = 2
-MAX_WAITING = 64  # requests of one tenant that may wait
+MAX_WAITING = 64  # limit on the waiting requests of one tenant
 
 tenant: ContextVar[str] = ContextVar("tenant", default="")  # the tenant of the request that this task handles
 # When all checks of a request must have ended. 0: no deadline yet. Negative: only cached results may be used.

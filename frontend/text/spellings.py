@@ -1,4 +1,4 @@
-"""Finds spellings of added tokens in untrusted texts. Puts a mark before each, which survives a chat template."""
+"""Finds spellings of added tokens in untrusted texts. Puts before each spelling a mark that chat templates keep."""
 
 import re
 import secrets
@@ -59,7 +59,7 @@ class Spellings:
         return "".join([*shown, text[begin:]])
 
     def _open_end(self, text: str) -> int | None:
-        """Returns where the text ends in an incomplete spelling, which blanks may follow; None if it does not."""
+        """Returns where an incomplete spelling at the text's end (before blanks) begins; None if there is none."""
         length = len(text.rstrip())
         start = max(length - self._longest, 0)
         for first in self._firsts:

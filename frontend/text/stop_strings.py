@@ -43,7 +43,7 @@ class Stops:
         self.stop[state] = string
 
     def _link(self) -> None:
-        queue = deque(self.next[0].values())  # breadth first: a state's failure link is shallower than the state
+        queue = deque(self.next[0].values())  # breadth first, because a failure link leads to a shallower state
         while queue:
             state = queue.popleft()
             self.stop[state] = self.stop[state] or self.stop[self.fail[state]]
@@ -82,7 +82,8 @@ class Search:
         self.decided = False  # whether `stop` has won; then the rest of the text is not searched
 
     def passes(self, text: str) -> bool:
-        """Whether `text` surely has no part of a stop string. If so, counts it as searched; if not, call `feed`."""
+        """Whether `text` surely has no part of a stop string. If True, the text counts as searched. If False, call
+        `feed`."""
         if self._state or self.stop or self._first(text):
             return False
         self.at = self.safe = self.at + len(text)

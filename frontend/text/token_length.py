@@ -60,7 +60,7 @@ class TokenLength(msgspec.Struct, frozen=True):
         normalizing = [_chars_to_one(part) for part in _flat(parts.normalizer, "normalizers")]
         splitting = _flat(parts.pre_tokenizer, "pretokenizers")
         vocabulary = engine.get_vocab(with_added_tokens=True)
-        swallows = any(added.lstrip or added.rstrip for added in parts.added_tokens)  # these swallow any run of blanks
+        swallows = any(added.lstrip or added.rstrip for added in parts.added_tokens)  # such a token takes in all blanks
         byte_level = any(part["type"] == "ByteLevel" for part in splitting)
         letters = alphabet if byte_level else {f"<0x{byte:02X}>" for byte in range(256)}
         drops_nothing = parts.model.type == "BPE" and (byte_level or parts.model.byte_fallback)

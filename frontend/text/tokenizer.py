@@ -196,7 +196,7 @@ class Tokenizer:
     def encode_now(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Encodes in this thread. The call for a batch releases the GIL; the library's call for one text does not."""
+        """Encodes in this thread. Calls the library's function for batches, because only this one releases the GIL."""
         try:
             encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as exc:  # a lone surrogate, which UTF-8 cannot express

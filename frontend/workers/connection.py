@@ -56,7 +56,7 @@ class WorkerConnection:
         self.welcome: m.Welcome | None = None  # None before the handshake, and after the worker was lost
         self.fingerprint = ""  # from the latest Welcome; stays while the worker is lost
         self.incompatible = ""  # why the worker cannot be used; set by the membership
-        self.leaving = False  # the worker's address is no longer configured; set by the membership
+        self.leaving = False  # whether the worker's address is no longer configured; set by the membership
         self.streams: dict[int, Stream] = {}
         self.epoch = NO_EPOCH  # the epoch of the worker that holds our streams
         self.lost_since = time.monotonic()
@@ -178,7 +178,7 @@ class WorkerConnection:
             self._send(m.Lease(len(self.streams), self._last_id, pack_u32(self.streams)))
 
     def _has_peer(self) -> bool:
-        """Whether the socket is connected. A worker that dies closes it at once; a vanished host only falls silent."""
+        """Whether the socket is connected. A worker that dies closes it at once; a vanished host does not close it."""
         return bool(int(self._requests.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def _lose(self, now: float) -> None:
@@ -187,8 +187,8 @@ class WorkerConnection:
         self._listener.connection_lost(self)
 
     def _abort_orphans(self) -> None:
-        """Aborts the streams released while the worker was away. The worker had not died after all, so it is removed
-        from their `deaths`."""
+        """Aborts the streams that were released while the worker was away. Removes the worker from the `deaths` of
+        these streams, because it had not died after all."""
         for stream in self._orphans.values():
             stream.deaths.discard((self.address.name, self.epoch))
         if self._orphans:

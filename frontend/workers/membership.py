@@ -74,7 +74,7 @@ class Membership:
     # readiness
 
     def ready(self, excluding: Collection[WorkerConnection] = (), fingerprint: str = "") -> list[WorkerConnection]:
-        """Returns the workers that can serve new requests now, with this fingerprint or, if it is "", with any."""
+        """Returns the workers with this fingerprint ("": any) that can serve new requests now."""
         return [
             connection
             for connection in self.connections
@@ -180,7 +180,7 @@ class Membership:
     def check_compatible(self) -> None:
         """Records why workers are incompatible: this frontend cannot use them, or they do not match `welcome`.
 
-        If no usable worker matches `welcome`, it is first replaced by the Welcome of the first usable worker.
+        If no usable worker matches `welcome`, `welcome` is first replaced by the Welcome of the first usable worker.
         """
         usable = [
             connection.welcome

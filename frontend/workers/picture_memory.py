@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from frontend.errors import Overloaded
 from shared.messages import Picture
 
-MAX_BYTES = 1 << 30  # pixels of all running requests
+MAX_BYTES = 1 << 30  # limit for the pixels of all running requests together
 
 
 def check_memory(pictures: Sequence[Picture], running: Iterable[Sequence[Picture] | None]) -> None:

@@ -19,7 +19,7 @@ class Placement:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._homes: dict[Stream, WorkerConnection | None] = {}
-        # group (of the sequences of one prompt) → the worker of its latest sequence, and how many are live
+        # group (the sequences of one prompt) → the worker of the latest sequence, and how many sequences are live
         self._groups: dict[int, tuple[WorkerConnection, int]] = {}
         self._loads: dict[WorkerConnection, int] = {}
         self._saved: dict[Stream, int] = {}  # stream → tokens of its prompt that the worker may have cached

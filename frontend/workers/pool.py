@@ -33,7 +33,7 @@ REPLACED = (
     "the worker that computed the beginning of this answer was replaced by one that computes other bits (see "
     "system_fingerprint), so the answer cannot continue"
 )
-RETRY_S = 0.5  # between two attempts to place the streams that wait for a worker
+RETRY_S = 0.5  # pause between two attempts to place the streams that wait for a worker
 
 
 class WorkerPool:
@@ -162,7 +162,7 @@ class WorkerPool:
         return stream
 
     def end_waiting(self) -> None:
-        """Ends, with `shutdown`, the streams without a connected worker: this process stops before one comes back."""
+        """Ends, with `shutdown`, the streams without a connected worker, as this process will not wait for a worker."""
         for stream in list(self._placement):
             if (home := self._placement.home(stream)) is None or home.welcome is None:
                 self._fail(stream, m.Outcome.SHUTDOWN, "the server is shutting down, and its worker is lost")

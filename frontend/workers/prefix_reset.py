@@ -31,7 +31,7 @@ class Workers(Protocol):
 async def reset_prefix_caches(workers: Workers, answer_s: float = ANSWER_S) -> int:
     """Empties the prefix cache of each worker; returns their number. Raises Overloaded if a worker answers too late.
 
-    A worker's Status names only its latest reset, so another frontend's reset may hide ours; ours is then sent again.
+    A worker's Status names only its latest reset, so another frontend's reset may hide ours. Ours is then sent again.
     """
     asked, nonce = list(workers.connections), secrets.randbits(48)
     loop = asyncio.get_running_loop()

@@ -135,7 +135,7 @@ class Router:
     """
 
     def __init__(self, most_homes: int = HOMES) -> None:
-        """most_homes: homes of a prompt; 0 means none: frontends then share no placement (the simulator has both)"""
+        """most_homes: homes of a prompt; 0: frontends do not agree on any placement (only bench/simulate sets 0)"""
         self._most_homes = most_homes
         self._reported = ReportedPrefixes()
         self._affinity, self._turn = PrefixAffinity(), 0

@@ -15,7 +15,7 @@ class Readiness(NamedTuple):
     """Whether requests can be served now and, if not, why: `code` for programs, `text` for people."""
 
     ready: bool
-    code: str  # the code of the error that requests get: "draining" or "not_ready"; "ready" if they get none
+    code: str  # the code of the error that requests get: "draining" or "not_ready"; "ready" if they get no error
     text: str
 
 
@@ -100,7 +100,7 @@ class WorkerStatus:
     status: m.Status | None = None  # the latest Status received
     streams: int = 0  # this frontend's streams that the worker has now
     load: int = 0  # tokens that these streams may still need
-    connected: bool = True  # the worker answers, so its latest Status is still true
+    connected: bool = True  # whether the worker answers, so that its latest Status is still true
     fingerprint: str = ""  # identifies everything that decides the bits of the worker's output; empty while unknown
 
     @property

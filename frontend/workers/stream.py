@@ -39,7 +39,7 @@ class Stream:
     submit: m.Submit
     admission: asyncio.Future[int]
     seed: int = 0
-    fingerprint: str = ""  # only workers with it may compute the stream; "": any worker, until one has admitted it
+    fingerprint: str = ""  # what its worker's fingerprint must be; "": any, until a worker has admitted the stream
     output: list[int] = field(default_factory=list)  # tokens in the Submit and all received ones; a resubmit sends them
     started: m.Timings = field(default_factory=m.Timings)  # the worker's timings up to the first token
     end: m.End | None = None
@@ -47,12 +47,12 @@ class Stream:
     deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since the last token
     submitted_at: float = field(default_factory=time.monotonic)
     acknowledged: bool = False  # whether the current worker has admitted the stream
-    fresh: bool = False  # something has arrived since the last `gather`
+    fresh: bool = False  # whether something has arrived since the last `gather`
     on_fresh: Callable[[], None] = ignore  # called whenever something arrives
     _output_at_death: int = -1  # length of the output at the latest death
     _gathered: int = 0  # length of the output at the last `gather`
     _logprobs: list[m.Logprobs] = field(default_factory=list)
-    _next_logprob: list[int] = field(init=False)  # next offset with logprobs: in the output, in the prompt
+    _next_logprob: list[int] = field(init=False)  # offsets of the next log-probabilities: in the output, in the prompt
     _resynced_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Stream:
 
     @property
     def id(self) -> int:
-        """The id of its latest Submit: a stream gets a new id each time it is sent to a worker."""
+        """The id of the stream's latest Submit: a stream gets a new id each time it is sent to a worker."""
         return self.submit.id
 
     def admitted(self, seed: int, fingerprint: str) -> None:
@@ -109,7 +109,7 @@ class Stream:
         return True
 
     def add_logprobs(self, logprobs: m.Logprobs) -> None:
-        """Keeps log-probabilities that continue those received. Others are duplicates, or will come again in order."""
+        """Keeps log-probabilities that follow the kept ones. Others are duplicates, or will come again in order."""
         expected = self._next_logprob[logprobs.prompt]
         end = logprobs.start + len(logprobs.chosen) // 4
         if logprobs.start <= expected < end:

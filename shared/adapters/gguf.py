@@ -28,7 +28,7 @@ FACTOR = re.compile(r"(?P<module>.+)\.weight\.lora_(?P<which>[ab])")
 
 @dataclass(frozen=True, slots=True)
 class GgufAdapter:
-    """architecture: of the base model, in llama.cpp's spelling; products: by the tensor's name without `.weight`"""
+    """An adapter for models of `architecture` (llama.cpp's name). products: tensor name without `.weight` → product."""
 
     architecture: str
     products: dict[str, LowRank]

@@ -33,7 +33,7 @@ STACKED = ("gate_up_proj", "down_proj")  # parameters with all experts' weights,
 
 @dataclass(frozen=True, slots=True)
 class StoredFactor:
-    """A matrix in the weights file: its format (of DTYPES, or Q8_0 in GGUF), its shape, the place of its bytes."""
+    """Where and how the weights file stores a matrix. dtype: a key of DTYPES, or Q8_0 in a GGUF file."""
 
     dtype: str
     shape: tuple[int, int]
@@ -98,7 +98,7 @@ def _low_rank(
 
 
 def _with_parameter(module: str, parameters: list[str]) -> str:
-    """Returns the name of the parameter that an experts module's product changes; any other name stays as it is."""
+    """Returns the parameter's name for a product of all experts of a layer; returns other names unchanged."""
     experts = module.removesuffix(INNER)
     if not parameters or not experts.endswith(EXPERTS):
         return module
@@ -107,7 +107,7 @@ def _with_parameter(module: str, parameters: list[str]) -> str:
 
 
 def _values(config: dict[str, Any], pattern: str, default: str, modules: list[str]) -> dict[str, float]:
-    """Returns a value for each module: that of the first pattern that matches the end of its name, else the default."""
+    """Returns module → value: of the first pattern that matches the end of the module's name, else the default."""
     given = config[pattern]
     values = [*(_number(value, pattern) for value in given.values()), config[default]]
     return {module: values[i] for module, i in zip(modules, first_matches(pattern, [*given], modules), strict=True)}

@@ -9,14 +9,14 @@ from typing import Any
 
 from shared.config import ConfigError, ModelConfig
 
-MAX_NAME_CHARS = 256  # length of an adapter's name, which requests state as the model
+MAX_NAME_CHARS = 256  # limit on an adapter's name, which requests state as their `model`
 FLAG = "--lora-modules"
 JSON_KEYS = {"name", "path", "base_model_name"}
 
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """name: what requests call it; path: its folder; base: the name of its base model, empty for the served one."""
+    """name: the name in requests. path: the adapter's folder. base: the base model's name; empty: the served model."""
 
     name: str
     path: str

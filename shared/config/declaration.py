@@ -30,8 +30,8 @@ def setting(
     """Declares a field of a settings record.
 
     shown: the default in words, for a default that is determined later.
-    many: the text is a list, which `words` splits; the flag takes several values and may be repeated.
-    secret: child processes get the value in their environment, because every user can read a command line.
+    many: whether the text is a list, which `words` splits; the flag then takes several values and may be repeated.
+    secret: whether child processes get the value in their environment, because every user can read a command line.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "unit": unit, "choices": choices, "shown": shown, "many": many, "secret": secret}

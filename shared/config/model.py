@@ -50,7 +50,7 @@ class ModelConfig:
 
     @property
     def several(self) -> tuple[str, ...]:
-        """The models, if --model names several; else empty. An existing path is one model, even if it has a comma."""
+        """The models of --model if it names several; else empty. An existing path is one model, even with a comma."""
         given = tuple(filter(None, (model.strip() for model in self.model.split(","))))
         return given if len(given) > 1 and not Path(self.model).expanduser().exists() else ()
 

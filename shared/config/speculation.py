@@ -15,7 +15,7 @@ KEYS = {"method", "model", "num_speculative_tokens"}
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """model: the checkpoint that drafts, named as for --model; empty with methods that need no checkpoint."""
+    """model: the checkpoint that makes drafts, named as for --model; empty with methods that need no checkpoint."""
 
     method: str
     model: str

@@ -32,7 +32,7 @@ PLAIN = ("F32", "F16", "BF16")
 # keys of config.json that hold for the text model and the tower
 OF_BOTH = ("tie_word_embeddings", "dtype", "quantization_config")
 MTP_ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")  # models whose MTP heads are read
-TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # the converter reorders value heads where a key head has several
+TILED_ARCHITECTURES = ("qwen35", "qwen35moe")  # architectures whose files have another order of value heads
 
 
 def translate(files: Sequence[Path], folder: Path, tower: TowerFile | None) -> None:
@@ -117,7 +117,7 @@ def _write_text(container: Container, folder: Path, config: dict[str, Any], sigh
 
 
 def _quantization(tensors: Sequence[StoredTensor], container: Container) -> str:
-    """Returns the name of the quantization as in file names, "Q4_K_M"; "" if no tensor is quantized."""
+    """Returns the quantization's name as in file names, for example "Q4_K_M"; "" if no tensor is quantized."""
     quantized = [tensor for tensor in tensors if tensor.type not in PLAIN]
     if not quantized:
         return ""

@@ -148,7 +148,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         raise
     except OSError as error:
         raise GgufError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # the library raises many types when the bytes make no sense
+    except Exception as error:  # the library raises many types of exceptions for broken files
         raise GgufError(f"{path} is not a complete GGUF file ({error}); fetch it again") from error
 
 

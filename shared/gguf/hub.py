@@ -9,7 +9,7 @@ from shared.gguf.tower_file import OFF, TowerFile, given_tower, tower_among
 from shared.gguf.translated import gguf_cache, temporary_folder, translated
 from shared.hf_hub import Progress, cached_file, fetch, fetch_beginning, file_names
 
-BEGINNING = 32 << 20  # bytes; the metadata of the largest vocabularies takes a third of this
+BEGINNING = 32 << 20  # bytes to fetch; the metadata of the largest vocabularies takes a third of them
 
 
 def fetch_model(
@@ -22,7 +22,7 @@ def fetch_model(
 ) -> tuple[list[Path], TowerFile | None]:
     """Returns the files that `name` means, and the file of the model's vision tower; downloads what the cache lacks.
 
-    name: must match HUB_NAME. mmproj: the value of --mmproj; empty: the tower that lies beside the model.
+    name: must match HUB_NAME. mmproj: the value of --mmproj; if empty, the tower is the one that lies beside the model.
     prefer_cache: if the cache has all these files, use them without asking the hub for newer ones.
     Raises GgufError when the repository has no such files, and HubError when it cannot be reached.
     """

@@ -36,7 +36,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class TiledHeads(msgspec.Struct, frozen=True):
-    """The order of value heads in some files: first value head 0 of every key head, then value head 1 of every one, …
+    """The order of value heads in some files: first value head 0 of every key head, then value head 1 of these, …
 
     In Hugging Face's order, all value heads of key head 0 come first. per_key: value heads of one key head.
     value_dim: the size of a value head.

@@ -15,7 +15,7 @@ PREFERRED = ("F16", "BF16", "F32")  # the number formats to prefer if several fi
 
 @dataclass(frozen=True, slots=True)
 class TowerFile:
-    """given: --mmproj names the tower, so it must fit the model. A tower that was only found may be left out."""
+    """given: whether --mmproj names the tower, which then must fit the model. A found tower may be left out."""
 
     path: Path
     given: bool
@@ -24,7 +24,7 @@ class TowerFile:
 def tower_file(files: list[Path], mmproj: str) -> TowerFile | None:
     """Returns the file of the tower of a model on this machine; None if there is none.
 
-    mmproj: the value of --mmproj. Raises GgufError if it names no file.
+    mmproj: the value of --mmproj. Raises GgufError if --mmproj names no file.
     """
     if mmproj and mmproj != OFF:
         return given_tower(mmproj)

@@ -35,7 +35,7 @@ def translated(
 
     cache: where translated models are kept; None for the user's cache.
     tower: the file of the model's vision tower, if there is one.
-    only_text: write only what a frontend needs. The beginning of the first file is enough.
+    only_text: whether to write only what a frontend needs. The beginning of the first file is then enough.
     """
     files = [file.absolute() for file in files]  # unresolved: only the links in the hub's cache have readable names
     tower = tower and replace(tower, path=tower.path.absolute())

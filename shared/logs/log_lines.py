@@ -20,7 +20,7 @@ log = logging.getLogger("sluice")
 
 
 def is_json_wanted(words: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a command line asks for JSON. The command line may have mistakes, since their errors are in JSON, too."""
+    """Whether a command line asks for JSON. It may contain mistakes: errors about them must be in JSON, too."""
     pairs = zip(words, [*words[1:], ""], strict=False)
     given = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--log-format"]
     return (given[-1] if given else environment.get("SLUICE_LOG_FORMAT", "")) == "json"
@@ -29,7 +29,7 @@ def is_json_wanted(words: Sequence[str], environment: Mapping[str, str]) -> bool
 def set_up(level: str, *, as_json: bool) -> None:
     """Logs to standard error from now on. Call it once, before any other thread runs.
 
-    level: minimum severity, as `--log-level` has it
+    level: the minimum severity, a value of `--log-level`
     """
     if not as_json:
         lines = "%(asctime)s %(levelname)-7s %(message)s"

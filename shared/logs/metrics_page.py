@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from shared.build import commit, version
 
 MODEL_LABEL = "model_name"  # the first name that a model is served as
-BUILD_INFO = "sluice_build_info"  # has this name with every --metrics-prefix, so that it shows which server this is
+BUILD_INFO = "sluice_build_info"  # has no --metrics-prefix, so this name shows that the server is Sluice
 
 
 class Collector(Protocol):

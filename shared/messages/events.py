@@ -17,7 +17,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answers Hello on the frontend's own topic; its arrival proves that the subscription works."""
+    """Answers Hello on the frontend's own topic. The arrival of a Welcome proves that the subscription works."""
 
     nonce: int  # the nonce of the Hello
     epoch: int  # incarnation of the worker; rises with each restart
@@ -57,7 +57,7 @@ class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Times of a request at its first token. When the frontend ends a request at a stop string, no End brings them."""
+    """Times of a request at its first token. A request that ends at a stop string gets no End with its times."""
 
     id: int
     timings: Timings

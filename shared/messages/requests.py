@@ -8,14 +8,14 @@ from shared.messages.sampling import Adapter, Pooling, Sampling
 class Hello(Message, frozen=True):
     """Begins the handshake; the frontend repeats it until a Welcome with this nonce arrives on its topic."""
 
-    nonce: int  # the Welcome returns it
+    nonce: int  # a number that the Welcome returns
     pid: int  # process id of the frontend, for logs
     version: int = PROTOCOL_VERSION
     host: str = ""  # host name of the frontend, for logs
 
 
 class Lease(Message, frozen=True):
-    """Heartbeat that lists a frontend's live requests. Without one for `--lease-timeout`, the worker frees them all.
+    """Heartbeat with a frontend's live requests. The worker frees them if no Lease arrives for `--lease-timeout`.
 
     A request with an id up to `last_id` that is not among `ids` has ended, even if its Abort was lost. Ids only grow
     (modulo 32 bits), so a Lease that arrives late is still true.
@@ -49,7 +49,7 @@ class Submit(Message, frozen=True):
     tenant: str = ""  # name of the API key that the request came with; the queue is fair between tenants
     original_id: U32 = 0  # id of the request's first Submit if another worker had it before; 0 if this is the first
     pooling: Pooling | None = None  # asks for a vector instead of text; `max_tokens` is then 0
-    answer: bytes | None = None  # packed uint32: an answer to check, as described above
+    answer: bytes | None = None  # packed uint32: an answer to check (see the docstring)
     scored_from: U32 = 0  # `prompt_logprobs` are computed for the prompt's tokens from this index on
     adapter: Adapter | None = None  # the LoRA adapter of this sequence
     pictures: list[Picture] | None = None  # the prompt's pictures, in the order of their tokens
@@ -70,7 +70,7 @@ class Resync(Message, frozen=True):
 
 
 class ResetPrefixCache(Message, frozen=True):
-    """Empties the prefix cache for requests that arrive later; running ones go on. Idempotent."""
+    """Empties the prefix cache for requests that arrive later; running requests go on. Idempotent."""
 
     nonce: int  # Status returns the nonce when the cache has been emptied
 

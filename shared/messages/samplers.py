@@ -31,7 +31,7 @@ class Dry(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The samplers of `order`, one after another. Each has no effect at its default.
+    """Applies the samplers of `order`, one after another. An option has no effect at its default.
 
     The token is drawn from what the chain leaves; `Sampling`'s temperature is then 1, its top-k, top-p, min-p are off.
     """

@@ -14,7 +14,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
     opening: tuple[int, ...]
     closing: int
     forced: tuple[int, ...]  # ids forced when `tokens` are used up: `closing`, then ids that introduce the answer
-    begun: bool = False  # the prompt ends inside reasoning, so the output begins there
+    begun: bool = False  # whether the prompt ends, and the output begins, inside reasoning
     blanks: tuple[int, ...] | None = ()  # ids that may precede the opening; None: reasoning may open at any place
     forbidden: tuple[tuple[int, ...], ...] = ()  # sequences of ids that must not occur once `tokens` are used up
 
@@ -68,7 +68,7 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Asks for one vector instead of text."""
 
     kind: PoolingKind
-    normalized: bool = True  # the vector is divided by its Euclidean length
+    normalized: bool = True  # whether the vector is divided by its Euclidean length
     dimensions: int = 0  # keep only the first `dimensions` numbers, before normalization; 0: all
     token_ids: tuple[int, ...] = ()  # the ids for LOGITS; the rows of a classification head count as ids
 

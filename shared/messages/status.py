@@ -32,7 +32,7 @@ class Pages(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class KVUsage(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Cache memory that layers of one kind use for all sequences. Pages of different kinds have different sizes."""
 
-    kind: str  # "full": K/V of all positions; "window": of a sliding window; "state": recurrent states, a page each
+    kind: str  # "full": K/V of all positions; "window": of a sliding window; "state": one recurrent state per page
     owned: int = 0  # pages that sequences own
     total: int = 0  # pages of this kind
     bytes: int = 0  # bytes of the owned pages
@@ -64,23 +64,23 @@ class ConnectedFrontend(msgspec.Struct, frozen=True, gc=False, array_like=True):
     id: str  # hexadecimal
     pid: int
     streams: int  # live requests, as of its latest Lease
-    seq: int = 0  # sequence number of the next Step for this frontend, which shows it that the last Step was lost
+    seq: int = 0  # sequence number of the next Step for this frontend; reveals the loss of the last Step
 
 
 class CachedPrefixes(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Which prefixes the prefix cache has or will have soon, by their keys (shared/prefix_identity.py).
 
     A report has the changes since the last Status, and the next part of a sweep through all keys. Columns of keys are
-    uint32. The part covers the positions `first` to `end` - 1 of the sweep, whose end is `total`.
+    uint32. The part covers the positions `first` to `end` - 1 of the sweep, which has `total` positions.
     """
 
     came: bytes = b""
     went: bytes = b""
-    check: int = 0  # xor of all keys after these changes
-    first: int = 0  # at 0 a new sweep begins
+    check: int = 0  # xor of all keys after the changes of this report
+    first: int = 0  # position of the part's first key; 0: a new sweep begins
     end: int = 0
     total: int = 0
-    part: bytes = b""  # the keys at first .. end-1, without those that have gone since the sweep began
+    part: bytes = b""  # the keys at first .. end-1, without keys that have gone since the sweep began
     saved_tokens: int = 0  # estimate: prompt tokens among `expected_tokens` that the cache will probably have
 
 
@@ -122,16 +122,16 @@ class Status(Message, frozen=True):
     prefill_budget: PrefillBudget = PrefillBudget()
     draft_tokens: int = 0  # draft tokens computed
     accepted_tokens: int = 0  # draft tokens accepted
-    kv_cache: tuple[KVUsage, ...] = ()  # use by kind of layers; `pages` describes the first kind
+    kv_cache: tuple[KVUsage, ...] = ()  # memory use by kind of layers; `pages` describes the first kind
     prefix_cache_reset: int = 0  # the nonce of the latest ResetPrefixCache; 0: there was none
     batch_invariant: bool | None = None  # whether an answer depends on its request alone; None: not known yet
     ranks: tuple[int, ...] = ()  # process ids by rank, if several processes compute the model together
     drafted_at: tuple[int, ...] = ()  # draft tokens computed, by their position in the drafts of a step
-    accepted_at: tuple[int, ...] = ()  # draft tokens accepted, by the same position
+    accepted_at: tuple[int, ...] = ()  # draft tokens accepted, by their position in the drafts of a step
     # tokens that all sequences may still need: uncomputed ones, and EXPECTED_TOKENS of output at most for each sequence
     expected_tokens: int = 0
     prefixes: CachedPrefixes = CachedPrefixes()  # set only in broadcasts of workers with a prefix cache
     prefill_tokens: int = 0  # prompt tokens computed
     sampled_tokens: int = 0
     steps: int = 0
-    stages: int = 1  # stages of the pipeline; each stage has the same number of `ranks`, in their order
+    stages: int = 1  # stages of the pipeline; `ranks` lists stage after stage, equally many ranks for each

@@ -4,7 +4,7 @@ import math
 import re
 
 UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-MOST_S = 1e9  # some thirty years, because a longer duration would not fit into a date
+MOST_S = 1e9  # seconds, some thirty years; the end of a longer duration might not fit into a date
 
 _PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h)")
 

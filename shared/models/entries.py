@@ -31,8 +31,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     model: a checkpoint folder, a GGUF file, or the name of a built-in model
     flags: settings for the model's worker and prompts, by the names of the flags, with or without leading dashes
-    preload: the model is loaded when the server starts
-    pinned: the model is unloaded neither to make room for another model nor because it is idle
+    preload: whether the model is loaded when the server starts
+    pinned: whether the model stays loaded when it is idle or another model needs room
     """
 
     model: str
@@ -96,7 +96,7 @@ def find_entries(folder: Path) -> list[Entry]:
 
 
 def checked(entries: Sequence[Entry], where: str) -> list[Entry]:
-    """Returns the entries. Raises ConfigError for too many entries, for a bad name, and for a name of two entries."""
+    """Returns the entries. Raises ConfigError for too many entries, a bad name, or a name that two entries have."""
     if not 1 <= len(entries) <= MOST_MODELS:
         raise ConfigError(f"{where} has {len(entries)} models; a server may have 1 to {MOST_MODELS}")
     owners: dict[str, Entry] = {}

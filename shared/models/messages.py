@@ -43,8 +43,8 @@ class Table(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From the launcher: all models. A model that was removed from the table stays here until it is unloaded.
 
     version: counts the changes
-    reading: how often the table was read; when it changes, the frontend reads the entries in the run folder again
-    asleep: no model is loaded, and none will be until a frontend sends another `Sleep`
+    reading: how often the table was read; when this number grows, the frontend reads the run folder's entries again
+    asleep: whether all models are unloaded, and stay so until a frontend sends another `Sleep`
     """
 
     version: int
@@ -111,12 +111,12 @@ def frame(message: FromLauncher | FromFrontend) -> bytes:
 
 
 async def read_from_launcher(reader: asyncio.StreamReader) -> FromLauncher:
-    """Raises EOFError, OSError or ValueError if none arrives whole."""
+    """Reads the launcher's next message. Raises EOFError, OSError or ValueError if no whole message arrives."""
     return _from_launcher.decode(await _body(reader))
 
 
 async def read_from_frontend(reader: asyncio.StreamReader) -> FromFrontend:
-    """Raises EOFError, OSError or ValueError if none arrives whole."""
+    """Reads a frontend's next message. Raises EOFError, OSError or ValueError if no whole message arrives."""
     return _from_frontend.decode(await _body(reader))
 
 

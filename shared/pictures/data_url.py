@@ -8,7 +8,7 @@ BEGINNINGS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF
 
 
 def data_url(data: bytes) -> str:
-    """Returns the data: URL of a file's bytes. Raises ValueError, whose message follows the file's name."""
+    """Returns the data: URL of a file's bytes. Raises ValueError; its message continues a sentence about the file."""
     kind = next((kind for beginning, kind in BEGINNINGS.items() if data.startswith(beginning)), None)
     if kind is None or (kind == "webp" and data[8:12] != b"WEBP"):
         raise ValueError("is no PNG, JPEG, WebP or GIF")
@@ -16,7 +16,7 @@ def data_url(data: bytes) -> str:
 
 
 def file_as_url(path: Path) -> str:
-    """Returns the data: URL of a file. Raises ValueError, whose message follows the file's name."""
+    """Returns the data: URL of a file. Raises ValueError; its message continues a sentence about the file."""
     try:
         with path.expanduser().open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Makes prompts with pictures comparable. All pictures have the same placeholder tokens, so digests replace these."""
+"""Makes prompts with pictures comparable. All pictures have the same placeholders, so digests replace them."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from shared.messages import Picture
 def with_digests(prompt: bytes, pictures: Sequence[Picture]) -> bytes:
     """Returns a packed prompt with the digest of each picture, repeated, in place of the picture's tokens.
 
-    The result is as long as the prompt, so a prefix of it belongs to the same prefix of the prompt.
+    The result is as long as the prompt, so its first n tokens stand for the first n tokens of the prompt.
     """
     if not pictures:
         return prompt

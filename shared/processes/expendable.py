@@ -27,7 +27,7 @@ CHILD = "from shared.processes.expendable import main; main()"
 
 
 class Lost(Exception):
-    """The call did not return, because its child has ended. The message is "it …", where "it" is the input."""
+    """The call did not return, because its child has ended. The message begins with "it", which means the input."""
 
 
 class TookTooLong(Lost):
@@ -39,7 +39,7 @@ class Killed(Lost):
 
 
 class Raised(Exception):
-    """The function raised an exception in the child; the message has its type and text. The child goes on."""
+    """The function raised an exception in the child; the message is the exception's type and text. The child lives."""
 
 
 class NotStarted(Exception):
@@ -77,7 +77,7 @@ class Expendable:
             NotStarted: no child could be started.
         """
         with self._lock:
-            if self._child is not None and self._child.has_left():  # it ended between two calls: no call's fault
+            if self._child is not None and self._child.has_left():  # it ended between calls, so no call is to blame
                 self._child.end()
                 self._child = None
             child = self._child = self._child or _Child(self._arguments)
@@ -126,7 +126,7 @@ class _Child:
         }
         self._has_started = False
         self._socket, theirs = socket.socketpair()
-        try:  # output is dropped, because a library's prints may contain a client's text
+        try:  # the child's output is dropped: a library may print a client's text
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 [sys.executable, "-P", "-c", CHILD, *arguments],
                 stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -202,7 +202,7 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes
     return bytes(data)
 
 
-# The rest runs in the child process.
+# The rest of this file runs in the child process.
 
 
 def main() -> None:
@@ -237,7 +237,7 @@ def _serve(name: str, megabytes: int) -> None:
         except BaseException as error:  # a panic in Rust is no Exception
             succeeded, result = False, f"{type(error).__name__}: {error}"
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        # After this call, the child keeps half of its memory: it ends, and the parent starts another.
+        # A child whose memory is still more than half used after a call ends, and the parent starts another.
         is_last = _address_space() > limit - (megabytes << 19)
         _send(connection, (succeeded, is_last, result))
         if is_last:

@@ -22,10 +22,10 @@ def error(grammar: str) -> str:
 
 
 def compile_with_bytes(grammar: str) -> None:
-    """Builds a grammar, then compiles it for a vocabulary of single bytes, so that a costly grammar shows."""
+    """Builds a grammar, then compiles it for a vocabulary of single bytes, so that a costly grammar is noticed."""
     from llguidance import LLMatcher
 
-    if not error(grammar):  # the compiler reports an error of the grammar itself
+    if not error(grammar):  # the compiler itself reports that a grammar is invalid
         matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_limits())
         matcher.compute_bitmask()
 

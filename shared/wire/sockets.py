@@ -14,7 +14,7 @@ from shared.config import ConfigError, WireConfig
 from shared.wire.curve import keys_for
 
 HANDSHAKE_MS = 3000  # limit of the CURVE handshake; a rejected peer is disconnected after this time and tries again
-CONNECT_MS = 3000  # limit of a TCP connection attempt; otherwise the system's pauses between attempts grow to minutes
+CONNECT_MS = 3000  # limit of a TCP connection attempt; without it, the system's pauses between attempts grow to minutes
 MAX_MESSAGE_BYTES = 64 << 20  # a peer that sends a larger message is disconnected
 HIGH_WATER = 100_000  # maximum frames queued for a peer; beyond it, sends to the peer fail
 MAX_SOCKETS = 65_535  # sockets of a context: libzmq's maximum. Its default of 1,023 is too few for 512 workers
@@ -99,6 +99,6 @@ def _secure(sock: zmq.Socket[bytes], address: str, wire: WireConfig, *, server: 
     if server:
         sock.curve_server = True
         sock.setsockopt(zmq.ZAP_DOMAIN, b"sluice")  # worker/transport/auth.py checks every key
-        sock.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without that check, no peer may connect
+        sock.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no peer may connect without an authenticator
     else:
         sock.curve_serverkey = keys.worker

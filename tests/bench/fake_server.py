@@ -20,7 +20,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def event(text: str | None = None, usage: int | None = None, finish: str | None = None) -> bytes:
-    """One OpenAI chunk; without a text it is the usage chunk at the end."""
+    """Returns one event of OpenAI's stream. Without `text`, it is the last event, which has only the usage."""
     choices = [] if text is None else [{"index": 0, "text": text, "finish_reason": finish}]
     told = usage and {"prompt_tokens": 7, "completion_tokens": usage, "prompt_tokens_details": {"cached_tokens": 4}}
     return b"data: " + json.dumps({"choices": choices, "usage": told}).encode() + b"\n\n"
@@ -45,7 +45,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(script: Callable[[dict[str, Any]], Sequence[bytes]], pause: float = 0.0) -> AsyncIterator[Server]:
-    """Answers each POST with the writes of `script(body)`, `pause` seconds before each, and closes."""
+    """Answers each POST with the writes of `script(body)`, waits `pause` seconds before each write, and closes."""
     server = Server()
     idle = asyncio.Event()
     idle.set()

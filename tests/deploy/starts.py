@@ -22,7 +22,7 @@ DEFAULTS = {flag.name: flag.field.default for flag in all_flags()}
 
 @dataclass(frozen=True)
 class Start:
-    """How a file starts a process, and how long it waits for the process to end."""
+    """How a file of deploy/ starts a process, and how long the process may take to end."""
 
     where: str
     words: list[str]

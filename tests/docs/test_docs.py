@@ -85,7 +85,10 @@ def model_of(block: Block) -> str:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Printed]:
-    """The output of every example, by its place. Examples with the default model run only if it can be fetched."""
+    """The output of every example, by the example's place.
+
+    Examples with the default model run only if it can be fetched.
+    """
     models = ["demo"]
     with suppress(FetchError):
         fetched(SMOLLM2)
@@ -99,7 +102,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Printed]:
 
 
 def outputs(blocks: list[Block], server: Server, folder: Path) -> dict[str, Printed]:
-    environment(folder)  # created before two threads use it
+    environment(folder)  # makes the command `sluice` in the folder before two threads need it
     address = server.url.removeprefix("http://")
     there = [replace(block, source=block.source.replace(HOME, address)) for block in blocks]
     python = [block for block in there if block.language == "python"]

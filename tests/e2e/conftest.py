@@ -23,7 +23,7 @@ class Served:
 def served(
     request: pytest.FixtureRequest, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """A server for a family: families.py makes those that reason and call tools, checkpoints.py all others."""
+    """A server for a family. families.py makes families that reason and call tools, checkpoints.py makes all others."""
     make, folder = getattr(families, request.param, None), tmp_path_factory.mktemp("family")
     model = make(folder / "model") if make else checkpoints(request.param)
     with serving(model, folder / "log", "--dtype", "float32", "--prefill-chunk-size", "48") as server:

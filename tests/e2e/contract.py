@@ -28,7 +28,7 @@ HOT = {"temperature": 2.0, "seed": 5}  # so high a temperature that an answer sh
 
 @dataclass(frozen=True)
 class Answer:
-    """The parts that answers have in all API formats. told: the body itself"""
+    """The parts that answers have in all API formats. told: the whole body of the answer"""
 
     text: str
     finish: str  # stop or length
@@ -78,7 +78,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the contract: on each of `routes`, `true` must hold for the answers to `base` and `base` + `fields`."""
+    """A row of the contract: on each of `routes`, `true` must accept the answers to `base` and to `base` + `fields`."""
 
     name: str
     routes: tuple[str, ...]
@@ -102,7 +102,10 @@ def before_paris(plain: Answer, changed: Answer) -> bool:
 
 
 def three_choices(plain: Answer, changed: Answer) -> bool:
-    """The first choice is the answer with n=1, the other choices have the next seeds; usage counts the prompt once."""
+    """The first choice is the answer with n=1, and each further choice has the next seed.
+
+    Usage counts the prompt once.
+    """
     choices = changed.told["choices"]
     asked = [choice["seed"] for choice in choices], [choice["index"] for choice in choices]
     return changed.text == plain.text and asked == ([5, 6, 7], [0, 1, 2]) and changed.prompt == plain.prompt

@@ -40,7 +40,7 @@ class Hold:
 
     @contextmanager
     def at(self, tokens: int, step_s: float | None = None) -> Iterator[None]:
-        """Holds a worker once a sequence of it has `tokens` output tokens, until release() or the end of the `with`.
+        """Holds a worker from `tokens` output tokens of one of its sequences to release() or the end of the `with`.
 
         With `step_s`, the worker is only slowed down: each further token takes at least `step_s` seconds.
         """

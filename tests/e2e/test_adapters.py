@@ -78,7 +78,7 @@ def test_stream_survives_its_worker_and_ends_if_its_adapter_is_another_one_then(
     server = adapters.server
     with ThreadPoolExecutor(2) as pool, server.hold.at(1, 0.03):
         running = {name: pool.submit(adapters.ask, name) for name in expected}
-        # admitted requests survive their worker, others are lost with it
+        # waits, because only admitted requests survive the death of their worker
         server.until(lambda stats: stats["running"] == 2)
         with server.hold.at(TOKENS // 2):
             server.hold.wait()

@@ -140,7 +140,7 @@ def test_typed_events_end_with_finish_reason_and_usage(
 
 BAD = "invalid_request_error"
 SHARED: list[tuple[str, dict[str, Any] | bytes, int, str, str]] = [
-    # name, change of the body or the whole body, status on completions, error type of OpenAI, of Anthropic
+    # (name, change of the body or the whole body, status on /v1/completions, error type of OpenAI, of Anthropic)
     ("no JSON", b'{"model', 400, BAD, BAD),
     ("no object", b"[]", 400, BAD, BAD),
     ("max_tokens", {"max_tokens": "8"}, 400, BAD, BAD),
@@ -243,7 +243,7 @@ def test_routes_refuse_missing_key_wrong_key_and_wrong_method(site: Site) -> Non
 
 def test_model_list_and_token_counts_agree_across_routes(site: Site) -> None:
     (listed,), model = site.get("/v1/models").json()["data"], site.get("/v1/models/m").json()
-    own = {"created", "created_at"}  # differ, because each frontend reports its own start
+    own = {"created", "created_at"}  # these fields differ, because each frontend reports its own start
     assert {name: listed[name] for name in listed.keys() - own} == {name: model[name] for name in model.keys() - own}
     assert listed.keys() == model.keys() and abs(listed["created"] - model["created"]) < PATIENCE_S
     assert (model["id"], model["object"], model["max_model_len"]) == ("m", "model", LENGTH)

@@ -40,7 +40,7 @@ BODIES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def both(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """A server with draft tokens, and a server without, as is the default for such a small model."""
+    """A server with draft tokens, and a server without draft tokens, which is the default for so small a model."""
     log = tmp_path_factory.mktemp("drafts") / "log"
     with serving("demo", log, "--speculation", "ngram", held=True) as on:
         yield on, demo
@@ -118,7 +118,7 @@ def headed(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.parametrize("method", ["mtp", "eagle3"])
 def test_head_changes_no_byte_also_when_its_worker_is_killed(method: str, headed: Headed, tmp_path: Path) -> None:
-    """Random heads never guess right. A bias leaves few tokens to choose from, so that some guesses are right."""
+    """A random head never guesses right by itself, so a logit bias leaves only few tokens to choose from."""
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
     if method == "eagle3":
         config["model"] = str(headed.eagle)

@@ -1,4 +1,4 @@
-"""Fields of vLLM, SGLang and others in the official SDKs, on untrained models that write at random."""
+"""Fields of vLLM, SGLang and other servers, sent by the official SDKs to untrained models, which write at random."""
 
 import itertools
 import json

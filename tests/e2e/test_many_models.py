@@ -83,7 +83,7 @@ def children(server: Server) -> dict[int, str]:
 
 
 def kill(server: Server, pattern: str) -> int:
-    """Kills one process with these words in its command line. Returns how many such processes there were."""
+    """Kills one process whose command line matches `pattern`. Returns how many processes matched."""
     pids = [pid for pid, words in children(server).items() if re.search(pattern, words)]
     if pids:
         with suppress(ProcessLookupError):
@@ -135,7 +135,10 @@ def test_routes_load_and_unload(server: Server, texts: dict[str, str]) -> None:
 
 
 def test_ollama_keeps_loads_and_lists(server: Server, texts: dict[str, str]) -> None:
-    """`keep_alive` 0 unloads the model after the answer, an empty prompt loads it, and both lists are right."""
+    """`keep_alive` 0 unloads the model after the answer, and an empty prompt loads the model.
+
+    /api/ps lists the loaded models, /api/tags all models.
+    """
 
     def generate(**fields: Any) -> httpx.Response:
         return httpx.post(

@@ -1,4 +1,7 @@
-"""Every mode, selected by flags, gives the default mode's text. Contradicting flags are refused with both names."""
+"""Every mode, selected by flags, gives the default mode's text.
+
+The refusal of two contradicting flags names both flags.
+"""
 
 import subprocess
 import sys

@@ -77,7 +77,7 @@ def two_hosts(
     stall_s: int = 5,
     ranks: tuple[str, ...] = GROUP,
 ) -> Iterator[tuple[Server, Host]]:
-    """within: prefix of commands that run on the second host"""
+    """Yields a server with rank 0, and the host of rank 1. within: prefix of commands that run on the second host"""
     assert main(["keygen", str(folder / "keys")]) == 0
     port, group = free_ports(2), (*ranks, "--curve-dir", str(folder / "keys"))
     words = [sys.executable, "-m", "deploy.cli.main", "worker", str(model), "--threads", "1", *FLAGS[:2], *group]
@@ -96,7 +96,7 @@ def hosts(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def in_the_middle(server: Server, expected: list[list[int]], strike: Callable[[], object]) -> None:
-    """Asserts that streams have the expected bytes, although something happens during them."""
+    """Asserts that streams have the expected bytes, although `strike` is called while they run."""
     with ThreadPoolExecutor(1) as pool, server.hold.at(TOKENS // 2):
         running = pool.submit(answers, server)
         server.hold.wait()

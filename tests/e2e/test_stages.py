@@ -1,4 +1,4 @@
-"""A server whose worker is a pipeline of processes gives the bytes of one process, and survives the death of any."""
+"""A server whose worker is a pipeline of processes gives one process's bytes, and survives the death of any process."""
 
 import os
 import re

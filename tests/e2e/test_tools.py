@@ -128,7 +128,7 @@ def test_messages_tool_call_with_result_is_answered(claude: anthropic.Anthropic)
 
 
 def test_anthropic_tool_runner_calls_tools_and_thread_is_refused(claude: anthropic.Anthropic) -> None:
-    """The newest tool runner first asks for a thread, which a stateless server must refuse with this code."""
+    """The newest tool runner first asks for a thread, and goes on after the error `thread_unsupported_request`."""
 
     def get_weather(city: Literal["Paris", "Rome"]) -> str:
         """Returns the weather of a city."""

@@ -135,7 +135,7 @@ _LEASE = ("--lease-timeout", "2")
 
 
 def _both_directions(about: str, **shares: float) -> tuple[Fault, Fault]:
-    """Makes two faults of the same frame faults: towards the worker, and from the worker."""
+    """Makes two faults with the same shares: one for frames towards the worker, one for frames from the worker."""
     none, bad = FrameFaults(), FrameFaults(**shares)
     return (
         Fault(f"requests {about}", _wire(bad, none), _SPLIT, before_streams=True),

@@ -24,7 +24,7 @@ class NetworkLink:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A namespace; the link `server` leads to the worker and can be cut, the link `clients` never is."""
+    """A namespace; the link `server` leads to the worker and can be cut, the link `clients` is never cut."""
 
     name: str
     server: NetworkLink

@@ -46,7 +46,10 @@ NO_FAULTS = FrameFaults()
 
 @dataclass
 class Proxy:
-    """`with Proxy(worker's folder, frontends' folder) as proxy:`; set `requests` and `events` at any time."""
+    """Used as `with Proxy(worker's folder, frontends' folder) as proxy:`.
+
+    Tests may set `requests` and `events` at any time.
+    """
 
     worker: Path
     frontends: Path

@@ -36,7 +36,7 @@ class ResourceUsage:
     """The resources that an idle server uses.
 
     A child process that checks grammars starts with the first grammar and ends with a grammar that is too costly. These
-    children are counted separately, with their memory and their sockets in their parents.
+    children are counted in `grammar_children` alone; their memory and their parents' sockets to them are left out.
     """
 
     processes: int
@@ -164,8 +164,8 @@ class ServerPlan:
     """How to start the server.
 
     log: a file or a device
-    split: start worker and frontends separately, with a proxy between them
-    remote: start them separately over tcp:// with CURVE keys, one frontend beside the worker and one on another host
+    split: worker and frontends are started separately, with a proxy between them
+    remote: the same over tcp:// with CURVE keys, without a proxy; one frontend is on another host than the worker
     held: the workers can be held and slowed down
     """
 

@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a trial: streams, least tokens of each, repetitions."""
+    """The size of a trial: number of streams, least tokens of a stream, number of repetitions."""
 
     streams: int = 32
     length: int = 150
@@ -78,7 +78,10 @@ class Size:
 
 
 def trial(name: str, fault: Fault, size: Size = Size()) -> Row:
-    """Starts a server, runs without faults, then injects the fault `size.rounds` times. `notes` explain failures."""
+    """Starts a server, runs without faults, then injects the fault `size.rounds` times.
+
+    The row's `notes` explain failures.
+    """
     row, rng, calls = Row(name), random.Random(size.seed), mixed_calls(size.streams, size.length)
     try:
         with running(fault.plan) as server:

@@ -23,8 +23,8 @@ ROUND_S = 60.0
 SMALL_POOL = ("--kv-cache-gb", "0.05")
 
 # MiB that resident memory may grow after the first round. A worker keeps up to 64 compiled grammars, about twenty times
-# as large as their 4 MiB of text; a frontend keeps only texts. If each input left 1 KB behind, memory would exceed
-# both limits within an hour. The launcher never sees the inputs.
+# as large as their 4 MiB of text; a frontend keeps only texts. If each input left 1 KB behind, memory would exceed the
+# limits of frontends and workers within an hour. The launcher never sees the inputs.
 GROWTH = {"frontend": 48.0, "worker": 128.0, "launcher": 4.0}
 
 

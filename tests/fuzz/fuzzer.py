@@ -22,7 +22,7 @@ Attempt = Callable[[Input], None]
 
 
 class Failure(Exception):
-    """A wrong answer: no HTTP, an undocumented status of 500 or more, or other bytes than expected."""
+    """An answer is wrong: it is not HTTP, has an undocumented status of 500 or more, or has unexpected bytes."""
 
 
 @dataclass

@@ -37,7 +37,7 @@ def _shorten(name: str, request: dict[str, Any], model: str) -> None:
         if field in fields:
             _inner(fields[field])["items"] = ID
     for field in [field for field in fields if field.startswith("guided_")]:
-        del fields[field]  # also a field of `structured_outputs`; a request may have only one of both
+        del fields[field]  # `structured_outputs` has this field, too, and a request may set only one of the two
     if "structured_outputs" in fields:
         _inner(fields["structured_outputs"])["maxProperties"] = 1
     if name == "TokenizeRequest":  # tokenize only a text, because other routes cover chats

@@ -78,7 +78,10 @@ def exchange(url: str, sent: bytes, *, leave: bool = False) -> Answer:
 
 
 def checked(answer: Answer, label: object) -> Answer:
-    """Checks that the answer is no server error, and that errors have an `error` body and, after good HTTP, an id."""
+    """Checks that the answer is no server error.
+
+    Every error must have an `error` body and, if the request was well-formed HTTP, an id.
+    """
     assert answer.status < 500 or answer.status in (503, 504), (label, answer)
     if answer.status >= 400 and answer.body:
         assert json.loads(answer.body)["error"], (label, answer)

@@ -48,7 +48,7 @@ class Watch:
         return sizes
 
     def died(self) -> str:
-        """Waits until dead processes are replaced. Returns which have died since the last call, or ""."""
+        """Waits until dead processes are replaced. Returns which processes have died since the last call, or ""."""
         now = self.pids()
         gone = {pid: role for pid, role in self._pids.items() if pid not in now}
         if gone:

@@ -30,7 +30,10 @@ TEMPLATES = {  # templates that llama-server knows by name; any other value of i
 
 @dataclass(frozen=True)
 class StandIns:
-    """models: file or repository of the hub → folder. adapter: for all models. table: of a router's models"""
+    """models: file or repository of the hub → folder of a stand-in. adapter: a folder that replaces every adapter.
+
+    table: the file that lists the models of a router. folder: where templates are written
+    """
 
     models: dict[str, Path]
     adapter: Path

@@ -129,7 +129,7 @@ def _send_during(url: str, stream: bool, process: Frontend, signum: signal.Signa
 
 
 def _check_kill(url: str, frontend: Frontend) -> None:
-    """Asserts that at most the killed frontend's requests end in 502, since nginx does not repeat them."""
+    """Asserts that only requests to the killed frontend end in 502, because nginx does not repeat them."""
     outcomes = _send_during(url, False, frontend, signal.SIGKILL)
     lost = [outcome for outcome in outcomes if not outcome.complete]
     assert len(lost) <= AT_ONCE and all(outcome.status == 502 for outcome in lost), outcomes

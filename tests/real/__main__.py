@@ -1,8 +1,8 @@
 """Repeats with a real model what other tests check with random weights and a toy; prints a Markdown table.
 
-Greedy answers are compared with transformers, structured output with its JSON schema, text with `tokenizers`; receipts,
-scores, replays and restarts must repeat their own bytes. The model is SmolLM2-135M-Instruct in Q4_1 (98 MB):
-SLUICE_TEST_REAL_MODEL names the file. The exit code is 1 if anything is wrong.
+Greedy answers are compared with transformers, structured output with its JSON schema, text with `tokenizers`. Answers
+that are verified, scored, replayed or continued after a restart must have the same bytes as at first. The model is
+SmolLM2-135M-Instruct in Q4_1 (98 MB): SLUICE_TEST_REAL_MODEL names the file. The exit code is 1 if anything is wrong.
 """
 
 import argparse

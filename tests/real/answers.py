@@ -1,4 +1,4 @@
-"""Compares greedy answers with transformers in float32: where it prefers another token, and by how much.
+"""Compares greedy answers with transformers in float32: where transformers prefers another token, and by how much.
 
 One pass of transformers over prompt and answer gives at each position the margin between our token and its best token.
 Formats round differently, so a token may differ if this margin is smaller than the error of the server's format.

@@ -26,7 +26,7 @@ def check_end(server: Server) -> Row:
 
 
 def check_bytes(server: Server, plain: Server, prompt: int = FAR, new: int = NEW) -> Row:
-    """Compares an answer after a long prompt with that of a server without drafts, and that of a worker killed halfway.
+    """Compares answers after a long prompt: with drafts, without drafts, and from a worker that is killed halfway.
 
     server: a server with drafts, which can be held. plain: a server without drafts
     """

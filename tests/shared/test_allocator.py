@@ -1,4 +1,4 @@
-"""Large freed buffers go back to the system, even after larger ones; tested in a separate process."""
+"""Large freed buffers go back to the system, even if larger ones were freed before. A separate process tests it."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""The fingerprint of facts."""
+"""A fingerprint is short, the same in every process, and different for different facts."""
 
 from dataclasses import dataclass
 from typing import Any

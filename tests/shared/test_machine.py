@@ -1,4 +1,4 @@
-"""Facts about this machine."""
+"""The GPUs, cores and memory that a process may use, as shared/machine.py finds them."""
 
 import os
 from pathlib import Path

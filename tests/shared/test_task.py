@@ -1,4 +1,4 @@
-"""The task of a checkpoint, by its files and by --task."""
+"""The task of a checkpoint, as its files or --task state it."""
 
 import json
 from pathlib import Path

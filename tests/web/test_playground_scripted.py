@@ -179,7 +179,7 @@ def test_answer_waiting_for_worker_shows_notice(model: Model, open_playground: O
         ui.watch.expected_statuses = {503}
         ui.open()
         ui.send("Hi", until="running")
-        assert arrived.wait(30)  # otherwise, the server would not be ready and refuse the request
+        assert arrived.wait(30)  # only then is the server made not ready, or it would refuse the request
         assert ui.page.evaluate(notice) == "none"
         model.pool.readiness = not_ready("the worker is lost")
         expect(ui.page.locator("#state")).to_have_text("not ready: the worker is lost")

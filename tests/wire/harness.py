@@ -85,7 +85,7 @@ class Worker:
     max_batch: int = 32
     pages: int = 257
     lease_timeout: float = 10.0
-    over: WireConfig | None = None  # None: sockets in the folder
+    over: WireConfig | None = None  # the worker's addresses; None: sockets in the folder
     model: str = "fake"
     max_seq_len: int = 2048
     tokenizer_hash: str = "hash"

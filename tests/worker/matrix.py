@@ -35,7 +35,7 @@ from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Plan, Row, Sequence
 
 PROMPT, NEW, CROWD = 70, 12, 16
-CHECKPOINTS = 8  # slots for recurrent states in addition to running sequences': so few that some states are evicted
+CHECKPOINTS = 8  # slots for recurrent states that no running sequence needs: so few that some states are evicted
 FEW = 5  # number of other sequences: so few that a step has rows left for drafts
 
 
@@ -43,12 +43,12 @@ FEW = 5  # number of other sequences: so few that a step has rows left for draft
 class Mode:
     batching: str = "continuous"
     chunk: int = 512  # prefill chunk size; 0: off
-    page: int = 16  # page size; 0: contiguous
+    page: int = 16  # page size; 0: each sequence is contiguous
     prefix: bool = True
     company: str = "alone"
     drafts: int = 0  # most drafts of a sequence in a step
     kept: str = "auto"  # value of --kv-cache-dtype
-    # a head reads the outputs of these layers; (): of the last norm; None: no head
+    # layers whose outputs a drafting head reads; (): the head reads the output of the last norm; None: no head
     reads: tuple[int, ...] | None = None
 
     def config(self) -> SchedulerConfig:
@@ -123,8 +123,10 @@ def run(
     *,
     graphs: bool = False,
 ) -> tuple[list[int], dict[int, Tensor]]:
-    """Returns the target's output ids, and the logits from which each id was sampled. grammar: for the target and every
-    second other sequence. foretold: the output from which right and wrong drafts are made."""
+    """Returns the target's output ids, and the logits from which each id was sampled.
+
+    grammar: of the target and of every second other sequence. foretold: the output that drafts are taken from
+    """
     page_size = mode.page or MAX_SEQ_LEN
     pages = 1 + (CROWD + 2) * -(-MAX_SEQ_LEN // page_size)
     dtype = decoder.weights.embed.dtype
@@ -172,9 +174,9 @@ def run(
 
 
 def poison(kv: KVCache, pools: list[PagePool], states: PagePool | None) -> None:
-    """Fills with NaN, in every format, free pages of groups with a window and the page that replaces those behind it.
+    """Fills free pages of groups with a window, and free slots of recurrent states, with NaN in every format.
 
-    Free slots of recurrent states are filled, too.
+    The scratch page, which replaces pages behind a window, and the scratch slot are filled, too.
     """
     for state in kv.states.values() if states else ():
         free = [0, *list(states._spare)[: states.counts().free]]

@@ -23,7 +23,7 @@ LENGTHS = [1, 33, 70, 100]
 def test_eight_bit_cache_keeps_logits_close(
     checkpoints: Checkpoints, kind: str, dtype: torch.dtype, kept: str, most: float
 ) -> None:
-    """Eight bits limit the accuracy: fp8 has three mantissa bits. The weights of these models are large."""
+    """The limits are wide, because fp8 has only three mantissa bits, and the models' large weights amplify errors."""
     decoder, prompts = decoder_of(checkpoints(kind), dtype=dtype), prompts_of(LENGTHS)
     whole, short = (
         all_logits(decoder, cache_for(decoder, tokens=512, kept=kept), prompts, 24) for kept in ("auto", kept)

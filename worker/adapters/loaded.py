@@ -32,7 +32,7 @@ RANK_STEP = 32  # the input of B is padded with zeros to a multiple of this, bec
 class Part:
     """The matrix B of one module, or of modules with interleaved columns.
 
-    b: padded ranks → columns. It reads `ranks` outputs of A from `first_rank` on, and changes `columns` columns of the
+    b: padded ranks → columns. B reads `ranks` outputs of A from `first_rank` on, and changes `columns` columns of the
     layer's output from `column` on.
     """
 
@@ -50,7 +50,7 @@ class Product:
     a: PackedLinear  # inputs → ranks of all parts
     parts: tuple[Part, ...]
     factors: Tensor  # [outputs] float32
-    table: Tensor | None = None  # addresses and sizes for the GPU kernels (adapter_products.py); None on the CPU
+    table: Tensor | None = None  # addresses and sizes of A and B for GPU kernels (adapter_products.py); None on the CPU
 
     @property
     def ranks(self) -> int:
@@ -72,9 +72,9 @@ class Product:
 class LoadedAdapter:
     """An adapter with packed matrices.
 
-    products: id() of the PackedLinear that it changes → product
+    products: id() of a PackedLinear → the product that changes it
     of_experts: id() of the PackedExperts → number of the expert → product
-    in_c: all products for the C library; None if it cannot compute them, or if experts are changed
+    in_c: all products for the C library; None if the library cannot compute them, or if experts are changed
     """
 
     sha256: str
@@ -134,7 +134,7 @@ def _product(
 ) -> Product:
     first = pairs[0][0]
     factors, stacked, at = torch.ones(first.outputs), list[Tensor](), 0
-    stored_parts = list[tuple[Tensor, int, int, int]]()  # B, first rank, ranks, first column
+    stored_parts = list[tuple[Tensor, int, int, int]]()  # (B, first rank, number of ranks, first column)
     for group in _apart(pairs):
         ranks, (begin, end) = sum(stored.low.rank for _, stored in group), _columns(group)
         b, own = torch.zeros(end - begin, -(-ranks // RANK_STEP) * RANK_STEP), 0
@@ -148,7 +148,7 @@ def _product(
             own += rank
         stored_parts.append((b, at, ranks, begin))
         at += ranks
-    a = _packed(torch.cat(stacked), dtype, device, memory)  # A before B, because steps read the memory in this order
+    a = _packed(torch.cat(stacked), dtype, device, memory)  # packed before B, because steps read A first
     parts = tuple(
         Part(_packed(b, dtype, device, memory), first_rank, ranks, column, len(b))
         for b, first_rank, ranks, column in stored_parts

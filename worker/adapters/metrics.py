@@ -1,4 +1,4 @@
-"""The metrics of adapters: which of them run and wait. The gauge has vLLM's name, because gateways read it."""
+"""The metrics of adapters: which of them run, and which wait. The gauge has vLLM's name, because gateways read it."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ class AdapterCollector:
 
     def collect(self) -> Iterator[Metric]:
         state = self._scheduler.state
-        running = set(list(state.running))  # list() copies it atomically; the compute loop may change it meanwhile
+        running = set(list(state.running))  # list() copies atomically what the compute loop may change
         waiting = [sequence for sequence in list(state.live.values()) if sequence not in running]
         info = GaugeMetricFamily(
             self._prefix + "lora_requests_info",

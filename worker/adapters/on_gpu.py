@@ -12,7 +12,7 @@ Changing = tuple[Tensor, Product, float]  # (indices of rows, the product to add
 
 
 class ProductsOnGpu:
-    """Adds the products of the adapters of a step. Caches the tables of rows, because most layers use the same."""
+    """Adds the products of the adapters of a step. Caches tables of rows, because most layers use the same ones."""
 
     def __init__(self) -> None:
         self._tiles: dict[tuple[tuple[int, ...], bool], AdapterTiles] = {}
@@ -20,7 +20,7 @@ class ProductsOnGpu:
     def add(self, y: Tensor, x: Tensor, changing: Sequence[Changing], *, together: bool = False) -> None:
         """Adds the products of rows of x [T, K] to the same rows of y [T, N].
 
-        changing: its row tensors must live as long as this object, because the cache uses their id().
+        changing: the tensors of row indices must live as long as this object, because the cache uses their id().
         together: whether x and y have only the rows of these adapters, ordered by adapter
         """
         key = tuple(id(rows) for rows, *_ in changing), together

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class AdapterRows:
     """The rows of a step with one adapter.
 
-    of_all: their indices among all T rows of the step
-    of_logits: their indices among the R rows with logits
+    of_all: the indices of these rows among all T rows of the step
+    of_logits: the indices of these rows among the R rows with logits
     """
 
     adapter: LoadedAdapter

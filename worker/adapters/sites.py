@@ -111,7 +111,7 @@ def _of_experts(
 
 
 def _places(stacked: StackedLinear) -> list[Tensor]:
-    """Returns for each module the rows in memory of its rows, see Rows.places."""
+    """Returns Rows.places for each module: the row in memory of each row of the module."""
     found, start = [], 0
     for rows, order in zip(stacked.rows, stacked.orders(torch.device("cpu")), strict=True):
         places = torch.empty(rows, dtype=torch.int64)

@@ -41,7 +41,7 @@ class AdapterStore:
         self.most = most
         self._folder, self._spec, self._weights, self._model, self._max_rank = folder, spec, weights, model, max_rank
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="adapter")
-        self.requests: dict[str, int] = {}  # sequences that came with each adapter, by its name
+        self.requests: dict[str, int] = {}  # adapter name → number of sequences that came with the adapter
         self._kept: OrderedDict[Adapter, Future[LoadedAdapter]] = OrderedDict()  # the most recently used is last
 
     def __len__(self) -> int:

@@ -73,7 +73,7 @@ def stored_products(files: AdapterFiles, spec: ModelSpec, max_rank: int) -> Mapp
 
 
 def _of_experts(module: str, low: LowRank, spec: ModelSpec) -> dict[str, StoredProduct]:
-    """Returns the product of each expert, by the name that the expert's linear has where experts are stored apart."""
+    """Returns the product of each expert, by the module name that its linear has if experts are stored separately."""
     count = 0 if spec.experts is None else spec.experts.count
     if low.experts != count:
         raise AdapterError(f"{module}: the adapter has products of {low.experts} experts, the base model has {count}")

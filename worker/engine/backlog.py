@@ -7,7 +7,7 @@ MAX_SECONDS = 120.0
 
 
 class Backlog:
-    """The tokens that this worker's live requests still have to compute, as a time."""
+    """Estimates how long this worker needs for the tokens that its live requests still have to compute."""
 
     def __init__(self, scheduler: Scheduler, stats: Stats) -> None:
         self._scheduler, self._stats = scheduler, stats

@@ -50,9 +50,9 @@ def fingerprint(weights: Sequence[str], tokenizer: str, spec: ModelSpec, numeric
 
 
 def _facts_of(spec: ModelSpec) -> Any:
-    """Returns the facts of a spec to hash. If all recurrent layers have the same state, it is a fact of the model.
+    """Returns the facts of a spec to hash. A state that all recurrent layers share is hashed once.
 
-    Earlier versions hashed it this way, because their models had one kind of state, and old receipts must stay valid.
+    Earlier versions hashed states this way, because models had one kind of state. Old receipts must stay valid.
     """
     states = {layer.state for layer in spec.layers if layer.state is not None}
     if len(states) != 1:

@@ -73,12 +73,12 @@ class Engine:
     batch_invariant: bool = True  # whether the bits of an answer depend on the request alone, according to checks
     fingerprint: str = ""  # hash of everything that decides the bits, see fingerprint.py
     expert_loads: Callable[[], ExpertLoads] = dict  # empty without --expert-metrics
-    slots: PagePool | None = None  # slots for recurrent states, if layers have them
+    slots: PagePool | None = None  # slots for recurrent states; None if no layer has one
     task: Task = GENERATE
     folder: Path = Path()  # the folder of the checkpoint
     weights: Weights | None = None
-    ranks: tuple[int, ...] = ()  # the process ids of the ranks that compute the model together, if there are several
-    stages: int = 1  # how many pipeline stages these processes form
+    ranks: tuple[int, ...] = ()  # process ids of the ranks, if several ranks compute the model together
+    stages: int = 1  # how many pipeline stages the ranks form
     tower: "Tower | None" = None  # the vision tower; None if config.json has none
 
 
@@ -272,9 +272,10 @@ def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
 def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, device: torch.device) -> WorkerConfig:
     """Replaces --speculation auto by ngram where drafts make decoding faster, and by off elsewhere.
 
-    It is off on a GPU, because steps with drafts cannot overlap there, and their speed was not measured yet. It is off
-    without C kernels, because only they give a row the same bits in any step. It is off for models that fit in the
-    processors' caches, because their steps are not memory-bound. It is off where bits depend on the rest of a step.
+    Speculation is off on a GPU, because steps with drafts cannot overlap there, and their speed was not measured yet.
+    It is off without C kernels, because only they give a row the same bits in any step. It is off for models that fit
+    in the processors' caches, because their steps are not memory-bound. It is off where bits depend on the rest of a
+    step.
     """
     if not worker.batch_invariant:
         if worker.speculation == "ngram":
@@ -318,7 +319,7 @@ def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "V
 def make_runner(
     model: Model, cache: KVCache, worker: WorkerConfig, vision: "Vision | None" = None, *, on_gpu: bool
 ) -> Runner:
-    capturable = model.operations is not TORCH  # the plain-torch operations synchronize with the device
+    capturable = model.operations is not TORCH  # no graph can capture plain torch, which waits for the device
     return Runner(
         model,
         cache,

@@ -98,7 +98,7 @@ class LoadedModel:
     weights: Weights
     gpu: GpuMemoryReader | None
     hashes: ContentHashes
-    ranks: "Leader | None" = None  # only if several processes compute the model; `weights` are then those of rank 0
+    ranks: "Leader | None" = None  # only if several processes compute the model; `weights` are then rank 0's
     tower: "Tower | None" = None
 
     @property
@@ -145,7 +145,7 @@ def load_model(
     """Loads the weights.
 
     drafter: bytes that a draft model takes in addition
-    hosts: how this rank found the ranks on other hosts, and talks to them; None without --rank-group
+    hosts: the rendezvous of the processes of --rank-group; None without the flag
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """

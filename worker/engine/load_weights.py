@@ -41,7 +41,7 @@ def load_weights(
     """Loads all weights to the device, or those of one rank's part.
 
     gpu: None on the CPU. beside: bytes of other weights that must also fit in the memory. drafter: bytes that a draft
-    model takes there. hosts: how many hosts have parts of the model, including this one.
+    model takes in the memory. hosts: how many hosts have parts of the model, including this one.
 
     Raises CheckpointError, and ConfigError when the memory of the device is too small.
     """

@@ -153,13 +153,13 @@ class Loop:
             if update.tokens:
                 self._request_table.add_tokens(sequence, update.tokens)
                 if sequence.check is None:
-                    prompts_done += not sequence.history.last_token  # the first id comes from a prompt token's row
+                    prompts_done += not sequence.history.last_token  # the first id's row belongs to the prompt
                     generated += len(update.tokens)
                     self._record_latency(sequence, len(update.tokens), now, latencies)
                 sequence.history.last_token = now
             if update.outcome is not None:
                 self._request_table.end(sequence, update.outcome, now, _grammar_error(update))
-        checked = sum([chunk.rows for chunk in plan.chunks if chunk.sequence.check is not None])  # part of the prompt
+        checked = sum([chunk.rows for chunk in plan.chunks if chunk.sequence.check is not None])  # prompt tokens
         prompt_tokens = plan.tokens - len(output.ids) + checked + prompts_done
         self._stats.tokens(now, prompt_tokens, generated)
         self._stats.gaps(latencies)
@@ -208,7 +208,7 @@ class Loop:
 
 
 def _sequences(plan: Plan, before: Plan | None) -> list[Sequence]:
-    """Returns the sequences of a step and of the step before it, if this is still in flight, without duplicates."""
+    """Returns the sequences of a step, and of the step `before` it if that is still in flight; no duplicates."""
     sequences = [chunk.sequence for chunk in plan.chunks]
     if before is None:
         return sequences

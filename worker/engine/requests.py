@@ -87,7 +87,7 @@ class RequestTable:
 
     def _submit(self, sender: bytes, submit: m.Submit, now: float) -> None:
         key = (sender, submit.id)
-        if key in self._records:  # the frontend sent it again because the answer was lost
+        if key in self._records:  # the frontend repeats a Submit whose answer was lost
             self._resync(sender, submit.id, len(submit.generated) // 4)
         elif key not in self._preparing:  # a request that is still being prepared is answered later
             try:

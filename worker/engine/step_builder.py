@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from shared import messages as m
 from shared.wire.codec import pack_u32
 
-MAX_LOGPROB_BYTES = 16 << 20  # per message, unless one request alone has more; a quarter of the socket's message limit
+MAX_LOGPROB_BYTES = 16 << 20  # for a message, unless one request alone has more; a quarter of a message's limit
 
 
 @dataclass(slots=True)

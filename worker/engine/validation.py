@@ -17,7 +17,7 @@ MAX_STOP_IDS, MAX_LABELS, MAX_NAME_CHARS = 1024, 1024, 1024  # more than any fro
 MAX_TOP = 1024  # up to this many log-probabilities per position are allowed for any number of positions
 MAX_LOGPROBS = 1 << 22  # log-probabilities of a request in all (32 MiB), if it asks for more than MAX_TOP per position
 MAX_PATH_CHARS = 4096
-MAX_BAD_IDS = 1 << 16  # the number of token ids of all bad words together
+MAX_BAD_IDS = 1 << 16  # the maximum number of token ids of all bad words together
 
 
 def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> str:

@@ -22,7 +22,7 @@ class Restriction(Constraint):
 
     __slots__ = ("state",)
 
-    state: "LLMatcher | None"  # the state in the grammar, if there is one
+    state: "LLMatcher | None"  # the state in the grammar; None without a grammar
 
     def narrow(self, bits: Bits) -> None:
         """Clears the bits of tokens that other rules than the grammar forbid."""
@@ -32,9 +32,9 @@ class Restriction(Constraint):
         raise NotImplementedError
 
     def ahead(self, answer: Iterable[int]) -> "Iterator[Restriction]":
-        """Yields the state before each id of an answer. It is always the same object, which accepts the ids one by one.
+        """Yields the state before each id of an answer.
 
-        Ends when an id is not allowed.
+        Yields the same object each time, after it has accepted the ids before. Ends when an id is not allowed.
         """
         state = self.copy()
         for id in answer:

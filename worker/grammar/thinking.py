@@ -15,7 +15,7 @@ class Thinking:
         self._budget = budget
         self._left = budget.tokens
         self._open = budget.begun
-        self._matched = 0  # how many first ids of the opening the output has at its beginning, after blanks
+        self._matched = 0  # how many ids of the opening the output begins with, after blanks
         self._may_open = not budget.begun or budget.blanks is None
         self._end_when_used_up()
 
@@ -32,7 +32,7 @@ class Thinking:
     def accept(self, output: Sequence[int]) -> None:
         """Counts the last token of the output.
 
-        output: the whole output, or its last tokens, which are at least as many as `opening` has
+        output: the whole output, or at least its last len(opening) tokens
         """
         token, budget = output[-1], self._budget
         if self.due and token == self.due[0]:
@@ -48,7 +48,7 @@ class Thinking:
         self._end_when_used_up()
 
     def _begins_to_open(self, token: int) -> bool:
-        """Whether the output up to this token has only blanks, or the first ids of those that open the reasoning."""
+        """Whether the output so far, with this token, is blanks and then possibly the first ids of the opening."""
         budget = self._budget
         if token == budget.opening[self._matched]:
             self._matched += 1

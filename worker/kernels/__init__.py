@@ -1,6 +1,6 @@
 """The operations of a decoder. The modules of this folder import nothing from other folders of this project.
 
-An operation `x` has up to three forms. `x_torch` in the module of its name is plain PyTorch, and defines what x
+An operation `x` has up to three forms. `x_torch` in the module of its name is plain PyTorch, and defines what `x`
 computes. `x_triton` in gpu/ runs on a GPU. `x` in cpu/bindings.py calls the C library on a CPU. No form knows the other
 forms: forms.py chooses.
 

@@ -29,15 +29,15 @@ def attention_torch(
     query_start_loc [S + 1], seq_lens [S], page_table [S, P]: int32
     cache_k, cache_v: [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, or [pages, page_size, Hk, D + 4] in
         eight bits (eight_bit_kv.py)
-    window: in tokens; 0: no window. softcap: if c is not 0, scaled scores become c * tanh(scores / c), but sinks stay
+    window: a row at position p sees no key before p - window + 1; 0: it sees all keys from position 0 on
+    softcap: if c is not 0, scaled scores become c * tanh(scores / c); sinks are not capped
     sinks [Hq] float32: for each query head the unscaled logit of an additional key whose value is zero
-    visible_to [T] int32: how many keys of its sequence each row sees. That is at least the keys up to its own, not
-        fewer than the row before it sees, and at most seq_lens.
-    max_kv_len, next_weights: only used on GPUs: at least the longest of seq_lens; the weights of the next products
+    visible_to [T] int32: how many keys of its sequence each row sees. A row sees at least the keys up to its own, at
+        least as many as the row before it, and at most seq_lens.
+    max_kv_len: at least the largest of seq_lens. next_weights: the next products' weights. Only GPUs use these two.
 
-    Returns [T, Hq, D] in q's dtype.
-    Decodes (sequences with one row) and other sequences are computed in separate padded batches, so that decodes are
-    not padded to the length of chunks.
+    Returns [T, Hq, D] in q's dtype. Decodes (sequences with one row) and other sequences are computed in separate
+    padded batches, so that decodes are not padded to the length of chunks.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     query_start_loc, seq_lens, page_table = query_start_loc.long(), seq_lens.long(), page_table.long()
@@ -63,7 +63,7 @@ def _attend_batch(
     page_table: Tensor, out: Tensor, scale: float, window: int, sinks: Tensor | None, softcap: float,
     visible_to: Tensor | None,
 ) -> None:  # fmt: skip
-    """Computes one padded batch of sequences and writes their rows of `out`.
+    """Computes one padded batch of sequences and writes the results to the sequences' rows of `out`.
 
     starts, q_lens, seq_lens [B]; page_table [B, P]. The padding behind a sequence repeats its last key and is masked.
     """
@@ -72,10 +72,10 @@ def _attend_batch(
     key_positions = first[:, None] + torch.arange(int((seq_lens - first).max()), device=q.device)  # [B, L]
     slots = _slots(page_table, key_positions.minimum(seq_lens[:, None] - 1), cache_k.shape[1])
     k, v = (_gather(cache, slots, q).transpose(1, 2) for cache in (cache_k, cache_v))  # [B, Hk, L, D]
-    if sinks is not None:  # A key and a value of zeros are appended. The mask below adds the sink as the key's logit.
+    if sinks is not None:  # Appends a key and a value of zeros. The mask below adds the sink to the key's score, 0.
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     longest = int(q_lens.max())
-    own_masks = sinks is not None or softcap > 0  # whether each head needs a mask of its own
+    own_masks = sinks is not None or softcap > 0  # if true, each head needs a mask of its own
     rows_at_once = max(1, MASK_ELEMENTS // (key_positions.numel() * (heads if own_masks else heads // kv_heads)))
     for start in range(0, longest, rows_at_once):
         end = min(start + rows_at_once, longest)
@@ -104,7 +104,7 @@ def _slots(page_table: Tensor, positions: Tensor, page_size: int) -> Tensor:
 
 
 def _visible_mask(query_positions: Tensor, ends: Tensor, key_positions: Tensor, window: int) -> Tensor:
-    """Returns which keys [B, L] each query [B, M] attends to, as bool [B, M, L]. ends [B, M]: the keys end before it"""
+    """Returns which keys [B, L] each query [B, M] sees, as bool [B, M, L]. ends [B, M]: the end of these keys"""
     mask = key_positions[:, None, :] < ends[:, :, None]
     if window:
         mask &= key_positions[:, None, :] > query_positions[:, :, None] - window
@@ -112,7 +112,7 @@ def _visible_mask(query_positions: Tensor, ends: Tensor, key_positions: Tensor, 
 
 
 def _softcapped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
-    """Computes scaled_dot_product_attention in float32. The scores get a soft cap before the mask is applied."""
+    """Computes scaled_dot_product_attention in float32, with a soft cap on the scores before the mask is applied."""
     scores = softcap * (q.float() @ k.float().mT * (scale / softcap)).tanh()
     masked = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return (masked.softmax(dim=-1) @ v.float()).to(q.dtype)

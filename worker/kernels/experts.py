@@ -37,7 +37,7 @@ class PackedExperts:
     bias: Tensor | None  # [E, N]
     cpu: CpuExperts | None = None  # weights and biases, packed for the C library
     scale: Tensor | None = None  # [E, N] float32
-    dynamic: bool = False  # whether rows of the input are quantized to the weights' format
+    dynamic: bool = False  # if true, rows of the input are quantized to the weights' format
     codes: ExpertCodes | None = None  # weights quantized in groups, on a GPU
 
     @property
@@ -48,7 +48,7 @@ class PackedExperts:
 
     @property
     def format(self) -> tuple[object, ...]:
-        """The formats for which a GPU kernel must be compiled. In addition, kernels are compiled for sizes."""
+        """The formats for which a GPU kernel must be compiled. Kernels are compiled for the sizes, too."""
         return self.weight.dtype, self.dynamic, None if self.codes is None else self.codes.packed.format
 
     def expert(self, number: int) -> PackedLinear:
@@ -67,8 +67,8 @@ class Experts:
     gate_up: PackedExperts  # H → 2 I: gate, then up
     down: PackedExperts  # I → H
     loads: Tensor | None = None  # [E] int64: counts the rows that choose each expert
-    scales: Tensor | None = None  # [E] float32: factors of the weights by which experts' results are summed
-    choice_bias: Tensor | None = None  # [E] float32: added to sigmoid scores, only to choose the experts
+    scales: Tensor | None = None  # [E] float32: factors of the routing weights
+    choice_bias: Tensor | None = None  # [E] float32: added to the sigmoids when experts are chosen, not to the weights
 
 
 def packed_in_c(packed: CpuExperts) -> PackedExperts:
@@ -130,9 +130,11 @@ def pack_quantized_experts(
     invariant: bool,
     dynamic: bool = False,
 ) -> PackedExperts:
-    """Prepares one linear of `count` experts. experts: values [N, K] (int8 or float8_e4m3fn) and scale [N] of each
+    """Prepares one linear of `count` experts.
 
-    dynamic: whether inputs are quantized too. Only GPU kernels read quantized values; see pack_quantized in linear.py.
+    experts: for each expert values [N, K] (int8 or float8_e4m3fn) and scale [N]
+    dynamic: if true, inputs are quantized, too. Only GPU kernels read quantized values; see pack_quantized in
+        linear.py.
     """
     (first, _), every = _peek(experts)
     if not first.is_cuda:
@@ -145,7 +147,7 @@ def pack_quantized_experts(
 
 
 def _peek(items: Iterable[Item]) -> tuple[Item, Iterable[Item]]:
-    """Returns the first item, and all items."""
+    """Returns the first item, and an iterator over all items, the first included."""
     rest = iter(items)
     first = next(rest)
     return first, chain((first,), rest)
@@ -162,8 +164,8 @@ def choose_experts(
 ) -> tuple[Tensor, Tensor]:
     """Returns the experts of each row, from the most to the least likely, [T, chosen] int64, and their weights.
 
-    logits [T, E] float32: an expert's weight is the softmax over all experts, or with `sigmoid` its logit's sigmoid
-    normalized: whether the weights of a row's experts are divided by their sum
+    logits [T, E] float32: an expert's weight is the softmax of the logits or, with `sigmoid`, the sigmoid of its logit
+    normalized: if true, the weights of a row's experts are divided by their sum
     scales [E] float32: factors by which the weights are multiplied in the end
     choice_bias [E] float32, only with `sigmoid`: experts are chosen by weight plus bias instead of by logit
 
@@ -180,7 +182,9 @@ def choose_experts(
 
 
 def _choice_keys(logits: Tensor, choice_bias: Tensor | None) -> Tensor:
-    """Returns the numbers [T, E] by which experts are chosen. Without bias, sigmoids have the order of their logits."""
+    """Returns the numbers [T, E] by which experts are chosen. Without a bias, these are the logits, because their
+    sigmoids have the same order.
+    """
     return logits if choice_bias is None else logits.sigmoid() + choice_bias
 
 
@@ -293,6 +297,6 @@ def _linear(x: Tensor, packed: PackedExperts, expert: int, *, fp32_out: bool = F
         return bindings.linear(x, packed.cpu.weight(expert), out_dtype=torch.float32 if fp32_out else None)
     if packed.codes is not None or packed.scale is not None:
         return linear_torch(x, packed.expert(expert), fp32_out=fp32_out)
-    kind = torch.float32 if fp32_out else x.dtype  # a product of float32 copies is not rounded to x's dtype
+    kind = torch.float32 if fp32_out else x.dtype  # the product of float32 copies is not rounded to x's dtype
     bias = None if packed.bias is None else packed.bias[expert].to(kind)
     return F.linear(x.to(kind), packed.weight[expert].to(kind), bias)

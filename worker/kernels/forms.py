@@ -41,7 +41,8 @@ Result = TypeVar("Result")
 def choosing(
     in_pytorch: Callable[..., Result], in_triton: str, in_c: Form, c_can: Callable[..., bool]
 ) -> Callable[..., Result]:
-    """Returns an operation that calls one of these forms. The device of its first argument decides, and then `c_can`.
+    """Returns an operation that calls one of these forms. The device of the first argument decides; on a CPU, `c_can`
+    decides, too.
 
     in_triton: the name of a module in gpu/ and of a function in the module, joined by a dot
     c_can: returns whether the C library can compute the operation for these positional arguments
@@ -147,7 +148,9 @@ def attention(
     q: Tensor, cache_k: Tensor, *args: Any,
     next_weights: Sequence[Tensor] = (), options: GpuOptions = NO_OPTIONS, **named: Any,
 ) -> Tensor:  # fmt: skip
-    """Computes the same as attention_torch. On a GPU, an option can load `next_weights` into the L2 cache meanwhile."""
+    """Computes the same as attention_torch. On a GPU, an option loads `next_weights` into the L2 cache while attention
+    runs.
+    """
     if q.is_cuda:
         from worker.kernels.gpu.attention.attention import attention_triton
         from worker.kernels.gpu.products.prefetch_branch import prefetching

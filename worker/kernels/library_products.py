@@ -1,12 +1,13 @@
-"""Computes products of many rows with the vendor's library (cuBLAS), where a check saw the same bits as our kernels'.
+"""Computes products of many rows with the vendor's library (cuBLAS), where a check has seen the same bits as from our
+kernels.
 
 A GEMM of the library adds along K in an order that may depend on the number of rows. So the library computes only
 products whose weight shape and number of rows have been compared on this device (worker/run/checks/library_check.py).
 Our kernels compute all other products. If the K of a weight is split into chains (gpu/products/tiles.py), the library
 computes each chain, and the partial sums are added in order.
 
-cuBLAS would split K among programs if it had memory for partial sums. The variables in SCARCE take this memory away.
-They must be in the environment before the library is used for the first time.
+cuBLAS would split K among programs if it had memory for partial sums. The environment variables in SCARCE take this
+memory away. They must be set before the library is used for the first time.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +41,7 @@ def library_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, *,
     fp32_out: bool = False, split_k: bool = False, whole_rows: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Computes the same as `linear_triton` with the library: it has the same chains, and rounds at the same places.
+    """Computes the same as `linear_triton`, but with the library: in the same chains, rounded at the same places.
 
     Returns [T, N] in x's dtype, or in float32 if `fp32_out`. With `split_k` and S chains, returns their partial sums
     [S, T, N] float32. whole_rows: see PackedLinear.
@@ -69,7 +70,9 @@ def multiply_wide(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
 
 
 def can_be_library(packed: PackedLinear) -> bool:
-    """Whether the weight is an unquantized tensor whose products must be batch-invariant."""
+    """Returns whether the library may multiply by the weight: an unquantized tensor whose products must be
+    batch-invariant.
+    """
     return packed.invariant and packed.cpu is None and not packed.codes and packed.scale is None
 
 
@@ -79,7 +82,7 @@ def product_of(x: Tensor, packed: PackedLinear) -> Product:
 
 
 def with_library(operations: Operations, equal: frozenset[Product]) -> Operations:
-    """Returns operations with which the library computes the products in `equal`."""
+    """Returns operations that let the library compute the products in `equal`."""
     if not equal:
         return operations
     linear = partial(_linear, operations.linear, equal)

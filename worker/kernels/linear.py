@@ -33,8 +33,8 @@ class PackedLinear:
     invariant: bool
     cpu: CpuWeight | None = None  # the weight, packed for the C library
     scale: Tensor | None = None  # [N] float32
-    dynamic: bool = False  # whether rows of the input are quantized to the weight's format
-    codes: tuple[PackedCodes, ...] = ()  # a weight quantized in groups, on a GPU; each part has some of the rows
+    dynamic: bool = False  # if true, rows of the input are quantized to the weight's format
+    codes: tuple[PackedCodes, ...] = ()  # a weight quantized in groups, on a GPU; each part holds some of its rows
     whole_rows: int = 0  # the rows of the whole weight if a rank has only N of them: they decide where K is split
 
     @property
@@ -50,7 +50,7 @@ class PackedLinear:
 
     @property
     def format(self) -> tuple[object, ...]:
-        """The formats for which a GPU kernel must be compiled. In addition, kernels are compiled for sizes."""
+        """The formats for which a GPU kernel must be compiled. Kernels are compiled for the sizes, too."""
         return self.weight.dtype, self.dynamic, *(part.format for part in self.codes)
 
 
@@ -77,7 +77,7 @@ def pack_quantized(
 ) -> PackedLinear:
     """Prepares values [N, K] (int8 or float8_e4m3fn) with scale [N] for inputs of `dtype`.
 
-    dynamic: whether inputs are quantized too
+    dynamic: if true, inputs are quantized, too
     memory: as for pack_weight
 
     Only GPU kernels read quantized values. On a CPU, they are converted to a weight of `dtype`.
@@ -120,8 +120,8 @@ def linear(
 ) -> Tensor:
     """Returns x [T, K] @ weight.T + bias, [T, N] in x's dtype, or in float32 if `fp32_out`.
 
-    A float32 result was never rounded to x's dtype, except by library GEMMs. With `split_k`, the result may also be
-    split-K partial sums (see split_k.py) if it is cheaper to add them later.
+    A float32 result has not been rounded to x's dtype before, except by library GEMMs. With `split_k`, the result may
+    also be split-K partial sums (see split_k.py) if it is cheaper to add them later.
     """
     if x.is_cuda and packed.codes:
         from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton

@@ -37,7 +37,9 @@ from worker.kernels.sample import sample_plain, sample_torch
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The operations that a decoder calls. A field has the function of the same name, or its form in plain PyTorch."""
+    """The operations that a decoder calls. A field holds the function of the same name, or the form of this function in
+    plain PyTorch.
+    """
 
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
@@ -63,7 +65,9 @@ class Operations:
     def maybe_linear_add_norm(
         self, x: Tensor, packed: PackedLinear | None, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
     ) -> tuple[Tensor, Tensor]:
-        """Returns linear_add_norm(x, packed, ...). Without a linear (packed is None), norms x itself."""
+        """Returns linear_add_norm(x, packed, ...). If `packed` is None, there is no linear: norms x itself plus the
+        residual.
+        """
         if packed is None:
             return self.add_rms_norm(x, residual, weight, eps, **how)
         return self.linear_add_norm(x, packed, residual, weight, eps, **how)
@@ -77,7 +81,9 @@ class Operations:
         return self.gather(self.linear(x, packed, **how))
 
     def in_c(self) -> StepAdaptersC | None:
-        """Returns a step's adapters for the C loop. None: these operations are not FAST with adapters added."""
+        """Returns a step's adapters for the C library's loop; None if these operations are not FAST with adapters
+        added.
+        """
         return None
 
 
@@ -91,7 +97,7 @@ def alone(operations: Operations) -> Operations:
 
 @dataclass(frozen=True, slots=True)
 class OperationsWithFusedNorms(Operations):
-    """Operations that compute a matrix product and the norm after it in one kernel, where there is such a kernel."""
+    """Operations that compute a matrix product and the norm after it in one kernel, if there is a kernel for both."""
 
     options: GpuOptions = NO_OPTIONS
 
@@ -150,7 +156,9 @@ WITH_OPTIONS = (
 
 
 def with_options(operations: Operations, options: GpuOptions) -> Operations:
-    """Returns operations whose GPU kernels are launched with `options`. operations: FAST, or FAST with changes"""
+    """Returns operations whose GPU kernels are launched with `options`. operations: FAST, possibly with some functions
+    replaced
+    """
     if options == NO_OPTIONS:
         return operations
     bound = {item.name: getattr(operations, item.name) for item in fields(Operations)}

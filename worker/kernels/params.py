@@ -14,14 +14,14 @@ class History:
 
     rows: Tensor  # [E] int64
     ids: Tensor  # [E] int64
-    counts: Tensor  # [E] int64: occurrences in the output; 0 if the token is only in the prompt
+    counts: Tensor  # [E] int64: how often the token occurs in the output; 0 if it is only in the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Bias:
     """The logit bias: values[e] is added to the logit of token ids[e] in row rows[e]. -inf forbids a token.
 
-    There is at most one entry for each (row, token).
+    There is at most one entry for each pair (row, token).
     """
 
     rows: Tensor  # [E] int64
@@ -31,21 +31,21 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class PlainParams:
-    """How to sample each of R rows after its logits are adjusted by penalties and bias."""
+    """How to sample each of R rows whose logits penalties and bias have already adjusted."""
 
     temperature: Tensor  # [R] float32, 0: greedy
     top_k: Tensor  # [R] int64, 0: off
     top_p: Tensor  # [R] float32, 1: off
     min_p: Tensor  # [R] float32, 0: off
     seeds: Tensor  # [R] int64, the request's 64-bit seed reinterpreted as signed
-    positions: Tensor  # [R] int64: number of output tokens of the request so far
+    positions: Tensor  # [R] int64: how many tokens the request's output already has
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Which sampling stages some row may need, as far as the host knows.
+    """Which sampling stages at least one row may need, as far as the host knows.
 
-    Skipping the other stages saves work and changes no result.
+    All other stages can be skipped, which saves work and changes no result.
     """
 
     all_greedy: bool = False

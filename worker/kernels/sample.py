@@ -18,12 +18,12 @@ from torch import Tensor
 from worker.kernels.params import EVERY, PlainParams, SampleParams, Stages
 
 ONE = 1 << 40  # integer weight of the most likely token; the sum of 2**18 of them fits in 63 bits
-KEY_LEVELS = (20, 10, 0)  # a 31-bit key is selected by its top 11, next 10 and last 10 bits
+KEY_LEVELS = (20, 10, 0)  # a 31-bit key is selected in three steps: by its top 11, next 10 and last 10 bits
 BINS = 2048
 LARGEST_KEY = 0x7FFFFFFF
 LOGPROB_CHUNK = 1 << 24  # the most logits whose log-probabilities are computed at once
-ROUNDING = 2.0**-19  # rounding error as a share of a row's total weight: a few times the last bits of all its exp
-SHORT_LIST = 256  # number of most likely tokens that the CPU tries first
+ROUNDING = 2.0**-19  # largest rounding error, as a share of a row's total weight: a few last bits of every exp
+SHORT_LIST = 256  # how many of the most likely tokens the CPU tries first
 
 
 def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
@@ -63,9 +63,9 @@ def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
 def wrong_draws(logits: Tensor, params: PlainParams, stages: Stages, ids: Tensor, expected: Tensor) -> Tensor:
     """Returns which ids [R] differ from `expected` by more than rounding can explain, as [R] bool.
 
-    ids and expected: what two forms of this operation have chosen. They may differ in the last bit of exp. So a sampled
-    id is wrong only if its interval of the cumulative weights is farther than ROUNDING from the drawn point, even with
-    top-p and min-p changed by this much. A greedy id involves no rounding and must be equal.
+    ids, expected: the choices of two forms of this operation. The forms may differ in the last bit of exp. So a sampled
+        id is wrong only if its interval of the cumulative weights is farther than ROUNDING from the drawn point, even
+        with top-p and min-p changed by this much. A greedy id involves no rounding and must be equal.
     """
     wrong = ids != expected
     rows = (wrong & (params.temperature != 0)).nonzero()[:, 0]
@@ -89,7 +89,7 @@ def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Ten
     """Returns log-probabilities of the model, before penalties and temperature.
 
     logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], their log p
-    [R, top]). Log-probabilities are float32. The most likely token is first; among equally likely ones, the lowest id.
+    [R, top]). Log-probabilities are float32. The most likely token is first; of equally likely tokens, the lowest id.
     """
     rows = max(1, LOGPROB_CHUNK // logits.shape[1])
     chunks = [_logprobs(*chunk, top) for chunk in zip(logits.split(rows), ids.split(rows), strict=True)]
@@ -143,7 +143,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def adjust(logits: Tensor, params: SampleParams) -> Tensor:
-    """Applies penalties, then bias. The repetition penalty is CTRL's (arXiv:1909.05858), the other two are OpenAI's."""
+    """Applies penalties, then bias. CTRL (arXiv:1909.05858) defines the repetition penalty, OpenAI the others."""
     if params.history is None and params.bias is None:
         return logits
     logits = logits.clone()
@@ -193,11 +193,11 @@ def _apply_by_radix_selection(gap: Tensor, weights: Tensor, top_k: Tensor, top_p
 
 
 def _apply_by_short_list(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Applies top-k and top-p with only the SHORT_LIST most likely tokens of each row. Returns rows that need more.
+    """Applies top-k and top-p with only the SHORT_LIST most likely tokens of each row. Returns the rows that need more.
 
-    This is several times as fast as with all tokens. It reads values on the host, so it is for the CPU only. A row is
-    settled if no token as likely as the last one of its list is kept: then neither the order of equally likely tokens
-    at the end of the list nor any later token matters.
+    This is several times as fast as with all tokens, but it reads values on the host, so it is for the CPU only. A row
+    is settled if every token that is kept is more likely than the last token of its list: then neither the order of
+    equally likely tokens at the end of the list nor any later token matters.
     """
     limit, width = _count_for_top_k(top_k, gap.shape[1]), gap.shape[1]
     nearest, ids = gap.topk(SHORT_LIST, largest=False)

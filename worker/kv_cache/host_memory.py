@@ -17,7 +17,8 @@ CLEARLY = 1.1  # a model that needs more than this many times the available memo
 def check_host_memory(weights: WeightsSize, pool: int, memory: Memory) -> None:
     """Raises ConfigError when the weights and a K/V pool of `pool` bytes clearly do not fit; warns when they may not.
 
-    pool: 0 if it takes the memory that the weights leave. The error names the bytes needed and available, and advises.
+    pool: 0 if it takes the memory that the weights leave. The error states the bytes needed and available, and a
+    remedy.
     """
     needed, room = weights.nbytes + pool, memory.available + memory.swap
     if weights.nbytes <= memory.total + memory.swap and needed <= room:

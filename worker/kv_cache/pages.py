@@ -20,7 +20,7 @@ SCRATCH = 0
 class PagePool:
     """`total_pages` pages of `page_size` tokens; `usable` of them (all but the scratch page) are handed out.
 
-    window: the sliding window of the group's layers: sequences keep only the pages that it needs; 0: they keep all.
+    window: the sliding window of the group's layers; sequences keep only the pages of their window. 0: they keep all.
     """
 
     def __init__(self, total_pages: int, page_size: int, window: int = 0) -> None:

@@ -25,7 +25,7 @@ class Prefaulter:
         """arrays: K and V of every layer, each contiguous and of shape [pages, page_size, …]."""
         self._touch = touch
         self._arrays = tuple(arrays)  # keeps the tensors alive while the thread touches their memory
-        # The thread gets numbers, not tensors: if it ran PyTorch's code while the interpreter exits, this would abort.
+        # The thread gets numbers, not tensors: the process would abort if the thread ran PyTorch's code at exit.
         self._regions = [(part.data_ptr(), part[0].nbytes) for part in arrays]
         self._pages, page_size = arrays[0].shape[:2]
         self._stride = max(1, STRIDE_TOKENS // page_size)

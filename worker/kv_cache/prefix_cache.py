@@ -78,7 +78,7 @@ class PrefixCache:
 
         After them, every window has the pages that it needs, and if layers are recurrent, there is a cached state.
         """
-        longest, runs = 0, [0] * len(self._windowed)  # runs: how many pages in a row, up to the present, are published
+        longest, runs = 0, [0] * len(self._windowed)  # runs: for each pool, published pages in a row up to `count`
         for count, digest in enumerate(digests, 1):
             complete = self.states is None or self.states.find(digest) is not None
             for index, pool in enumerate(self._windowed):

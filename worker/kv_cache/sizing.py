@@ -25,7 +25,7 @@ from worker.spec import ModelSpec
 
 GIB = 1 << 30
 TYPICAL_TOKENS = 4096  # pools are sized so that sequences of this length fill pools with and without a window alike
-CONTIGUOUS_SEQ_LEN = 4096  # default length for --kv-cache-backend contiguous, where each sequence reserves all of it
+CONTIGUOUS_SEQ_LEN = 4096  # default --max-seq-len with --kv-cache-backend contiguous, where a sequence reserves it all
 STATES_SHARE = 2  # recurrent states get at most 1 / STATES_SHARE of the pool's memory
 RESERVED_BYTES = 512 << 20  # GPU memory for unmeasured use: kernels loaded later, CUDA graph records, fragmentation
 
@@ -81,7 +81,7 @@ class WeightsSize:
     """How many bytes the weights of a model take in memory; known before the weights are read.
 
     int4: bytes of the weights with --quantization int4; None if they are quantized already.
-    drafter: the bytes among them for the draft model of --speculative-config, with its cache.
+    drafter: how many of these bytes the draft model of --speculative-config takes, with its cache.
     """
 
     nbytes: int
@@ -173,7 +173,7 @@ def size_pool(
     worker: WorkerConfig,
     state_dtype: torch.dtype = torch.float32,
 ) -> PoolSize:
-    """Returns the largest sizes of the pools that fit in the budget. dtype, device: of the K/V.
+    """Returns the largest sizes of the pools that fit in the budget. dtype, device: the dtype and device of K/V.
 
     state_dtype: the dtype of the model, in which recurrent layers keep their last inputs.
 

@@ -61,14 +61,14 @@ class KVCache:
             for index, layer in enumerate(spec.layers)
             if layer.state is not None
         }
-        self._prefaulters: dict[int, Prefaulter] = {}  # by the index of the group; none for a group without layers
+        self._prefaulters: dict[int, Prefaulter] = {}  # index of a group → its prefaulter, if it has layers
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns the K and V that a layer reads, each [page, offset, kv_head, head_dim]. Layers may share them."""
         return self._layers[index]
 
     def prefault_ahead(self, touch: Touch) -> None:
-        """Starts to prefault memory ahead of its use (prefault.py), on the CPU only: its system maps memory lazily."""
+        """On the CPU, starts to prefault memory ahead of its use (prefault.py), because the system maps it lazily."""
         if self.device.type == "cpu" and not self._prefaulters:
             self._prefaulters = {
                 number: Prefaulter(touch, [part for layer in group.layers for part in self._layers[layer]])

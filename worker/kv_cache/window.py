@@ -19,7 +19,7 @@ class StepSizes(Protocol):
 def first_kept(window: int, position: int) -> int:
     """Returns the first position that must be kept for rows at `position` and later. window 0: all are kept.
 
-    It is the beginning of a block of keys, although rows attend to only a part of this block. Kernels multiply the
+    This position begins a block of keys, although rows attend to only a part of the block. Kernels multiply the
     masked part by zero, and zero times NaN is NaN, so the whole block must be memory of the sequence itself.
     """
     return max(0, position - window + 1) // KEY_BLOCK * KEY_BLOCK if window else 0

@@ -91,8 +91,8 @@ class PageJournal:
         """Whether a new prompt could find this page of a sequence.
 
         False for a sequence that was running when the cache was emptied: it continues to publish pages under digests
-        that new prompts do not have. The page before such a page is not in `found`. If it is the first page, its digest
-        is computed again and differs.
+        that new prompts do not have. The page before such a page is not in `found`. For a first page, the digest that a
+        new prompt would have is computed, and differs from the page's digest.
         """
         known = sequence.prefix
         if page:
@@ -157,7 +157,7 @@ def _stored_event(note: Stored, page_size: int) -> BlockStored:
 
 
 def _extra_keys(note: Stored) -> list[tuple[str, ...] | None] | None:
-    """Returns for each page hashes of its salt and pictures. They are hashes because a salt may be secret."""
+    """Returns, for each page, hashes of its salt and pictures: hashes, because a salt may be secret."""
     salt = (_key(note.salt.encode()),) if note.salt else ()
     marks = note.marks or [b""] * len(note.digests)
     keys = [(*salt, *((_key(mark),) if mark else ())) or None for mark in marks]

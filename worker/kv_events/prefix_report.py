@@ -34,12 +34,13 @@ class PrefixReport:
         self._cache, self._live = cache, live
         self._size = pool.page_size
         self._ends = [(length // pool.page_size - 1, length) for length in PREFIX_LENGTHS if length >= pool.page_size]
-        self._keys: OrderedDict[bytes, int] = OrderedDict()  # last page's digest → key, the last used last
-        self._changes: deque[tuple[int, bool]] = deque()  # (key, whether it was added to or removed from the cache)
+        # digest of a prefix's last page → key, the most recently used last
+        self._keys: OrderedDict[bytes, int] = OrderedDict()
+        self._changes: deque[tuple[int, bool]] = deque()  # (key, True: added to the cache; False: removed)
         self._cached: set[int] = set()  # the cached keys as of the last report
         self._expected: Counter[int] = Counter()  # key → how many prompts that wait or are being computed have it
-        self._prompts: dict[Key, list[tuple[int, int]]] = {}  # those prompts → (length, key) of prefixes
-        self._touched: deque[int] = deque()  # keys whose prompts came or left since the last report
+        self._prompts: dict[Key, list[tuple[int, int]]] = {}  # sequence → (length, key) of its prompt's prefixes
+        self._touched: deque[int] = deque()  # keys of prompts that came or left since the last report
         self._told: dict[int, None] = {}  # the keys that a frontend knows if it has seen every report
         self._check = 0  # the xor of all keys in _told
         self._sweep: list[int] = []
@@ -106,7 +107,7 @@ class PrefixReport:
     # called by the I/O thread
 
     def take(self) -> CachedPrefixes:
-        """Returns the report for a Status. It must be sent, because the next report has only the changes after it."""
+        """Returns the report for a Status. The caller must send it: the next report has only later changes."""
         changed = self._take_changes()
         if self._at >= len(self._sweep):
             self._sweep, self._at = list(self._told), 0

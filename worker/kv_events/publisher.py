@@ -22,7 +22,7 @@ log = logging.getLogger("sluice.kv_events")
 POLL_MS = 10
 LINGER_MS = 200
 MAX_UNSENT = 10_000  # queued batches for one consumer; if it is too slow, it misses the next batches
-MAX_KEPT, MAX_KEPT_BYTES = 10_000, 64 << 20  # batches that are kept to be sent again, and their bytes
+MAX_KEPT, MAX_KEPT_BYTES = 10_000, 64 << 20  # how many batches are kept to be sent again, and how many bytes
 MAX_ASKED_BYTES = 1024  # the largest frame that a consumer may send; a larger one ends its connection
 MAX_REPLAYS = 8  # requests that are answered before the next batch is published
 END = (-1).to_bytes(8, "big", signed=True)

@@ -18,7 +18,9 @@ TINY, LARGE = 1e-9, 1e9  # limits of settings that are factors
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which values a setting may have. accepts: whether a value is allowed; expected: the allowed values in words"""
+    """Which values a setting may have. accepts: returns whether a value is allowed; expected: the allowed values in
+    words
+    """
 
     accepts: Callable[[Any], bool]
     expected: str
@@ -33,17 +35,17 @@ def _is_number(value: Any) -> bool:
 
 
 def whole(low: int, high: int) -> Rule:
-    """A whole number from low to high."""
+    """Returns a rule that accepts whole numbers from low to high."""
     return Rule(lambda value: _is_whole(value) and low <= value <= high, f"a whole number from {low} to {high}")
 
 
 def number(low: float, high: float) -> Rule:
-    """A number from low to high, hence finite."""
+    """Returns a rule that accepts numbers from low to high, hence only finite numbers."""
     return Rule(lambda value: _is_number(value) and low <= value <= high, f"a number from {low:g} to {high:g}")
 
 
 def listed(each: Rule, most: int) -> Rule:
-    """A list of at most `most` values."""
+    """Returns a rule that accepts lists of at most `most` values."""
     return Rule(
         lambda value: isinstance(value, list | tuple) and len(value) <= most and all(map(each.accepts, value)),
         f"a list of at most {most} entries, each {each.expected}",

@@ -119,7 +119,7 @@ class Decoder:
         return loads
 
     def with_operations(self, operations: Operations) -> "Decoder":
-        """Returns a copy of this decoder with other operations. Both share the weights and `layers_started`."""
+        """Returns a copy of this decoder with other operations. The copy shares the weights and `layers_started`."""
         other = copy(self)
         other.operations = operations
         return other

@@ -16,7 +16,8 @@ MIN_CAPABILITY = {  # for each format: the lowest compute capability that has it
     torch.bfloat16: ((8, 0), "--dtype float16 or --device cpu"),
     torch.float8_e4m3fn: ((8, 9), "--kv-cache-dtype auto"),
 }
-MIN_MATMUL_CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}  # for matrix products in these formats
+# the lowest compute capability with matrix products in each format
+MIN_MATMUL_CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}
 
 
 def pick_device(name: str) -> torch.device:
@@ -47,7 +48,8 @@ def check_format(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def computable(scheme: Scheme | None, device: torch.device, flag: str) -> Scheme | None:
-    """Returns the scheme. If the GPU is too old to quantize inputs dynamically, the returned scheme does not do so.
+    """Returns the scheme. If the GPU is too old to quantize inputs dynamically, the returned scheme does not quantize
+    inputs.
 
     flag: the value of --quantization. Raises ConfigError if the flag asks for dynamic quantization on an older GPU.
     """
@@ -81,7 +83,9 @@ def _why_no_cuda() -> str:
 
 
 def _try_cuda() -> None:
-    """Fails if another process has the GPU or all of its memory, or if PyTorch was not compiled for the GPU."""
+    """Raises an exception if another process has the GPU or all of its memory, or if PyTorch was not compiled for the
+    GPU.
+    """
     torch.ones(1, device="cuda").add_(1).item()
 
 
@@ -99,7 +103,7 @@ def _reason(message: str) -> str:
 def threads_of(worker: WorkerConfig, ranks: int = 0) -> int:
     """Returns the CPU threads of one process: --threads, or one per core, divided among the ranks of this machine.
 
-    ranks: the number of ranks on this machine; 0 if all ranks are on it
+    ranks: the number of ranks on this machine; 0: all ranks are on this machine
     """
     cores = worker.threads or len(os.sched_getaffinity(0))
     return max(1, cores // (ranks or worker.tensor_parallel_size))

@@ -215,7 +215,7 @@ def lfm2_sizes(config: Config) -> Config:
 
 
 def shared_expert_size(config: Config) -> Config:
-    """All shared experts together are one MLP; its width is the sum of their widths (GLM-4.5)."""
+    """All shared experts together are one MLP, which is as wide as all of them together (GLM-4.5)."""
     count = config["n_shared_experts"] or 0
     return {"shared_expert_intermediate_size": count * (config["moe_intermediate_size"] or 0)}
 
@@ -236,17 +236,18 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class FamilyExperts:
-    """The properties of a family's experts that its configs do not state, and the names of settings that they state.
+    """The properties of a family's experts that its configs do not state, and the names of settings that the configs
+    state.
 
     size: the name of the setting for the experts' intermediate size
-    normalized: whether the weights of a row's experts add up to 1; None if the setting `norm_topk_prob` decides
+    normalized: if true, the weights of a row's experts add up to 1; None: the setting `norm_topk_prob` decides
     sparse: returns for each layer whether it has experts
-    sigmoid: whether the router's scores are sigmoids
+    sigmoid: if true, the router's scores are sigmoids
     factor: the name of the setting by which the experts' weights are multiplied; "" if there is none
-    choice_bias: whether experts are chosen by their scores plus a bias for each expert
+    choice_bias: returns whether experts are chosen by their scores plus a bias for each expert
     shared_size: the name of the setting for the shared expert's intermediate size; "" if there is no shared expert
-    shared_gated: whether the shared expert has a gate
-    beside_mlp: whether layers with experts also have the MLP
+    shared_gated: if true, the shared expert has a gate
+    beside_mlp: if true, layers with experts also have the MLP
     transposed: as in ExpertsSpec
     """
 
@@ -256,7 +257,7 @@ class FamilyExperts:
     sigmoid: bool = False
     factor: str = ""
     choice_bias: Callable[[Config], bool] = never
-    biases: bool = False  # whether the router and the experts have biases
+    biases: bool = False  # if true, the router and the experts have biases
     shared_size: str = ""
     shared_gated: bool = True
     beside_mlp: bool = False
@@ -272,8 +273,9 @@ class Family:
     # returns further fields of each LayerSpec
     layer_details: Callable[[Config, Sequence[str]], list[dict[str, Any]]] = every_layer_alike
     rotates: Callable[[Config], list[bool]] = every_layer_rotates
-    partial_rotary: bool = False  # whether a config may rotate only a part of each head
-    rotates_neighbours: bool = False  # a rotated pair is two adjacent dimensions, not dimensions half a head apart
+    partial_rotary: bool = False  # if true, a config may rotate only a part of each head
+    # if true, a rotated pair is two adjacent dimensions, not dimensions half a head apart
+    rotates_neighbours: bool = False
     norm_offset: bool = False
     layer_norm: bool = False
     norm_bias: bool = False
@@ -286,18 +288,19 @@ class Family:
     gated: bool = True
     value_norm: bool = False
     layer_scales: bool = False
-    layer_inputs: bool = False  # configs may state per-layer embeddings
+    layer_inputs: bool = False  # if true, configs may state per-layer embeddings
     # returns whether queries, keys and values have biases, and whether the output projection has a bias
     biases: Callable[[Config], tuple[bool, bool]] = as_attention_bias
     mlp_bias: str = "mlp_bias"  # the setting that says whether the feed-forward has biases
     scale_embeddings: bool = False
-    multipliers: bool = False  # configs state factors for embeddings, attention, residual sums and logits (Granite)
-    local_rope: bool = False  # layers with a sliding window have rotary settings of their own
+    # if true, configs state factors for embeddings, attention, residual sums and logits (Granite)
+    multipliers: bool = False
+    local_rope: bool = False  # if true, layers with a sliding window have rotary settings of their own
     scaling: Config = field(default_factory=dict)  # the rotary scaling if a config states none
     sinks: bool = False
     recurrence: Recurrence | None = None
     attention_gate: bool = False
-    activation: Activation | None = None  # the activation, if the name in configs does not tell the whole formula
+    activation: Activation | None = None  # the activation, if its name in configs does not tell the whole formula
     experts: FamilyExperts | None = None
     names: Mapping[str, str] = field(default_factory=dict)  # common name of a setting → its name in this family
     derived: Callable[[Config], Config] = nothing  # returns settings that are computed from other settings

@@ -53,11 +53,11 @@ class Layer:
     feed_forward: FeedForwardWeights
     after_mlp: Tensor | None = None  # post_feedforward_layernorm of Gemma, before the residual sum
     own_input: OwnInput | None = None  # the weights that apply the per-layer embedding
-    scale: Tensor | None = None  # layer_scalar [1], by which the layer's output is multiplied
+    scale: Tensor | None = None  # layer_scalar [1]: the factor of the layer's output
 
     @property
     def next_weights(self) -> list[Tensor]:
-        """The weights that are read next after the mixer, in the order of reading."""
+        """The weights that are read directly after the mixer, in the order of reading."""
         first = self.feed_forward.first
         return [self.mixer.o.memory] if first is None else [self.mixer.o.memory, first.memory]
 

@@ -1,6 +1,6 @@
 """Per-layer embeddings (Gemma 4): a vector for each token and layer, from a table and from the token's embedding.
 
-Some names call these vectors the inputs of a layer.
+Some names in the code call these vectors the inputs of a layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ class StoredLayerInputs:
 
     @classmethod
     def of(cls, spec: ModelSpec, source: WeightSource, prefix: str, dtype: torch.dtype) -> "StoredLayerInputs | None":
-        """Finds the weights in a checkpoint. None: the model has none. prefix: the prefix of its tensor names"""
+        """Returns a checkpoint's weights; None if the model has none. prefix: the prefix of its tensor names"""
         inputs = spec.layer_inputs
         if inputs is None:
             return None
@@ -120,7 +120,7 @@ def add_vectors(
 def write_tapped(x: Tensor, inputs: ForwardInputs, index: int, *, all_rows: bool) -> None:
     """Writes the outputs x of layer `index` to the tensors that inputs.tapped has for this layer.
 
-    all_rows: whether x has all rows of the step; otherwise x has only the rows with logits
+    all_rows: if true, x has all rows of the step, else only the rows with logits
     """
     for layer, into in inputs.tapped:
         if layer == index:
@@ -149,7 +149,7 @@ def vectors_of_layers(
 ) -> Tensor:
     """Returns the per-layer embeddings [T, L, P] of token_ids [T]. x [T, H]: the scaled embeddings of the tokens"""
     size = len(weights.norm)
-    scale = torch.tensor(size**0.5).to(x.dtype).item()  # rounded as in training
+    scale = torch.tensor(size**0.5).to(x.dtype).item()  # the scale is rounded as in training
     of_tokens = embedding(token_ids, weights.table).to(x.dtype).view(len(x), -1, size) * scale
     of_context = (linear(x, weights.projection) * x.shape[1] ** -0.5).view(len(x), -1, size)
     return (rms_norm(of_context, weights.norm, eps) + of_tokens) * 2**-0.5

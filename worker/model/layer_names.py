@@ -19,7 +19,8 @@ _PRE = {"before_attention": "input_layernorm", "before_mlp": "post_attention_lay
 _POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
 _BOTH = {**_POST, "before_attention": "input_layernorm", "before_mlp": "pre_feedforward_layernorm"}
 _GLM = {**_PRE, "after_attention": "post_self_attn_layernorm", "after_mlp": "post_mlp_layernorm"}
-_NORMS = {(True, False): _PRE, (False, True): _POST, (True, True): _BOTH}  # by pre_norms and post_norms
+# the modules of the norms, by pre_norms and post_norms
+_NORMS = {(True, False): _PRE, (False, True): _POST, (True, True): _BOTH}
 OTHER_NAMES = {  # a module's name in some families → its common name
     "attention_layernorm": "input_layernorm", "feedforward_layernorm": "post_attention_layernorm",
     "self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm",
@@ -50,7 +51,8 @@ class LayerNames:
 
     @classmethod
     def of(cls, spec: ModelSpec, names: Iterable[str], prefix: str) -> "LayerNames":
-        """Finds a checkpoint's names. names: of all its tensors; prefix: the prefix of its language model's tensors
+        """Finds a checkpoint's names. names: the names of all tensors in it
+        prefix: the prefix of the names of its language model's tensors
 
         Only the layers and the last norm of the language model are looked at. An encoder of pictures or sound, and
         layers that draft tokens, have names of their own.

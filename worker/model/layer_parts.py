@@ -27,8 +27,8 @@ Linears = Iterator[PackedLinear | PackedExperts]
 class SmallWeight:
     """A vector or another small tensor of a layer.
 
-    parts: the checkpoint's tensors from which it is made
-    exact: whether the parts are always read as float32, not in the dtype of the model
+    parts: the checkpoint's tensors from which the small weight is made
+    exact: if true, the parts are read as float32, whatever the dtype of the model is
     """
 
     parts: Sequence[PlainWeight]
@@ -89,7 +89,7 @@ class Step:
 
     do: Operations
     spec: ModelSpec
-    ropes: Sequence[tuple[Tensor, Tensor]]  # for each rotary table of the spec: cos and sin [positions, D] float32
+    ropes: Sequence[tuple[Tensor, Tensor]]  # cos and sin [positions, D] float32, for each rotary table of the spec
     query_scales: Tensor | None  # [positions] float32
     inputs: ForwardInputs
     cache: KVCache

@@ -30,9 +30,9 @@ def tables(spec: RopeSpec, head_dim: int, positions: int, device: Device) -> tup
 
 
 def at_columns(found: list[tuple[Tensor, Tensor]], positions: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """Returns tables [T, D] whose column d in row t is column d of the found table at position positions[t, d].
+    """Returns tables [T, D] whose column d in row t is column d of the table `found` at position positions[t, d].
 
-    positions: [T, D]; None: the found tables are returned
+    positions: [T, D]; None: the tables `found` are returned
     """
     if positions is None:
         return found

@@ -14,7 +14,7 @@ from worker.model.rooms import room
 if TYPE_CHECKING:
     from worker.model.gguf.tensors import GgufTensors
 
-# Tensors whose names end so are not read: rotary tables in old checkpoints, and scales of quantized activations.
+# Tensors whose names end like this are not read: rotary tables in old checkpoints, and scales of quantized activations.
 IGNORED = ("rotary_emb.inv_freq",)
 OF_ACTIVATIONS = (".input_scale", ".activation_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
 
@@ -33,7 +33,9 @@ def open_source(folder: Path, staging: Staging | None) -> WeightSource:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A checkpoint in safetensors or GGUF files. method: how config.json says that weights are quantized; or None"""
+    """A checkpoint in safetensors or GGUF files. method: how config.json says that weights are quantized; None: they
+    are not quantized
+    """
 
     tensors: "Checkpoint | GgufTensors"
     method: Method | None

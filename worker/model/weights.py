@@ -42,7 +42,8 @@ from worker.spec import LayerSpec, ModelSpec
 HEAD, NORM = "lm_head", "norm"
 CLASSIFIER = "score"  # the head of a classifier
 GATES = "gates"  # the field for rows marked `apart`, in the weights of a mixer or feed-forward network
-Kept = tuple[StoredWeight, Layout | None]  # a weight, and its quantized layout in memory (None: full precision)
+# a weight, and the layout to which it is quantized in memory (None: full precision)
+Kept = tuple[StoredWeight, Layout | None]
 
 
 def load(
@@ -71,7 +72,7 @@ def load(
     stage: which layers this process loads; None: all. Behind the first stage, embedding and head are one row of zeros.
         Even with a share or a stage, on_size gets the size of the whole model.
 
-    Raises CheckpointError when a tensor is missing, superfluous, misshaped or impossible, or a file is broken.
+    Raises CheckpointError when a tensor is missing, superfluous, misshaped or has invalid numbers, or a file is broken.
     """
     with closing(open_source(folder, Staging(device))) as source:
         return Loader(source, spec, dtype, device, invariant, memory, on_progress, on_size, share, stage).load()
@@ -91,14 +92,15 @@ class Loader:
     on_size: Callable[[WeightsSize], None] = lambda size: None
     share: Share | None = None
     stage: Stage | None = None
-    keep: Callable[[Layer], Layer] = lambda layer: layer  # called with each read layer; its result is put into Weights
+    # called with each layer that has been read; what it returns is put into Weights
+    keep: Callable[[Layer], Layer] = lambda layer: layer
     done: int = 0  # bytes
     total: int = 0  # bytes
     pieces: Pieces = field(default_factory=Pieces)  # the memory of packed linears, on a CPU
 
     def __post_init__(self) -> None:
         tensors = self.source.tensors
-        embed = find_embedding(tensors) or f"model.{EMBED}"  # load() refuses a checkpoint without it
+        embed = find_embedding(tensors) or f"model.{EMBED}"  # load() refuses a checkpoint without an embedding
         labels, hidden = self.spec.labels, self.spec.hidden_size
         own_head = CLASSIFIER if labels else HEAD
         self.prefix = embed.removesuffix(EMBED)
@@ -298,7 +300,7 @@ class Loader:
         return quantized._needed(quantized._weights())
 
     def _weights(self, stage: Stage | None = None) -> Iterator[Kept]:
-        """Yields the weights of a stage, in the order of reading. None: all weights that the checkpoint must hold."""
+        """Yields the weights of a stage, in the order of reading. If `stage` is None, these are all weights."""
         first = stage is None or not stage.index
         if first:
             yield self.embed, None
@@ -338,7 +340,9 @@ class Loader:
             yield weight, None if linear.exact else self.memory.layout(weight)
 
     def _layers(self, stage: Stage | None = None) -> Iterator[tuple[str, LayerSpec]]:
-        """For each layer of a stage, yields the prefix of its tensor names, and its spec. None: for all layers."""
+        """Yields for each layer of a stage, by default for each layer of the model, the prefix of its tensor names, and
+        its spec.
+        """
         numbers = range(len(self.spec.layers)) if stage is None else range(stage.first, stage.end)
         yield from ((f"{self.prefix}layers.{i}.", self.spec.layers[i]) for i in numbers)
 

@@ -21,11 +21,11 @@ class Keeper:
         return sum(self.nbytes_as(weight.shape, layout) for weight, layout in kept)
 
     def copies_head(self, layout: Layout | None) -> bool:
-        """Whether a tied head with this layout is kept in memory in addition to the embedding."""
+        """Returns whether a tied head with this layout is kept in memory in addition to the embedding."""
         return layout is not None or self._in_c
 
     def nbytes_as(self, shape: Shape, layout: Layout | None) -> int:
-        """Returns the size in bytes of a weight with this shape and layout. None: the weight is in full precision."""
+        """Returns the size in bytes of a weight with this shape. layout: None if the weight is in full precision"""
         plain = torch.Size(shape).numel() * self.dtype.itemsize
         # On a CPU without the C library, weights are dequantized: plain PyTorch has no products of quantized codes.
         if layout is None or (self.device.type == "cpu" and not self._in_c):

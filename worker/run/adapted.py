@@ -1,4 +1,4 @@
-"""Prepares steps with LoRA adapters or pictures. Their modules are imported only by the first such step."""
+"""Prepares steps with LoRA adapters or pictures. The first such step imports the modules for adapters or pictures."""
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 

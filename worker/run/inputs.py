@@ -171,7 +171,7 @@ def _pooled_rows(chunk: Chunk, kind: PoolingKind) -> range:
 
 
 def pending_tokens(chunks: Seq[Chunk], before: Seq[Chunk]) -> tuple[list[int], list[int]]:
-    """Returns the rows whose tokens the host does not know yet, and the indices of these in the ids of `before`."""
+    """Returns the rows whose tokens the host does not know yet, and their tokens' indices in the ids of `before`."""
     pending = [index for index, chunk in enumerate(chunks) if chunk.start >= len(chunk.sequence.tokens)]
     if not pending:
         return [], []

@@ -1,6 +1,6 @@
 """Computes the log-probabilities that requests ask for, and makes messages from them.
 
-The device computes the log-probabilities in the step. One copy brings those of all requests to the host.
+The device computes the log-probabilities in the step. One copy brings the results of all requests to the host.
 """
 
 from collections.abc import Callable, Iterator

@@ -23,7 +23,7 @@ def launch_pooling(
 ) -> Callable[[], list[PooledRows]]:
     """Starts to copy the rows that prompts contribute to their vectors. Returns a function that waits for the rows.
 
-    hidden: [R, H], see Decoder.hidden; logits: computes the logits [N, V] of such rows.
+    hidden: [R, H], see Decoder.hidden; logits: computes the logits [N, V] of N rows of `hidden`.
     """
     parts: list[tuple[int, HostCopy]] = []
     for index, first, count in use.pooled:

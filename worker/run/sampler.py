@@ -17,7 +17,7 @@ from worker.kernels.sample import adjust, first_highest, sample, sample_plain, s
 from worker.run.inputs import to_device
 from worker.schedule.sequence import Row, Sequence
 
-COLUMN_ALIGN = 32  # entries (at least 128 bytes): Triton compiles kernels for the alignment of their pointers
+COLUMN_ALIGN = 32  # columns begin at multiples of 32 entries: Triton compiles kernels for aligned pointers
 
 
 def sample_rows(

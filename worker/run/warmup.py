@@ -41,7 +41,7 @@ SAMPLINGS = (
     EVERYTHING,
 )
 PROMPT_LOGPROBS = Sampling(1, temperature=0.0, logprobs=2, prompt_logprobs=True)  # needs the logits of every row
-MULTIPLES_OF_16 = (16, 64, 256)  # added to the geometric sizes in sizes()
+MULTIPLES_OF_16 = (16, 64, 256)  # sizes() returns these besides its geometric sizes
 FEW_ROWS, FEW_TOKENS = (1, 3, 16, 67), (19, 131, 512)  # sizes of steps, for kinds of steps that need only a few sizes
 PROMPT_LOGPROBS_TOKENS = (16, 40, 100, 200, 512)  # lengths of prompts with log-probabilities
 FULL_PROMPTS = 32  # the maximum number of prompts in StepLimits.full()

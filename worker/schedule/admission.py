@@ -38,7 +38,7 @@ def check_possible(sequence: Sequence, config: SchedulerConfig, paging: Paging) 
 def check_queue(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue, running: int) -> None:
     """Raises QueueFull if too many sequences or tokens wait, or if the tenant has more than its share of the queue.
 
-    A sequence is always accepted if no sequence waits and the running ones do not fill a batch.
+    A sequence is always accepted if no sequence waits and running sequences do not fill a batch.
     """
     waiting = len(queue)
     if waiting >= config.max_waiting_requests and (waiting or running >= config.max_batch_size):

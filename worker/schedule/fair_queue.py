@@ -28,7 +28,7 @@ class Account:
     running: int = 0  # the number of running sequences
     waiting: int = 0  # the number of waiting sequences, ready or not
     waiting_tokens: int = 0
-    ready: dict[int, OrderedDict[Sequence, None]] = field(default_factory=dict)  # priority → sequences in order
+    ready: dict[int, OrderedDict[Sequence, None]] = field(default_factory=dict)  # priority → sequences, next first
     priorities: list[int] = field(default_factory=list)  # a heap of the keys of `ready`
 
     @property
@@ -83,7 +83,7 @@ class FairQueue:
         return None if head is None or head.turn.preempted_for else head
 
     def over_share(self, places: int) -> str | None:
-        """Returns the tenant with the most running sequences, if that is more than one and more than its fair share.
+        """Returns the tenant with the most running sequences, if it has more than one and more than its fair share.
 
         places: how many sequences may run. A fair share is `places` divided by the number of active tenants.
         """
@@ -110,7 +110,7 @@ class FairQueue:
         account.waiting_tokens -= sequence.known_len
 
     def add_ready(self, sequence: Sequence, *, front: bool = False) -> None:
-        """Makes a waiting sequence ready to join. front: put it before all others of its tenant and priority."""
+        """Makes a waiting sequence ready to join. front: put it first of its tenant and priority."""
         tenant = sequence.turn.tenant
         account = self._accounts[tenant]
         if tenant not in self._ready:

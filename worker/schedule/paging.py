@@ -61,7 +61,7 @@ class Paging:
         Pages of a cached prefix are shared, and their tokens count as computed.
 
         Returns False and changes nothing if fewer pages than the watermark would be left, or if there are too few
-        slots. alone: no other sequence runs, so the watermark is ignored.
+        slots. alone: whether no other sequence runs; the watermark is then ignored.
         """
         if not self._claim(sequence, sequence.cacheable_tokens, alone=alone):
             return False
@@ -216,7 +216,7 @@ class Paging:
         """Returns how many pages of a pool claim() leaves free.
 
         A windowed group whose pool is smaller than that of every group without a window also needs free pages for the
-        later chunks of prompts, because claim() gives it only pages for a window or the first chunk.
+        later chunks of prompts, because claim() gives only pages for a window or the first chunk there.
         """
         pages = ceil(share * pool.usable)
         if not pool.window or any(pool.usable >= other.usable for other in self.pools if not other.window):

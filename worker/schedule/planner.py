@@ -65,7 +65,7 @@ class Planner:
         """Divides the running sequences into decodes (one uncomputed token) and prompts, and gives pages to them.
 
         Each decode has a page for its token, and the prompts that may be in this step have pages for their chunks.
-        Skips sequences whose last token is in flight. Also skips those with drafts in flight: their length is unknown.
+        Skips sequences whose last token is in flight, and sequences with drafts in flight, whose length is unknown.
         """
         decodes: list[Sequence] = []
         prompts: list[Sequence] = []
@@ -154,7 +154,7 @@ class Planner:
     def _length(self, sequence: Sequence, start: int, remaining: int, budget: int, most: float) -> int:
         """Returns the length of the next chunk. It does not pass the next position where a state is to be published.
 
-        most: the longest rest of a picture that a chunk may compute to avoid cutting it; may be more than the budget
+        most: the longest rest of a picture that a chunk may compute to keep it whole; may be more than the budget
         """
         checkpoint = self._states.next_checkpoint(sequence, start) if self._states is not None else 0
         length = self._chunking.length(min(remaining, checkpoint - start) if checkpoint else remaining, budget)

@@ -144,7 +144,7 @@ class WholePrefill:
 
 
 class OrderPolicy(Protocol):
-    """Decides which sequences go first when a step cannot hold all.
+    """Decides which sequences go first when a step cannot hold all sequences.
 
     Tokens that decodes do not use are free for prompts, and the other way round.
     """

@@ -26,7 +26,7 @@ class PrefixWaits:
         self._expected = None
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether a prompt should be left out of this step. If not, it has claimed all cached pages of its prefix."""
+        """Whether a prompt should be left out of this step. If False, the prompt has all cached pages of its prefix."""
         if self._expected is None:
             in_flight = [other for other in self._running if other.in_flight_tokens > 1]
             self._expected = {digest for other in in_flight for digest in self._missing(other)}

@@ -1,4 +1,4 @@
-"""The median of the last few measurements."""
+"""Computes the median of the last few measurements."""
 
 from collections import deque
 from statistics import median_low
@@ -7,7 +7,7 @@ SAMPLES = 7  # number of measurements that a median is computed from
 
 
 class Median:
-    """The lower median of the last few values. It is the lower one because disturbances only make steps longer."""
+    """The lower median of the last few values; not the upper one, because disturbances only make steps longer."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=SAMPLES)

@@ -15,7 +15,7 @@ from worker.schedule.recent import Median
 
 ROW_COST = 1 / 40  # the assumed cost of one more row, as a share of a step, before it is measured
 LEAST_ROW_COST = 1 / 200  # the lowest cost that is believed: a lower value is a measurement error
-ASSUMED_ROWS = 3  # the weight of ROW_COST in the median: as a comparison with this many drafted rows
+ASSUMED_ROWS = 3  # ROW_COST counts in the median like a comparison with this many drafted rows
 COMPARISONS = 24  # the number of comparisons that are kept for each number of sequences
 PROPOSAL_COST = 1 / 24  # the assumed time of a draft model for one draft, as a share of a step, before it is measured
 PLAIN_EVERY = 32  # after this many steps with drafts, one step has none, so that there is something to compare with

@@ -59,7 +59,7 @@ class Sequence:
     pages: "list[array[int]]" = field(default_factory=list)  # page numbers, one array of C ints per group
     room: int = 0  # how many tokens the pages of all groups have slots for
 
-    # its place in the queue, its history, and the prefix that it shares with other sequences
+    # the sequence's place in the queue, its history, and the prefix that it shares with other sequences
     turn: Turn = field(default_factory=Turn)
     history: History = field(default_factory=History)
     prefix: SharedPrefix = field(default_factory=SharedPrefix)
@@ -131,7 +131,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def rows(self) -> int:
-        """How many ids are sampled: one, and one after each draft, as if this draft and those before it were right."""
+        """How many ids are sampled: one, and one after each draft, as if all drafts up to this one were right."""
         return self.samples + len(self.drafts)
 
 

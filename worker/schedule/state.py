@@ -63,8 +63,8 @@ class SchedulerState:
         return outputs + sum([one.uncomputed_tokens for one in each if one.uncomputed_tokens > 1])
 
     def join(self, sequence: Sequence, now: float) -> bool:
-        """Lets a waiting sequence run. Returns False if there are not enough pages for all its tokens, or if it would
-        exceed the number of LoRA adapters that may run together."""
+        """Lets a waiting sequence run. Returns False if there are not enough pages for all its tokens, or if the
+        sequence would exceed the number of LoRA adapters that may run together."""
         if sequence.adapter is not None and not sequence.adapter.has_place(self.running, self.config.max_loras):
             return False
         if not self.paging.claim(sequence, alone=not self.running):

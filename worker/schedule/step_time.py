@@ -46,7 +46,7 @@ class StepTimePolicy:
 
     @property
     def estimates(self) -> m.PrefillBudget:
-        """The estimates for a step with as many decodes as the last one that had any. Other threads may read them."""
+        """The estimates for a step with as many decodes as the last step with decodes. Other threads may read them."""
         target, decodes = self._target if self._target < inf else 0.0, self._last_decodes
         decode_s = self._decode_time(decodes)
         return m.PrefillBudget(target, self.prefill_budget(decodes), decode_s, self._prompt_token.value)
@@ -91,13 +91,14 @@ class StepTimePolicy:
             if step.decodes <= TILE and not step.prompt_tokens:
                 self.row_cost.add(step.chunks, step.decodes, seconds - step.proposing)
             self._shortest = min(known.value for known in self._decode_times.values())
-        elif step.prompt_tokens >= MIN_PREFILL_TOKENS:  # with fewer, the fixed time of a step distorts the result
+        elif step.prompt_tokens >= MIN_PREFILL_TOKENS:  # with fewer tokens, a step's fixed time distorts the result
             self._prompt_token.add((seconds - decode_s) / step.prompt_tokens)
 
     def _decode_time(self, decodes: int) -> float:
         """Estimates the seconds of a step with `decodes` decodes and no prompts.
 
-        Uses measurements of steps with about as many decodes, or else with fewer. Returns 0 if there are none.
+        Uses measurements of steps with about as many decodes, or else with fewer decodes. Returns 0 if there are no
+        such measurements.
         """
         for bits in range(decodes.bit_length(), 0, -1):
             if bits in self._decode_times:

@@ -35,7 +35,8 @@ class PictureAdmission:
         """Gives a sequence the pictures of its request. Raises Refused with the reason if they cannot be encoded.
 
         Equal pictures of several requests share their pixels. Raises QueueFull if all requests together would hold too
-        many. A request that comes from a worker that was lost had been admitted there, and is always admitted again.
+        many pixels. A request that comes from a worker that was lost had been admitted there, and is always admitted
+        again.
         """
         pictures = submit.pictures or []
         if problem := check_pictures(pictures, sequence.tokens[: sequence.prompt_len], self.tower):

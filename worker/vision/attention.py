@@ -23,7 +23,7 @@ from worker.vision.windows import Windows
 
 PAGE = 64
 ROWS = 512  # patches whose queries are computed in one piece
-ATTENTION_COST = 3  # a multiplication of attention takes as long as so many of a linear, measured with AMX
+ATTENTION_COST = 3  # a multiplication of attention takes as long as 3 of a linear, measured with AMX
 GROUP, GROUP_GPU = 256, 64  # how many queries become heads of one token: a work item in C, a tile on GPUs
 
 

@@ -75,7 +75,8 @@ class EncoderLayer:
 class EncoderWeights:
     """patches: the convolution over patches as a linear
 
-    positions [P, H]: one for each patch, or a grid to stretch; [2, P, H]: by column and by row; None: there are none
+    positions [P, H]: an embedding for each patch, or a grid to stretch; [2, P, H]: by column and by row; None: there
+    are none
     norm: the norm after the last layer; None: there is none
     first_norm [H]: an RMS norm of the patches before the first layer
     """
@@ -157,7 +158,7 @@ class Encoder:
         return rotary_tables(rows, columns, head_dim, spec.rotary_theta, self._table.device, alternate=alternate)
 
     def _connected(self, x: Tensor, order: Tensor | None, connector: ConnectorWeights, picture: Picture) -> Tensor:
-        """order: the position in the picture of each row of x; None: rows are in the picture's order"""
+        """Applies a connector. order: for each row of x, its position in the picture; None: rows are in order"""
         spec = self.spec
         if order is not None:
             x = torch.empty_like(x).index_copy_(0, order, x)

@@ -1,4 +1,4 @@
-"""Metrics of pictures: how many were encoded, the seconds that took, and how many were found in the cache."""
+"""Metrics of pictures: how many were encoded, how many seconds that took, and how many were found in the cache."""
 
 from collections.abc import Iterator
 

@@ -18,14 +18,14 @@ def stretched(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
 def resized(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
     """Returns what `stretched` does, but resizes the square grid as `torch.nn.functional.interpolate` does a picture.
 
-    That is bilinear with `align_corners=False` and `antialias=True`. If the picture's grid is smaller than the stored
-    grid, a result is the mean of more than four stored embeddings.
+    The mode is bilinear, with `align_corners=False` and `antialias=True`. If the picture's grid is smaller than the
+    stored grid, a result is the mean of more than four stored embeddings.
     """
     return _mixed(stored, side, _covered(rows, side), _covered(columns, side))
 
 
 def by_axes(stored: Tensor, rows: int, columns: int) -> Tensor:
-    """Returns a position embedding for each patch, [rows * columns, H]: the sum of its column's and its row's.
+    """Returns a position embedding for each patch, [rows * columns, H]: the sum of two, for its column and its row.
 
     stored [2, P, H]: the embeddings of columns, and of rows
     """
@@ -34,7 +34,7 @@ def by_axes(stored: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _mixed(stored: Tensor, side: int, by_row: tuple[Tensor, Tensor], by_column: tuple[Tensor, Tensor]) -> Tensor:
-    """Returns the weighted mean of stored embeddings for each patch. Their order of addition is fixed.
+    """Returns the weighted mean of stored embeddings for each patch. They are added in a fixed order.
 
     by_row, by_column: the indices of the stored rows or columns that are read, and their weights; both [count, read]
     """
@@ -78,8 +78,9 @@ def rotary_tables(
 ) -> tuple[Tensor, Tensor]:
     """Returns cos and sin for each patch, [rows * columns, head_dim] float32, in the order of rows.
 
-    In each half of a head, the first half rotates by the patch's row and the second by its column.
-    alternate: whether frequencies, from high to low, are given to rows and columns in turn; else both use the same ones
+    In both halves of a head, the first half rotates by the patch's row and the second half by its column.
+    alternate: whether frequencies, from high to low, are given to rows and columns in turn; else rows and columns use
+    the same ones
     """
     powers = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     of_rows, of_columns = powers[0::2], powers[1::2] if alternate else powers[0::2]

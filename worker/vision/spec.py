@@ -35,13 +35,13 @@ class VisionSpec:
     rescale: float  # a pixel x becomes (x * rescale - mean) / std
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    centred: bool = False  # whether the result is then mapped from 0 .. 1 to -1 .. 1
+    centred: bool = False  # whether normalized values are then mapped from 0 .. 1 to -1 .. 1
     bucketed: bool = False  # whether positions are found by rounding coordinates between 0 and 1 (weights.py)
-    bidirectional: bool = False  # whether the tokens of a picture also see those after them, up to the picture's end
+    bidirectional: bool = False  # whether the tokens of a picture see one another in both directions
     frames: int = 1  # how often a patch is repeated, as the frames of a film that stands still
     position_side: int = 0  # side of the grid of learned positions that is stretched over pictures; 0: there is none
     position_corners: bool = True  # whether the grid's corners are the picture's; else it is resized like a picture
-    position_axes: int = 0  # for how many rows, and columns, of patches there are learned positions; 0: there are none
+    position_axes: int = 0  # number of rows, and of columns, of patches with learned positions; 0: there are none
     rotary_theta: float = 0.0  # base of the rotary embeddings by a patch's row and column; 0: there are none
     rotary_alternate: bool = False  # whether rows and columns take the frequencies in turn; else both take the same
     sections: tuple[int, int, int] | None = None  # M-RoPE: how many pairs of a head rotate by time, row and column
@@ -52,8 +52,8 @@ class VisionSpec:
     layout: Layout = "siglip"  # how the checkpoint names tensors (checkpoint/names.py)
     connector_eps: float = 0.0  # eps of the norm before the connector "merge"; 0: there is no norm
     connector_biased: bool = True  # whether the linears of the connector "merge" have biases
-    connector_size: int = 0  # width of the vectors between these linears; 0: the width of a square's joined patches
-    joined_eps: float = 0.0  # eps of the layer norm of a square's patches before these linears; 0: there is no norm
+    connector_size: int = 0  # width of vectors between linears of "merge"; 0: the width of a square's joined patches
+    joined_eps: float = 0.0  # eps of the layer norm of a square's patches before "merge"; 0: there is no norm
     row_ends: bool = False  # whether a text token stands between two rows of a picture's tokens
     clamped: bool = False  # whether the checkpoint has ranges to clamp the inputs and outputs of linears
     standardized: bool = False  # whether the connector "scaled_pool" applies a bias and a scale to the averages
@@ -71,7 +71,7 @@ class VisionSpec:
         return rows // self.side, columns // self.side
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Returns the number of tokens that a picture fills in a prompt, those between its rows included."""
+        """Returns the number of tokens that a picture fills in a prompt, including the tokens between its rows."""
         rows, columns = self.squares_of(height, width)
         return rows * columns + (rows - 1 if self.row_ends else 0)
 

@@ -55,10 +55,10 @@ def _positions_of(chunk: Chunk) -> NDArray[np.int64]:
 
 
 def _vectors_of(chunk: Chunk, vision: Vision) -> list[tuple[Tensor, int, Tensor]]:
-    """Returns, for each picture that is partly or wholly in a chunk, what of it is there.
+    """Returns a tuple for each picture that has tokens in a chunk.
 
-    That is the rows of the chunk that its vectors replace, the position after the picture's last token, and these
-    vectors.
+    A tuple has the rows of the chunk that the picture's vectors replace, the position after the picture's last token,
+    and these vectors.
     """
     if chunk.sequence.pictures is None:
         return []

@@ -20,7 +20,7 @@ from worker.vision.spec import VisionSpec
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """What is loaded of a checkpoint. weights: None if pictures are not served, for the reason `missing`."""
+    """The loaded tower of a checkpoint. weights: None if pictures are not served, for the reason `missing`."""
 
     spec: VisionSpec | None = None
     weights: EncoderWeights | EmbedderWeights | None = None
@@ -53,7 +53,7 @@ class Vision:
         self.seconds = 0.0  # time spent on encoding
         self.cached_bytes = 0
         self._encoder = weights.encoder(spec, operations, started)
-        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, the most recently used last
+        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()  # digest → vectors, most recently used last
         self._cache_bytes = cache_bytes
         self._begun: tuple[bytes, Generator[int, None, Tensor]] | None = None  # a picture that is encoded in part
         self._unread: dict[bytes, Tensor] = {}  # pictures that were encoded between steps and no step has read yet
@@ -78,7 +78,7 @@ class Vision:
     def advance(self, picture: Picture, most: float) -> None:
         """Encodes a picture further, by pieces of about `most` multiplications together, and at least by one piece.
 
-        Forgets what is done of another picture. Raises whatever the device raises, and then forgets this one.
+        Drops another picture that is encoded in part. Passes on exceptions of the device, and then drops this picture.
         """
         if self._begun is None or self._begun[0] != picture.digest:
             self._begun = picture.digest, self._encoder.pieces(picture)
@@ -96,7 +96,7 @@ class Vision:
             self.seconds += time.perf_counter() - began
 
     def forget_unread(self, waited_for: Container[bytes]) -> None:
-        """Moves what no sequence waits for any more into the cache, where it may be dropped."""
+        """Moves vectors that no sequence waits for any more into the cache, where they may be dropped."""
         for digest in [digest for digest in self._unread if digest not in waited_for]:
             self._keep(digest, self._unread.pop(digest))
 

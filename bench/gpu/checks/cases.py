@@ -170,7 +170,7 @@ def _sample_cases(env: Environment) -> Iterator[Case]:
 
 
 def sampling_params(rows: int, kind: Kind, device: torch.device | str = "cpu") -> tuple[PlainParams, Stages]:
-    """Returns sampling parameters with the same values for every row, and the stages that they need."""
+    """Returns sampling parameters with the same values for every row, and which stages of sampling they need."""
     temperature, top_k, top_p, min_p = kind
 
     def column(value: float) -> Tensor:

@@ -35,7 +35,8 @@ def experts_cases(env: Environment) -> Iterator[Case]:
 
 
 def _experts(env: Environment, spec: ModelSpec, layer: Experts, rows: int) -> Case:
-    """Returns a case. It omits rows whose best experts score nearly equal, because rounding may change the choice."""
+    """Returns a case without the rows whose best experts have nearly equal scores, because rounding may change which
+    experts are chosen."""
     assert spec.experts is not None
     random, of = RandomTensors(env), spec.experts
     h, add, gate = random(rows, spec.hidden_size), random(rows, spec.hidden_size), random(rows, 1, dtype=torch.float32)

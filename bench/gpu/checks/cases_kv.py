@@ -33,7 +33,7 @@ def _cache_dtype(env: Environment) -> torch.dtype:
 def rotary_cases(env: Environment) -> Iterator[Case]:
     random = RandomTensors(env)
     for tokens, (q_heads, kv_heads, dim, _) in zip((1, 7, 300, 16, 65), HEADS, strict=True):
-        both = random(tokens, q_heads + kv_heads, dim)  # strided, as in the qkv projection
+        both = random(tokens, q_heads + kv_heads, dim)  # q and k are strided slices, as of the qkv projection's output
         cos, sin = random(512, dim, dtype=torch.float32).cos(), random(512, dim, dtype=torch.float32).sin()
         yield _rotary(both[:, :q_heads], both[:, q_heads:], cos, sin, random.ids(tokens, 512))
 

@@ -37,7 +37,7 @@ def check(env: Environment, argument: str) -> Iterator[Row]:
 def kernel(env: Environment, name: str, cases: Iterable[Case]) -> Row:
     """Runs all cases of one kernel and returns its row.
 
-    Its note describes the first failure, or says how many sampled ids differ by rounding.
+    The row's note describes the first failure, or says how many sampled ids differ by rounding.
     """
     count, worst, note, rounded, drawn = 0, 0.0, "", 0, 0
     bound = BOUNDS.get(name, BOUND)

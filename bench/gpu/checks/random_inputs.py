@@ -18,7 +18,7 @@ class Case:
 
     got: runs the kernel in the format under test.
     want: runs the kernel's PyTorch form in fp32.
-    wrong: for cases that sample ids, returns [R] bool: which ids differ by more than rounding explains.
+    wrong: only in cases that sample ids. Returns [R] bool, true where rounding cannot explain that two ids differ.
     """
 
     label: str

@@ -42,7 +42,7 @@ def check_rows(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _products(spec: ModelSpec, weights: Weights) -> dict[str, tuple[int, Product]]:
-    """Returns, by name, the width of each product's input and the product."""
+    """Returns name → (columns of the input, function that computes the product)."""
     layer, head, hidden = weights.layers[0], weights.head, spec.hidden_size
 
     def summed(packed: PackedLinear) -> Product:

@@ -19,9 +19,8 @@ NO_TESTS = 5  # pytest's exit code if it has selected no test
 
 
 def run(part: Part, folder: Path, device: str, models: tuple[str, ...], seconds: float) -> Outcome:
-    """Runs a part for at most `seconds`. Its files are in `folder`; files of an earlier attempt are replaced.
-
-    KeyboardInterrupt ends the process, too, and is raised again.
+    """Runs a part for at most `seconds`. The part's files are in `folder`, where they replace the files of an earlier
+    attempt. KeyboardInterrupt also ends the process, and is raised again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
@@ -49,7 +48,7 @@ def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)  # also ends child processes that it left behind
+                os.killpg(process.pid, number)  # also ends child processes that this process left behind
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
 
@@ -63,7 +62,8 @@ def _outcome(part: Part, folder: Path, code: int | None, seconds: float) -> Outc
 
 
 def _bench_outcome(folder: Path, code: int, seconds: float) -> Outcome:
-    """Returns the outcome of a bench from its files, because exit code 1 means a failed check or no measurement."""
+    """Returns the outcome of a bench, read from its files: exit code 1 alone may mean a failed check or no measurement
+    at all."""
     rows = folder / "rows.json"
     if code not in (0, 1) or not rows.exists():
         return Outcome(FAILED, seconds=seconds, note=_last_line(folder, code))

@@ -20,8 +20,9 @@ class Part:
 
     module: run with `python -m`. sections: sections of the bench; empty for other modules. words: further arguments;
     {device} stands for the device. packages: the part is left out if one is missing. need_s: the part is not started
-    when fewer seconds are left. cap_s: time limit in seconds. others: the part measures all models but the first.
-    essential: every command runs the part, and if it fails, nothing else is run.
+    when fewer seconds are left. cap_s: time limit in seconds. others: whether the part measures all models but the
+    first.
+    essential: whether every command runs the part and, if the part fails, runs nothing else.
     """
 
     name: str

@@ -7,7 +7,7 @@ library_bits        whether cuBLAS gives the same bits as our matrix products, i
 tile_sweep          candidate tiles for products
 experts             the experts of a layer, in each format
 graph_capture       time and memory to capture CUDA graphs at start
-idle                time between steps
+idle                time in which the device waits between steps
 ablations           steps with single optimizations switched off
 trace               kernels of a decode step, from the profiler
 startup             from the start of `sluice serve` to the first token

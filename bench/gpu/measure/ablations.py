@@ -109,7 +109,7 @@ def _sampling(env: Environment, spec: ModelSpec) -> Row:
 def _activations(env: Environment, spec: ModelSpec) -> Iterator[Row]:
     """Measures the gain from eight-bit activations in the matrix products of one layer with eight-bit weights.
 
-    They are compared with sixteen-bit activations, for which the kernel widens the same weights to sixteen bits.
+    The comparison is with sixteen-bit activations, for which the kernel widens the same weights to sixteen bits.
     """
     for kind, rows in product(("int8", "fp8"), ROW_COUNTS):
         part, what = f"{kind} activations, with {kind} weights", f"a layer's products, {rows} rows"

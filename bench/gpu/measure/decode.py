@@ -21,7 +21,8 @@ BASE, INT8, FP8 = Setup(), Scheme("int8"), Scheme("fp8")
 class Format:
     """A format to measure.
 
-    weight: bytes per weight of the layers; kv: bytes per number in the K/V cache. 0: those of the model's dtype
+    weight: bytes per weight of the layers; 0: the bytes of the model's dtype.
+    kv: bytes per value in the K/V cache; 0: the bytes of the model's dtype.
     """
 
     name: str

@@ -23,7 +23,7 @@ def measure(env: Environment, argument: str) -> Iterator[Row]:
 
 
 def _copy(env: Environment) -> float:
-    """Returns the bytes per second that a copy reads and writes together."""
+    """Returns the bytes per second of a copy: bytes read plus bytes written."""
     source = torch.empty(env.sizes.copy_bytes, dtype=torch.uint8, device=env.device).fill_(1)
     target = torch.empty_like(source)
     return 2 * source.nbytes / env.clock.seconds(lambda: target.copy_(source))

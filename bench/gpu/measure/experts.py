@@ -47,7 +47,7 @@ def _row(env: Environment, spec: ModelSpec, layer: Experts, rows: int, size: flo
     assert spec.experts is not None
     h, of = RandomTensors(env)(rows, spec.hidden_size), spec.experts
     seconds = env.clock.seconds(
-        lambda: experts(h, layer, of.chosen, spec.activation, normalized=of.normalized)  # the decoder's own call
+        lambda: experts(h, layer, of.chosen, spec.activation, normalized=of.normalized)  # called as in the decoder
     )
     read = size * expert_parameters(spec, rows)
     row: Row = {"rows": rows, "µs": 1e6 * seconds, "MB": read / 1e6}

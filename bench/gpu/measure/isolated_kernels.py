@@ -153,7 +153,7 @@ def _packed(env: Environment, weight: Tensor, variant: str) -> PackedLinear:
 
 @torch.inference_mode()
 def layer_alone(env: Environment, spec: ModelSpec, rows: int, variant: str) -> float:
-    """Returns the seconds of all matrix products of a layer. variant: a name in FULL or FEW_BITS, or of a Scheme."""
+    """Returns the seconds of all matrix products of a layer. variant: a name in FULL or FEW_BITS, or a Scheme's."""
     return sum(_product(env, spec, name, rows, variant) for name in products(spec) if name != "head")
 
 

@@ -42,7 +42,8 @@ def _answer(same: bool) -> str:
 
 
 def known_weights(env: Environment) -> Iterator[Row]:
-    """Compares WEIGHTS and ROWS, which decide whether the library can be used at all. Yields a row for each pair."""
+    """Compares the products of each of WEIGHTS with each of ROWS, and yields a row for each product. The bits of the
+    products decide whether the library can be used at all."""
     for n, k in WEIGHTS:
         for rows in ROWS:
             row: Row = {"model": library_name(), "weight": f"{n} x {k}", "rows": rows}

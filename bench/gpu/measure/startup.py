@@ -1,6 +1,6 @@
 """Measures the time from the start of `sluice serve` to its first token, with a cold and with a warm page cache.
 
-On a GPU, the first start compiles the kernels, which later starts find in their cache.
+On a GPU, the first start compiles the kernels. Later starts find the compiled kernels in Triton's cache.
 """
 
 import asyncio

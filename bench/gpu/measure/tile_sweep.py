@@ -55,7 +55,7 @@ class SweptWeight:
     """A weight [n, k] to measure. It has several copies, which together do not fit in a cache."""
 
     def __init__(self, env: Environment, n: int, k: int, *, gated: Activation | None, wide: bool) -> None:
-        """gated: the activation, if one kernel computes gate and up. wide: whether the result is float32."""
+        """gated: the activation if one kernel computes gate and up, else None. wide: whether the result is float32."""
         self._env, self._n, self._k, self._gated, self.wide = env, n, k, gated, wide
         self._random = RandomTensors(env)
         count = min(16, 1 + (MIN_TOTAL_BYTES if env.cuda else 1) // (n * k * env.dtype.itemsize))

@@ -40,8 +40,8 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 
 
 def _limits(env: Environment) -> Any:
-    """Returns None on a GPU, where transformers chooses its limits. On a CPU it would take most of the memory,
-    so the limits are small there.
+    """Returns None on a GPU, where transformers chooses its limits. On a CPU, transformers would take most of the
+    memory, so the limits are small there.
     """
     if env.cuda:
         return None

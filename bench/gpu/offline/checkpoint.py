@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.gpu.setup.checkpoint import tokenizer
 from bench.gpu.shapes import CONFIGS
 
-LAYERS = {"gemma-3-1b": 6}  # enough layers to have windows and full attention; other models get two
+LAYERS = {"gemma-3-1b": 6}  # enough layers to have windows and full attention; other models get two layers
 
 
 def checkpoint(folder: Path, model: str) -> Path:

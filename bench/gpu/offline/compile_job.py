@@ -3,8 +3,8 @@
 python -m bench.gpu.offline.compile_job CAPABILITY OUT.json [largest] [MODEL:WAY | MODEL | kernels ...]
 
 `MODEL:WAY` runs a worker's start, `MODEL` the bench's sections for the model, `kernels` the bench's checks of kernels.
-`largest`: of a kernel's variants that differ only in sizes, only the variant with the largest tile is compiled.
-Writes a list of `Binary`. It is a separate process, because the worker caches which GPU it has.
+With `largest`, if variants of a kernel differ only in sizes, only the variant with the largest tile is compiled.
+OUT.json gets a list of `Binary`. The job is a separate process, because the worker caches which GPU the process has.
 """
 
 import gc
@@ -51,7 +51,7 @@ def found_by(job: str, capability: int) -> list[Compilation]:
 
 
 def largest(compilations: Iterable[Compilation]) -> list[Compilation]:
-    """Keeps, of compilations of the same kernel, types and switches, only the one with the largest blocks."""
+    """Returns the compilation with the largest blocks for each combination of kernel, types and switches."""
     best: dict[object, Compilation] = {}
     for one in compilations:
         names = one.kernel.arg_names

@@ -28,7 +28,7 @@ class Binary:
     key: str
     capability: int
     seconds: float
-    cached_s: float = 0.0  # seconds to find it in the cache again
+    cached_s: float = 0.0  # seconds to load it from Triton's cache
     used: Usage | None = None
     kinds: tuple[str, ...] = ()
     error: str = ""

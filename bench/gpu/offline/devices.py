@@ -7,7 +7,11 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU. shared: maximum bytes of shared memory per thread block. multiprocessors, memory, l2: of card `name`."""
+    """A GPU.
+
+    shared: maximum bytes of shared memory per thread block.
+    multiprocessors: number of multiprocessors of the card `name`. memory, l2: bytes of the card's memory and L2 cache.
+    """
 
     capability: int
     name: str

@@ -46,7 +46,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs, machine = dict(kwargs or {}), self._machine
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        if _composite(func):  # inference mode passes it undecomposed
+        if _composite(func):  # inference mode does not decompose this operation
             with self:
                 return func.decompose(*args, **kwargs)
         pinned, wanted = kwargs.pop("pin_memory", False), kwargs.get("device")

@@ -38,7 +38,7 @@ MODELS = ("llama-3.2-3b", "gemma-3-1b", "gpt-oss-20b")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Per step: launches of Triton kernels and of PyTorch's operations, graph replays, and host seconds."""
+    """A step's launches of Triton kernels and of PyTorch's operations, its graph replays, and its host seconds."""
 
     triton: float
     torch: float

@@ -1,4 +1,5 @@
-"""A GPU that computes nothing: every tensor on it is fake. It has a shape, a dtype and a device, and no numbers.
+"""A GPU that computes nothing: every tensor on it is fake. A fake tensor has a shape, a dtype and a device, and no
+numbers.
 
 Host tensors are real. Copies between host and device are checked in the worst order that a device may have: an
 asynchronous copy is assumed to end only when the host waits for it. `Machine.findings` lists what would be an error on
@@ -27,8 +28,11 @@ OURS, NOT_OURS = ("worker/", "bench/"), "bench/gpu/offline/"
 
 @dataclass
 class Crossing:
-    """A running copy. host: memory that must not change until the host has waited. seen: bytes that a copy to the
-    device reads from it."""
+    """An asynchronous copy for which the host has not waited yet.
+
+    host: the host memory, which must not change until the host has waited.
+    seen: for a copy to the device, the bytes in `host` at its launch; None for a copy to the host.
+    """
 
     at: int
     host: Tensor
@@ -105,7 +109,7 @@ class Machine:
                     self.given[memory._cdata] = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
 
     def makes(self, *tensors: Tensor) -> None:
-        """Records new memory. A graph capture allocates its own memory, which is free for others after the capture."""
+        """Records the memory that a graph capture allocates. After the capture, other tensors may use this memory."""
         if self.recording:
             for memory in (tensor.untyped_storage() for tensor in tensors):
                 if memory._cdata not in self.given:
@@ -116,7 +120,7 @@ class Machine:
         self.given, self._made = {}, {}
 
     def pin(self, host: Tensor) -> Tensor:
-        """Pins host memory. It is never freed, so that no address is used twice."""
+        """Pins host memory and keeps it for ever, so that no two pinned memories have the same address."""
         self.pinned[host.untyped_storage().data_ptr()] = host.untyped_storage()
         return host
 

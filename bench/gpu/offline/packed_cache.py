@@ -1,7 +1,7 @@
 """Packs a Triton cache to carry it to another machine, with a note that says which machines it fits.
 
-Triton's index files (`__grp__*.json`) hold absolute paths, so the cache works only at the path where it was made. Its
-keys contain a hash of Triton itself, so both machines need the same build of Triton.
+Triton's index files (`__grp__*.json`) hold absolute paths, so the cache works only at the path where it was made. The
+cache's keys contain a hash of Triton itself, so both machines need the same build of Triton.
 """
 
 import json

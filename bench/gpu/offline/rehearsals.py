@@ -78,7 +78,8 @@ def few_experts() -> AbstractContextManager[Any]:
 
 
 def section_tasks(models: tuple[str, ...], names: tuple[str, ...] = ()) -> list[Task]:
-    """Returns the tasks of the named sections. Without names: of all sections except APART and ON_REQUEST."""
+    """Returns the tasks of the named sections. Without names, returns those of all sections except APART and
+    ON_REQUEST."""
     known = tuple(section.name for section in SECTIONS if section.name not in (*APART, *ON_REQUEST))
     return tasks(names or known, Options("cuda", models, False, 1, Path("trace")))
 

@@ -1,4 +1,4 @@
-"""Compiles a Triton kernel for a GPU that need not be there, and reads the compiled code."""
+"""Compiles a Triton kernel for a GPU that this machine need not have, and reads the compiled code."""
 
 import re
 import subprocess
@@ -27,7 +27,7 @@ class Variant:
     constants: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)
     odd: tuple[str, ...] = ()  # arguments whose values are not multiples of 16
-    product: bool = False  # whether it must use wgmma (Hopper) and copy 16 bytes at a time
+    product: bool = False  # whether the kernel must use wgmma (Hopper) and copy 16 bytes at a time
     capability: int = 90  # compute capability of the GPU: 80 for an A100, 89 for Ada, 90 for Hopper
 
     def compiled(self) -> Any:
@@ -99,7 +99,8 @@ def tensor_core_steps(compiled: Any) -> set[str]:
 
 
 def from_zero(compiled: Any) -> bool:
-    """Whether each group of wgmma instructions starts with a zero accumulator and no addition precedes its wait."""
+    """Whether every group of wgmma instructions starts with a zero accumulator, and is waited for before any
+    addition."""
     groups = [after.partition("wgmma.wait_group")[0] for after in compiled.asm["ptx"].split("wgmma.fence")[1:]]
     begun = [len(re.findall(r"wgmma\.mma_async[^;]*, 0, 1, 1;", group)) for group in groups]
     return begun == [1] * len(groups) != [] and not any(re.search(r"\badd\S*\.f32", group) for group in groups)

@@ -12,7 +12,8 @@ from worker.kernels.weights.quantize import Scheme, quantize
 from worker.kernels.weights.quantized_weight import CodeMap, QuantizedWeight
 from worker.spec import ModelSpec
 
-Stored = Scheme | tuple[CodeMap, int] | None  # scales per row; a code map and its group size; or None: plain numbers
+# Scheme: one scale per row; (code map, group size): one scale per group; None: not quantized
+Stored = Scheme | tuple[CodeMap, int] | None
 
 
 def random_experts(spec: ModelSpec, dtype: torch.dtype, generator: torch.Generator, stored: Stored = None) -> Experts:

@@ -82,7 +82,7 @@ class Harness:
             self.scheduler, stats, metrics, vocab_size=spec.vocab_size, seeds=random.Random(env.seed)
         )
         self._server = EncodingServer()
-        graphs = setup.graphs and env.device.type == "cuda"  # padding may change bits of the library's CPU products
+        graphs = setup.graphs and env.device.type == "cuda"  # not on CPUs: padding may change products' bits
         runner = Runner(
             decoder, self.cache, overlap=setup.overlap, graphs=graphs, max_batch_size=slots,
             batch_invariant=setup.invariant,
@@ -96,7 +96,7 @@ class Harness:
         return self._rng.choices(range(self.spec.vocab_size), k=length)
 
     def submit(self, prompts: Seq[Seq[int]], sampling: Sampling) -> list[Sequence]:
-        """Submits a request for each prompt. Returns the new sequences; nothing of them is computed yet."""
+        """Submits a request for each prompt. Returns the new sequences, of which no token is computed yet."""
         first = self._next
         for prompt in prompts:
             self._server.inbox.append((FRONTEND, Submit(self._next, pack_u32(list(prompt)), sampling)))

@@ -8,8 +8,8 @@ from worker.spec import LayerSpec, ModelSpec
 def linear_parameters(spec: ModelSpec, rows: int | None = None) -> float:
     """Returns the number of parameters in the projections of all layers.
 
-    rows: if given, experts count only as far as this number of rows chooses them, on average over equally likely
-    choices.
+    rows: if given, only experts that this number of rows chooses are counted: their expected number, if each row
+    chooses every expert with the same probability.
     """
     attention = spec.hidden_size * (spec.qkv_size + spec.heads * spec.head_dim)
     return sum(attention + _feed_forward_parameters(spec, layer, rows) for layer in spec.layers)
@@ -51,9 +51,10 @@ def weight_bytes(spec: ModelSpec, rows: int, linear_size: float = 2, head_size: 
 
 
 def kv_bytes(spec: ModelSpec, contexts: Sequence[int], size: float = 2) -> float:
-    """Returns the K/V bytes that a decode step reads for all sequences together. Layers with a window read fewer.
+    """Returns the K/V bytes that a decode step reads for all sequences together.
 
-    contexts: tokens of each sequence. size: bytes of a number.
+    A layer with a window reads only the K/V inside the window. contexts: tokens of each sequence. size: bytes of a
+    value.
     """
     a_token = 2 * spec.kv_heads * spec.head_dim * size
     return a_token * sum(min(n, layer.window or n) for layer in spec.layers for n in contexts)
@@ -72,6 +73,6 @@ def attention_operations(heads: int, head_dim: int, tokens: int) -> float:
 
 
 def _pairs(tokens: int, window: int) -> float:
-    """Returns the number of query-key pairs of a causal layer. window: 0 if it has none."""
+    """Returns the number of query-key pairs of a causal layer. window: 0 if the layer has no window."""
     reach = min(window or tokens, tokens)
     return reach * (reach + 1) / 2 + (tokens - reach) * reach

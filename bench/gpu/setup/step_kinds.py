@@ -17,9 +17,9 @@ CHUNK = 64  # tokens of the prompt chunk in a step with a chunk and decodes
 class StepKind:
     """The sampling of a batch, and the feature that one of its sequences has.
 
-    temperature, top_p: of all sequences. logprobs: number of log-probabilities that one sequence returns. constrained:
-    whether one sequence has a grammar. penalized: whether one sequence has a repetition penalty. chunk: number of
-    tokens of another prompt that every step also computes.
+    temperature, top_p: apply to all sequences. logprobs: number of log-probabilities that one sequence returns.
+    constrained: whether one sequence has a grammar. penalized: whether one sequence has a repetition penalty. chunk:
+    number of tokens of another prompt that every step also computes.
     """
 
     name: str
@@ -42,7 +42,8 @@ MIXED = (
 
 
 class AllowAll(Restriction):
-    """A constraint that masks each row but forbids no token. It has a grammar's device work, but no host work."""
+    """A constraint that masks each row but forbids no token. It causes a grammar's work on the device, but none on the
+    host."""
 
     __slots__ = ()
     state = None
@@ -66,6 +67,6 @@ def start(harness: Harness, kind: StepKind, batch: int, context: int, steps: int
     if kind.constrained:
         next(iter(harness.scheduler.sequences())).constraint = AllowAll()
     if kind.chunk:
-        tokens = kind.chunk * steps  # prompts run one after another
+        tokens = kind.chunk * steps  # the chunks of all steps; their prompts run one after another
         prompts = [harness.prompt(min(context, tokens - first)) for first in range(0, tokens, context)]
         harness.submit(prompts, Sampling(1, temperature=0.0))

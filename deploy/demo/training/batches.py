@@ -27,7 +27,7 @@ class Shape:
     long_text: bool
 
 
-# A step uses the last shape here whose turn it is. All shapes have about the same number of tokens.
+# A step uses the last shape here whose `every` divides the step's number. All have about the same number of tokens.
 SHAPES = (
     Shape(rows=6, length=512, every=1, long_text=False),
     Shape(rows=3, length=1024, every=8, long_text=True),
@@ -48,7 +48,7 @@ Encoded = tuple[list[int], list[float]]
 
 
 def encode(tokenizer: Tokenizer, document: Document) -> Encoded:
-    """Returns the token ids and, for each, its loss weight as a target. Segments are tokenized separately."""
+    """Returns the token ids, and the loss weight of each id as a target. Segments are tokenized separately."""
     ids: list[int] = []
     weights: list[float] = []
     for segment in document:

@@ -25,7 +25,8 @@ class Segment:
 Document: TypeAlias = tuple[Segment, ...]
 
 
-# First words of questions (ASKING) and of commands (TELLING). Frames, such as "Tell me: …", are used only for these.
+# Only a question that begins with a word of ASKING, or a command that begins with a word of TELLING, is put into a
+# frame such as "Tell me: …".
 ASKING = (
     "What", "What's", "Which", "Where", "When", "Who", "Why", "How", "Is", "Are", "Do", "Does", "On", "In",
     "At", "Of",
@@ -157,7 +158,7 @@ def _about_country(rng: Random) -> str:
 
 
 def _about_things(rng: Random) -> str:
-    """Returns an answer without its question, as a statement."""
+    """Returns the answer to a random question, chosen so that it makes sense as a statement alone."""
     while True:
         answer = draw(rng, exclude=tale).answer
         if answer[-1] == "." and not answer.startswith(("Yes", "No", "I ")) and "I am" not in answer:

@@ -89,10 +89,11 @@ class Head(nn.Module):
 
 
 def _mask(mask: Tensor, before: int) -> Tensor:
-    """Returns the attention mask [B, 1, L, N * L] of a pass over the rows of all passes. before: earlier passes
+    """Returns the attention mask [B, 1, L, N * L] of a pass over the rows of all passes.
 
-    A row of this pass is a draft. It attends to its earlier drafts, which are one row of each pass after the first,
-    and to the text before these drafts, which is in rows of the first pass.
+    before: number of earlier passes.
+    A row of this pass is a draft. The row attends to its earlier drafts, which are one row of each pass after the
+    first, and to the text before these drafts, which is in rows of the first pass.
     """
     drafts = [mask.tril(-behind).triu(-behind) for behind in range(before - 1, -1, -1)]
     return torch.cat([mask.tril(-before), *drafts], dim=-1)

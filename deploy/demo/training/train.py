@@ -2,7 +2,7 @@
 
     python -m deploy.demo.training.train --out deploy/demo/model --steps 2000 --compile
 
-The result depends only on the arguments and the machine: the text comes from `corpus`, seeded.
+The result depends only on the arguments and the machine, because `corpus` makes the text from --seed.
 """
 
 import argparse
@@ -174,7 +174,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 
 def normalize_tokenizer_config(path: Path) -> None:
-    """Puts the chat template into the file and removes traces of where the tokenizer was loaded from."""
+    """Puts the chat template into tokenizer_config.json, and removes traces of the tokenizer's source."""
     content: dict[str, Any] = json.loads(path.read_text())
     kept = {key: value for key, value in content.items() if key not in ("is_local", "local_files_only")}
     kept |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT_TEMPLATE}

@@ -104,7 +104,7 @@ class Account:
     def ask(self, slot: Slot, *, explicitly: bool = False) -> None:
         """Queues the model for loading. After a failure, this has no effect until RETRY_S have passed.
 
-        explicitly: whether a person asked for the model, instead of a request; then there is no such pause
+        explicitly: whether a person asked for the model, and not a request; RETRY_S then does not apply
         """
         if not (explicitly or self.may_be_tried(slot)):
             return
@@ -135,7 +135,7 @@ class Account:
                 self.ask(self.slots[name])
 
     def forget_unwanted(self, wanted: Iterable[str]) -> None:
-        """Removes models for which no request waits any more from the queue."""
+        """Removes from the queue the models for which no request waits any more."""
         kept = set(wanted)
         for slot in [slot for slot in self._order if slot.name not in kept]:
             self._answered(slot)

@@ -1,6 +1,5 @@
-"""Fetches models of the table from the hub when they are first requested. Their size is unknown until then.
-
-A process `sluice fetch` fetches each model; it ends with the launcher.
+"""Fetches models of the table from the hub when they are first requested. The size of a model is unknown until then.
+Each model is fetched by a process `sluice fetch`, which ends with the launcher.
 """
 
 import asyncio

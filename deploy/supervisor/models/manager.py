@@ -55,10 +55,10 @@ class Manager:
     _control: Control = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _processes: dict[Slot, _Process] = field(default_factory=dict)
-    _epochs: dict[str, int] = field(default_factory=dict)  # by model: number of incarnations of its earlier workers
+    _epochs: dict[str, int] = field(default_factory=dict)  # model → number of processes that its earlier workers had
     _folders: dict[Slot, str] = field(default_factory=dict)
     _before_sleep: set[str] = field(default_factory=set)  # the models that were loaded before the sleep
-    _fetching: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # downloads from the hub, by model
+    _fetching: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # model → its download from the hub
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: set[str] = field(default_factory=set)  # models that frontends asked to load although no request waits
     _table: Table = field(default_factory=lambda: Table(0, ()))
@@ -240,7 +240,7 @@ class Manager:
             return
         self._folders[slot] = settings.model.model
         plain = self.make_spec(WorkerPlacement(f"worker {slot.name}", f"worker-{folder.name}.heartbeat", settings, {}))
-        # every process that has had the model's sockets must have another epoch
+        # each process that serves on the model's sockets needs an epoch that no earlier one had
         before = self._epochs.get(slot.name, 0)
         spec = replace(plain, environment=lambda n: plain.environment(before + n), start=self.spare.start)
         if spec.watchdog is not None:
@@ -254,7 +254,8 @@ class Manager:
         process.task.add_done_callback(lambda _: self._wake.set())
 
     def _publish(self, *, read: bool = False) -> None:
-        """Sends the table to frontends if anything in it has changed. read: whether the table was read again"""
+        """Sends the table to frontends if anything in it has changed. read: whether to send it even if nothing has
+        changed, because it was read again"""
         models = tuple(self._state(slot) for slot in self._account.slots.values())
         before, asleep = self._table, self._account.asleep
         if read or (models, asleep) != (before.models, before.asleep):

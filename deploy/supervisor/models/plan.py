@@ -22,7 +22,7 @@ from shared.models.durations import seconds_of
 from shared.models.entries import Entry, checked, encode_entries, find_entries, read_entries, worker_folder
 from shared.settings_check import check
 
-FREE_SHARE = 0.9  # share of the free memory for all models, without --memory-gb
+FREE_SHARE = 0.9  # without --memory-gb, models may take this share of the free memory
 LONGEST_SOCKET_PATH = 107  # the system's limit in bytes
 FRONTEND_SETTINGS = (
     "chat_template", "tool_format", "reasoning_format", "sampling_defaults", "special_tokens_in_content",

@@ -18,7 +18,7 @@ MOST_HEADER_BYTES = 100 << 20  # limit of the safetensors format
 STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 FLAG_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SCALE_BYTES = 4
-# bits of a weight, weights that share a scale (0: no such groups)
+# value of --quantization → (bits of a weight, number of weights that share a scale; 0: a whole row shares one)
 LAYOUTS = {"fp8": (8, 0), "int8": (8, 128), "int4": (4, 128), "int4-g32": (4, 32)}
 # dtype of a quantized checkpoint → most weights in one byte
 MOST_CODES = {"I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 2, "I32": 2}
@@ -54,7 +54,8 @@ class Kept:
         return nbytes // STORED_BYTES[stored] * self.width(stored)
 
     def width(self, stored: str) -> int:
-        """Returns the bytes of a plain number in memory. CPUs compute with float32 where a checkpoint has float16."""
+        """Returns the bytes in memory of an unquantized value. CPUs compute with float32 where a checkpoint has
+        float16."""
         if self.dtype == "auto":
             return 4 if stored == "F16" and self.on_cpu else STORED_BYTES[stored]
         return FLAG_BYTES[self.dtype]
@@ -62,11 +63,11 @@ class Kept:
     def embedding(self, plain: int, codes: int | None, *, tied: bool) -> int:
         """Returns the bytes in memory of the token embedding, and of the LM head if both are the same tensor.
 
-        The embedding is kept as plain numbers, even if the file has codes of a few bits. A tied head takes more memory:
-        as the codes of the file or, on a CPU, as a copy of the numbers in the order in which they are multiplied.
+        The embedding is kept unquantized, even if the file has codes of a few bits. A tied head takes memory of its
+        own: the codes of the file or, on a CPU, a copy of the embedding, packed for the matrix product.
 
-        plain: bytes as plain numbers
-        codes: bytes as codes of a few bits, if the file has codes that are not widened
+        plain: bytes of the unquantized embedding
+        codes: bytes of its codes of a few bits, if the file has codes that are not widened
         """
         copy = plain if self.on_cpu else 0
         return plain + ((copy if codes is None else codes) if tied else 0)
@@ -94,9 +95,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _gguf(files: Sequence[Path], kept: Kept) -> int:
-    """Returns the bytes in memory of GGUF files. Their codes are kept unchanged unless flags ask for wider numbers.
+    """Returns the bytes in memory of GGUF files. The files' codes are kept unless flags ask for unquantized weights.
 
-    Plain numbers take the type that the worker computes with; on the CPU, float16 becomes float32.
+    Unquantized tensors take the dtype that the worker computes with; on the CPU, float16 becomes float32.
     """
     from shared.gguf.config.config import dtype_of
     from shared.gguf.container import Container

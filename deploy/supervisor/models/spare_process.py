@@ -32,9 +32,8 @@ MODULES = (
 
 
 def show_command(words: Sequence[str]) -> None:
-    """Makes `ps` show another command, cut to the length of the one that the process was started with.
-
-    Linux shows the memory in which the arguments were at the start (arg_start to arg_end in proc_pid_stat(5)).
+    """Makes `ps` show another command, cut to the length of the command with which this process was started. Linux
+    shows the memory in which the arguments were at the start (arg_start to arg_end in proc_pid_stat(5)).
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,7 @@
-"""The request types of the routes for adapters. Loading and unloading use vLLM's names; scales use llama.cpp's."""
+"""The request types of the routes for adapters.
+
+Requests that load or unload have vLLM's names; the request that sets scales has llama.cpp's names.
+"""
 
 from typing import Annotated
 

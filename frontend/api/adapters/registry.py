@@ -28,15 +28,15 @@ Changes = dict[str, Adapter | None]  # name → the loaded adapter; None: the ad
 
 
 class Default(msgspec.Struct, frozen=True):
-    """The name and scale of the adapter for requests that name none. It stays the default if the adapter is
-    replaced."""
+    """The name and scale of the adapter for requests that name none. If another
+    adapter replaces this one under the same name, that adapter is the default."""
 
     name: str
     scale: float
 
 
 class Changed(msgspec.Struct):
-    """The changes that requests have made since the server started."""
+    """The changes that requests have made to the list of adapters since the server started."""
 
     adapters: Changes = {}
     default: Default | None = None
@@ -59,7 +59,7 @@ class AdapterRegistry:
     """All adapters of a server.
 
     model: the settings that name adapters; run_dir: the server's run folder; empty: none
-    max_rank: the highest rank that adapters of the flags may have; 0: only the workers check it
+    max_rank: the highest rank that adapters of --lora-modules may have; 0: only the workers check their ranks
     """
 
     model: ModelConfig

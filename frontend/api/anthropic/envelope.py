@@ -79,7 +79,7 @@ DELTA = (
 
 
 def text_delta(delta: Delta, totals: Totals | None) -> bytes:
-    """Encodes a delta of the first block. totals: source of the running usage; None: not requested"""
+    """Encodes a delta of the first block. totals: source of the running usage; None: no running usage"""
     text = delta.text
     if not text and (totals is None or not delta.ids):
         return b""
@@ -115,7 +115,7 @@ def end(context: ResponseContext, delta: Delta, totals: Totals, called: bool = F
 def complete_message(
     context: ResponseContext, blocks: list[types.ContentBlock], delta: Delta, totals: Totals, called: bool = False
 ) -> bytes:
-    """Encodes a message in one piece. delta: its last delta"""
+    """Encodes a whole message. delta: the message's last delta"""
     reason = stop(delta, called)
     return to_json(
         types.Message(

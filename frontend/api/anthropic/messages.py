@@ -100,7 +100,7 @@ class TextWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Returns the whole response of a request without a stream."""
+    """Returns the response of a request that does not stream."""
     totals = Totals(context.request)
     texts: list[str] = []
     last: Delta | None = None

@@ -118,7 +118,7 @@ class ThinkingBlock(_Block, tag="thinking"):
 
 
 class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
-    data: str  # this server cannot decrypt it
+    data: str  # encrypted reasoning, which this server cannot read
 
 
 class ToolResultBlock(_Block, tag="tool_result"):
@@ -293,8 +293,8 @@ def _later_systems_as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage
 
 
 def _template_arguments(request: MessageRequest | MessageCountRequest, context: ModelContext) -> dict[str, Any]:
-    """Returns the template's variables. Without `thinking`, reasoning is off; `adaptive` turns it on if it is
-    possible."""
+    """Returns the template's variables. Without `thinking`, reasoning is off. The type `adaptive` turns reasoning on
+    if the model can reason."""
     style = context.style
     kind = request.thinking.type if request.thinking else "disabled"
     wanted = kind == "enabled" or (kind == "adaptive" and (style.has_reasoning or bool(style.thinking_switch)))

@@ -1,7 +1,7 @@
 """Reasoning and tool calls in Anthropic's format: https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
 
-`messages` writes responses with neither. The signature of a thinking block is a digest of its text, which is not
-checked when the block is sent back.
+messages.py writes responses without reasoning and tool calls. The signature of a thinking block is a
+digest of its text. The server does not check the signature when a client sends the block back.
 """
 
 from base64 import b64encode
@@ -107,7 +107,7 @@ class Blocks:
                 return self._end()
 
     def close(self) -> bytes:
-        """Ends the last block. If there is no block, it writes an empty one, because every answer has one."""
+        """Ends the last block. If there is no block, it writes an empty block, because every answer has a block."""
         return (self._begin(types.TextBlock(text="")) if self._index < 0 else b"") + self._end()
 
     def _begin(self, block: types.ContentBlock) -> bytes:

@@ -1,4 +1,4 @@
-"""Turns chat messages into a prompt; also the features that chats and completions share.
+"""Turns chat messages into a prompt; also holds the features that chats and completions share.
 
 chat_prompt         turns chat messages into a prompt
 own_template        a request's own template, its documents, and roles that only some templates know

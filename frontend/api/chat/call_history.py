@@ -37,8 +37,8 @@ def call(id: str, name: str, arguments: Any) -> ChatMessage:
 def left_open(messages: Sequence[ChatMessage], generate: bool | None = None) -> bool:
     """Whether the conversation ends with a text of the assistant that the answer shall continue, as in llama.cpp.
 
-    generate: whether the client asks for a new assistant turn; None if it does not say. A text is continued only if
-    this is None.
+    generate: whether the client asks for a new assistant turn; None if the client does not say. A text is
+    continued only if `generate` is None.
 
     Raises Unprocessable if the last two messages are the assistant's, because an answer cannot continue both.
     """
@@ -62,7 +62,7 @@ def merge_same_role(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def _merged(role: str, several: Sequence[ChatMessage]) -> ChatMessage:
-    """Joins messages of the same role. An empty text counts as a line until the first tool calls or reasoning."""
+    """Joins messages of the same role. Empty texts are left out once a message has had tool calls or reasoning."""
     calls: list[ChatMessage] = []
     thoughts: list[str] = []
     lines: list[str] = []
@@ -154,7 +154,7 @@ def _with_ids(one: ChatMessage, ids: dict[str, str]) -> ChatMessage:
 
 
 def _as_observation(one: ChatMessage) -> ChatMessage:
-    """Returns a message for GLM-4's template: it shows a call's name as `metadata` and a result as an observation."""
+    """Returns a message for GLM-4's template, which shows a call's name as `metadata`, a result as an observation."""
     if one["role"] == "tool":
         return {"role": "observation", "content": one["content"]}
     if not (calls := one.get("tool_calls")):
@@ -164,7 +164,7 @@ def _as_observation(one: ChatMessage) -> ChatMessage:
 
 
 def _with_short_ids(one: ChatMessage) -> ChatMessage:
-    """Replaces a call id by a digest unless it has nine letters and digits, as Mistral's templates accept no other."""
+    """Replaces a call id that is not nine letters and digits by a digest, because Mistral's templates refuse it."""
     changed = dict(one)
     if calls := one.get("tool_calls"):
         changed["tool_calls"] = [{**call, "id": _short(call["id"])} for call in calls]

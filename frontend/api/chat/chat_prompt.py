@@ -106,7 +106,7 @@ async def render_prompt(
 
 
 async def encoded(rendered: Rendered, context: ModelContext, param: str = "messages") -> Prompt:
-    """Tokenizes a conversation. Raises BadRequest if it has no tokens, ContextLengthExceeded if it cannot fit."""
+    """Tokenizes a conversation. Raises BadRequest if it has no tokens, ContextLengthExceeded if it is too long."""
     check_characters(param, rendered.text, context)
     if rendered.pictures:
         from frontend.api.chat.picture_prompt import with_pictures

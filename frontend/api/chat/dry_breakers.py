@@ -15,7 +15,7 @@ MAX_HEADS = 1 << 15  # limit on the ids whose text ends with the beginning of a 
 
 
 def breaker_ids(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, tuple[LongBreaker, ...]]:
-    """Returns the packed ids that contain one of the texts, and the sequences of several ids that spell one.
+    """Returns the packed ids of tokens that contain one of the texts, and the sequences of ids that spell out a text.
 
     The first id of such a sequence ends with the beginning of a breaker, and the rest of the breaker follows. Raises
     Unprocessable if too many ids end with the beginning of a breaker.

@@ -19,7 +19,7 @@ from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Ra
 
 SECONDS = 2.0  # time limit for rendering one template
 MEGABYTES = 256  # memory limit of the process that renders a template
-SHOWN = "\ue001"  # a private-use character; put around a message's number to find out whether the template shows it
+SHOWN = "\ue001"  # a private-use character; put around a message's number to find out if the template shows the message
 
 
 def with_template(context: ModelContext, source: str | None, continued: ContinueFrom | None = None) -> ModelContext:

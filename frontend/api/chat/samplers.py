@@ -18,7 +18,7 @@ BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
 WINDOW = 64  # llama.cpp's default of `repeat_last_n`
 PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the samplers of a request without a chain, in order
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-ALSO_PLAIN = ("penalties", "top_k", "temperature", "top_p", "min_p")  # another order with the same result
+ALSO_PLAIN = ("penalties", "top_k", "temperature", "top_p", "min_p")  # another order with the same result as PLAIN
 
 
 async def with_chain(chosen: Sampling, fields: GenerationFields, context: ModelContext) -> Sampling:

@@ -18,7 +18,7 @@ MAX_TAGS = 128
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_tag")  # vLLM's `guided_…` fields
-OTHERS: dict[str, Kind] = {  # kinds by the field names of llama.cpp and SGLang
+OTHERS: dict[str, Kind] = {  # field of llama.cpp or SGLang → the kind of its grammar
     "grammar": "grammar", "json_schema": "json", "regex": "regex", "ebnf": "grammar",
 }  # fmt: skip
 
@@ -32,7 +32,7 @@ class JsonObject(RequestModel, tag="json_object"):
 
 
 class AnyJsonObject(RequestModel, tag="json_object"):
-    """A JSON object, possibly with a schema: clients of llama.cpp send it as `schema`, clients of TGI as `value`."""
+    """A JSON object, possibly with a schema, which is in `schema` from clients of llama.cpp, in `value` from TGI's."""
 
     json_schema: Refused = None
     schema: JsonSchemaValue | None = None

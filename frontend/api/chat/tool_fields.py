@@ -73,7 +73,7 @@ class WebSearchTool(RequestModel, tag="web_search"):
 
 
 class LocalShellTool(RequestModel, tag="local_shell"):
-    """Runs commands in the client's shell."""
+    """A tool that runs commands in the client's shell."""
 
 
 class ImageGenerationTool(RequestModel, tag="image_generation"):
@@ -97,7 +97,7 @@ class NamespaceTool(RequestModel, tag="namespace"):
 
 
 class ToolSearchTool(RequestModel, tag="tool_search"):
-    """Finds tools that are not listed in the request."""
+    """A tool that finds other tools, which the request does not list."""
 
     execution: Ignored = None
     description: Ignored = None

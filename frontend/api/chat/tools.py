@@ -90,7 +90,7 @@ def _check_format(context: ModelContext) -> None:
 async def answer_grammar(
     tool_choice: ToolChoice, begins: Reasoning, text_grammar: str, specials: Mapping[str, int], context: ModelContext
 ) -> str:
-    """Returns the grammar of a whole answer, whose text must match `text_grammar`. "" leaves the text free.
+    """Returns the grammar of a whole answer, whose text must match `text_grammar`. If it is "", the text is free.
 
     specials: ids of the special tokens of the model's output format
 

@@ -26,7 +26,7 @@ __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "
 
 NAME, PREFIX, TASKS = "llama.cpp embedding", "embd", ("embed",)
 NONE, LARGEST, EUCLIDEAN = -1, 0, 2
-INT16 = 32760.0  # with `embd_normalize` 0, the number with the largest absolute value becomes this
+INT16 = 32760.0  # the largest absolute value of a vector that is scaled with `embd_normalize` 0
 _Inputs = Annotated[AnyPrompt | None, Meta(extra_json_schema=SCHEMA), doc("A text, token ids, a mixture, or several")]
 
 
@@ -88,7 +88,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
 
 
 def _scaled(vector: "array[float]", norm: int | None) -> "array[float]":
-    if norm in (None, NONE, EUCLIDEAN):  # the worker has already normalized the vector, if at all
+    if norm in (None, NONE, EUCLIDEAN):  # if the vector shall be normalized, the worker has done it
         return vector
     peak = max(map(abs, vector))
     length = (

@@ -27,7 +27,7 @@ __all__ = [
 NAME, PREFIX = "llama.cpp infill", "infill"
 MAX_FILES = 1024
 RESERVED = 256  # tokens of the context that `input_extra` leaves free for an answer without a limit
-REPOSITORY, FILE = "myproject\n", "filename\n"  # llama.cpp's defaults, as no request field holds these names
+REPOSITORY, FILE = "myproject\n", "filename\n"  # llama.cpp's default names; no request field sets them
 
 
 class ExtraFile(RequestModel):

@@ -61,8 +61,8 @@ from frontend.features import Features, Telemetry
 from frontend.request import GenerationRequest
 from shared.messages import Sampling
 
-RANDOM_SEED = (1 << 32) - 1  # means the same as -1 in llama.cpp
-CHAINED = (  # the fields that OpenAI's routes have under the same names
+RANDOM_SEED = (1 << 32) - 1  # in llama.cpp, this seed means a random seed, as -1 does
+CHAINED = (  # the fields that have the same names on OpenAI's routes
     "samplers", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
     "xtc_probability", "xtc_threshold", "typical_p", "top_n_sigma", "dynatemp_range", "dynatemp_exponent",
     "repeat_last_n", "min_keep", "mirostat", "mirostat_tau", "mirostat_eta",
@@ -210,7 +210,7 @@ class Wanted:
 
     options: Options
     prompts: tuple[str, ...]
-    grammar: str  # as the client wrote it
+    grammar: str  # the grammar as the client wrote it
     forbidden: tuple[int, ...]  # token ids that may never be drawn
     to_the_end: bool  # whether only the end of the context limits the answer
     n_ctx: int
@@ -260,7 +260,7 @@ def _ruled(
 
 
 def _scored(options: Options, sampling: Sampling, prompts: int, context: ModelContext) -> int:
-    """Returns how many likeliest tokens the worker must score for each position. Raises Unprocessable if too many."""
+    """Returns how many likeliest tokens the worker must score for each position. Raises Unprocessable for too many."""
     told = allowed(options.n_probs, "n_probs", TokenLimits(context.vocab_size, context.config.max_logprobs))
     check_total(told, prompts * (options.n_cmpl or 1) * sampling.max_tokens, "n_probs")
     return min(needed(told, options.post_sampling_probs, sampling), context.vocab_size)

@@ -214,7 +214,7 @@ def _event(value: Any) -> bytes:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Returns the response of a request without a stream: an object for one answer, an array for several."""
+    """Returns the response of a request that does not stream: an object for one answer, an array for several."""
     every = answers(context)
     async for deltas in arriving:
         for delta in deltas:

@@ -52,7 +52,7 @@ def _is_plain(sampling: Sampling) -> bool:
 def told(
     tokens: Iterable[TokenLogprob], wanted: int, after: bool, sampling: Sampling, tokenizer: Tokenizer
 ) -> list[types.LlamaCppProbability]:
-    """Returns the response's entry for each token. after: with the probabilities after the samplers"""
+    """Returns the response's entry for each token. after: whether entries have the probabilities after the samplers"""
     return [_after(one, wanted, sampling, tokenizer) if after else _before(one, wanted, tokenizer) for one in tokens]
 
 

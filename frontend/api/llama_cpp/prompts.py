@@ -59,7 +59,7 @@ SCHEMA: dict[str, Any] = {
 @dataclass(frozen=True, slots=True)
 class Prompt:
     ids: list[int]
-    text: str  # special tokens appear in it by their spelling
+    text: str  # the prompt as text, in which special tokens are spelled out
 
 
 def several(prompt: AnyPrompt, param: str) -> list[One]:

@@ -97,7 +97,7 @@ class LlamaCppProbability(LlamaCppRival):
 
 
 class LlamaCppPart(ResponseModel):
-    """An event of a stream, other than an answer's last one."""
+    """An event of a stream that is not the last event of an answer."""
 
     index: Count
     content: str

@@ -19,7 +19,7 @@ from shared.wire.codec import unpack_u32
 
 
 def props(context: ModelContext, slots: int) -> types.LlamaCppProps:
-    """Returns the properties of the server. slots: how many it lists"""
+    """Returns the properties of the server. slots: how many slots the server lists"""
     named = context.tokenizer.named_tokens
     return types.LlamaCppProps(
         default_generation_settings=types.LlamaCppDefaults(n_ctx=context.max_seq_len, params=_defaults(context)),

@@ -1,4 +1,4 @@
-"""The connection to the launcher, which says which models are loaded and learns which ones requests need.
+"""The connection to the launcher, which says which models are loaded and learns which models requests need.
 
 This module counts, for each model, the requests that use it and the requests that wait for it. It tells the launcher
 when one of these numbers becomes zero or ceases to be zero. A model counts as used for LINGER_S after its last request,
@@ -37,8 +37,8 @@ LOST = "there is no connection to the launcher; try again"
 
 
 class LauncherLink:
-    """The connection to the launcher. `states` is its last report about each model, by name; `reading` is how often it
-    has read the table of models; `asleep` is whether it loads no models."""
+    """The connection to the launcher. `states` has the launcher's last report about each model, by name; `reading` is
+    how often the launcher has read the table of models; `asleep` is whether the launcher loads no models."""
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
         """folder: the run folder, which holds the launcher's socket; changed: called after each report"""
@@ -53,7 +53,7 @@ class LauncherLink:
         self._wanted: Counter[str] = Counter()
         self._said: Seen | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._reloads: deque[asyncio.Future[str]] = deque()  # the launcher answers them in this order
+        self._reloads: deque[asyncio.Future[str]] = deque()  # answered by the launcher in this order
 
     async def run(self) -> None:
         """Connects, and connects again after every loss, until cancelled."""

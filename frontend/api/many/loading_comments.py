@@ -114,7 +114,7 @@ class _Exchange:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _send_answer(self, message: Message) -> None:
-        """Sends the app's messages. If there were comments, the headers are already sent, so the app's are dropped."""
+        """Sends the app's messages. After a comment, drops the app's headers, because headers are already sent."""
         if not self._answered:
             async with self._sending:
                 self._answered = True

@@ -4,7 +4,7 @@ from frontend.errors import BadRequest, Overloaded, Unprocessable
 from shared.models.durations import seconds_of
 from shared.models.messages import ModelState
 
-RETRY_S = 10.0  # for so long after a failed load, requests are refused without another attempt
+RETRY_S = 10.0  # time after a failed load in which requests are refused without another attempt to load
 
 
 def seconds_of_field(keep_alive: object) -> float | None:

@@ -30,7 +30,7 @@ from shared.wire.address import parse_all
 log = logging.getLogger("sluice.models")
 
 POLL_S = 0.02  # pause between two checks whether a loaded model can serve
-GC_THRESHOLDS = (50_000, 20, 20)  # the same as for a single model; that model's objects are also frozen
+GC_THRESHOLDS = (50_000, 20, 20)  # as in __main__.py, which also freezes the objects of a single model
 LOADED_STATES = ("loading", "loaded", "unloading")
 
 
@@ -66,11 +66,11 @@ class Residents(ModelTable):
         self._entries = {entry.name: entry for entry in entries}
         self._residents = {entry.name: self._resident(entry) for entry in entries}
         self._names = {name: entry.name for entry in entries for name in entry.names}
-        self._reading = 0  # LauncherLink.reading when the entries were read
+        self._reading = 0  # the value of LauncherLink.reading when the entries were read
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self._waiting: dict[asyncio.Task[object] | None, str] = {}  # model names, by the tasks that wait for them
+        self._waiting: dict[asyncio.Task[object] | None, str] = {}  # task → the model that it waits for
         self._is_draining = False
         super().__init__([one.served for one in self._residents.values()])
 

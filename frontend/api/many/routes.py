@@ -29,7 +29,7 @@ async def unload_model(app: AppState, request: Request) -> Response:
 
 
 async def _asked(app: AppState, request: Request) -> tuple[str, str]:
-    """Returns the first name of the model that the body names, and its state."""
+    """Returns the first name and the state of the model that the body names."""
     written = app.decode(request, await app.body(request), ModelRequest).model
     found = app.models.get(written)
     if found is None:

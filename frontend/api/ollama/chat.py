@@ -56,7 +56,7 @@ def stream_writer(context: ResponseContext) -> LineWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Returns the whole response of a request without a stream."""
+    """Returns the response of a request that does not stream."""
     return await output.complete(context, arriving, _answer)
 
 

@@ -49,7 +49,7 @@ def head(context: ResponseContext) -> dict[str, str]:
 def loaded(request: AnswerFields, make: Callable[[dict[str, Any]], types.OllamaAnswer]) -> bytes:
     """Returns the response to a request that only loads the model or, with `keep_alive` 0, unloads it.
 
-    A server with one model has nothing to do. With many models, the route has already loaded it (ModelTable.usable).
+    A server with one model has nothing to do. With many models, the route has done the loading (ModelTable.usable).
     """
     unload = request.keep_alive in (0, "0")
     fields = {"model": request.model, "created_at": rfc3339(int(time.time()))}

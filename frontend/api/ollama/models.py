@@ -34,7 +34,7 @@ def tags(contexts: Sequence[ModelContext], created: int, unloaded: Sequence[str]
     """Lists the models.
 
     created: the start of this process, in seconds since 1970
-    unloaded: names of models that are not loaded; they have no digest, because it is the tokenizer's
+    unloaded: names of models that are not loaded; they have no digest, because the digest is the tokenizer's
     """
     known = {**{context.model: context.tokenizer.hash for context in contexts}, **dict.fromkeys(unloaded, "")}
     models = [
@@ -64,7 +64,7 @@ def running(contexts: Sequence[ModelContext], states: Sequence[ModelState] = ())
 
 
 def _expires_at(state: ModelState | None) -> str:
-    """Returns when the model will be unloaded if no more requests come; a running request is taken to end now."""
+    """Returns when the model will be unloaded if running requests end now and no more requests come."""
     if state is None or state.keep_alive is None:
         return NEVER
     return rfc3339(state.expires_at or time.time() + state.keep_alive)

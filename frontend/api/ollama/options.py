@@ -79,7 +79,7 @@ class Options(RequestModel):
         return self.num_predict if (self.num_predict or 0) > 0 else None
 
     def fields(self, **more: Any) -> SamplerFields:
-        """Returns the options under OpenAI's names. more: fields that have no option"""
+        """Returns the options under OpenAI's names. more: fields for which Ollama has no option"""
         return SamplerFields(
             temperature=self.temperature, top_k=None if self.top_k is None else max(0, self.top_k), top_p=self.top_p,
             min_p=self.min_p, seed=self.seed, stop=self.stop or None, repetition_penalty=self.repeat_penalty,

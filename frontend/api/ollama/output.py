@@ -24,7 +24,7 @@ class Said(NamedTuple):
     calls: tuple[types.OllamaCall, ...] = ()
 
 
-# A function that makes an object of the response. Its arguments: a part of the output, all ids so far, further fields.
+# Makes an object of the response from a part of the output, all ids up to the end of this part, and more fields.
 Make = Callable[[Said, list[int], dict[str, Any]], types.OllamaAnswer]
 
 
@@ -94,7 +94,7 @@ class LineWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas, make: Make) -> bytes:
-    """Returns the whole response of a request without a stream."""
+    """Returns the response of a request that does not stream."""
     totals, listener = Totals(context.request), Listener(context)
     parts: list[Said] = []
     ids: list[int] = []

@@ -89,7 +89,7 @@ def stream_writer(context: ResponseContext) -> ChunkWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Returns the whole response of a request without a stream."""
+    """Returns the response of a request that does not stream."""
     choices = [_Choice(context, index) for index in range(context.request.n)]
     totals = Totals(context.request)
     async for deltas in arriving:
@@ -122,7 +122,7 @@ def _chunk_head(context: ResponseContext) -> types.ChatChunkHead:
 
 
 class _Choice:
-    """Collects the deltas of one choice for a response without a stream."""
+    """Collects the deltas of one choice for a response that is not streamed."""
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         self._context = context

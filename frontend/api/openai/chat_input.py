@@ -1,4 +1,4 @@
-"""The request of OpenAI's chat completions, and the prompt made from its messages. `/tokenize` shares both."""
+"""The request of OpenAI's chat completions, and the prompt made from its messages. `/tokenize` uses the same prompt."""
 
 import asyncio
 from collections.abc import Sequence
@@ -146,7 +146,7 @@ ReasoningField = Annotated[
 class ChatRequest(TokenDetailFields):
     ONLY: ClassVar = {
         **TokenDetailFields.ONLY,
-        "add_special_tokens": (False,),  # the chat template writes them
+        "add_special_tokens": (False,),  # the chat template writes the special tokens
         "modalities": (["text"],),
         "functions": ([],),  # the old name of `tools`
         "function_call": ("none",),  # the old name of `tool_choice`

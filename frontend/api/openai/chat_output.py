@@ -22,7 +22,7 @@ from frontend.request import Delta, Finish, TokenLogprob
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
-    """Encodes an error. For a prompt that is too long, it has both lengths, which llama.cpp's clients need."""
+    """Encodes an error. For a prompt that is too long, adds its length and the context's, for llama.cpp's clients."""
     body = error_body(exc)
     if isinstance(exc, ContextLengthExceeded):
         body.n_prompt_tokens, body.n_ctx = exc.prompt, exc.limit
@@ -135,7 +135,7 @@ def _call(part: types.ToolCallDelta) -> types.ChatDelta:
 class _Choice:
     def __init__(self, parser_config: ParserConfig) -> None:
         self.parser: OutputParser = output_parser(parser_config)
-        self.has_output = False  # text or a tool call was sent
+        self.has_output = False  # whether text or a tool call was sent
         self.scores: list[TokenLogprob] = []
         self.ids: list[int] = []
         self._in_pieces = parser_config.reasoning_in_pieces

@@ -68,7 +68,7 @@ def stream_writer(context: ResponseContext) -> "ChunkWriter":
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Returns the whole response of a request without a stream."""
+    """Returns the response of a request that does not stream."""
     choices = [_Choice(context, index) for index in range(len(context.request.prompts) * context.request.n)]
     totals = Totals(context.request)
     async for deltas in arriving:
@@ -235,7 +235,7 @@ class ChunkWriter:
 
 
 def _extras(context: ResponseContext, delta: Delta) -> bytes:
-    """Encodes fields that OpenAI lacks: which stop ended the choice, the seed that reproduces it, and a receipt."""
+    """Encodes fields that OpenAI lacks: the stop string or id that ended the choice, its seed, and a receipt."""
     receipt = receipt_field(context, delta)
     return b',"stop_reason":%s,"matched_stop":%s,"seed":%s%s' % (
         to_json(delta.stop), to_json(delta.matched_stop), to_json(delta.seed), receipt,
@@ -243,7 +243,7 @@ def _extras(context: ResponseContext, delta: Delta) -> bytes:
 
 
 class _Choice:
-    """Collects the deltas of one choice for a response without a stream."""
+    """Collects the deltas of one choice for a response that is not streamed."""
 
     def __init__(self, context: ResponseContext, index: int) -> None:
         self._context = context
@@ -300,7 +300,7 @@ def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.Comp
 
 
 def _top(context: ResponseContext, token: TokenLogprob) -> dict[str, float | None]:
-    """Returns the likeliest tokens and the drawn one by text. If two have the same text, the likelier one stays."""
+    """Returns the likeliest tokens and the drawn token by text. Of two tokens of the same text, the likelier stays."""
     text = context.token_text
     return {text(id): logprob for id, logprob in reversed(token.top_with_token)}
 

@@ -1,4 +1,4 @@
-"""The request of OpenAI's text completions, and its prompts as token ids. Typed events use both, too."""
+"""The request of OpenAI's text completions, and its prompts as token ids. Typed events use the same request."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -97,7 +97,7 @@ class CompletionRequest(TokenDetailFields):
 
 
 def check_stream_options(request: OpenAIFields, streams: bool) -> None:
-    """Raises Unprocessable for stream options without a stream, as OpenAI does."""
+    """Raises Unprocessable for stream options in a request that does not stream, as OpenAI does."""
     if request.stream_options is not None and not streams:
         raise Unprocessable("`stream_options` needs `stream: true`", param="stream_options", code="out_of_range")
 
@@ -110,7 +110,7 @@ def prompt_texts(prompts: list[Prompt]) -> tuple[str, ...]:
 async def tokenized(
     prompts: list[Prompt], context: ModelContext, add_special_tokens: bool, param: str = "prompt"
 ) -> list[list[int]]:
-    """Encodes the prompts. param: the request field that holds them
+    """Encodes the prompts. param: the request field that holds the prompts
 
     Raises BadRequest for an empty prompt, Unprocessable for ids outside the vocabulary.
     """

@@ -29,7 +29,7 @@ class TextPart(_Part, tag="text"):
 
 
 class InputTextPart(TextPart, tag="input_text"):
-    """A text part with its name in the Responses API. vLLM accepts such parts in chats, too."""
+    """A text part under the name that it has in the Responses API. Chats accept it, too, as in vLLM."""
 
     KNOWN_BY: ClassVar = ""
     FROM_TEXT: ClassVar = ""

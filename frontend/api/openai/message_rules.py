@@ -5,7 +5,8 @@ from typing import Any
 
 Schema = Mapping[str, Any]  # JSON Schema
 
-INSTEAD_OF_CONTENT = ("reasoning_content", "reasoning", "refusal")  # an assistant may send one of these texts alone
+# An assistant's message may have one of these fields instead of `content`.
+INSTEAD_OF_CONTENT = ("reasoning_content", "reasoning", "refusal")
 
 
 def _having(name: str, schema: Schema) -> Schema:

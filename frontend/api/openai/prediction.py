@@ -25,7 +25,7 @@ PredictionField = Annotated[
 
 
 async def with_prediction(reading: Reading, prediction: Prediction | None, context: ModelContext) -> Reading:
-    """Returns the reading with the ids of the expected answer, cut to the length of the context."""
+    """Returns `reading` with the ids of the expected answer, cut to the length of the context."""
     if prediction is None:
         return reading
     ids = await context.tokenizer.encode(join_text(prediction.content), add_special_tokens=False)

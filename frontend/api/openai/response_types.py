@@ -57,7 +57,7 @@ class PromptLogprob(ResponseModel):
     decoded_token: str
 
 
-# An entry for each token of the prompt: by id, the token itself and the likeliest tokens; null for the first token.
+# An entry for each token of the prompt: the token itself and the likeliest tokens, by id; null for the first token.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 

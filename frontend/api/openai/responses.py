@@ -75,7 +75,7 @@ def _tool_choice(request: ResponseRequest | ResponseCountRequest, context: Model
 
 
 def _logprobs_asked(request: ResponseRequest) -> int | None:
-    """Returns how many likeliest tokens to report; None: no log-probabilities. `top_logprobs` turns these on, too."""
+    """Returns how many likeliest tokens to report; None: no log-probabilities. `top_logprobs` alone asks for them."""
     asked = SCORES in (request.include or ()) or request.top_logprobs
     return (request.top_logprobs or 0) if asked else None
 
@@ -142,7 +142,7 @@ class ResponseWriter:
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Returns the whole response of a request without a stream."""
+    """Returns the response of a request that does not stream."""
     totals, output = Totals(context.request), Output(context)
     last: Delta | None = None
     async for deltas in arriving:
@@ -155,7 +155,8 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """Encodes the end of a failed stream. OpenAI's SDKs raise on its first event; other clients expect the second."""
+    """Encodes the two events that end a failed stream. OpenAI's SDKs raise an exception at the first event, `error`.
+    Other clients expect the second event, `response.failed`."""
     body = error_body(exc)
     first = event(context, types.StreamError, code=body.code, message=body.message, param=body.param, error=body)
     if context.request.format_data is None:  # the request could not be read, so a response cannot repeat its fields

@@ -119,7 +119,7 @@ class FunctionCall(_Item, tag="function_call"):
 
     call_id: Text
     name: Text
-    namespace: Ignored = None  # set for functions in a namespace, which the model is not shown
+    namespace: Ignored = None  # set for functions in a namespace; the prompt does not show them
     arguments: str | None = None
     parsed_arguments: Ignored = None  # added by OpenAI's SDK
 
@@ -135,7 +135,7 @@ class FunctionCallOutput(_Item, tag="function_call_output"):
 class Reasoning(_Item, tag="reasoning"):
     summary: Annotated[list[SummaryPart], Meta(max_length=MAX_PARTS)] | None = None
     content: Annotated[list[ReasoningPart], Meta(max_length=MAX_PARTS)] | None = None
-    encrypted_content: str | None = None  # this server cannot decrypt it
+    encrypted_content: str | None = None  # not read, because this server cannot decrypt it
 
 
 Item = Message | FunctionCall | FunctionCallOutput | Reasoning

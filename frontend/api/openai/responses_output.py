@@ -38,7 +38,7 @@ class Item:
     """An output item that is still open. `texts` holds its text so far."""
 
     PREFIX: ClassVar[str]  # prefix of the item's id
-    DEFAULT_STATUS: ClassVar[types.ItemStatus] = COMPLETED  # for an item without an explicit end
+    DEFAULT_STATUS: ClassVar[types.ItemStatus] = COMPLETED  # the status of an item without an explicit end
     DELTA: ClassVar[type[types.ItemEvent]]
 
     def __init__(self, context: ResponseContext, index: int) -> None:
@@ -167,7 +167,7 @@ class Output:
         self._parser = output_parser(context.request.parser_config or ParserConfig())
         self._open: Item | None = None
         self._scored = context.request.sampling.logprobs is not None
-        self._plain = context.request.parser_config is None and not self._scored  # all output is plain text
+        self._plain = context.request.parser_config is None and not self._scored  # whether all output is plain text
         self._scores: list[TokenLogprob] = []  # log-probabilities that no event has carried yet
 
     def add(self, delta: Delta) -> list[bytes]:
@@ -184,8 +184,8 @@ class Output:
         return events if delta.finish is None else events + self._finish(delta.finish)
 
     def _pieces(self, delta: Delta) -> Iterator[tuple[str, int, Sequence[TokenLogprob]]]:
-        """Yields (text, number of tokens, log-probabilities): token by token if these are requested or reasoning may go
-        on."""
+        """Yields (text, number of tokens, log-probabilities): one by one for each token if log-probabilities are
+        requested or reasoning may go on, otherwise once for the delta."""
         if not self._scored and self._parser.reasoning is Reasoning.DONE:
             yield delta.text, len(delta.ids), ()
             return

@@ -82,7 +82,7 @@ class ReasoningSettings(ResponseModel):
 
 
 class TextSettings(ResponseModel):
-    format: Any  # as the client sent it
+    format: Any  # the format as the client sent it
 
 
 class Response(ResponseModel):

@@ -12,7 +12,7 @@ from frontend.request import Delta, TokenLogprob
 if TYPE_CHECKING:
     from frontend.api.requests.telemetry import TelemetryEvents
 
-LEAST = -9999.0  # OpenAI's value for minus infinity as a log-probability, because JSON cannot express that
+LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
 
 
 def prompt_ids(context: ResponseContext, choice: int) -> list[int] | UnsetType:

@@ -44,7 +44,7 @@ def stream_writer(context: ResponseContext) -> "EventWriter":
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    """Returns all events at once. Only for ApiFormat: no HTTP request uses this, because all of them are streamed."""
+    """Returns all events at once. ApiFormat requires this function; no request calls it: typed events always stream."""
     writer = EventWriter(context)
     return b"".join([writer.write(deltas) async for deltas in arriving])
 

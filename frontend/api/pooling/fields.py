@@ -20,7 +20,7 @@ Prompt = list[int]
 
 
 class PoolingFields(RequestModel):
-    # Features of other servers that are not supported, with the values that leave a feature off.
+    # Fields for unsupported features of other servers, each with the values that leave the feature off.
     ONLY: ClassVar = {
         **dict.fromkeys(("use_activation", "activation", "softmax"), (True,)),
         "embed_dtype": ("float32",), "endianness": ("native", "little"),

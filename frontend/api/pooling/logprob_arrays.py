@@ -23,10 +23,10 @@ NO_LOGPROB, NO_ID = pack_f32([math.nan]), pack_u32([0])
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """The packed data of a row's N scored tokens.
+    """The packed log-probabilities of one row: N scored tokens of one prompt.
 
-    If the row includes the first token of a prompt, which has no log-probability, `first` is 1. NaN then stands for its
-    log-probability, and NaN with the id 0 for its likeliest tokens.
+    If the row includes the first token of the prompt, which has no log-probability, `first` is 1. NaN then stands for
+    the log-probability of this token, and NaN with the id 0 for each of the likeliest tokens at its position.
     """
 
     ids: list[int] | None  # ids of the tokens; None: not requested
@@ -74,7 +74,7 @@ def _in_rows(numbers: list[T], width: int) -> list[list[T]]:
 
 
 def _numbers(packed: bytes) -> list[float]:
-    """Returns the log-probabilities, with LEAST for minus infinity, because JSON cannot express that."""
+    """Returns the log-probabilities, with LEAST for minus infinity, which JSON cannot express."""
     values = unpack_f32(packed).tolist()
     return [max(LEAST, value) for value in values] if -math.inf in values else values
 

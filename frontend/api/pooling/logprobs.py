@@ -32,7 +32,8 @@ from shared.messages import Sampling
 
 NAME, PREFIX, TASKS = "logprobs", "lp", ("generate",)
 MOST_RIVALS = 1000
-MOST_NUMBERS = 1 << 22  # in a response: 16 MiB of float32, and a pause of this process of some tenths of a second
+# Limit on the numbers in a response: 16 MiB of float32. Writing them pauses this process for some tenths of a second.
+MOST_NUMBERS = 1 << 22
 MOST_BINARY_ROWS = 512  # the rows' lengths are in a header, for which proxies allow 4 KiB
 SHAPES = "a string, an array of token ids, or an array of either"
 
@@ -173,7 +174,7 @@ def _check_size(request: LogprobsRequest, rows: list[list[int]], starts: list[in
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes | types.Binary:
     request = context.request
     rows: dict[int, Arrays] = {}
-    written: dict[int, msgspec.Raw] = {}  # encoded on arrival: encoding a long response at once would stall all streams
+    written: dict[int, msgspec.Raw] = {}  # rows in JSON: encoding all rows at the end would stall all streams
     write, cached = WRITERS.get(request.format_data), 0
     async for deltas in arriving:
         for delta in deltas:

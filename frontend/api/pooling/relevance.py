@@ -38,7 +38,7 @@ class RelevanceFields(PoolingFields):
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The pairs of texts of a request. first: one text for all of `second`, or as many texts as `second`"""
+    """The pairs of texts of a request. first: one text for all of `second`, or as many texts as `second` has"""
 
     first: Sequence[str]
     second: Sequence[str]

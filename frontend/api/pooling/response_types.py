@@ -45,7 +45,7 @@ class Scores(ResponseModel):
 
 
 class ScoredTokens(ResponseModel):
-    """A row of arrays with an entry for each token: null for a prompt's first token. Or the base64 of these arrays."""
+    """A row: arrays with an entry for each token (null for a prompt's first token), or each array's bytes in base64."""
 
     index: Count
     token_ids: list[Count] | str | UnsetType = UNSET

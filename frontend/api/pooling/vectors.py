@@ -12,7 +12,7 @@ from shared.wire.codec import unpack_f32
 
 @dataclass(frozen=True, slots=True)
 class VectorForm:
-    """How a response writes its vectors. norm: llama.cpp's `embd_normalize`; None: the worker normalizes, if at all"""
+    """How a response writes its vectors. norm: llama.cpp's `embd_normalize`; None: as the worker sent them"""
 
     base64: bool = False
     norm: int | None = None

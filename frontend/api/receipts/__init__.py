@@ -1,4 +1,4 @@
-"""Receipts: records of how an answer was made, with which a server with the same weights can check it.
+"""Receipts: records of how an answer was made. A server with the same weights can check the answer by its receipt.
 
 receipt             the record
 making              makes a receipt from a request and its answer

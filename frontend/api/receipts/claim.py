@@ -1,4 +1,4 @@
-"""A claim: that a request, with the seed of its receipt, gives the answer of the receipt.
+"""A claim says that a request, run with the seed in its receipt, gives the answer in the receipt.
 
 `Features.checked` makes a worker check an answer in one prefill. The worker sends the ids that the request really
 gives, up to the first id that differs, and then the finish reason. These ids are searched for stop strings, as usual.
@@ -99,7 +99,8 @@ class Claim:
     async def verdict(self, arriving: AsyncDeltas | None, fingerprint: str, signer: Signer | None) -> Verification:
         """Compares the receipt with the answer that the model now computes for the same request.
 
-        arriving: the deltas of `generation`; None if there is no generation. fingerprint: this server's
+        arriving: the deltas of `generation`; None if there is no generation
+        fingerprint: this server's fingerprint
         """
         last = await _last(arriving) if arriving is not None else None
         receipt, signature = self.receipt, self.receipt.signature

@@ -51,7 +51,7 @@ def sampling_used(request: GenerationRequest, seed: int) -> dict[str, Any]:
     used |= _rules(sampling)
     if request.stops:
         used["stop"] = request.stops
-    plain: dict[str, Any] = msgspec.json.decode(to_json(used))  # with the types of JSON, like a receipt that comes back
+    plain: dict[str, Any] = msgspec.json.decode(to_json(used))  # comparable with a decoded receipt
     return plain
 
 

@@ -17,7 +17,7 @@ from shared import signing
 from shared.signing import Check, Signer
 
 VERSION = 1
-LAST_SECOND = 253_000_000_000  # the last second that a date can represent, since 1970
+LAST_SECOND = 253_000_000_000  # the last time that a date can represent, in seconds since 1970
 
 
 class Signature(RequestModel):

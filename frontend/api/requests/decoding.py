@@ -303,7 +303,7 @@ def _of_object(node: nodes.StructType) -> Reader:
 
     def read(value: dict[str, Any], path: str, unknown: OnUnknown) -> Any:
         prefix = f"{path}." if path else ""
-        if types and (tag := value.get("type")) is not None:  # another `type` would have other fields
+        if types and (tag := value.get("type")) is not None:  # an object of another `type` has other fields
             _check_tag(tag, types, kind, f"{prefix}type")
         for name, entry in value.items():
             if name in kind.ONLY:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from frontend.api.requests.request_types import GenerationFields
 from frontend.errors import Unprocessable
 
-ANY_PLACES = 20  # up to this number per position, the total is not limited: OpenAI's API allows no more
+ANY_PLACES = 20  # the most per position in OpenAI's API: up to this number, the total is not limited
 MOST = 1 << 20  # total for all positions: 8 MiB in a worker, and about 0.3 GB in a frontend that writes one answer
 
 
@@ -33,7 +33,7 @@ class Places(NamedTuple):
 
     output: int
     prompt: int
-    echoed: bool = False  # the prompt is echoed, so its positions report as many tokens as those of the output
+    echoed: bool = False  # whether the prompt's positions report as many tokens as the output's, because of `echo`
 
     @classmethod
     def of(cls, prompts: Sequence[list[int]], n: int, most: int, echoed: bool) -> Self:

@@ -36,7 +36,7 @@ class RequestModel(
     ONLY: fields of unsupported features, each with the values that leave the feature off.
     UNKNOWN_TYPE: the error code for an object whose `type` (or other tag) is unknown.
     DEFAULT_TYPE: whether an object without a tag has this type.
-    KNOWN_BY: a field; an object without a tag that has it has this type.
+    KNOWN_BY: the name of a field; an object that has this field and no tag has this type.
     FROM_TEXT: a field; a string in place of the object stands for an object with only this field.
     SCHEMA: JSON Schemas that an object must also satisfy, for rules that involve several fields.
     """
@@ -50,7 +50,7 @@ class RequestModel(
 
 
 class FieldError(ValueError):
-    """Raised in `__post_init__` of a RequestModel for a field whose value contradicts others or is malformed."""
+    """Raised in `__post_init__` of a RequestModel for a field whose value is malformed or contradicts another field."""
 
     def __init__(self, field: str, problem: str, error: type[SluiceError] = Unprocessable, code: str = "out_of_range"):
         super().__init__(f"`{field}` {problem}")

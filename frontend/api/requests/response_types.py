@@ -185,8 +185,8 @@ def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
 
 
 def _require_all(struct: type[msgspec.Struct], schema: dict[str, Any]) -> None:
-    """Marks as required all fields that a response always contains, even those with defaults if defaults are
-    written."""
+    """Marks as required all fields that a response always contains. If the type writes its defaults, these include
+    fields with defaults."""
     left_out = struct.__struct_config__.omit_defaults
     schema["required"] = [
         field.encode_name

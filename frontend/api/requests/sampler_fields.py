@@ -12,7 +12,7 @@ LETTERS = {
     "x": "xtc", "t": "temperature", "i": "infill",
 }  # fmt: skip
 OTHER_NAMES = {"typical_p": "typ_p", "temp": "temperature"}
-NO_EFFECT = "infill"  # accepted and ignored: it only helps models without fill-in-the-middle tokens
+NO_EFFECT = "infill"  # an ignored sampler, which only helps models without fill-in-the-middle tokens
 DEFAULT_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 MAX_BREAKERS, MAX_BREAKER_CHARS, MAX_ALL_BREAKERS = 16, 40, 128
 

@@ -37,8 +37,8 @@ def timings(cached: int, computed: int, prompt_ms: float, predicted: int, decode
     """Makes the timings.
 
     cached, computed: numbers of prompt tokens; predicted: number of output tokens
-    prompt_ms: until the first output token; decode_ms: from the first output token to the last. The prefill yields the
-    first output token, so the decode rate does not count it.
+    prompt_ms: time until the first output token; decode_ms: time from the first output token to the last
+    The prefill yields the first output token, so the decode rate does not count it.
     """
     decoded, prompt_ms, decode_ms = max(0, predicted - 1), round(prompt_ms, 3), round(decode_ms, 3)
     return LlamaCppTimings(

@@ -38,7 +38,7 @@ class UnknownFields:
             return refuse_unknown
 
         def ignore(field: str) -> None:
-            name = quote(_INDEX.sub("[]", field), safe="[]")  # a header value is ASCII, separated by commas
+            name = quote(_INDEX.sub("[]", field), safe="[]")  # in a header, names must be ASCII without commas
             ignored[name] = None
             self._log(name)
 

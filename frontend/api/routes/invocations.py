@@ -13,7 +13,7 @@ from frontend.api.routes.generate import generate
 from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
 from frontend.errors import BadRequest
 
-ROUTES = {  # from a field to the only route with this field; the first of these fields in a body decides
+ROUTES = {  # field → the only route with this field. The first of these fields that a body has decides.
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "input": "/v1/embeddings",

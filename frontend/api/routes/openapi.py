@@ -36,7 +36,7 @@ ERRORS = {
 }
 STRICT = {"CompletionRequest"}  # request types that refuse unknown fields with 422; the others ignore them
 UNABLE = {"InfillRequest"}  # request types that are refused with 501 if the model lacks the ability
-EARLY = {408, 431}  # the route is not known yet, so these errors are always in OpenAI's format
+EARLY = {408, 431}  # statuses of errors before the route is known, which are always in OpenAI's format
 REQUEST_ID = {"X-Request-Id": {"description": "Sent back, or made up", "schema": {"type": "string"}}}
 RETRY_AFTER = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
 
@@ -99,7 +99,7 @@ def ref(name: str) -> dict[str, str]:
 def _generating() -> dict[str, Any]:
     """Describes the routes that generate text: in one response or, with `stream`, in server-sent events."""
     openai_error, anthropic_error = ref("OpenAIError"), ref("AnthropicError")
-    either = {"anyOf": [openai_error, ref("ErrorEvent")]}  # the body's `stream_format` decides which
+    either = {"anyOf": [openai_error, ref("ErrorEvent")]}  # `stream_format` in the body decides the form of the error
     typed = [ref(name) for name in ("TokenEvent", "DoneEvent", "ErrorEvent")]
     events = {"anyOf": [ref("CompletionChunk"), openai_error, *typed]}
     chunks = {"anyOf": [ref("ChatCompletionChunk"), openai_error]}

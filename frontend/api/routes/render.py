@@ -152,7 +152,7 @@ def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[st
     """Describes the routes for /openapi.json. post: a function that describes one POST route"""
     text = post("Show the token ids of a text", "CompletionRequest", "RenderedPrompts", error, operation="RenderText")
     answers = text["post"]["responses"]
-    answers["404"] = answers.pop("422")  # its errors have the status codes of the chat route
+    answers["404"] = answers.pop("422")  # unlike /v1/completions, this route has the chat routes' statuses
     answers["404"]["description"] = "The model of that name is not served"
     return {
         "/v1/completions/render": text,

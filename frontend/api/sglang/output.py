@@ -100,7 +100,7 @@ class Answer:
 
     def _scored(self, id: int, logprob: float) -> types.Scored:
         text = self._context.tokenizer.token_text(id) if self._asked.return_text_in_logprobs else None
-        return (max(LEAST, logprob) if logprob == logprob else None, id, text)  # NaN: a prompt's first token
+        return (max(LEAST, logprob) if logprob == logprob else None, id, text)  # a prompt's first token has NaN
 
 
 def weight_version(fingerprint: str) -> str:

@@ -1,4 +1,4 @@
-"""The responses of SGLang's routes, in its shapes."""
+"""The types of the responses of SGLang's routes."""
 
 from typing import Annotated, Literal
 

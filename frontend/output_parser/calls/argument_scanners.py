@@ -13,8 +13,8 @@ from frontend.output_parser.parameter_kinds import Kind
 class ArgumentScanner(Protocol):
     """Scans the arguments of one call; `feed` returns the JSON of the part that is certain.
 
-    done: the arguments are complete
-    broken: the text does not have the form
+    done: whether the arguments are complete
+    broken: whether the text does not have the form
     rest: the text after the arguments, or from the place where they broke
     held: the JSON to add for text that was held back, if the output ends here
     """

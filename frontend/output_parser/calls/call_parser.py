@@ -9,7 +9,7 @@ from frontend.output_parser.formats import ParserConfig
 
 
 class CallParser:
-    """The body of an output that may call functions."""
+    """Parses an output that may call functions, except its reasoning."""
 
     def __init__(self, parser_config: ParserConfig) -> None:
         syntax = SYNTAX[parser_config.tool_format]
@@ -20,9 +20,9 @@ class CallParser:
         self._after_call = [*syntax.tail.split(), *syntax.closing.split()]
         self._text = ""  # text that may still turn out to be a call
         self._suffix: list[str] = []  # words of the syntax that may still follow the last call
-        self._within = False  # another call may follow without a tag, as nothing has ended the calls
-        self._any_text = False  # the output has text outside calls
-        self._after_a_call = False  # nothing but white space has followed the last call
+        self._within = False  # whether another call may follow without a tag, as nothing has ended the calls
+        self._any_text = False  # whether the output has text outside calls
+        self._after_a_call = False  # whether nothing but white space has followed the last call
         self.calls = Calls(lambda name: scanner_of(syntax, parser_config.kinds, name))
 
     def feed(self, text: str) -> list[Event]:
@@ -43,7 +43,7 @@ class CallParser:
     def _cut_off(self, text: str) -> list[Event]:
         """Ends an output that may end within a call's prefix. Such a call is dropped, unless it already has a name."""
         at, prefixes = self._candidate(text)
-        certain = self._must_call or self.calls.begun > 0  # text that may become a call counts as a call
+        certain = self._must_call or self.calls.begun > 0  # whether unfinished text counts as a call
         if at is None and certain:
             at = len(text) - len(text.lstrip())
         found = find_prefix(text[at:], prefixes, self._prefixes.ahead) if at is not None else None
@@ -113,7 +113,8 @@ class CallParser:
         return True
 
     def _skip_suffix(self) -> bool:
-        """Drops the words of the syntax after the last call, as far as the text has them. A call or text may follow."""
+        """Drops the next word of the syntax after the last call, or gives up if other text follows the call. Returns
+        False if it needs more text."""
         text, word = self._text.lstrip(), self._suffix[0]
         if text.startswith(word):
             self._text = text[len(word) :]

@@ -11,8 +11,8 @@ class Calls:
     """The calls of one output.
 
     begun, completed: how many calls have begun, and how many have complete arguments
-    open: the arguments of the last call may go on
-    broke: the arguments of the last call are not JSON
+    open: whether the arguments of the last call may go on
+    broke: whether the arguments of the last call are not JSON
     """
 
     __slots__ = ("_scanner", "_scanner_of", "begun", "broke", "completed")

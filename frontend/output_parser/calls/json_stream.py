@@ -2,8 +2,8 @@
 
 Builds no values: the caller has the text. https://www.rfc-editor.org/rfc/rfc8259
 
-The grammar of a request with tools lets only JSON through. The scanner checks it all the same, so that the parser alone
-decides what is a call: text that is not JSON stays text.
+The grammar of a request with tools lets only JSON through. The scanner checks the text all the same, so that the
+parser alone decides what is a call: text that is not JSON stays text.
 """
 
 import re
@@ -19,8 +19,8 @@ CLOSING = {"{": "}", "[": "]"}
 class JsonObjectScanner:
     """Scans one object; `feed` returns the text that certainly belongs to it.
 
-    done: the object is complete
-    broken: the text is not JSON
+    done: whether the object is complete
+    broken: whether the text is not JSON
     rest: the text after the object, or from the character that broke it
     held: a number or a word at the end that may continue
     """
@@ -37,8 +37,8 @@ class JsonObjectScanner:
         self.held = ""
         self._expect: Callable[[str, int], int] = self._open
         self._brackets: list[str] = []  # the brackets that are open
-        self._in_key = False  # the open string is a member's name
-        self._hex_digits = 0  # the digits that a \u escape still lacks
+        self._in_key = False  # whether the open string is a member's name
+        self._hex_digits = 0  # how many digits a \u escape still lacks
         self._scanned = 0  # how many characters `feed` has returned
         self._safe = (0, "{}")  # a position in the text, and the brackets that close the object there
 

@@ -31,9 +31,9 @@ class Language:
     brackets: the two brackets around all arguments
     after_name: the character between a parameter's name and its value
     quotes: the marks that may open and close a string
-    escapes: a backslash in a string begins an escape
+    escapes: whether a backslash in a string begins an escape
     name: a regex of a name without quotes
-    bare_names: the names in inner objects have no quotes
+    bare_names: whether the names in inner objects have no quotes
     """
 
     brackets: str
@@ -61,12 +61,12 @@ class LiteralArguments(StateScanner):
         self._closing: list[str] = []  # the closing brackets that JSON still needs
         self._comma = ""  # the text before the next name or value: a comma or nothing
         self._quote = ""  # the quote that opened the open string
-        self._in_name = False  # the open string is a name
+        self._in_name = False  # whether the open string is a name
         self._scan = self._open
 
     @property
     def held(self) -> str:
-        """A number or a word at the end of the text that may still go on, as JSON."""
+        """The JSON of a number or a word at the end of the text, which more text may continue."""
         word = self._text.strip() if self._scan == self._value else ""
         return self._comma + word if COMPLETE_SCALAR.fullmatch(word) else ""
 
@@ -220,5 +220,5 @@ class LiteralArguments(StateScanner):
 
 
 def _inner(text: str, escaped: bool = False) -> str:
-    """Returns text as a part of a JSON string, without the quotes. escaped: in ASCII, with escapes"""
+    """Returns text as a part of a JSON string, without the quotes. escaped: whether non-ASCII characters are escaped"""
     return json.dumps(text, ensure_ascii=escaped)[1:-1]

@@ -32,7 +32,7 @@ class MistralParser:
         self._kind = self._reasoning if parser_config.reasoning is Reasoning.OPEN else Text
         self._head: str | None = None  # the text after [TOOL_CALLS]; None outside of a call
         self._name = ""  # the function whose arguments may follow
-        self._after_call = False  # no text has followed the last call: blanks are dropped
+        self._after_call = False  # whether no text has followed the last call, so that blanks are dropped
         self._calls = Calls()
 
     @property

@@ -22,12 +22,12 @@ class TaggedArguments(StateScanner):
         self._kinds = kinds
         self._key = ""
         self._keys: set[str] = set()
-        self._begun = False  # the open value is a string whose beginning has been returned
+        self._begun = False  # whether the open value is a string whose beginning has been returned
         self._scan = self._between
 
     @property
     def held(self) -> str:
-        """The JSON of the open value as far as it has arrived; only values are held back."""
+        """The JSON of the open value, as far as the value has arrived. Nothing else is held back."""
         value = self._text[: self._certain()] if self._scan == self._value else ""
         if self._kind is Kind.JSON:
             return value.lstrip()

@@ -28,7 +28,7 @@ class ParameterTags:
     key: the tags before and after a parameter's name
     value: the tags before and after its value; the first of them may be empty
     end: the tag after all arguments
-    lines: a value stands on lines of its own; the line breaks around it are not a part of the value
+    lines: whether a value stands on lines of its own; the line breaks around it are not a part of the value
     """
 
     key: tuple[str, str]
@@ -48,10 +48,10 @@ class ToolCallSyntax:
     tail: what follows the arguments; a model may leave it out
     opening, between, closing: what stands before the first call, between two calls, and after the last call; a model
         may leave out `closing`
-    inline: calls may follow text, as they begin with a tag; otherwise the whole output is calls
+    inline: whether calls may follow text, as they begin with a tag; False: the whole output is calls
     mark: a special token before the opening that some vocabularies have; a model may leave it out
-    needs_mark: an output that must call begins with the mark
-    single: an output has one call at most
+    needs_mark: whether an output that must call begins with the mark
+    single: whether an output has one call at most
     form: how the arguments are written
     tags: how parameters are written in the form TAGS
     """

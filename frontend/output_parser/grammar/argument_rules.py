@@ -66,14 +66,14 @@ class _Writer:
             self._refuse(f"{found[0]} at its top is not supported in this model's format of calls")
 
     def json(self, schema: Any, root: bool = True) -> str:
-        """Adds a rule for JSON; returns its name. root: `schema` may refer to definitions of the function's schema."""
+        """Adds a rule for JSON; returns its name. root: whether `schema` may use the function's definitions"""
         if root and isinstance(schema, dict):
             schema = {**{key: self._root[key] for key in DEFINITIONS if key in self._root}, **schema}
         function = self._function
         body = grammar_builder.embedded(schema, function.param, lenient=not function.strict)
         return self._rules.add("json", f"%json {body}")
 
-    # for parameters between tags
+    # rules of parameters between tags
 
     def tagged(self, tags: ParameterTags) -> str:
         """Returns the rule of parameters between tags."""
@@ -116,7 +116,7 @@ class _Writer:
         plain = resolved(schema, self._root)
         return kind_of(plain, self._root) is not Kind.JSON and _values(plain) is None
 
-    # for Python's keyword arguments
+    # rules of Python's keyword arguments and of objects without quotes
 
     def python(self) -> str:
         """Returns the rule of Python's keyword arguments. A value is JSON, which the parser reads as a literal, or is
@@ -259,7 +259,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _length(schema: Mapping[str, Any]) -> str:
-    """Returns a regex of the lengths that a string may have; empty if it may have any."""
+    """Returns a regex of the lengths that a string may have; empty if every length is allowed."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     return f"(?s:.{{{least},{'' if most is None else most}}})" if least or most is not None else ""
 

@@ -1,4 +1,4 @@
-"""The grammar of an output in harmony, in llguidance's Lark. The parser in harmony.py reads any output that it accepts.
+"""The grammar of an output in harmony, in llguidance's Lark. The parser in harmony.py reads all such outputs.
 
 The whole output is a sequence of messages, each of a kind that the request allows: reasoning, text before a call, a
 call or the answer at the end. Only content is unconstrained.
@@ -19,7 +19,7 @@ def message_rules(
 
     reasoning: where the output begins: before a message's header, within an answer (DONE) or within reasoning (OPEN)
     specials: the ids of the marks, by their spelling
-    has_answer: the answer keeps to the grammar `@answer`
+    has_answer: whether the answer keeps to the grammar `@answer`
 
     Raises Unprocessable if the vocabulary lacks one of harmony's special tokens.
     """

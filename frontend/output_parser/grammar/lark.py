@@ -11,12 +11,12 @@ Specials = Mapping[str, int]  # the ids of special tokens, by their spelling
 
 
 def escaped(text: str) -> str:
-    """Returns a regex of this text alone."""
+    """Returns a regex that matches only this text."""
     return MEANS_MORE.sub(r"\\\g<0>", text).replace("\n", r"\n")
 
 
 def either(texts: Iterable[str]) -> str:
-    """Returns a regex of one of these texts."""
+    """Returns a regex that matches any one of these texts."""
     return f"({'|'.join(map(escaped, texts))})"
 
 
@@ -59,7 +59,7 @@ def _lexeme(regex: str) -> list[str]:
 
 
 def joined(parts: Iterable[str], specials: Specials, before: str = "") -> str:
-    """Returns the sequence of texts that follow each other directly.
+    """Returns the expression that matches these texts, one directly after the other.
 
     before: a regex of the text before them
     """

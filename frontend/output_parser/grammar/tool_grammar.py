@@ -20,7 +20,8 @@ from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
 from frontend.text import grammar_builder
 
 ANSWER = "response_format"
-RulesOf = Callable[[ToolChoice, Reasoning, Mapping[str, int], bool], list[str]]  # the bool: the answer has a grammar
+# The bool: whether the answer has a grammar.
+RulesOf = Callable[[ToolChoice, Reasoning, Mapping[str, int], bool], list[str]]
 # The formats whose reasoning and calls are not tagged text.
 RULES: Mapping[ToolFormat, RulesOf] = {
     ToolFormat.HARMONY: message_rules,
@@ -52,7 +53,7 @@ def output_grammar(
     try:
         return grammar_builder.composed("\n".join(lines), "tools" if tool_choice.functions else ANSWER, answer)
     except Unprocessable:
-        for function in tool_choice.callable_functions:  # name the function that cannot be enforced
+        for function in tool_choice.callable_functions:  # finds the function that the error must name
             grammar_builder.json_schema(function.parameters, function.param, lenient=not function.strict)
         raise
 
@@ -74,7 +75,7 @@ class _Tagged:
         self._rules = Rules(specials)
 
     def lines(self, has_answer: bool) -> list[str]:
-        """Returns all rules; `has_answer`: the text keeps to the grammar `@answer`."""
+        """Returns all rules. has_answer: whether the text keeps to the grammar `@answer`"""
         lines = [self._start(has_answer), *self._reasoning_rules()]
         if self._syntax and self._functions:
             lines += self._call_rules(self._syntax)
@@ -112,7 +113,7 @@ class _Tagged:
         return [rule, r"GAP: /\n*/"]
 
     def _no_reasoning(self) -> str:
-        """Returns the condition, to append to a terminal, that its text does not begin with reasoning."""
+        """Returns a condition to append to a terminal, so that its text cannot begin with reasoning."""
         return rf" & ~/\s*{escaped(self._opening)}{ANY}/"
 
     # calls

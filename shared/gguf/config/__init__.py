@@ -1,7 +1,6 @@
 """Makes config.json from the metadata of a GGUF file.
 
-hyperparameters
-
+hyperparameters reads the architecture's values in the metadata
 stated_numbers  tensors that the metadata states as numbers
 config          makes config.json
 architectures   the architectures that are served, as rows

@@ -13,7 +13,7 @@ from shared.gguf.config.hyperparameters import Config, Hyperparameters
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """model_type: of the Hugging Face family. extra: returns the values that only this family has in config.json.
+    """model_type: the name in Hugging Face. extra: returns the values that only this family has in config.json.
 
     shared: returns the values that most families state once for all layers.
     eps: the name of the norms' epsilon in config.json. layer_norm: whether norms subtract the mean.

@@ -7,7 +7,7 @@ from shared.gguf.errors import GgufError
 
 # Numbers of layers of the only Gemma 2 and Gemma 3 models whose attention is not scaled by the size of a head.
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
-# Every n-th layer attends to all positions, the others have a window.
+# Values of n: every n-th layer attends to all positions, and the other layers have a window.
 GEMMA2_PATTERN, GEMMA3_PATTERN, OLMO3_PATTERN, EXAONE4_PATTERN, COHERE2_PATTERN = 2, 6, 4, 4, 4
 GEMMA2_WINDOW = 4096
 SMOLLM3_NO_ROPE = 4
@@ -23,7 +23,7 @@ def same_in_all_layers(values: Hyperparameters) -> Config:
     head_dim = values.integer("attention.key_length", values.integer("embedding_length") // heads)
     for name in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         values.expect(name, head_dim)
-    sparse = values.container.metadata.get(f"{values.architecture}.expert_count")  # may have no dense layer
+    sparse = values.container.metadata.get(f"{values.architecture}.expert_count")  # all layers may have experts
     return {
         "head_dim": head_dim,
         "num_key_value_heads": values.integer("attention.head_count_kv", heads),
@@ -33,7 +33,7 @@ def same_in_all_layers(values: Hyperparameters) -> Config:
 
 
 def has_bias(values: Hyperparameters, module: str) -> bool:
-    """Whether linears named `name` have a bias in any layer. Queries may share a tensor with keys and values."""
+    """Whether the linear `module` has a bias in any layer. Queries may share a tensor with keys and values."""
     ends = (f".{module}.bias", ".attn_qkv.bias") if module == "attn_q" else f".{module}.bias"
     return any(name.endswith(ends) for name in values.container.tensors)
 
@@ -117,7 +117,7 @@ def phi3(values: Hyperparameters, config: Config) -> Config:
 
 
 def mistral3(values: Hyperparameters, config: Config) -> Config:
-    """Ministral 3, whose queries grow with their positions; without YaRN, Mistral Small 3.1."""
+    """Ministral 3, whose queries grow with their positions; or Mistral Small 3.1, if the file states no YaRN."""
     window, scaling = values.integer("attention.sliding_window", 0), config["rope_scaling"]
     beta, growth = values.number("attention.temperature_scale", 0.0), values.number(LOG_MULTIPLIER, 0.0)
     found = whole_heads(values, config) | {"sliding_window": window or None}
@@ -134,7 +134,7 @@ LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
 def olmo2(values: Hyperparameters, config: Config) -> Config:
-    """OLMo 2; with windows, OLMo 3."""
+    """OLMo 2, or OLMo 3 if layers have windows."""
     found = whole_heads(values, config) | {"attention_bias": has_bias(values, "attn_q")}
     if not values.integer("attention.sliding_window", 0):
         return found
@@ -148,18 +148,18 @@ def glm4(values: Hyperparameters, config: Config) -> Config:
 
 def granite(values: Hyperparameters, config: Config) -> Config:
     bias = {"attention_bias": has_bias(values, "attn_q"), "mlp_bias": has_bias(values, "ffn_down")}
-    values.expect("expert_shared_feed_forward_length", config["intermediate_size"])  # Granite 4 without experts
+    values.expect("expert_shared_feed_forward_length", config["intermediate_size"])  # stated only by Granite 4
     return whole_heads(values, config) | bias | factors_of_granite(values, config)
 
 
 def factors_of_granite(values: Hyperparameters, config: Config) -> Config:
-    """Granite's multipliers. All layers are rotated, which the file must state by `finetuned`."""
+    """Returns Granite's multipliers. All layers are rotated; the file must state this: `finetuned` is True."""
     values.expect("rope.scaling.finetuned", True)
     return granite_factors(values, config)
 
 
 def granite_factors(values: Hyperparameters, config: Config) -> Config:
-    """Granite's multipliers. A multiplier that the file does not state has no effect."""
+    """Returns Granite's multipliers. A multiplier that the file does not state has no effect."""
     attention = values.number("attention.scale", 0.0) or config["head_dim"] ** -0.5
     factors = {name: values.number(stored, 0.0) or 1.0 for stored, name in MULTIPLIERS.items()}
     return factors | {"attention_multiplier": attention}

@@ -9,7 +9,7 @@ from shared.gguf.config.rotary import ROPE_FREQS
 from shared.gguf.config.windows import FULL, SLIDING, windows
 from shared.gguf.errors import GgufError
 
-PATTERN = 6  # every n-th layer attends to all positions, the others have a window
+PATTERN = 6  # n: every n-th layer attends to all positions, the other layers have a window
 NOT_ROTATED = 1e30  # a divisor of frequencies so large that a pair is not rotated
 
 
@@ -61,7 +61,7 @@ def _of_full_layers(values: Hyperparameters, config: Config, types: list[str]) -
 
 
 def _is_wide(values: Hyperparameters, config: Config, shared: int) -> bool:
-    """Whether the MLPs of layers that share K/V are twice as wide as the others."""
+    """Whether the MLPs of layers that share K/V are twice as wide as the MLPs of the other layers."""
     inner, one = _by_layer(values, "feed_forward_length"), config["intermediate_size"]
     own = len(inner) - shared
     wide = bool(inner[own:]) and inner[-1] == 2 * one

@@ -5,8 +5,8 @@ from shared.gguf.config.hyperparameters import Config, Hyperparameters
 from shared.gguf.config.windows import windows
 from shared.gguf.errors import GgufError
 
-GPT_OSS_PATTERN = 2  # every second layer attends to all positions, the others have a window
-# expert_gating_func: how the weights of a row's experts are computed
+GPT_OSS_PATTERN = 2  # n: every n-th layer attends to all positions, the other layers have a window
+# Values of expert_gating_func, which says how the weights of a row's experts are computed.
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3
 
 
@@ -37,7 +37,7 @@ def qwen2_moe(values: Hyperparameters, config: Config) -> Config:
 
 
 def qwen_experts(values: Hyperparameters, *, normalized: bool) -> Config:
-    """Models with experts in every layer. Old files do not store the size of an expert."""
+    """Returns the values of a model with experts in every layer. Old files do not store the size of an expert."""
     found = experts(values, "num_experts", normalized=normalized)
     dense = values.integer("feed_forward_length", 0)
     size = values.integer("expert_feed_forward_length", dense // found["num_experts_per_tok"] or None)
@@ -54,7 +54,7 @@ def shared_expert(values: Hyperparameters, config: Config) -> Config:
 def experts(values: Hyperparameters, name: str, *, normalized: bool, gating: int = SOFTMAX, scale: float = 1) -> Config:
     """Returns the number of experts, under the key `name`, and the number that a row chooses.
 
-    normalized, gating: values that llama.cpp builds into the architecture. scale: its factor of the experts' sum.
+    normalized, gating, scale: values that llama.cpp builds into the architecture; scale multiplies the experts' sum.
     """
     values.expect("expert_weights_scale", scale)
     values.expect("expert_gating_func", gating)

@@ -8,7 +8,7 @@ ROPE_FREQS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_sho
 
 
 def rope_scaling(values: Hyperparameters, head_dim: int) -> Config | None:
-    """Returns the rotary scaling of any architecture, except longrope, which only Phi-3 has."""
+    """Returns the rotary scaling that a file states. Knows all kinds except longrope, which only Phi-3 has."""
     factors = values.container.tensors.get(ROPE_FREQS)
     kind = values.text("rope.scaling.type", "linear" if values.number("rope.scale_linear", 0.0) else "none")
     if factors is not None:

@@ -1,6 +1,6 @@
 """Writes small tensors that GGUF files state as numbers in their metadata to a file beside the index.
 
-Apertus states the parameters of its activation so: the metadata has a list for each, with an entry for each layer.
+For example, Apertus states the parameters of its activation: one list per parameter, with an entry for each layer.
 """
 
 import struct
@@ -11,7 +11,7 @@ from shared.gguf.errors import GgufError
 from shared.gguf.index import Entry
 from shared.gguf.naming import NUMBERS
 
-PARAMETERS: dict[str, tuple[int, ...]] = {  # name in the metadata and within a layer → shape in Hugging Face
+PARAMETERS: dict[str, tuple[int, ...]] = {  # a tensor's name in the metadata and in a layer → shape in Hugging Face
     "xielu.alpha_p": (1,), "xielu.alpha_n": (1,), "xielu.beta": (), "xielu.eps": (),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from shared.gguf.config.hyperparameters import Config
 from shared.gguf.container import Container, StoredTensor
 from shared.gguf.errors import GgufError
 
-TOWER = "clip"  # the architecture of such files
+TOWER = "clip"  # general.architecture of a tower's file
 OF_TOWER = ("v.", "mm.")  # prefixes of the names of a tower's tensors; the file's other tensors are for sound
 PATCHES, POSITIONS, UP = "v.patch_embd.weight", "v.position_embd.weight", "v.blk.{}.ffn_up"
 FIRST, BIAS, LAYER_NORM, MERGER = "mm.1.weight", "mm.1.bias", "mm.input_norm.bias", "mm.patch_merger.weight"
@@ -30,7 +30,7 @@ class Projector:
     models: architecture of the text model → Hugging Face's model_type of text model and tower together
     image_token: possible texts of the token that stands for pictures; the first text that the vocabulary has counts
     values: returns the values that only this kind has in config.json
-    size: `size` in preprocessor_config.json, if the file does not state it
+    size: returns `size` for preprocessor_config.json
     named: other tokens that stand around pictures in a prompt, by their names in tokenizer_config.json
     """
 
@@ -176,7 +176,7 @@ def _lfm2(tower: Container, vision: Config) -> Config:
 
 
 def _published(tower: Container, vision: Config) -> Config:
-    """States nothing: the defaults hold, which all published processors of this kind have."""
+    """Returns nothing: all published processors of this kind have the default size."""
     return {}
 
 
@@ -193,7 +193,7 @@ def _longest(tower: Container, vision: Config) -> Config:
 
 
 def _area(least: int, most: int) -> Callable[[Container, Config], Config]:
-    """least, most: bounds on the pixels of a picture in the published processors"""
+    """Returns a function that gives the bounds on a picture's pixels. least, most: the published processors' bounds"""
 
     def size(tower: Container, vision: Config) -> Config:
         shortest = tower.integer("clip.vision.image_min_pixels", 0) or least
@@ -202,7 +202,7 @@ def _area(least: int, most: int) -> Callable[[Container, Config], Config]:
     return size
 
 
-# A Gemma 3 file may lack the tokens for pictures. The last token of its vocabulary, which no text has, replaces them.
+# A Gemma 3 vocabulary may lack <image_soft_token>. Its last token, which no text contains, then stands for pictures.
 PROJECTORS: Mapping[str, Projector] = {
     "idefics3": Projector({"llama": "idefics3"}, ("<image>",), _idefics3, _longest),
     "gemma3": Projector(

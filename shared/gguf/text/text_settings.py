@@ -24,7 +24,7 @@ SAMPLING = {  # name in GGUF → name in generation_config.json
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 
-# By general.basename: sampling parameters that the authors recommend on the model's page, but not in the files.
+# general.basename → sampling parameters that the authors recommend on the model's page, but not in the files.
 RECOMMENDED: dict[str, dict[str, float]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
 
 

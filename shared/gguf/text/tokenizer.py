@@ -2,7 +2,7 @@
 
 Two kinds of tokenizers are served: byte-level BPE (tokenizer.ggml.model `gpt2`), and SentencePiece's BPE with tokens
 for single bytes (`llama`; with merges, `gemma4`). The result gives the ids of the original tokenizer. Patterns and
-normalization, which the file does not store, are in pre_tokenizers.py; a tokenizer that is not there is refused.
+normalization, which the file does not store, are in pre_tokenizers.py; a tokenizer without an entry there is refused.
 """
 
 import json
@@ -58,7 +58,7 @@ class Vocabulary:
             if text == f"[PAD{i}]":  # a filler for an unused id; old converters give it the type user-defined
                 types[i] = TokenType.UNUSED
             if sentencepiece and types[i] == TokenType.USER_DEFINED and set(text) == {" "}:
-                texts[i] = SPACE * len(text)  # the converter has written the symbols as spaces
+                texts[i] = SPACE * len(text)  # the converter has replaced every SPACE by a space
         vocabulary = cls(container, texts, types)
         if len(vocabulary.ids()) != len(texts) - types.count(TokenType.UNUSED):
             raise GgufError(f"{container.name}: tokenizer.ggml.tokens holds a token twice")
@@ -94,7 +94,7 @@ def tokenizer_of(vocabulary: Vocabulary) -> str:
     text = json.dumps(parts, ensure_ascii=False)
     try:
         Tokenizer.from_str(text)
-    except Exception as error:  # the library raises plain exceptions
+    except Exception as error:  # the library raises Exception itself, no subclass
         raise GgufError(f"{container.name}: its tokenizer does not fit together: {error}") from error
     return text
 

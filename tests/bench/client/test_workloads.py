@@ -19,7 +19,7 @@ def lengths(calls: list[Call]) -> list[int]:
 
 
 def within(values: list[int], low: int, high: int) -> bool:
-    """Asserts that all values lie in the range, and that they cover most of it."""
+    """Asserts that all values lie in the range, and that the values cover most of the range."""
     return low <= min(values) and max(values) <= high and max(values) - min(values) > (high - low) * 0.7
 
 

@@ -1,7 +1,7 @@
 """Runs the sections of `sluice bench gpu` on a fake GPU, and finds what would be an error on a real GPU.
 
 `python -m tests.bench.gpu.rehearsal [--compile] [SECTION ...]` prints a line for each task. Tasks that start processes
-are left out. It runs in a process of its own, because the tests' process has Triton in interpreter mode.
+are left out. The rehearsal needs a process of its own, because the tests' process has Triton in interpreter mode.
 """
 
 import gc

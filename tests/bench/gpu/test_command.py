@@ -1,4 +1,4 @@
-"""`sluice bench gpu` as a whole, on the CPU with tiny sizes; and its checks find wrong kernels."""
+"""`sluice bench gpu` runs as a whole, on the CPU with tiny sizes, and its checks find wrong kernels."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,8 @@ def test_gpu_command_runs_all_sections_on_the_cpu(tmp_path: Path, capsys: pytest
     _figures(tables, "experts", "%", 2 * 5 * len(SMALL.rows))
     _figures(tables, "start", "first token s", 2)
     _figures(tables, "served", "tokens/s", 2)
-    older = [row for row in tables["peer"]["rows"] if row.get("note") == OLDER]  # an older transformers, such as 5.0
+    # not empty with an older transformers, such as 5.0
+    older = [row for row in tables["peer"]["rows"] if row.get("note") == OLDER]
     _figures(tables, "peer", "tokens/s", 0 if older else 2)
     assert all(row.get("failed", 0) == 0 for name in ("served", "peer") for row in tables[name]["rows"])
     assert [row["note"] for row in tables["idle"]["rows"] if "note" in row] == ["needs CUDA"]
@@ -147,7 +148,7 @@ def test_floors_count_the_parameters_that_transformers_counts(model: str) -> Non
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIGS[model]))
         whole.tie_weights()  # transformers 5.0 does not tie weights on the meta device
-    named = whole.named_parameters()  # a tied head counts once
+    named = whole.named_parameters()  # has a tied head only once
     count = sum(part.numel() for name, part in named if part.dim() > 1 and "bias" not in name)
     spec = spec_of(model)
     table = 0 if spec.tied else spec.vocab_size * spec.hidden_size

@@ -74,7 +74,7 @@ def test_driver_worker_warnings_make_a_table_not_well(log: IO[bytes], handed_out
 def test_driver_skips_tasks_after_the_budget(
     log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = 0.0  # seconds by which the test advances the budget's clock while the hanging task runs
+    late = 0.0  # seconds by which the test moves the budget's clock forward while the hanging task runs
     monkeypatch.setattr(driver, "time", SimpleNamespace(time=lambda: time.time() + late))
 
     def put_forward() -> None:
@@ -157,7 +157,7 @@ def test_driver_with_spent_budget_skips_all_tasks_with_a_note(log: IO[bytes], ha
 def test_gpu_command_keeps_results_when_interrupted(
     tmp_path: Path, log: IO[bytes], handed_out: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an interrupt, results are kept, and the measuring process ends, too."""
+    """After an interrupt, the command has kept its results, and its measuring process has ended."""
     fine = section("fine")
     chosen = [Task(fine, "a"), Task(fine, "b"), Task(section("hangs"), "c"), Task(section("dies"), "d")]
     monkeypatch.setattr(command, "tasks", lambda names, options: chosen)

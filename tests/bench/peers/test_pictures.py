@@ -18,7 +18,7 @@ ENCODES_S = 0.1
 
 @contextmanager
 def serving(*chunks: dict[str, object], status: int = 200, encodes_s: float = 0.0) -> Iterator[str]:
-    """Yields the address of a fake server that streams `chunks`, and waits a while for each new picture."""
+    """Yields the address of a fake server that streams `chunks`, and waits `encodes_s` seconds for each new picture."""
     seen = set()
 
     class Handler(BaseHTTPRequestHandler):

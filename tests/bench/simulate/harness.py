@@ -21,7 +21,10 @@ def simulated(
     every_step: bool = False,
     **flags: Any,
 ) -> Replay:
-    """Simulates the traffic. Checks the scheduler's invariants after each step or at the end; no page stays owned."""
+    """Simulates the traffic. Checks the scheduler's invariants at the end and, with `every_step`, after each step.
+
+    Asserts that no page stays owned.
+    """
     scheduler, pool = build(with_default_sizes(WorkerConfig(**flags), on_gpu=False), pages, max_seq_len)
     result = replay(traffic, scheduler, pool, cost, on_step=lambda sample: scheduler.check() if every_step else None)
     scheduler.check()

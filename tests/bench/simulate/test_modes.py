@@ -66,14 +66,18 @@ def test_decode_round_robin_shares_steps_that_cannot_hold_all() -> None:
 
 @pytest.mark.parametrize("flags", MODES, ids=lambda flags: "-".join(map(str, flags.values())))
 def test_every_mode_under_sustained_overload_starves_no_request(flags: dict[str, Any]) -> None:
-    """No request waits longer than all requests ahead would take one after another. The overload lasts much longer."""
+    """No request waits longer than all requests ahead would take one after another.
+
+    The overload lasts much longer than this wait.
+    """
     cost, places = CostModel(overhead=0.01, token=1e-4, kv_token=0.0), 6
     requests = Synthetic(rate=60, duration=30, prompt=(1, 60), output=(1, 40)).make()
     result = simulated(
         requests, cost, 24, 100, every_step=True, page_size=16, max_batch_size=places, max_waiting_requests=places,
         max_step_tokens=20, **flags,
     )  # fmt: skip
-    alone = 40 * cost.seconds(1, 0, 1) + 4 * cost.seconds(20, 0, 1)  # the longest request with the worker to itself
+    # seconds of the longest request if it has the worker to itself
+    alone = 40 * cost.seconds(1, 0, 1) + 4 * cost.seconds(20, 0, 1)
     bound = (2 * places + 1) * alone
     assert result.refused > 100 and len(result.finished) > 200
     assert result.end > 5 * bound

@@ -8,7 +8,7 @@ from tests.bench.simulate.harness import simulated, traffic
 
 
 def test_peaks_are_those_of_each_slice_of_time() -> None:
-    # steps at 0, 1, 2 and 3, no step until 7, then a step
+    # steps begin at 0, 1, 2 and 3 s, then no step before 7 s, then a step
     result = simulated(traffic((0, 4, 4), (1.5, 4, 2), (7, 4, 1)))
     assert result.end == 8
     assert peaks(result, ROWS["batch"], 8)[4:6] == [0, 0]

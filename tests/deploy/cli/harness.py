@@ -39,7 +39,7 @@ class ScriptedServer:
     url: str = ""
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
-    hold: threading.Event = field(default_factory=threading.Event)  # the last reply ends when it is set
+    hold: threading.Event = field(default_factory=threading.Event)  # the last reply ends when this event is set
     holding: bool = False
     models: bytes = b'{"data": [{"id": "first"}, {"id": "second"}]}'
 

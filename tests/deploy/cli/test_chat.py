@@ -159,7 +159,10 @@ def test_chat_at_terminal_forgets_a_refused_question(
 
 
 def interrupted(process: subprocess.Popen[bytes]) -> int:
-    """Sends SIGINT until the process ends, since Python may miss one just before it reads. Returns the exit code."""
+    """Sends SIGINT until the process ends, because Python may miss a signal that arrives just before it reads.
+
+    Returns the exit code.
+    """
     for _ in range(20):
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)

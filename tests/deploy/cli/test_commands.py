@@ -1,4 +1,4 @@
-"""The table of commands."""
+"""The table of `sluice` commands: every row names a function, and every parser describes its command."""
 
 import pytest
 

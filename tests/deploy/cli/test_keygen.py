@@ -1,4 +1,4 @@
-"""`sluice keygen`: the files it makes. ZeroMQ accepts the keys in tests/worker/transport/test_auth.py."""
+"""`sluice keygen`: the files that it makes. tests/worker/transport/test_auth.py shows that ZeroMQ accepts the keys."""
 
 import stat
 from pathlib import Path

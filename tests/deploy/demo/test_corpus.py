@@ -1,4 +1,4 @@
-"""The training text of the demo model."""
+"""The training text of the demo model depends only on its seed."""
 
 import hashlib
 from itertools import islice

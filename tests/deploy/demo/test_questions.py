@@ -8,7 +8,7 @@ from deploy.demo.training import facts, questions
 from deploy.demo.training.exchange import WORDINGS
 from deploy.demo.training.stories import THEMES, story
 
-# repeats a random text, which may be "{}"
+# all families except the one that repeats a random text, which may be "{}"
 FAMILIES = [family for family, _ in questions.FAMILIES if family is not questions.nonsense]
 
 

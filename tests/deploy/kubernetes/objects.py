@@ -140,7 +140,7 @@ def check(found: Object) -> None:
 
 
 def pods(found: list[Object]) -> Iterator[tuple[str, Object]]:
-    """Returns the pods that the objects create, by the name of their controller."""
+    """Yields the pods that the objects create, as (name of the controller, template of the pod)."""
     for one in found:
         name, spec = one["metadata"]["name"], one.get("spec", {})
         if "leaderWorkerTemplate" in spec:

@@ -102,7 +102,7 @@ async def test_field_without_effect_changes_nothing_that_a_worker_sees(tmp_path:
 
 
 def elsewhere(request: str) -> Iterator[str]:
-    """Returns the fields of the same table that this request lacks."""
+    """Yields the fields that the request lacks, but another request in the same table of docs/fields.md has."""
     for table in (GENERATING, POOLING):
         if request in table.values():
             yield from sorted({name for other in table.values() for name in cells(other)} - set(cells(request)))

@@ -1,4 +1,4 @@
-"""JSON Schemas in words."""
+"""deploy/reference/shapes.py describes JSON Schemas in words."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which parts of an answer are compared."""
+"""Which parts of an answer a replay compares."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Names of models in a replay."""
+"""A replay may replace the names of models in recorded requests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The picture of the latencies."""
+"""`sluice replay` draws the latencies of a replay as a picture."""
 
 from pathlib import Path
 

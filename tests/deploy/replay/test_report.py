@@ -1,4 +1,4 @@
-"""The report of a replay."""
+"""The report of a replay states differences, errors, latencies and a verdict."""
 
 from deploy.replay.answers import Difference
 from deploy.replay.report import report

@@ -1,4 +1,6 @@
-"""`sluice serve` with faults in its worker. A test triggers a fault by making a file in the folder, the first argument.
+"""`sluice serve` with faults in its worker.
+
+A test triggers a fault by making a file in a folder, which is the first argument.
 
     hang     the compute loop blocks     broken   every step raises, as on a lost device
     poison   (always on) a step with a prompt that begins with POISON kills the process

@@ -1,4 +1,4 @@
-"""Child processes of a killed launcher."""
+"""Child processes of a killed launcher end, and the launcher's port is free again."""
 
 from pathlib import Path
 

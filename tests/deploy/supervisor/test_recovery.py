@@ -115,7 +115,10 @@ def test_stopped_frontend_is_restarted(trouble: Trouble) -> None:
 
 
 class Load:
-    """Sends requests without pause until the `with` ends, over one connection for all and a new one for each."""
+    """Sends requests without pause until the `with` ends.
+
+    One thread keeps its connection, another opens one for each request.
+    """
 
     def __init__(self, url: str) -> None:
         self.url, self.served, self.failed, self.over = url, 0, list[str](), threading.Event()

@@ -51,7 +51,7 @@ REQUIRED: dict[str, Any] = {
 
 
 def properties() -> dict[str, tuple[type[RequestModel], str]]:
-    """Yields every field of every request type, once for each schema of the field."""
+    """Returns the fields of all request types, but only one of several fields with the same name and schema."""
     found: dict[tuple[str, str], tuple[type[RequestModel], str]] = {}
     for kind in REQUESTS.values():
         for name, shape in request_schema(kind)["properties"].items():
@@ -137,7 +137,7 @@ def smallest(kind: type[RequestModel]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> bool:
-    """Whether a value means the same to JSON Schema and to the server: 1.0 is an integer only to JSON Schema."""
+    """Whether a value means the same to JSON Schema and to the server, unlike 1.0: an integer to JSON Schema only."""
     match value:
         case list():
             return all(map(plain, value))

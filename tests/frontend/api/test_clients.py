@@ -135,7 +135,7 @@ async def test_messages_with_the_headers_and_fields_of_anthropics_package(tokeni
 
 
 async def test_messages_of_claude_code(tokenizer: Tokenizer) -> None:
-    """Its tools are left out: the template here has no place for any."""
+    """Leaves out Claude Code's tools, because the template of this test has no place for tools."""
     said = {"type": "text", "text": "hi"}
     body = {
         "messages": [
@@ -151,7 +151,7 @@ async def test_messages_of_claude_code(tokenizer: Tokenizer) -> None:
 
 
 async def test_responses_of_codex(tokenizer: Tokenizer) -> None:
-    """Its tools are left out: the template here has no place for any."""
+    """Leaves out Codex's tools, because the template of this test has no place for tools."""
     said = [{"type": "input_text", "text": "hi"}]
     body = {
         "stream": True, "tool_choice": "auto", "parallel_tool_calls": True, "store": False,

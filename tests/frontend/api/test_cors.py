@@ -1,4 +1,4 @@
-"""Requests from pages of other sites: which are refused, and the CORS headers, on streams and errors, too."""
+"""Which requests from pages of other sites are refused, and the CORS headers of answers, streams and errors."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Usage and timings of a response."""
+"""Usage and timings of a response with several choices."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""An output that continues an earlier output."""
+"""An output that continues an earlier output sends only new text, and finds stop strings that begin before it."""
 
 from frontend.features import Features
 from frontend.request import Finish

@@ -1,4 +1,4 @@
-"""A limit on the time that an output may take."""
+"""An output that takes longer than its time limit ends at a line break."""
 
 import asyncio
 

@@ -27,7 +27,7 @@ BODY = {"model": MODEL, "prompt": "secret words", "max_tokens": 8}
 
 
 class Sink(list[dict[str, Any]]):
-    """Replaces the outlet, and keeps the lines."""
+    """Replaces the access log's outlet, and keeps the lines that are written to it."""
 
     def put(self, data: bytes) -> None:
         assert data.count(b"\n") == 1 and data.endswith(b"\n") and len(data) < 4096
@@ -148,7 +148,7 @@ def test_text_log_has_one_line() -> None:
 
 
 def test_line_costs_few_microseconds() -> None:
-    """A line typically takes 5 µs. The budget is 20 µs, with the request's other bookkeeping."""
+    """A line typically takes 5 µs. It may take 20 µs together with the request's other bookkeeping."""
     one = RequestRecord("req_" + "0" * 24, "POST", "/v1/chat/completions", "")
     best = min(_seconds(lambda: as_json(entry_of(one)), 500) for _ in range(5))
     assert best < 200e-6

@@ -51,7 +51,7 @@ def echoing(seconds: Callable[[list[int]], float] = lambda prompt: 0.001) -> Pla
 
 @dataclass(eq=False)
 class LimitedPool(FakePool):
-    """A pool that runs only a few requests at a time. most: the largest number that ran at once"""
+    """A pool that runs only a few requests at a time. most: the largest number of requests that ran at once"""
 
     room: int = 1000
     most: int = 0

@@ -1,4 +1,4 @@
-"""Options and prompts of the Python API are checked like those over HTTP."""
+"""Options and prompts of the Python API are checked as in requests over HTTP."""
 
 import pytest
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_generate_of_a_prompt_is_a_text_and_of_a_list_a_list_in_order(tokenizer: Tokenizer) -> None:
-    pool = FakePool(play=echoing(lambda said: 0.01 / len(said)))  # the shortest prompt, the first, is the last to end
+    pool = FakePool(play=echoing(lambda said: 0.01 / len(said)))  # the first prompt is the shortest and ends last
     with llm_over(pool, tokenizer) as llm:
         assert llm.generate("hello") == "hello"
         assert llm.generate(["a", "bcd", "efghij"]) == ["a", "bcd", "efghij"]

@@ -1,4 +1,4 @@
-"""Pillow's images and paths of pictures in `LLM.chat`."""
+"""`LLM.chat` accepts pictures as Pillow's images and as paths."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""Output whose reasoning stays in the text, in pieces of every size."""
+"""Output whose reasoning stays in the text is parsed alike in pieces of every size."""
 
 import pytest
 

@@ -120,7 +120,7 @@ def test_tiles_and_sizes_are_those_of_the_processor_of_lfm2(size: tuple[int, int
         assert [tile[:2] for tile in tiles] == [(16, 16)] * (rows * columns) + [shape] * whole
 
 
-# Results of Lfm2VlImageProcessor with its default settings, by width and height: rows and columns
+# (width, height) of a picture → (rows, columns) of tiles by Lfm2VlImageProcessor's default settings; None: not cut
 PUBLISHED = {
     (640, 480): None, (200, 2000): None, (10, 1900): None, (3000, 30): None, (724, 724): (2, 2), (1500, 750): (2, 4),
     (3000, 1400): (2, 4), (1440, 1152): (3, 3), (1170, 2532): (4, 2),

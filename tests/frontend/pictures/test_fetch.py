@@ -24,7 +24,7 @@ BEGINS = {
 class Host(http.server.BaseHTTPRequestHandler):
     """Serves /N (N bytes), /moved, /none, /chunks, /slow (a byte every 20 ms), /cut and /headers.
 
-    /slow-head and /slow-chunk send a header and a chunk's extension as slowly; /100 sends "100 Continue" responses.
+    /slow-head and /slow-chunk send a header and a chunk's extension at that pace; /100 sends "100 Continue" responses.
     """
 
     protocol_version = "HTTP/1.1"

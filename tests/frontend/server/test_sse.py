@@ -18,7 +18,7 @@ WAYS = st.lists(st.booleans(), min_size=1, max_size=7)
 class Socket:
     """Collects direct and awaited writes.
 
-    ready, slow: whether direct writes are possible, and whether awaited writes wait; the values are used in turn
+    ready: whether a direct write is possible. slow: whether an awaited write waits. Values are used in turn.
     """
 
     def __init__(self, ready: list[bool], slow: list[bool]) -> None:

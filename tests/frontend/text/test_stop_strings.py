@@ -30,7 +30,7 @@ class Spelled:
 
 
 def expected(texts: list[str], stops: list[str]) -> tuple[list[str], str | None]:
-    """The oracle: returns the released texts by a search in the whole text."""
+    """The oracle: returns the released texts and the stop string that a search in the whole text finds."""
     whole = "".join(texts)
     hits = [(whole.find(stop), len(stop), stop) for stop in stops if stop in whole]
     if not hits:

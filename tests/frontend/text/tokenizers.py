@@ -13,7 +13,7 @@ WORDS = ["th", "the", "he", "an", "in", "lo", "wo", "or", "ld"]
 
 
 def byte_level() -> Engine:
-    """GPT-2's kind: every byte, some merges, partial characters ("Ġâ" is a space and a third of "€")."""
+    """GPT-2's kind of tokenizer: every byte is a token, and so are some merges ("Ġâ": a space and a third of "€")."""
     alphabet = sorted(BYTES)
     pairs = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("l", "o"), ("Ġ", "â"), ("Ã", "©"), ("ð", "Ł"), ("ĺ", "Ģ")]
     vocab = {token: index for index, token in enumerate([*alphabet, *("".join(pair) for pair in pairs)])}
@@ -24,7 +24,7 @@ def byte_level() -> Engine:
 
 
 def byte_fallback(strip: bool = False) -> Engine:
-    """Gemma's kind, or with `strip` Llama 2's: tokens are characters; others are spelled in bytes, "<0x..>"."""
+    """Gemma's kind, or with `strip` Llama 2's: a character without a token is spelled in bytes, "<0x..>"."""
     singles = [*(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz.,é\n", "\ufffd", "▁▁"]
     pairs = [(word[:1], word[1:]) for word in WORDS if len(word) == 2] + [("th", "e"), ("▁", "the")]
     vocab = {token: index for index, token in enumerate([*singles, *("".join(pair) for pair in pairs)])}
@@ -36,7 +36,7 @@ def byte_fallback(strip: bool = False) -> Engine:
 
 
 def metaspace() -> Engine:
-    """A kind that is decoded in a window of tokens, because decoding removes the space of the first token."""
+    """A tokenizer that is decoded in a window of tokens, because decoding removes the space of the first token."""
     vocab = {token: index for index, token in enumerate(["▁", *"abcdehlotw", "▁a", "▁the", "lo", "é", "👍"])}
     engine = Engine(models.BPE(vocab=vocab, merges=[("▁", "a"), ("l", "o")]))
     engine.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -45,7 +45,7 @@ def metaspace() -> Engine:
 
 
 def wordpiece() -> Engine:
-    """Another kind that is decoded in a window: a space comes before each token that does not begin with "##"."""
+    """Another tokenizer that is decoded in a window: a space comes before each token that does not begin with "##"."""
     vocab = {token: index for index, token in enumerate(["[UNK]", "the", "a", "##lo", "##w", "wor", "##ld", ",", "é"])}
     engine = Engine(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
     engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")
@@ -62,7 +62,7 @@ def _finished(engine: Engine) -> Engine:
 
 
 def save(engine: Engine, folder: Path, **files: object) -> Path:
-    """Writes tokenizer.json and `files` (name without ".json" = its content) into `folder`."""
+    """Writes tokenizer.json and `files` into `folder`. files: name of a file without ".json" → its content"""
     folder.mkdir(parents=True, exist_ok=True)
     engine.save(str(folder / "tokenizer.json"))
     for name, content in files.items():

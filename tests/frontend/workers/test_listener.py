@@ -1,4 +1,4 @@
-"""The counters of a frontend's connections."""
+"""A frontend's counters of events on the wire begin at zero."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""frontend/workers/reported_prefixes.py. The reports of workers are in tests/worker/kv_events/test_prefix_report.py."""
+"""What a frontend knows of workers' prefixes. tests/worker/kv_events/test_prefix_report.py tests workers' reports."""
 
 import pytest
 

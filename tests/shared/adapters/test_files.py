@@ -1,4 +1,4 @@
-"""The two files of an adapter's folder."""
+"""The files of an adapter: their hash, and folders that are refused because they hold no adapter."""
 
 from pathlib import Path
 

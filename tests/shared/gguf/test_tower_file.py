@@ -37,7 +37,7 @@ def test_one_model_in_several_quantizations_has_the_only_tower(towers: list[str]
         ("mmproj-smolvlm-500m-instruct-Q8_0.gguf", TWO[1]),
         ("SmolVLM-500M-Instruct-mmproj-f16.gguf", TWO[1]),
         ("SmolVLM-256M-Instruct.mmproj.gguf", TWO[0]),
-        ("mmproj-model-f16.gguf", None),  # belongs to either of two models
+        ("mmproj-model-f16.gguf", None),  # may belong to either of two models
         ("mmproj-SmolVLM-256M-f16.gguf", None),
     ],
 )

@@ -1,4 +1,4 @@
-"""The folder of a translated model: made once, again when a file changes, by several processes, without a cache."""
+"""The folder of a translated model is made once, and again when a file changes, also by racing processes."""
 
 import json
 import os

@@ -55,7 +55,7 @@ def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def sums(pages: list[str]) -> Counter[str]:
-    """`sum by (__name__)` over all targets."""
+    """Returns the result of Prometheus' `sum by (__name__)` over all targets."""
     total: Counter[str] = Counter()
     for page in pages:
         for name, _, value in samples(page):

@@ -1,4 +1,4 @@
-"""The lines of a record."""
+"""A line of a record of requests is read as it was written."""
 
 import msgspec
 

@@ -66,7 +66,10 @@ def answers(
     decoder: Decoder, asked: list[Asked], *, chunk: int = 64, preempt_at: int = 0, prefix_cache: bool = True,
     drafts: int = 0, max_loras: int = 99, most_running: int = 64,
 ) -> list[list[int]]:  # fmt: skip
-    """Returns the ids of each request, all in one scheduler. preempt_at: the step at which the newest is preempted"""
+    """Returns the ids of each request, all in one scheduler.
+
+    preempt_at: the step at which the newest sequence is preempted
+    """
     groups = cache_groups(decoder.spec, LONGEST, paged=True)
     dtype = decoder.weights.embed.dtype
     pages, slots = 1 + 40 * LONGEST // 16, 1 + 3 * 40

@@ -16,7 +16,7 @@ from tests.worker.adapters.test_parity import merged
 PROMPTS = [[(13 * i + 7 * n) % (VOCAB - 3) + 3 for i in range(6 + 5 * n)] for n in range(6)]
 
 
-# qwen2-moe has a gated shared expert; the other family has sigmoids with a bias for the choice, and other names
+# qwen2-moe has a gated shared expert; lfm2-moe has sigmoids as scores, a bias for the choice, and other tensor names
 @pytest.mark.parametrize(("family", "dtype"), [("qwen2-moe", torch.bfloat16), ("lfm2-moe", torch.float32)])
 def test_adapters_of_experts_in_one_batch_answer_as_each_alone(
     family: str, dtype: torch.dtype, checkpoints: Checkpoints, tmp_path: Path

@@ -1,4 +1,4 @@
-"""The bits of a row with an adapter, and the bits of other rows in the same step."""
+"""Rows with an adapter have the same bits in any company, and change no bit of other rows in the step."""
 
 from pathlib import Path
 

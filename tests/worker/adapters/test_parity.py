@@ -42,7 +42,7 @@ def merged(base: Path, adapter: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.filterwarnings("ignore:The following .*_pattern keys")  # parameters of experts, of which PEFT warns
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys")  # PEFT warns about adapters of experts
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_with_an_adapter_are_those_of_peft(family: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     base = checkpoints(family)

@@ -1,4 +1,4 @@
-"""Adapters in memory, and requests with an adapter."""
+"""Adapters are read, kept and evicted, and their requests wait, run or are refused."""
 
 import re
 import shutil

@@ -55,7 +55,7 @@ def test_crash_counts_persist_until_the_request_makes_progress(tmp_path: Path) -
     innocent, poison = sequence(1), sequence(2)
     crash_journal.record_step([innocent, poison])
     crash_journal = death(heartbeat)
-    crash_journal = death(heartbeat)  # a death before any step, of another cause
+    crash_journal = death(heartbeat)  # a death before any step, so it has another cause
     for one in (innocent, poison):
         one.history.crashes = crash_journal.crash_count(one.key, 1)
         assert one.history.crashes == 1
@@ -108,7 +108,7 @@ class Lives:
         self.outputs: dict[int, list[int]] = {id: [] for id in range(len(prompts))}
         self.ends: dict[int, m.End] = {}
         self.refused: dict[int, str] = {}
-        self.crashes = 1  # as if all had been admitted before, because the bench's queue is short
+        self.crashes = 1  # as if all requests had been admitted before, because the bench's queue is short
 
     def live(self, turns: int) -> bool:
         """Runs one worker for some iterations. Returns True if its work killed it."""

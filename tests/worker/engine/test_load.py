@@ -1,4 +1,4 @@
-"""Loading an engine: settings that depend on the checkpoint."""
+"""When an engine is loaded, some settings depend on the checkpoint."""
 
 import pytest
 

@@ -67,7 +67,10 @@ def submits() -> list[m.Submit]:
 
 
 def served(bench: RunnerBench, requests: list[m.Submit], *, preempting: bool = False) -> Answers:
-    """Runs the requests together. Returns each request with its output and end. Preempts some at times if told so."""
+    """Runs the requests together. Returns each request with its output and end.
+
+    preempting: whether the newest sequence is preempted at some steps
+    """
     bench.send(*requests)
     for step in range(2000):
         bench.iterate()
@@ -105,7 +108,10 @@ def test_answer_in_few_bits_is_sampled_again(
 
 
 def assert_checked(decoder: Decoder, compiler: GrammarCompiler) -> int:
-    """Checks answers of every kind, whole in a chunk, and in small chunks with preemptions. Returns their number."""
+    """Checks answers of every kind, whole in a chunk, and in small chunks with preemptions.
+
+    Returns the number of answers.
+    """
     answers = served(RunnerBench(decoder, compiler=compiler), submits())
     assert {end.outcome for *_, end in answers.values()} == {m.Outcome.EOS, m.Outcome.STOP, m.Outcome.LENGTH}
     for chunk in (64, 5):

@@ -43,7 +43,7 @@ def test_invalid_submit_names_the_problem(invalid: m.Submit, words: str) -> None
 
 
 def test_log_probabilities_of_all_places_have_a_bound() -> None:
-    places = MAX_LOGPROBS // (2 * MAX_TOP)  # most scored tokens of prompt and output together
+    places = MAX_LOGPROBS // (2 * MAX_TOP)  # the most scored tokens that prompt and output together may have
     prompt = pack_u32([1] * (places - 5))
     for more, problem in ((0, ""), (1, "logprobs or top_k is out of range")):
         assert check_submit(submit(prompt, prompt_logprobs=True, prompt_top=2 * MAX_TOP + more), 1 << 17) == problem

@@ -1,7 +1,7 @@
 """Runs a worker on a fake GPU from loading to serving (load, warm up, record, serve), and lists compiled kernels.
 
-`python -m tests.worker.gpu.rehearsal [--compile] [MODEL ...]` prints a line for each model and each way to serve it. It
-runs in a process of its own, because the tests' process has Triton in interpreter mode.
+`python -m tests.worker.gpu.rehearsal [--compile] [MODEL ...]` prints a line for each model and each way to serve it.
+The rehearsal needs a process of its own, because the tests' process has Triton in interpreter mode.
 """
 
 import gc
@@ -73,7 +73,7 @@ class Served:
         self._loop = Loop(engine.scheduler, engine.runner, self._request_table, self.link, stats, metrics)  # type: ignore[arg-type]
 
     def say(self, length: int, sampling: Sampling) -> None:
-        prompt = pack_u32([7 + self._next % 50] * length)  # rarely a prompt that is cached
+        prompt = pack_u32([7 + self._next % 50] * length)  # prompts differ, so that few are in the prefix cache
         self.link.inbox.append((ME, Submit(self._next, prompt, sampling)))
         self._next += 1
 

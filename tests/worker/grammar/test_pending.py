@@ -1,4 +1,4 @@
-"""Requests whose grammars are still being compiled."""
+"""Requests wait while their grammars are compiled, and may be aborted or rejected meanwhile."""
 
 from concurrent.futures import Future
 

@@ -22,7 +22,7 @@ def _interpret_triton() -> None:
 
 
 def _read_run_time_numbers() -> None:
-    """Patches Triton 3.6's interpreter, which calls int() on an array of one number, since NumPy 2.4 refuses that."""
+    """Patches Triton 3.6's interpreter, which calls int() on an array of one number: NumPy 2.4 refuses such a call."""
     from triton.runtime import interpreter
 
     patch_tensor = interpreter._patch_lang_tensor

@@ -87,7 +87,7 @@ def sinks_of(heads: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves no memory for partial results, so only sequences of one row are split. Merging is slow here."""
+    """Leaves no memory for partial results, so only sequences of one row are split: merging is slow here."""
     from worker.kernels.gpu.attention import attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 0)
@@ -105,7 +105,7 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def steady_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces NumPy's product, whose bits depend on a row's place in the tile. On a GPU, they do not."""
+    """Replaces NumPy's product, whose bits depend on a row's place in the tile, unlike a GPU's."""
 
     def matmul(a: Any, b: Any, dtype: Any) -> Any:
         return np.add.reduce(a.astype(dtype)[:, :, None] * b.astype(dtype)[None], axis=1)
@@ -230,7 +230,7 @@ def test_triton_joins_splits(
 
 @pytest.mark.parametrize("length", [127, 128, 129, 144, 300])
 def test_triton_with_sinks_at_the_ends_of_a_window(length: int, device: str) -> None:
-    """Sizes of gpt-oss. The first key of a window is the first key of its page, the last, or in between."""
+    """The sizes are gpt-oss's. The first key of a window is the first or last key of its page, or in between."""
     case = batch([(1, length), (9, length), (length - 7, length)], 8, 1, 64, 16, torch.float16)
     near(run_triton(case, 0.125, 128, device, sinks=sinks_of(8)), one_by_one(case, 0.125, 128, sinks_of(8)))
 
@@ -394,7 +394,10 @@ def test_count_splits_covers_every_position() -> None:
 
 
 def first_rows(case: Batch, rows: list[tuple[Tensor, int]], other: Batch | None = None) -> Batch:
-    """Returns decodes over the caches of `case`; the last row decodes `other`'s only sequence, added to the pool."""
+    """Returns decodes over the caches of `case`.
+
+    The last row decodes `other`'s only sequence, which is added to the pool.
+    """
     cache_k, cache_v, pages = case.cache_k, case.cache_v, case.page_table[: len(rows)]
     if other is not None:
         cache_k, cache_v = torch.cat((cache_k, other.cache_k)), torch.cat((cache_v, other.cache_v))

@@ -17,7 +17,7 @@ from worker.kernels.rowwise.qkv_rope_write import qkv_rope_write_torch
 KERNELS = Path(forms.__file__).parent
 # Modules that choose between Triton and C forms. All other modules of the folder define operations in plain PyTorch.
 CHOOSING = ("forms", "operations", "linear", "experts", "sample", "library_products")
-# allowed imports of choosing modules: the router may be a product of any kind
+# file → choosing modules that it may import, because the product of a router may have any form
 UPWARD = {"gpu/experts/experts.py": {"experts", "linear"}}
 
 

@@ -92,7 +92,7 @@ def test_chain_length_depends_on_the_weight_shape_only() -> None:
 def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     rows: int, columns: int, depth: int, cut: bool, dtype: torch.dtype, device: str
 ) -> None:
-    """Holds for all tiles, and whether each chain of K has a program of its own or one program computes all chains."""
+    """All tiles give the same bits, whether each chain along K has its own program or one program computes all."""
     from worker.kernels.gpu.products.linear import linear_triton
 
     x = random(rows, depth, dtype=dtype, device=device)
@@ -110,7 +110,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
 def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
     chains: Chains, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Includes parked sums, where one program computes several tiles."""
+    """With parked sums, one program computes several tiles."""
     from worker.kernels.gpu.products.linear import linear_triton
     from worker.kernels.gpu.products.tile_table import CANDIDATES, PARKED_ELEMENTS
 

@@ -1,4 +1,4 @@
-"""Products of eight-bit weights and eight-bit tokens, which are quantized token by token during the step."""
+"""Products of eight-bit weights and eight-bit activations, which are quantized row by row during the step."""
 
 import pytest
 import torch
@@ -151,7 +151,7 @@ ALIKE = [
 
 
 @pytest.mark.usefixtures("dot_in_order")
-# the tokens' dtype matters where they are quantized and where a product is rounded, not in between
+# the dtype of activations matters where they are quantized and where a product is rounded, not in between
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [
@@ -164,7 +164,7 @@ ALIKE = [
 def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     rows: int, columns: int, depth: int, kind: Kind, dtype: torch.dtype, device: str
 ) -> None:
-    """Holds for all tiles, and whether each chain of K has a program of its own or one program computes all chains."""
+    """All tiles give the same bits, whether each chain along K has its own program or one program computes all."""
     x, eight = tokens(rows, depth, dtype, device), quantize(random(columns, depth, device=device, seed=1), kind)
     whole = product(x, *eight)
     for begin, end in ((0, 1), (10, 30), (60, 120), (0, 140), (0, rows // 2)):

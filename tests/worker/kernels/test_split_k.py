@@ -1,4 +1,4 @@
-"""Partial sums of a split-K product."""
+"""Partial sums of a split-K product are added in order and rounded once."""
 
 import pytest
 import torch

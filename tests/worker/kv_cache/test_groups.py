@@ -1,4 +1,4 @@
-"""Which layers share pages."""
+"""Layers that keep K/V of the same positions form a group, which has its own pages."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The publisher of K/V events: its messages, the repetition of lost ones, and that no caller waits for it."""
+"""The publisher of K/V events: its messages, the repetition of lost messages, and that no caller waits for it."""
 
 import time
 from collections.abc import Iterator

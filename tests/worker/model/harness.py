@@ -24,7 +24,7 @@ from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.weights import load
 
 CPU = torch.device("cpu")
-SLOTS = 65  # of recurrent states: two for each of 32 sequences, and the scratch slot
+SLOTS = 65  # slots of recurrent states: two for each of 32 sequences, and the scratch slot
 
 
 @dataclass

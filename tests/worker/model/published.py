@@ -196,7 +196,7 @@ def shrunk(config: Config) -> Config:
             small[name] = config[name][3:6]
     if config.get("rope_scaling"):
         small["rope_scaling"] = _shrunk_rope(config["rope_scaling"])
-    # otherwise the tiny model would lack the second kind of layer
+    # so that the tiny model's three layers include a layer without a window
     if config["model_type"] in ("gemma3_text", "cohere2"):
         small["sliding_window_pattern"] = 3
     return small

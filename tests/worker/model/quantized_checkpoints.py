@@ -47,7 +47,10 @@ def with_head(name: str) -> bool:
 
 
 def rewrite(folder: Path, form: Format, *, widened: bool = False, which: Callable[[str], bool] = is_linear) -> Path:
-    """Quantizes the weights of a checkpoint that `which` names. widened: writes the dequantized weights in float32"""
+    """Quantizes the weights of a checkpoint that `which` names.
+
+    widened: writes the dequantized weights in float32 instead
+    """
     state = load_file(folder / "model.safetensors")
     for name in [name for name in state if which(name)]:
         tensors, weight = form.quantize(state.pop(name).float())
@@ -256,7 +259,7 @@ def bitsandbytes(kind: str = "nf4", *, nested: bool = True, block: int = 64) -> 
     return Format(config, quantize)
 
 
-MIXTURE = {  # formats of projections; those with the same input differ in format, group size and order
+MIXTURE = {  # projection → format; projections with the same input differ in format, group size and order
     "q_proj": ordered(),
     "k_proj": ordered(size=16, symmetric=False),
     "v_proj": compressed("int-quantized", bits=8, strategy="channel"),
@@ -324,10 +327,11 @@ def blocks(
     activations: str = "input_scale",
     **how: bool,
 ) -> Format:
-    """Eight bits with a scale for each block of `rows` x `columns`; 0: all rows or columns.
+    """Returns a format of eight-bit values with a scale for each block of `rows` x `columns`; 0: all rows or columns.
 
-    activations: the name of a scale of activations, which the reader ignores.
-    flat: the scale of a tensor has no dimensions; packed: an int32 holds four values.
+    activations: the name of a scale of activations, which the reader ignores
+    flat: whether the scale of a whole tensor is stored without dimensions
+    packed: whether an int32 holds four values
     """
 
     def quantize(weight: Tensor) -> tuple[State, Tensor]:

@@ -15,7 +15,7 @@ from tests.checkpoints import GEMMA4, HYBRID, KINDS, WINDOW, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import tier  # noqa: F401
 from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for, run_greedy
 
-# families with layer norms or other feed-forwards
+# families with layer norms, feed-forward networks without a gate, or norms of heads after the rotation
 SWITCHED = ("cohere2", "starcoder2", "hunyuan", "apertus", "nemotron")
 PAGE = 16
 # one token; around a page and a window (both 16 here); around the next page; several chunks of 24
@@ -88,7 +88,7 @@ def _nothing(state: State) -> None:
 
 
 def _twins(state: State) -> None:
-    """Makes each second expert equal to the expert before it, so that their router logits are equal, too."""
+    """Makes every second expert equal to the expert before it, so that the router logits of both are equal, too."""
     for name, tensor in state.items():
         if ".experts." in name and "_proj" in name:
             state[name] = tensor.clone()
@@ -168,7 +168,7 @@ def test_bfloat16_is_as_close_as_transformers(checkpoints: Checkpoints, kind: st
 
 
 def test_bfloat16_is_as_close_as_transformers_where_rounding_exchanges_experts(checkpoints: Checkpoints) -> None:
-    """With a single prompt, either side may by chance be worse, so the test compares means over many prompts."""
+    """With one prompt, ours or transformers' logits may by chance be worse, so the test compares means over many."""
     folder = checkpoints("gemma4-moe", dtype=torch.bfloat16)
     decoder = decoder_of(folder, dtype=torch.bfloat16)
     exact, rounded = Oracle(folder), Oracle(folder, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Whole decoders compute the same bits with those instruction sets that promise it."""
+"""Whole decoders compute the same bits with all instruction sets that promise the same bits."""
 
 from pathlib import Path
 

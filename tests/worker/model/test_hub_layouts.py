@@ -16,12 +16,12 @@ from tests.worker.model.quantized_checkpoints import State, save
 LLAVA, NEW, PLAIN = ("language_model.model.", "language_model."), ("model.language_model.", ""), ("model.", "")
 PIXTRAL_LAYER, SIGLIP_LAYER = "vision_tower.transformer.layers.0.", "vision_tower.vision_model.encoder.layers.0."
 GEMMA4_LAYER, MTP_LAYER = "vision_tower.encoder.layers.0.", "mtp.layers.0."
-PIXTRAL = (  # other tensors of Mistral Small 3.1 and Ministral 3
+PIXTRAL = (  # tensors that Mistral Small 3.1 and Ministral 3 have beside the language model
     *(PIXTRAL_LAYER + name for name in ("attention.q_proj", "attention_norm", "feed_forward.gate_proj", "ffn_norm")),
     "vision_tower.ln_pre", "vision_tower.patch_conv", "multi_modal_projector.norm", "multi_modal_projector.linear_1",
     "multi_modal_projector.patch_merger.merging_layer",
 )  # fmt: skip
-SIGLIP = (  # other tensors of Gemma 3
+SIGLIP = (  # tensors that Gemma 3 has beside the language model
     *(SIGLIP_LAYER + name for name in ("layer_norm1", "mlp.fc1", "self_attn.q_proj", "self_attn.out_proj")),
     "vision_tower.vision_model.post_layernorm", "vision_tower.vision_model.embeddings.patch_embedding",
     "multi_modal_projector.mm_soft_emb_norm",
@@ -88,7 +88,7 @@ def test_language_model_of_a_multimodal_checkpoint_has_the_logits_of_it_alone(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_spelling_of_a_language_model_is_that_of_its_own_tensors(copy: Callable[[str], Path], kind: str) -> None:
-    """Other tensors are those of every encoder, of layers that draft tokens, and heads of other models."""
+    """The checkpoint also has the tensors of every encoder, of layers that draft tokens, and heads of other models."""
     folder = copy(kind)
     alone, state = logits(folder), load_file(folder / "model.safetensors")
     every = tuple(name for names in BESIDE.values() for name in names)

@@ -67,7 +67,7 @@ def test_quantized_checkpoint_equals_its_dequantized_weights(copy: Callable[...,
 def test_one_scale_for_a_row_is_for_kernels_of_a_gpu(
     copy: Callable[..., Path], name: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """These kernels get the stored values and scales of all linears. With finer scales, weights stay in groups."""
+    """Kernels of a GPU get the stored values and scales of all linears; with finer scales, weights stay in groups."""
     given: list[torch.Tensor] = []
 
     def widened(values: torch.Tensor, scale: torch.Tensor, *more: Any, dynamic: bool, **how: Any) -> PackedLinear:
@@ -118,7 +118,7 @@ def test_block_scales_are_quantized_again_only_on_a_gpu(copy: Callable[..., Path
 
 @pytest.mark.parametrize("flag", ["auto", "int8"])
 def test_unquantized_linears_of_a_quantized_checkpoint_stay_unquantized(copy: Callable[..., Path], flag: str) -> None:
-    """In one stack of linears, no linear is quantized; in another stack, one of three."""
+    """In one stack of linears, no linear is quantized; in another stack, one of three linears is not quantized."""
     form = EIGHT_BITS["int8 a row"]
 
     def some(name: str) -> bool:

@@ -77,7 +77,7 @@ def test_format_equals_its_dequantized_weights(copy: Copy, name: str, model: str
 @pytest.mark.parametrize("name", ["gptq, act-order", "awq", "int4 a row, asymmetric", "nf4"])
 @pytest.mark.parametrize("model", ["qwen3", "smollm3"])
 def test_linears_without_scales_are_in_full_precision(copy: Copy, name: str, model: str) -> None:
-    """A whole stack of linears has no scales, and so has one part of another stack."""
+    """A whole stack of linears has no scales, and neither has one linear of another stack."""
     form = FORMATS[name]
 
     def some(name: str) -> bool:
@@ -88,7 +88,7 @@ def test_linears_without_scales_are_in_full_precision(copy: Copy, name: str, mod
 
 
 def test_modules_have_schemes_of_their_own(copy: Copy) -> None:
-    """int8 for modules that match a pattern, int4 for all others; also GPTQ's settings for single modules."""
+    """Modules that match a pattern have int8, all others int4. GPTQ has settings for single modules, too."""
     eight, four = FORMATS["int8 a row"], FORMATS["int4 a group, asymmetric"]
     groups = {
         "group_0": four.config["config_groups"]["group_0"] | {"format": "pack-quantized"},
@@ -155,7 +155,7 @@ def test_quantized_embedding_is_widened_and_a_tied_head_keeps_its_bits(copy: Cop
     bits = 4 if "int4" in name else 8
     linears += 512 * 64 if tied else 0  # the head is a copy of the embedding
     few = linears * bits / 8
-    assert few < sizes[0].nbytes - (sizes[1].nbytes - 4 * linears) < few * 1.8  # the rest: scales and minimums
+    assert few < sizes[0].nbytes - (sizes[1].nbytes - 4 * linears) < few * 1.8  # codes, scales and minimums
 
 
 def test_unset_groups_of_compressed_tensors_are_the_usual_ones(copy: Copy) -> None:

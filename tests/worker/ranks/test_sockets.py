@@ -1,4 +1,4 @@
-"""Ranks exchange rows over TCP with the same results as over memory. A rank that is gone or at another step ends it."""
+"""Ranks exchange rows over TCP with the same results as over memory. A rank that is lost or out of step is an error."""
 
 import mmap
 import socket
@@ -37,7 +37,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 @contextmanager
 def linked(count: int, capacity: int = SMALL_ROUND) -> Iterator[list[RanksC]]:
-    """Yields ranks with a connection between each two of them."""
+    """Yields ranks with a connection between every two ranks."""
     links: list[dict[int, socket.socket]] = [{} for _ in range(count)]
     for one in range(count):
         for other in range(one):

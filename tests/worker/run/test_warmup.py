@@ -1,4 +1,4 @@
-"""Dummy steps cover every kind, stay within the limits and on the scratch page, and measure memory."""
+"""Dummy steps cover every kind of step, stay within the limits and on the scratch page, and measure memory."""
 
 import errno
 import itertools

@@ -85,8 +85,9 @@ def members(plan: Plan) -> list[Sequence]:
 class Rig:
     """A scheduler with its pool and fake model. Every step checks the invariants of plans.
 
-    windows: sliding windows and numbers of pages of further groups of layers; slots: for recurrent states, including
-    the scratch slot; 0: the model is not recurrent; overlap: step() leaves the last launched step in flight
+        windows: sliding window → number of pages, for each further group of layers
+    slots: number of slots for recurrent states, with the scratch slot; 0: the model is not recurrent
+    overlap: whether step() leaves the last launched step in flight
     token_s: seconds that computing a token takes
     """
 
@@ -184,7 +185,10 @@ class Rig:
         return updates
 
     def finish(self, steps: int) -> set[Sequence]:
-        """Runs up to `steps` steps until no work is left, at times the scheduler asks for. Returns what expired."""
+        """Runs steps at the times that the scheduler asks for, until no work is left. Returns what expired.
+
+        Raises AssertionError if work is left after `steps` steps.
+        """
         late: set[Sequence] = set()
         for _ in range(steps):
             late.update(self.scheduler.expire(self.now))

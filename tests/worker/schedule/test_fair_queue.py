@@ -136,7 +136,7 @@ def test_flood_delays_other_tenants_by_a_few_times_their_share(
 @settings(max_examples=25, deadline=None, database=None)
 @given(data=st.data(), places=st.integers(1, 5), pages=st.sampled_from([20, 60]))
 def test_random_tenants_keep_accounts_consistent(data: st.DataObject, places: int, pages: int) -> None:
-    """The rig checks accounts, queue and pages after each event, and compares each output with the simplest loop's."""
+    """The rig checks accounts, queue and pages after each event, and compares outputs with the simplest loop's."""
     rig = Rig(pages=pages, max_batch_size=places, max_step_tokens=9, prefill_chunk_size=4)
     for _ in range(60):
         act = data.draw(st.sampled_from("ssspppat"))

@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
         self.left: set[Sequence] = set()
 
     def pages_of(self, one: int, page_size: int, spare: int, config: dict[str, Any]) -> int:
-        """Returns a pool size: the most pages that a sequence needs at a time, and `spare` more."""
+        """Returns a pool size: the most pages that a sequence needs at a time, plus `spare` pages."""
         chunk = window.chunk_tokens(SchedulerConfig(**config), config["max_seq_len"])
         return 1 + window.window_pages(one, page_size) + window.chunk_pages(chunk, page_size) + spare
 

@@ -267,7 +267,7 @@ def test_scheduler_prompt_advances_in_every_step_beside_many_streams() -> None:
 
 
 def test_scheduler_draft_counts_as_a_row() -> None:
-    """Otherwise, the time of a decode with seven drafts would count as the time of a plain decode."""
+    """If it did not, the time of a decode with seven drafts would count as the time of a plain decode."""
     rig = Rig(page_size=32, max_draft_tokens=7, target_step_s=TARGET, token_s=0.01)
     stream = rig.submit([1, 2, 3], 24, ignore_eos=True)
     drafter = OracleDrafter(reference(stream, rig.config)[0])

@@ -112,7 +112,7 @@ def _gemma3(**changes: Any) -> PreTrainedModel:
 
 
 def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> PreTrainedModel:
-    """Its attention scores are not scaled, but small enough that rounding errors are not amplified."""
+    """A model whose attention scores are not scaled, but small enough that rounding errors are not amplified."""
     of_tower = {
         "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 3,
         "num_key_value_heads": 3, "head_dim": 16, "patch_size": 4, "position_embedding_size": 40,
@@ -137,7 +137,7 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> PreTrainedModel:
 
 
 def _gemma4_small(**changes: Any) -> PreTrainedModel:
-    """Per-layer embeddings, clamped linears in the tower, and causal attention among a picture's tokens (E2B)."""
+    """A model like Gemma 4 E2B: per-layer embeddings, clamped linears in the tower, causal attention in pictures."""
     text = {
         "num_hidden_layers": 6, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL],
         "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 24,
@@ -147,7 +147,7 @@ def _gemma4_small(**changes: Any) -> PreTrainedModel:
 
 
 def _gemma4_dense(**changes: Any) -> PreTrainedModel:
-    """Tokens of a picture attend to each other only in layers with a sliding window (31B)."""
+    """A model like Gemma 4 31B, whose tokens of a picture attend to each other only in layers with a sliding window."""
     text = {
         "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "attention_k_eq_v": True,
         "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision",
@@ -156,7 +156,7 @@ def _gemma4_dense(**changes: Any) -> PreTrainedModel:
 
 
 def _gemma4_unified(**changes: Any) -> PreTrainedModel:
-    """A model that reads pictures without a tower (12B)."""
+    """A model like Gemma 4 12B, which reads pictures without a tower."""
     sizes = {name: one for name, one in GEMMA4_SIZES.items() if not name.endswith("per_layer_input")}
     text = {
         **sizes, "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "max_position_embeddings": LONGEST,
@@ -273,7 +273,7 @@ MODELS = {
     "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl_moe": _qwen3_vl_moe,
     "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
 }  # fmt: skip
-SQUARES = [(3, 2), (2, 5), (1, 4)]  # rows and columns of tokens, where pictures may have any size
+SQUARES = [(3, 2), (2, 5), (1, 4)]  # (rows, columns) of tokens, for models whose pictures may have any size
 
 
 def build(kind: str, **changes: Any) -> PreTrainedModel:
@@ -291,7 +291,7 @@ def build(kind: str, **changes: Any) -> PreTrainedModel:
             ) and parameter.ndim > 1:
                 parameter.normal_(0, parameter[0].numel() ** -0.5)
             if kind == "gemma3" and "language_model" in name and "post_" in name:
-                # otherwise the scaled embedding outweighs the layers, and a tied head repeats a token
+                # with small norms, the scaled embedding outweighs the layers, and a tied head repeats a token
                 parameter.add_(16.0)
             if kind in GEMMA4S and "language_model" in name and "post_" in name:
                 parameter.mul_(8)

@@ -144,7 +144,7 @@ def test_streams_go_on_while_a_picture_is_encoded(towers: dict[str, Path], monke
     outputs, _ = received
     assert outputs[2] == expected
     assert all(after[0] == before[0] + 1 for before, after in pairwise(spans)), "a token in every iteration"
-    most = len(engine.spec.layers) + 1  # layers of a step, and a part of a layer of the tower
+    most = len(engine.spec.layers) + 1  # layers of the tower that take as long as a step, and a part of one more
     assert all(after[1] - before[1] <= most for before, after in pairwise(spans))
     # pieces of a picture: one for its patches, and in each layer two for each of four parts
     pieces = 1 + one.vision.spec.layers * 2 * 4
@@ -211,7 +211,7 @@ def test_tower_that_does_not_fit_beside_the_text_model_is_refused(
     monkeypatch.setattr(load_weights, "check_host_memory", lambda weights, *_: sizes.append(weights.nbytes))
     engine_of(towers["gemma3"])
     monkeypatch.undo()
-    for room in (sizes[0], sizes[0] - tower // 2):  # the text model fits into both
+    for room in (sizes[0], sizes[0] - tower // 2):  # the text model alone fits into both sizes of memory
         monkeypatch.setattr(load_weights, "memory", lambda room=room: Memory(room, 1 << 40, 0))
         with nullcontext() if room == sizes[0] else pytest.raises(ConfigError, match="GiB for its weights"):
             engine_of(towers["gemma3"])

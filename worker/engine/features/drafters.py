@@ -74,7 +74,7 @@ def find_drafter(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) ->
 
 
 def _find_own_head(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter | None:
-    """Returns the checkpoint's MTP head if --speculation auto can use it here. None: it cannot, or there is no head."""
+    """Returns the checkpoint's MTP head if there is one and --speculation auto can use it here; else None."""
     from worker.run.drafters.mtp_head import has_head
 
     usable = files.device.type == "cpu" and files.formats.all_in_c and worker.batch_invariant
@@ -147,7 +147,7 @@ def _weights_bytes(files: ModelFiles) -> int:
 
 
 def _cache_bytes(spec: ModelSpec, files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> int:
-    """Returns the bytes of a draft model's K/V; 0 without --kv-cache-gb, because it then takes memory that is left."""
+    """Returns the bytes of a draft model's K/V; 0 without --kv-cache-gb: the K/V then takes leftover memory."""
     from worker.run.drafters.draft_model import drafters_budget
     from worker.run.drafters.drafter_base import cache_bytes
 

@@ -17,9 +17,9 @@ from worker.kernels.cpu.packed_weight import CpuWeight
 
 @dataclass(frozen=True, slots=True)
 class PartC:
-    """The matrix B of some modules, whose outputs are consecutive columns of a linear.
+    """The matrix B of modules whose outputs are consecutive columns of a linear.
 
-    b: ranks, padded with zeros → columns
+    b: maps `ranks` inputs, padded with zeros, to the columns
     first_rank, ranks: which outputs of A are the inputs of b
     column: the first column of the linear that b changes
     """
@@ -34,8 +34,8 @@ class PartC:
 class ProductC:
     """The product that an adapter adds to the linear `changed` [N, K].
 
-    a: K → the ranks of all parts
-    factors [N] float32: by which the product's columns are multiplied
+    a: maps the K inputs of the linear to the ranks of all parts
+    factors [N] float32: a factor for each column of the product
     """
 
     changed: CpuWeight
@@ -75,7 +75,7 @@ class AdapterC:
     """The products of an adapter. They are sorted by the address of the changed linear, so that C can search them."""
 
     def __init__(self, products: Sequence[ProductC]) -> None:
-        # kept, too, because the structs hold addresses of its tensors
+        # kept because the structs hold only the addresses of the products' tensors
         self.products = sorted(products, key=lambda product: ctypes.addressof(product.changed.struct))
         self.dtype = products[0].changed.dtype
         self.structs = (_Product * len(products))(*map(_product, self.products))
@@ -97,8 +97,8 @@ def _product(product: ProductC) -> _Product:
 class RowsC:
     """The rows of a step that use an adapter with the same scale.
 
-    of_all: their indices among the step's T rows; of_logits: their indices among its R rows with logits. Both are int64
-    and ascending.
+    of_all: the indices of these rows among all T rows of the step, int64, ascending
+    of_logits: the indices of these rows among the R rows whose logits are computed, int64, ascending
     """
 
     adapter: AdapterC
@@ -111,7 +111,7 @@ class StepAdaptersC:
     """The adapters of all rows of a step."""
 
     def __init__(self, rows: Sequence[RowsC]) -> None:
-        self._rows = rows  # kept because the library gets addresses of its tensors
+        self._rows = rows  # kept because the library gets the addresses of the tensors in `rows`
         dtype = rows[0].adapter.dtype
         functions, in_tiles = kernels()[dtype], instruction_sets(dtype)[1] == "amx"
         called = [ctypes.cast(getattr(functions, name), c_void_p) for name in KERNELS]

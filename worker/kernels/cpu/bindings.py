@@ -27,10 +27,11 @@ from worker.kernels.cpu.packed_weight import PANEL, CpuWeight, GemmJob
 from worker.kernels.weights.eight_bit_kv import has_scales
 
 AnyWeight = CpuWeight | ExpertWeight
-PLAIN, PAIRED = 0, 1  # formats of the K/V cache, as in csrc/kv_format.h
-HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # the elements that one norm of queries or keys covers, as in csrc/rowwise.c
-BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")  # as FORMATS in unpack_blocks.c
-EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}  # two more formats of the K/V cache
+PLAIN, PAIRED = 0, 1  # formats of the K/V cache, with the numbers of csrc/kv_format.h
+HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # which elements one norm of queries or keys covers (csrc/rowwise.c)
+# in the order of FORMATS in csrc/gemm/unpack_blocks.c
+BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}  # two more formats of the K/V cache: those with 8-bit codes
 
 
 def touch_pages(start: int, nbytes: int) -> bool:
@@ -193,7 +194,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
 
 
 def v_is_paired(cache_v: Tensor) -> bool:
-    """Whether values of two consecutive tokens are stored interleaved: [pages, page_size / 2, Hk, D, 2] in memory.
+    """Returns whether values of two consecutive tokens are stored interleaved: [pages, page_size / 2, Hk, D, 2] in
+    memory.
 
     Then bf16 kernels multiply by values directly from the cache. This is possible only if pages consist of whole AMX
     tiles. Keys are never interleaved.
@@ -203,7 +205,9 @@ def v_is_paired(cache_v: Tensor) -> bool:
 
 
 def supports_cache(dtype: torch.dtype, cache: Tensor, head_dim: int) -> bool:
-    """Whether the library reads and writes `cache` [..., D, or D + 4 in eight bits] for keys and values of `dtype`."""
+    """Returns whether the library reads and writes `cache` [..., D, or D + 4 in eight bits] for keys and values of
+    `dtype`.
+    """
     if not available(dtype) or head_dim > MAX_HEAD_DIM or cache.shape[-2] * head_dim > MAX_KEY_ELEMENTS:
         return False
     return cache.dtype == dtype or has_scales(cache, head_dim)
@@ -242,9 +246,10 @@ def qkv_rope_write(
     offset: bool = False,
     norm_last: bool = False,
 ) -> Tensor:
-    """Computes all between the qkv matmul and attention in one pass: q/k norm (if given), rotary embedding, K/V write.
+    """Computes all steps between the qkv matmul and attention in one pass: q/k norm (if given), rotary embedding, K/V
+    write.
 
-    norm_last: whether the norm follows the rotation
+    norm_last: if true, the norm of queries and keys follows the rotary embedding
 
     Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D], or
     [Hq * D] and [Hk * D]; v_norm [D]. Without key heads (Hk 0), only queries are computed.
@@ -294,7 +299,7 @@ def attention(
 ) -> Tensor:
     """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most 512.
 
-    max_kv_len is ignored, because the library can read seq_lens.
+    max_kv_len is ignored, because the library reads seq_lens itself.
 
     Raises MemoryError when there is no memory for the threads' buffers.
     """

@@ -80,7 +80,7 @@ def build(force: bool = False) -> Path | None:
     except subprocess.CalledProcessError as failure:
         needed = "gcc 12 or newer and libc6-dev" + (" and libsimde-dev (SIMDe 0.7.4 or newer)" if ON_ARM else "")
         _warn(f"the C kernels do not compile ({_first_error(failure.stderr)})", f"install {needed}")
-    except (OSError, RuntimeError) as error:  # for example, no writable private folder, or no memory for a process
+    except (OSError, RuntimeError) as error:  # for example, the private folder is not writable, or gcc gets no memory
         _warn(
             f"the C kernels cannot be compiled ({error})", "set XDG_CACHE_HOME to a folder that only you can write to"
         )
@@ -90,7 +90,7 @@ def build(force: bool = False) -> Path | None:
 def _existing() -> Path | None:
     """Returns the library if it was installed with the package or compiled here before.
 
-    Raises OSError if it is in a folder that other users can write to: they could make this process run their code.
+    Raises OSError if the folder is writable for other users: these users could make this process run their code.
     """
     name = f"libsluice-{_key()}.so"
     if (SOURCES / name).exists():

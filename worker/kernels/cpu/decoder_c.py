@@ -24,10 +24,11 @@ from worker.kernels.cpu.recurrent.recurrent_c import RecurrentC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderCLayer:
-    """The weights and the cache of one layer. A norm is [H], or [2, H] if it is a layer norm. None: the layer lacks it.
+    """The weights and the cache of one layer. A norm is [H], or [2, H] if it is a layer norm. None: the layer lacks
+    this part.
 
     Sizes: H hidden, I inner, D head_dim, Hq query heads, Hk key/value heads. A layer has either `attention` or
-    `recurrent`. Comments on linears give their inputs and outputs, for some kinds of recurrent layers separately.
+    `recurrent`. The comment on a linear gives its numbers of inputs and outputs, first those in layers with attention.
     """
 
     before_attention: Tensor | None = None
@@ -43,7 +44,7 @@ class DecoderCLayer:
     shared_gate: CpuWeight | None = None  # H → 1
     activation: Tensor | None = None  # the parameters of xielu
     experts: CExperts | None = None
-    after_dense: Tensor | None = None  # this norm and the next three: only with experts beside an MLP
+    after_dense: Tensor | None = None  # the first of four norms of a layer that has experts beside an MLP
     before_router: Tensor | None = None
     before_experts: Tensor | None = None
     after_experts: Tensor | None = None
@@ -51,7 +52,7 @@ class DecoderCLayer:
     input_gate: CpuWeight | None = None  # H → P, for per-layer embeddings [P]
     input_out: CpuWeight | None = None  # P → H
     after_input: Tensor | None = None
-    scale: Tensor | None = None  # [1] float32, by which the layer's output is multiplied
+    scale: Tensor | None = None  # [1] float32: the factor of the layer's output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +67,14 @@ class AttentionC:
     sinks: Tensor | None  # [Hq] float32
     cache_k: Tensor  # [pages, page_size, Hk, D], or D + 4 in eight bits (eight_bit_kv.py)
     cache_v: Tensor
-    norm_last: bool  # whether the norms of queries and keys follow the rotation
+    norm_last: bool  # if true, the norms of queries and keys follow the rotary embedding
     window: int
-    group: int  # the index of the cache's slot mapping and page table among those of a step
-    shares: bool  # whether the layer only reads the cache, which another layer writes
-    sees_ahead: bool = True  # whether StepRows.visible_to applies to the layer
+    group: int  # which of a step's slot mappings and page tables belong to this cache
+    shares: bool  # if true, the layer only reads the cache, and another layer writes it
+    sees_ahead: bool = True  # if true, StepRows.visible_to applies to the layer
 
 
-# The functions of struct Kernels in csrc/decoder.c, in order. Before them, it has two functions for the model's norms.
+# The functions of struct Kernels in csrc/decoder.c, in its order, after the two functions for the model's norms.
 KERNELS = (
     "activate", "act_and_mul", "qkv_rope_write", "gemm", "attention", "combine", "scale_rows", "output_gate",
 )  # fmt: skip
@@ -110,7 +111,7 @@ BUFFERS = ("x", "h", "projected", "gates", "q", "inner", "gathered", "own_column
 
 
 def step_struct(columns: type[Structure]) -> type[Structure]:
-    """Returns the type of struct Step in csrc/decoder.c. columns: the type of its part in csrc/step_columns.h"""
+    """Returns the type of struct Step in csrc/decoder.c. columns: the type of the fields in csrc/step_columns.h"""
     fields = [
         *((name, c_void_p) for name in BUFFERS),
         ("columns", columns), ("page_tables", POINTER(c_void_p)),
@@ -130,14 +131,15 @@ class StepRows:
     columns: Structure  # the columns of the step, from worker/model/inputs/columns_in_c.py
     tokens: int  # T
     outputs: int  # R
-    page_tables: Sequence[Tensor]  # for each group of layers: [S, P] int32
+    page_tables: Sequence[Tensor]  # [S, P] int32 for each group of layers
     referenced: object  # the owner of the memory to which the columns point
     visible_to: Tensor | None = None  # [T] int32, as in attention_torch
-    rotary: tuple[Tensor, Tensor, Tensor] | None = None  # tables cos, sin [M, D] for all layers, and each row's row [T]
-    added: Sequence[Tensor] = ()  # for each of the first layers: vectors [N, H] that are added to some rows behind it
+    # cos, sin [M, D] for all layers, and each row's index in them [T]
+    rotary: tuple[Tensor, Tensor, Tensor] | None = None
+    added: Sequence[Tensor] = ()  # [i]: vectors [N, H] that are added to rows after layer i
     added_rows: Tensor | None = None  # [N] int64: the rows to which the vectors are added
-    first: Tensor | None = None  # [T, K]: input of the first layer's mixer, in place of the normed embeddings
-    tapped: Sequence[tuple[int, Tensor]] = ()  # (layer, tensor [R, H]): there the layer's output rows with logits go
+    first: Tensor | None = None  # [T, K]: the input of the first layer's mixer, which replaces the normed embeddings
+    tapped: Sequence[tuple[int, Tensor]] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
 
     def fields(self, layers: int) -> tuple[object, ...]:
         """Returns the fields of struct Step from `columns` to `num_outputs`. layers: how many layers the model has."""
@@ -158,7 +160,9 @@ class StepRows:
         return self.columns, pointers(self.page_tables), seen, *tables, *added, *other, *counts
 
     def _taps(self, layers: int) -> "ctypes.Array[c_void_p] | None":
-        """Returns for each layer the address of its tensor in `tapped`, or null. Returns None if `tapped` is empty."""
+        """Returns for each layer the address of its tensor in `tapped`, or null if it has none. Returns None if
+        `tapped` is empty.
+        """
         if not self.tapped:
             return None
         assert all(into.is_contiguous() and len(into) == self.outputs for _, into in self.tapped)
@@ -167,7 +171,7 @@ class StepRows:
 
 
 class DecoderC:
-    """All layers of a model, with one cache. Not thread-safe: every call uses the same buffers."""
+    """All layers of a model, with one cache. It is not thread-safe, because every call uses the same buffers."""
 
     def __init__(
         self,
@@ -187,12 +191,13 @@ class DecoderC:
         ranks: RanksC | None = None,
     ) -> None:
         """eps, offset: parameters of the norms; scale, softcap: parameters of attention
-        residual_scale: the factor of all that is added to the residual stream
-        query_scales [positions] float32: the factor of queries at each position; None: 1
+        residual_scale: the factor of everything that layers add to the residual stream
+        query_scales [positions] float32: the factor of queries at each position; None: all factors are 1
         activation: its index in ACTIVATIONS of activate.py
-        parallel: whether the feed-forward network and the mixer have the same input
+        parallel: if true, the feed-forward network and the mixer have the same input
         layers_started: a counter that the library increments at the start of every layer
-        columns: the type of StepRows.columns; ranks: the processes that hold the other heads and columns of the model
+        columns: the type of StepRows.columns
+        ranks: the processes that hold the other heads and columns of the model; None: this process holds all of them
         """
         loaded = library()
         assert loaded is not None
@@ -201,7 +206,7 @@ class DecoderC:
         attending = [(layer.o.k // count, layer.attention) for layer in layers if layer.attention is not None]
         sizes = [(width, one.cache_k.shape[1], one.cos.shape[1]) for width, one in attending]
         heads, page_size, d = sizes[0] if sizes else (0, 1, 1)  # a pipeline stage may have only recurrent layers
-        # kept because the library holds addresses of their tensors
+        # kept because the library holds only the addresses of these objects and their tensors
         self._referenced, self._ranks = (tuple(layers), last_norm, layers_started, query_scales), ranks
         self._hidden, self._dtype = last_norm.shape[-1], dtype
         self._experts = [None if layer.experts is None else layer.experts.struct(ranks) for layer in layers]
@@ -214,7 +219,8 @@ class DecoderC:
         projected = max(self._hidden, *(max(_rows(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
         inner = max(self._hidden, *(max(_columns(layer, "o", "down", "input_out")) for layer in layers))
-        # at least 2 numbers of 16 bits, because the same buffer holds the float32 of the shared expert's gate
+        # at least 2, because the buffer also holds the shared expert's gate, one float32, which takes two bfloat16
+        # numbers
         queries = max([2, *(layer.o.k for layer in layers if layer.attention is not None)])
         gathered = max(max(_columns(layer, "o", "down")) for layer in layers) if ranks is not None else 0
         own_columns = self._hidden if ranks is not None else 0
@@ -252,8 +258,8 @@ class DecoderC:
         the rows with logits, which is valid until the next step.
 
         inputs: the per-layer embeddings [T, L, P] of a model that has them; they are overwritten
-        layers_of_all: all rows pass this many first layers; only rows with logits pass the other layers
-        outputs: the rows with logits; None if all rows pass all layers
+        layers_of_all: how many of the first layers compute all rows; the other layers compute only the rows with logits
+        outputs: the rows with logits; None if all layers compute all rows
         adapters: LoRA adapters of some rows
         Raises MemoryError when scratch memory cannot be allocated, RankLost when another rank has died.
         """

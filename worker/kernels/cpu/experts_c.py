@@ -38,12 +38,12 @@ class CExperts:
     router: CpuWeight  # H → E
     gate_up: CpuExperts  # H → 2 I: gate, then up
     down: CpuExperts  # I → H
-    scales: Tensor | None  # [E] float32: factors of the weights by which experts' results are summed
-    choice_bias: Tensor | None  # [E] float32: added to the sigmoids, only to choose the experts
+    scales: Tensor | None  # [E] float32: factors of the routing weights
+    choice_bias: Tensor | None  # [E] float32: added to the sigmoids when experts are chosen, not to the weights
     loads: Tensor | None  # [E] int64: counts the rows that choose each expert
-    chosen: int  # how many experts a row has
-    sigmoid: bool  # whether scores are sigmoids; otherwise they are a softmax
-    normalized: bool  # whether the weights of a row's experts are divided by their sum
+    chosen: int  # how many experts each row chooses
+    sigmoid: bool  # if true, routing weights are sigmoids of the logits, else their softmax
+    normalized: bool  # if true, the weights of a row's experts are divided by their sum
     activation: int  # its index in ACTIVATIONS of activate.py
 
     def struct(self, ranks: RanksC | None = None) -> ExpertsStruct:

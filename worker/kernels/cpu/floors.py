@@ -1,7 +1,7 @@
 """Measures the highest speed of this machine: of reading memory, and of multiply-adds in the instruction set in use.
 
-These speeds give floors for the time of a kernel, with which its real time is compared. All figures are sums over all
-threads.
+From these speeds follows a lower bound (floor) for the time of a kernel, with which its measured time is compared. All
+figures are sums over all threads.
 """
 
 import ctypes

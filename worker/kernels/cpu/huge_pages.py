@@ -1,5 +1,5 @@
-"""Allocates memory in huge pages, which is read with few TLB misses. In pages of 4 KB, a weight is read up to a seventh
-slower.
+"""Allocates memory in huge pages, so that reading it causes few TLB misses. In pages of 4 KB, a weight is read up to a
+seventh slower.
 """
 
 import math
@@ -15,7 +15,7 @@ HUGE_PAGE = 1 << 21  # bytes
 PIECE = 1 << 26  # bytes
 ALIGNMENT = 64  # every tensor in a piece begins at a multiple of this many bytes
 
-Memory = Callable[[Sequence[int], torch.dtype], Tensor]  # returns uninitialized memory of this shape and dtype
+Memory = Callable[[Sequence[int], torch.dtype], Tensor]  # returns uninitialized memory of the given shape and dtype
 
 
 def fresh_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -29,8 +29,9 @@ def fresh_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def huge_pages(fresh: Tensor) -> Tensor:
-    """Requests huge pages for `fresh` (contiguous, not written yet) and returns `fresh`. It is then read with few TLB
-    misses."""
+    """Requests huge pages for `fresh` (contiguous, not written yet) and returns `fresh`. Reading this memory then
+    causes few TLB misses.
+    """
     found = library()
     if found is not None:
         found.advise_huge_pages(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))

@@ -75,7 +75,7 @@ class Kernels:
 
 
 def available(dtype: torch.dtype) -> bool:
-    """Whether the library can be used, and supports tensors of `dtype`. The first call may compile the library."""
+    """Returns whether the library can be used for tensors of `dtype`. The first call may compile the library."""
     return dtype in kernels()
 
 
@@ -85,7 +85,9 @@ def tier() -> str:
 
 
 def multiplies_bf16() -> bool:
-    """Whether the instruction set in use multiplies pairs of bf16 numbers directly, without converting them to fp32."""
+    """Returns whether the instruction set in use multiplies pairs of bf16 numbers directly, without converting them to
+    fp32.
+    """
     return tier() in ("avx512bf16", "amx")
 
 
@@ -136,7 +138,7 @@ def instruction_sets(dtype: torch.dtype) -> tuple[str, str]:
 
 def _bind(found: ctypes.CDLL, dtype: str, simd: str, matmul: str) -> Kernels:
     def function(name: str) -> Call:
-        # "pack" has a single form for all instruction sets, with the last of these names.
+        # "pack" is compiled once for all instruction sets, and has the last of these names.
         names = (f"{name}_{dtype}_{matmul}", f"{name}_{dtype}_{simd}", f"{name}_{dtype}")
         bound = next(getattr(found, each) for each in names if hasattr(found, each))
         bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in ("gemm", "attention") else None

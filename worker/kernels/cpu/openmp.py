@@ -1,6 +1,6 @@
 """Sets how OpenMP threads wait for each other.
 
-OpenMP reads the environment when torch is imported, so `spin_briefly` must be called before that import.
+OpenMP reads the environment when torch is imported, so `spin_briefly` must be called before torch is imported.
 """
 
 import os

@@ -16,7 +16,7 @@ from worker.kernels.cpu.huge_pages import ALIGNMENT, fresh_memory
 from worker.kernels.cpu.packed_weight import NUMBERS, TENSORS, WeightStruct, pack_weight
 from worker.kernels.weights.quantized_weight import QuantizedWeight
 
-# a struct as numbers: its NUMBERS, the places of its TENSORS (see CpuExperts.records), the index of the next struct
+# a struct as numbers: its NUMBERS, the places of its TENSORS (see CpuExperts.records), and the next struct's index
 Record = list[int | float | None]
 
 
@@ -35,7 +35,7 @@ class CpuExperts:
     """One linear of `count` experts with its biases, packed for the matmul of inputs of `dtype`."""
 
     pieces: tuple[Tensor, ...]  # the memory of all weights: uint8
-    structs: "ctypes.Array[WeightStruct]"  # first the first part of each expert, then all further parts
+    structs: "ctypes.Array[WeightStruct]"  # the first part of each expert, then all further parts of experts
     count: int
     dtype: torch.dtype
 
@@ -57,7 +57,9 @@ class CpuExperts:
 
     @property
     def records(self) -> list[Record]:
-        """The structs as numbers, without addresses. A place is a byte offset in all pieces laid end to end."""
+        """The structs as numbers, with places instead of addresses. A place is a byte offset in all pieces laid end to
+        end.
+        """
         return [self._record(struct) for struct in self.structs]
 
     def _record(self, struct: WeightStruct) -> Record:
@@ -112,7 +114,8 @@ class Arena:
 
     def __init__(self, count: int) -> None:
         self.pieces: list[Tensor] = []
-        self._left, self._used = count, 0  # experts that are not packed yet; bytes in use of the last piece
+        # how many experts are not packed yet; how many bytes of the last piece are in use
+        self._left, self._used = count, 0
         self._of_this, self._of_last = 0, 0  # bytes of the current expert, and of the expert before it
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -125,7 +128,8 @@ class Arena:
             self._used = 0
         begin, self._used = self._used, self._used + room
         self._of_this += room
-        self.pieces[-1][begin + nbytes : self._used].zero_()  # so that equal weights have equal pieces, gaps included
+        # zeros make the pieces of equal weights equal, gaps included
+        self.pieces[-1][begin + nbytes : self._used].zero_()
         return self.pieces[-1][begin : begin + nbytes].view(dtype).view(*shape)
 
     def end_expert(self) -> None:
@@ -144,7 +148,7 @@ class Arena:
 def pack_experts_in_c(
     experts: Iterable[Sequence[Tensor | QuantizedWeight]], bias: Tensor | None, *, count: int, dtype: torch.dtype
 ) -> CpuExperts:
-    """Packs the weights of `count` experts. experts: the parts of each weight [N, K], as for pack_weight
+    """Packs the weights of `count` experts. experts: for each expert the parts of its weight [N, K], as in pack_weight
 
     bias: [count, N]
     """

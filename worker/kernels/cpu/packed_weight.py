@@ -36,17 +36,18 @@ CODE_BLOCK = 16  # inputs of a block of codes
 # The kinds of numbers in weight.h. PLAIN: of the weight's dtype; INTEGER4, INTEGER8: codes that are multiplied as
 # integers; the other kinds: codes whose values are multiplied.
 PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, INTEGER4, INTEGER8 = range(6)
-KINDS = {INT8: INT8_VALUES, E4M3: E4M3_VALUES}  # other codes have four bits
+KINDS = {INT8: INT8_VALUES, E4M3: E4M3_VALUES}  # all other codes have four bits
+# Codes whose values are small integers or multiples of 0.5
 INTEGER_KINDS = {
     INT4: INTEGER4,
     E2M1: INTEGER4,
     IQ4_NL: INTEGER4,
     INT8: INTEGER8,
-}  # values are small integers or halves
+}
 LARGEST_INPUT = 255 << 7  # the largest integer that an input becomes (csrc/gemm/integer/integer_rows.h)
 FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS = range(3)  # CodeOrder of weight.h
 Rows = TypeVar("Rows", Tensor, QuantizedWeight)  # a weight, or some of its rows
-E4M3_FACTOR = 256.0  # the library reads the bits of e4m3 as fp16: these numbers are 2^8 times smaller
+E4M3_FACTOR = 256.0  # the library reads the bits of e4m3 as fp16, which makes the numbers 2^8 times too small
 
 
 class WeightStruct(Structure):
@@ -70,7 +71,9 @@ class GemmJob(Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedPart:
-    """The packed rows of a weight that have the same format. It has struct Weight's fields, as tensors or numbers."""
+    """The packed rows of a weight that have the same format. The fields are those of struct Weight, as tensors or
+    numbers.
+    """
 
     panels: Tensor
     values: Tensor | None = None
@@ -165,7 +168,7 @@ def pack_weight(
 
 def _pack_runs(parts: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, memory: Memory) -> Iterator[PackedPart]:
     """Packs parts. If all are tensors, they become one part. If all are quantized, adjacent parts in the same format
-    become one part. Otherwise, every part stays a part of its own.
+    become one part. In all other cases, every part stays a part of its own.
     """
     tensors = [part for part in parts if isinstance(part, Tensor)]
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
@@ -273,7 +276,7 @@ def _flip(code_map: CodeMap) -> int:
 
 
 def _kind(code_map: CodeMap, group: int, dtype: torch.dtype) -> int:
-    """Returns the kind of numbers in weight.h for codes. group: how many inputs a group has; dtype: of the inputs"""
+    """Returns the kind of numbers in weight.h for codes. group: inputs of a group; dtype: the dtype of inputs"""
     as_integers = code_map in INTEGER_KINDS and dtype == torch.bfloat16
     if as_integers and (tier() != "amx" or _exact_in_tiles(code_map, group)):
         return INTEGER_KINDS[code_map]
@@ -281,8 +284,8 @@ def _kind(code_map: CodeMap, group: int, dtype: torch.dtype) -> int:
 
 
 def _exact_in_tiles(code_map: CodeMap, group: int) -> bool:
-    """Whether AMX can multiply such codes as integers: the sums of a group must be exact in fp32, and a group must be
-    half a step of K_STEP inputs, or whole steps.
+    """Returns whether AMX can multiply codes of this kind as integers: the sums of a group must be exact in fp32, and a
+    group must be half a step of K_STEP inputs, or whole steps.
 
     With codes of eight bits, inputs get fewer bits, so that sums fit (dropped_bits, csrc/gemm/integer/integer_rows.h).
     """

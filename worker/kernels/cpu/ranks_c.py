@@ -35,13 +35,14 @@ def shared_bytes(capacity: int) -> int:
 
 
 class RanksC:
-    """The exchange as one rank sees it. All ranks make the same calls in the same order."""
+    """One rank's end of the exchange. All ranks make the same calls in the same order."""
 
     def __init__(
         self, memory: mmap.mmap, rank: int, count: int, links: Mapping[int, socket.socket] | None = None
     ) -> None:
-        """memory: `shared_bytes` bytes, zero at first, which all ranks map; they stay mapped while this object exists
-        links: TCP connections to all other ranks, if some ranks are on other hosts; only this rank then maps `memory`
+        """memory: `shared_bytes` bytes, zero at first, which all ranks map; the bytes stay mapped while this object
+        exists
+        links: if some ranks are on other hosts, TCP connections to all other ranks; then only this rank maps `memory`
         """
         loaded = library()
         assert loaded is not None and 0 <= rank < count <= MOST_RANKS
@@ -90,5 +91,5 @@ class RanksC:
         """Ends the exchange: from now on, no rank waits for another one. Any thread of any process may call this."""
         self._memory[MOST_RANKS * LINE] = 1
         for link in self._links.values():
-            with suppress(OSError):  # it is closed already
+            with suppress(OSError):  # the link is closed already
                 link.shutdown(socket.SHUT_RDWR)

@@ -5,12 +5,12 @@ decay g and strength beta changes S and reads it:
 
     S = g * S;  S = S + k (beta * (v - S^T k))^T;  output = S^T q
 
-Before that, queries, keys and values pass a short causal convolution over the last `taps` tokens and SiLU, and q and k
-are scaled to length 1. Afterwards, an RMS norm is applied to each head's output, which is then multiplied by SiLU of
-its gate.
+Before this recurrence, queries, keys and values pass a short causal convolution over the last `taps` tokens and SiLU,
+and q and k are scaled to length 1. After the recurrence, an RMS norm is applied to the output of each head, and the
+result is multiplied by SiLU of its gate.
 
 The state advances token by token in every implementation. So a token's result is the same whether it is computed as a
-decode or within a prompt chunk of any length, and a step only needs the state at its first token.
+decode or within a prompt chunk of any length, and a step needs only the state before its first token.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,9 @@ class DeltaNetShape:
 
     @property
     def gates(self) -> Sequence[int]:
-        """The widths of two further projections of the input: b, from which beta is computed; a, for the decay."""
+        """The widths of two further projections of the input: b, from which beta is computed, and a, from which the
+        decay is computed.
+        """
         return self.value_heads, self.value_heads
 
     @property
@@ -95,7 +97,7 @@ def delta_net_torch(
     """Returns the gated output [T, values] in the dtype of `projected`, and writes the new state of every sequence.
 
     projected [T, sum of shape.projected]; gates [T, sum of shape.gates]. In this form, the memory of a slot is
-    [value_heads, key_dim, value_dim], then padding. Each other form has an order of its own.
+    [value_heads, key_dim, value_dim], then padding. Other forms order the numbers of a slot differently.
     """
     mixed, z = projected.split_with_sizes(shape.projected, dim=1)
     b, a = gates.split_with_sizes(shape.gates, dim=1)

@@ -5,8 +5,9 @@ step dt for each head, and vectors b and c [state_size], which the heads of a gr
 
     S = exp(dt * A) * S + b (dt * x)^T;  output = S^T c + D * x
 
-Before that, x, b and c pass a short causal convolution over the last `taps` tokens and SiLU; dt passes softplus.
-Afterwards, the output is multiplied by SiLU of its gate, and an RMS norm is applied over the heads of a group.
+Before this recurrence, x, b and c pass a short causal convolution over the last `taps` tokens and SiLU; dt passes
+softplus. After the recurrence, the output is multiplied by SiLU of its gate, and an RMS norm is applied over the heads
+of a group.
 
 The state advances token by token in every implementation, for the same reason as in delta_net.py.
 """
@@ -47,7 +48,7 @@ class Mamba2Shape:
 
     @property
     def projected(self) -> Sequence[int]:
-        """The widths of the two parts of the projected input without dt: output gates; x, b and c together."""
+        """The widths of the two parts of the projected input, dt excluded: output gates; x, b and c together."""
         return self.values, self.channels
 
     @property
@@ -88,7 +89,7 @@ def mamba2_torch(
     """Returns the gated output [T, values] in the dtype of `projected`, and writes the new state of every sequence.
 
     projected [T, sum of shape.projected]; steps [T, heads]: dt before its bias is added. In this form, the memory of a
-    slot is [heads, state_size, head_dim], then padding. Each other form has an order of its own.
+    slot is [heads, state_size, head_dim], then padding. Other forms order the numbers of a slot differently.
     """
     gates, mixed = projected.split_with_sizes(shape.projected, dim=1)
     dt, out = F.softplus(steps.float() + weights.dt_bias), torch.empty_like(gates, dtype=torch.float32)

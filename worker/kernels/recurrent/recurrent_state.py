@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-NO_STATE = -1  # in place of the slot to read: the sequence begins with this step, so it has no state yet
+NO_STATE = -1  # in place of a slot to read: the sequence begins in this step and has no state yet
 COLUMNS = 32  # a slot pads the columns of its matrices to a multiple of 32 (cpu/csrc/recurrent/state_columns.h)
 
 
@@ -22,7 +22,7 @@ class RecurrentShape(Protocol):
 
     @property
     def memory(self) -> int:
-        """How many float32 numbers a layer keeps in addition to these inputs, including padding."""
+        """How many float32 numbers, with padding, a layer keeps beside the last inputs of its convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class StateSlots:
     """The slots that the S sequences of a step read and write, and the rows of these sequences.
 
     A slot that one sequence writes must not be read in the same step, nor be written by another sequence. Only the
-    scratch slot may be written by several dummy sequences, and by the padding of captured steps. Their outputs are
-    right on a GPU, where states stay in registers until the end. They may be wrong in the C library, which keeps the
-    current state in the slot that is written.
+    scratch slot may be written by several dummy sequences, and by the padding of captured steps. On a GPU, the outputs
+    of sequences that share the scratch slot are right, because states stay in registers until the end. In the C
+    library, they may be wrong, because it keeps the current state in the slot that is written.
     """
 
     read: Tensor  # [S] int32: slots, or NO_STATE
@@ -55,6 +55,8 @@ class StateSlots:
 
 
 def padded_numbers(matrices: tuple[int, int, int]) -> int:
-    """Returns how many numbers a slot has, including padding. matrices: (how many there are, their rows, columns)"""
+    """Returns how many numbers a slot has, including padding. matrices: (how many matrices there are, their rows, their
+    columns)
+    """
     count, rows, columns = matrices
     return count * rows * -(-columns // COLUMNS) * COLUMNS

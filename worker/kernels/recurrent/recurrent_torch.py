@@ -39,7 +39,9 @@ def convolve(inputs: Tensor, weight: Tensor, state: RecurrentState, sequence: Se
 
 
 def read_matrices(state: RecurrentState, slot: int, sizes: tuple[int, int, int]) -> Tensor:
-    """Returns the matrices of a slot. sizes: how many, their rows, columns. In this form, all padding is at the end."""
+    """Returns the matrices of a slot. sizes: (how many matrices, their rows, their columns). In plain PyTorch, all
+    padding of a slot is at the end.
+    """
     if slot == NO_STATE:
         return torch.zeros(sizes, device=state.memory.device)
     return state.memory[slot, : torch.Size(sizes).numel()].view(sizes)

@@ -37,8 +37,8 @@ def short_conv_torch(
 ) -> Tensor:
     """Returns the output [T, channels] in the dtype of `projected`, and writes the new state of every sequence.
 
-    projected [T, 3 channels]: b, c, x; weight [taps, channels] float32. The convolution is computed in fp32. Its result
-    and the products with b and c are rounded to the dtype.
+    projected [T, 3 channels]: b, c, x; weight [taps, channels] float32. The convolution is computed in fp32. The result
+    of the convolution and the products with b and c are rounded to the dtype.
     """
     b, c, x = projected.chunk(3, dim=1)
     inputs, out = b * x, torch.empty_like(c)

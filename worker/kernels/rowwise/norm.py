@@ -18,7 +18,7 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = Fals
     """Returns x / rms(x) * weight over the last dimension, computed in fp32, or the layer norm if weight is [2, H].
 
     x [T, H] or [T, heads, D], whose rows may be strided; weight [H] or [D]. The result is contiguous, of x's shape and
-    dtype. offset: whether an RMS norm multiplies by 1 + weight; ignored for layer norms
+    dtype. offset: if true, an RMS norm multiplies by 1 + weight; layer norms ignore it
     """
     x_fp32 = x.float()
     if weight.ndim == 2:
@@ -44,7 +44,8 @@ def add_rms_norm_torch(
     """Returns (rms_norm(s), s) with s = scale * x + residual, rounded to the dtype first, as in Hugging Face models.
 
     x [T, H], or its split-K partial sums (see split_k.py); residual [T, H]; weight [H], or [2, H] for a layer norm;
-    None: without a norm, both results are s. x_norm: the weight of a norm that is applied to x first; None: no norm
+    None: there is no norm, and both results are s. x_norm: the weight of a norm that is applied to x first; None: no
+    such norm
     """
     x = sum_split_k(x, residual.ndim, residual.dtype)
     x = x if x_norm is None else rms_norm_torch(x, x_norm, eps, offset=offset)

@@ -1,4 +1,6 @@
-"""The output gate of attention: the output is multiplied by the sigmoid of a linear of attention's input."""
+"""The output gate of attention: the output of attention is multiplied by the sigmoid of a linear projection of
+attention's input.
+"""
 
 from torch import Tensor
 

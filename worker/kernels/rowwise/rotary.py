@@ -1,7 +1,8 @@
 """Applies rotary position embedding in the "rotate half" convention: dimensions i and i + D / 2 rotate together.
 
 A row of the fp32 tables is as long as a head; both halves of a row are equal. The rotation is computed in fp32 and
-rounded once. (Hugging Face casts the tables to the model's dtype first. For a model in fp32, both agree in every bit.)
+rounded once. (Hugging Face casts the tables to the model's dtype first. For a model in fp32, the results are the same
+in every bit.)
 """
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Computes the same as `rotary_torch` for batches q [B, Hq, S, D] and k [B, Hk, S, D].
 
-    cos, sin: either [S, D], shared by the batch, or [B, S, D], with a table for each sequence and its positions.
+    cos, sin: either [S, D], for all sequences, or [B, S, D], with a table for the positions of each sequence.
     Raises ValueError for tables of any other rank.
     """
     if cos.ndim not in (2, 3):

@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
-CPU_NUMBERS, GPU_NUMBERS = 1 << 20, 1 << 22  # numbers in a slice; more on a GPU, because each operation is a launch
-FEW = 2  # so few slices are converted faster than threads are started
+# numbers in a slice; a GPU gets larger slices, because it launches a kernel for each operation
+CPU_NUMBERS, GPU_NUMBERS = 1 << 20, 1 << 22
+FEW = 2  # with so few slices, converting takes less time than starting threads
 
 
 def by_rows(rows: int, columns: int, convert: Callable[[slice], None], *, on_gpu: bool) -> None:
@@ -33,4 +34,4 @@ def by_rows(rows: int, columns: int, convert: Callable[[slice], None], *, on_gpu
             for _ in pool.map(convert, slices):
                 pass  # the loop re-raises an exception of a slice
     finally:
-        torch.set_num_threads(own)  # threads that start later have this number as their default
+        torch.set_num_threads(own)  # also the default of threads that start later

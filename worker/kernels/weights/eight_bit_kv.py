@@ -18,14 +18,15 @@ def row_elements(head_dim: int, dtype: torch.dtype, device: torch.device | str) 
 
 
 def has_scales(cache: Tensor, head_dim: int) -> bool:
-    """Whether each row of `cache` [..., D or D + 4] ends with its scale."""
+    """Returns whether each row of `cache` [..., D or D + 4] ends with its scale."""
     return cache.dtype in LARGEST and cache.shape[-1] == head_dim + SCALE_BYTES
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Quantizes rows x [..., D] to codes of `dtype`, rounded to nearest even. Returns bytes [..., D + 4]."""
     largest = x.float().abs().amax(-1, keepdim=True)
-    # a tensor, because torch divides a Python number by multiplying with the reciprocal, which rounds differently
+    # a tensor, because torch would divide a Python number by multiplying it with the reciprocal, which rounds
+    # differently
     limit = torch.full_like(largest, LARGEST[dtype])
     tiny = largest < TINY_ROW
     codes = (x.float() * torch.where(tiny, 0.0, limit / largest)).clamp(-limit, limit)

@@ -27,7 +27,7 @@ class Scheme:
     """How a linear layer is quantized. As text, a scheme is fp8, int8, fp8-dynamic or int8-dynamic."""
 
     kind: Kind
-    dynamic: bool = False  # whether inputs are quantized too, with a scale for each token
+    dynamic: bool = False  # if true, inputs are quantized, too, with a scale for each token
 
     @classmethod
     def of(cls, name: str) -> "Scheme":
@@ -66,8 +66,8 @@ def linear_quantized_torch(
 ) -> Tensor:
     """Defines `linear` with a quantized weight: returns x [T, K] @ values.T * scale [N] + bias [N], [T, N].
 
-    Computes in float32 and rounds once to x's dtype. dynamic: whether x is quantized first; each row of the product is
-    then multiplied by its token's scale before the bias is added.
+    Computes in float32 and rounds once to x's dtype. dynamic: if true, x is quantized first, and each row of the
+    product is multiplied by its token's scale before the bias is added.
     """
     tokens, token_scale = quantize_tokens(x, values.dtype) if dynamic else (x, None)
     total = F.linear(tokens.float(), values.float()) * scale

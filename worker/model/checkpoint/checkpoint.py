@@ -88,7 +88,7 @@ def _local(model: str, mmproj: str) -> Path | None:
 def _without_index(folder: Path) -> Path:
     """Returns the folder. Raises CheckpointError if it has an index of GGUF files.
 
-    The paths in such an index may lead to any file of this machine, so only `translated` may make one.
+    The paths in such an index may lead to any file of this machine, so only `translated` may make such an index.
     """
     if (folder / GGUF_INDEX).exists():
         raise CheckpointError(f"{folder / GGUF_INDEX} must not exist: only the cache of translated GGUF files has one")
@@ -180,7 +180,8 @@ def _json(path: Path) -> dict[str, Any]:
 class _Place:
     """Where a tensor is: in the open `file` at `path`, under the name `stored`.
 
-    expert: the tensor is only this entry along the first dimension of the stored tensor; None: it is all of it
+    expert: the tensor is only this entry along the first dimension of the stored tensor; None: the tensor is the whole
+        stored tensor
     extent: the tensor's byte range, for staging
     """
 
@@ -223,7 +224,7 @@ class Checkpoint:
             for path in weight_files(folder):
                 self._add(path)
             if staging is not None:
-                self._open.callback(staging.close)  # runs before the staged files are closed
+                self._open.callback(staging.close)  # this callback runs before the staged files are closed
         except BaseException:
             self._open.close()
             raise
@@ -319,7 +320,9 @@ def check_file_name(name: object, where: str) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the paths of the weight files; a file of them may be missing. Raises CheckpointError without any path."""
+    """Returns the paths of the weight files, some of which may not exist. Raises CheckpointError if there is no path at
+    all.
+    """
     if (folder / GGUF_INDEX).exists():
         return [folder / file for file in read_index(folder).files]
     if (folder / INDEX).exists():

@@ -52,7 +52,8 @@ class ContentHashes:
         return sorted(each.result() for each in self._hashes.values())
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # of this thread only
+        # sets the priority of this thread only
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
         with suppress(IndexError):
             while file := self._left.popleft():
                 try:
@@ -66,7 +67,7 @@ class ContentHashes:
         if not found:
             with file.open("rb", buffering=0) as opened:
                 found = hashlib.file_digest(opened, "sha256").hexdigest()
-            if before[0] >= KEPT_BYTES and _identity(file) == before:  # The file did not change meanwhile.
+            if before[0] >= KEPT_BYTES and _identity(file) == before:  # The file did not change while it was hashed.
                 self._kept.put(file, before, found)
         return found
 

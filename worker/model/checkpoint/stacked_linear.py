@@ -19,8 +19,8 @@ class StackedLinear:
     columns: int
     bias: bool
     order: Tensor | None = None  # the row order in memory, within each module; None: the checkpoint's order
-    transposed: bool | None = False  # whether plain numbers are stored as [inputs, outputs]; None: their shape tells
-    exact: bool = False  # whether the weight always stays in full precision
+    transposed: bool | None = False  # if true, plain numbers are stored as [inputs, outputs]; None: their shape tells
+    exact: bool = False  # if true, the weight always stays in full precision
     kept: tuple[Tensor, ...] | None = None  # for each module the rows that are used, as indices into `order`; None: all
     apart: int = 0  # how many rows at the end of the first module (in memory order) become a linear of their own
 

@@ -38,7 +38,9 @@ class Extent:
 
 
 class Buffer:
-    """Staging memory for copies to the device. A CUDA event tells when the last copy has ended; then it is reused."""
+    """Staging memory for copies to the device. A CUDA event tells when the last copy from the buffer has ended; the
+    buffer may then be reused.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -57,7 +59,8 @@ class Buffer:
             done += read
 
     def copy(self, stored: torch.dtype, into: Tensor) -> None:
-        """Fills a flat, contiguous tensor with the numbers at the start of the buffer. stored: their dtype there
+        """Fills a flat, contiguous tensor with the numbers at the start of the buffer. stored: the dtype of the numbers
+        in the buffer
 
         A conversion to another dtype runs on the tensor's device. A copy to a GPU may end after this method returns.
         """
@@ -85,10 +88,12 @@ class _Read:
 
 
 class Staging:
-    """Loads extents with its own buffers and threads. One object serves one load."""
+    """Loads extents with its own buffers and threads. Each load of a model needs an object of its own."""
 
     def __init__(self, device: torch.device, *, piece: int = PIECE_BYTES, buffers: int = BUFFERS) -> None:
-        """piece: size of a buffer in bytes, a multiple of 8, so that no number is split; buffers: how many there are"""
+        """piece: size of a buffer in bytes, a multiple of 8, so that no number is split; buffers: how many buffers
+        there are
+        """
         self._piece = piece
         self._free = [Buffer(piece, device) for _ in range(buffers)]
         self._pool = ThreadPoolExecutor(buffers, "weights")

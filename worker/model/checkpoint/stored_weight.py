@@ -19,7 +19,8 @@ from worker.kernels.weights.quantized_weight import E4M3, INT8, CodeMap, Quantiz
 from worker.model.checkpoint.checkpoint import CheckpointError
 
 PLAIN = ("F32", "BF16", "F16")  # number formats without scales
-BY_ROW: dict[CodeMap, Kind] = {INT8: "int8", E4M3: "fp8"}  # the code maps that quantize.py supports, with one row scale
+# the code maps that quantize.py supports, with one scale per row
+BY_ROW: dict[CodeMap, Kind] = {INT8: "int8", E4M3: "fp8"}
 
 Shape = tuple[int, ...]
 
@@ -39,7 +40,7 @@ class Layout:
 
     code_map: what a code means
     group_size: how many inputs of a row share a scale; 0: all
-    minimum: whether each group also has a minimum, which is added to its numbers
+    minimum: if true, each group also has a minimum, which is added to its numbers
     """
 
     code_map: CodeMap
@@ -97,7 +98,7 @@ class StoredWeight(Protocol):
     def read(self, read: ReadTensor, dtype: torch.dtype) -> Tensor | QuantizedWeight:
         """Reads the weight: as a tensor of `dtype`, or as a QuantizedWeight if it has a layout.
 
-        Raises CheckpointError when the stored numbers are impossible.
+        Raises CheckpointError when stored numbers are invalid, for example NaN.
         """
 
 
@@ -105,7 +106,7 @@ class StoredWeight(Protocol):
 class PlainWeight:
     """A weight, or a vector such as a norm, that is stored as one tensor of plain numbers.
 
-    transposed: whether the weight [N, K] is stored as [K, N]
+    transposed: if true, the weight [N, K] is stored as [K, N]
     """
 
     name: str
@@ -174,7 +175,7 @@ class WeightSource(Protocol):
     def weight(self, name: str, shape: Shape, transposed: bool | None = False) -> StoredWeight:
         """Returns how the weight `name` is stored: the weight of a linear, the embedding or the head.
 
-        transposed: whether plain numbers are stored as [K, N]. None: they are if the stored shape is not [N, K].
+        transposed: if true, plain numbers are stored as [K, N]; None: they are if the stored shape is not [N, K].
             Quantized codes are never transposed.
         """
 

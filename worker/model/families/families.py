@@ -31,7 +31,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 SERVED: Mapping[str, tuple[Any, ...]] = {  # for settings that are only partly supported: the supported values
-    "use_bidirectional_attention": (None, False, "vision"),  # "vision": only the tokens of a picture see later ones
+    "use_bidirectional_attention": (None, False, "vision"),  # "vision": only the tokens of a picture see later tokens
     "is_causal": (None, True), "conv_bias": (False, None), "clip_qkv": (None,),
     "attn_output_gate": (True, None), "output_gate_type": ("swish", None),
     "swiglu_limit": (CLAMP, None), "swiglu_alpha": (SWIGLU_ALPHA, None),
@@ -45,7 +45,8 @@ TEXT_MODELS = {
     "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen2_5_vl": "qwen2_5_vl_text", "idefics3": "llama", "smolvlm": "llama",
     "llava": "llama", "lfm2_vl": "lfm2",
 }  # fmt: skip
-# For these types, the outer config's tie_word_embeddings applies, not the text_config's. The value is its default.
+# For these types, the outer config's tie_word_embeddings applies, not the text_config's. The value of the entry is the
+# default of that setting.
 TIED_OUTSIDE = {"idefics3": False, "smolvlm": False, "lfm2_vl": True}
 GENERATORS = ("forcausallm", "forconditionalgeneration")  # endings of the class names of models that generate text
 

@@ -1,6 +1,7 @@
 """The defaults of the model families' settings.
 
-They equal the defaults of the config classes in transformers, because config.json may omit a setting with its default.
+They equal the defaults of the config classes in transformers, because config.json may omit a setting whose value is the
+default.
 """
 
 COMMON = {

@@ -48,7 +48,8 @@ def _default_rope(settings: Config) -> RopeSpec:
 
 
 def _dynamic_rope(settings: Config) -> RopeSpec:
-    """Returns the default kind: up to the positions that the model was trained for, both kinds rotate the same way.
+    """Returns the default kind. Up to the positions that the model was trained for, it rotates as the kind "dynamic"
+    does.
 
     If the settings have an `alpha`, theta is multiplied by a power of it (Hunyuan).
     """

@@ -52,7 +52,7 @@ def inner(h: Tensor, own: DenseWeights, step: Step) -> Tensor:
 
 
 def mlp_linears(module: str, size: int, spec: ModelSpec, *, fused: bool) -> dict[str, StackedLinear]:
-    """Returns an MLP's linears. module: prefix of their names; size: I; fused: gate and up are stored as one linear."""
+    """Returns an MLP's linears. module: prefix of their names; size: I; fused: true if gate and up are one linear."""
     apart = ("gate_proj", "up_proj") if spec.gated else ("up_proj",)
     names = [module + name for name in (("gate_up_proj",) if fused and spec.gated else apart)]
     rows = ((1 + spec.gated) * size // len(names),) * len(names)
@@ -80,7 +80,7 @@ def _make(
 
 
 def _xielu(alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
-    """Returns the parameters of xielu (kernels/rowwise/activate.py). The arguments are as stored, without softplus."""
+    """Returns the parameters of xielu (kernels/rowwise/activate.py). The arguments are as stored: before softplus."""
     return torch.cat((softplus(alpha_p), beta + softplus(alpha_n), beta[None], eps[None]))
 
 

@@ -14,7 +14,7 @@ class Spelling:
     """The names of the modules in one kind of checkpoint, with {} for the number of the expert.
 
     gate_up: the names of gate and up, or one name if both are one linear
-    interleaved: whether rows of gate and up alternate, and plain numbers are stored as [inputs, outputs] (gpt-oss)
+    interleaved: if true, rows of gate and up alternate, and plain numbers are stored as [inputs, outputs] (gpt-oss)
     """
 
     router: str
@@ -25,7 +25,7 @@ class Spelling:
 
     @property
     def of_first(self) -> list[str]:
-        """The modules of the router and of the first expert."""
+        """The names of the modules of the router and of the first expert."""
         return [self.router, *(module.format(0) for module in (*self.gate_up, self.down))]
 
 

@@ -1,7 +1,7 @@
 """A mixture of experts: for each row, the router chooses a few experts, whose weighted outputs are summed.
 
-Some models add a shared expert that every row uses. In Gemma 4, each layer has an MLP beside the experts, and each of
-the two has norms of its own.
+Some models add a shared expert that every row uses. In Gemma 4, each layer has an MLP beside the experts. The MLP and
+the experts then have norms of their own.
 """
 
 import math
@@ -49,7 +49,7 @@ class BesideNorms:
 class MixtureWeights:
     """The weights of a mixture of experts.
 
-    shared: the shared expert; if there are `norms`, the MLP beside the experts; None: the layer has neither
+    shared: the shared expert or, if there are `norms`, the MLP beside the experts; None: the layer has neither of them
     """
 
     kind: ClassVar[str] = "experts"
@@ -175,7 +175,8 @@ def _make(
     shared = DenseWeights(gate_up=packed["gate_up"], down=packed["down"]) if "down" in packed else None
     if not of.beside_mlp:
         return MixtureWeights(experts=experts, shared=shared, shared_gate=packed.get("shared_gate"))
-    # The router's input is normed without a weight, then multiplied by a factor. That equals one norm with a weight.
+    # The router's input is normed without a weight, then multiplied by a factor. Together they equal one norm with a
+    # weight.
     (factor,), (scales,) = small["before_router"], small["scales"]
     before = (factor.float() / math.sqrt(spec.hidden_size)).to(factor.dtype)
     norms = BesideNorms(before_router=before, **{field: norm(spec, small[field]) for field in NORMS})

@@ -154,7 +154,7 @@ def _iq4_xs(blocks: Tensor) -> Parts:
 def _mxfp4(blocks: Tensor) -> Parts:
     """Unpacks MXFP4, whose scale is a power of two (e8m0).
 
-    ggml has half this scale and twice these values of codes; the products are the same.
+    ggml uses half of this scale and doubles the values of the codes, which gives the same products.
     """
     scale = torch.ldexp(torch.ones(len(blocks), 1, device=blocks.device), blocks[:, :1].int() - 127)
     return _nibbles(blocks[:, 1:], 16), scale, None

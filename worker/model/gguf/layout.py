@@ -1,6 +1,6 @@
 """Undoes what llama.cpp's converter has changed in a tensor besides its name.
 
-paired rows     In query and key heads, the rows of a rotated pair became neighbours, because llama.cpp rotates these.
+paired rows     In query and key heads, the rows of a rotated pair became neighbours: llama.cpp rotates neighbours.
 tiled heads     The value heads of recurrent layers were reordered, and thus all rows and columns of value heads.
 shifted norms   1 was added to the weights of norms that multiply by 1 + weight.
 decays          A_log became -exp(A_log).
@@ -25,7 +25,8 @@ PAIRED_OF_TOWER = re.compile(r".*\.attention\.[qk]_proj\.weight")
 SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron")
 SHIFTED = re.compile(r".*(?<!\.linear_attn\.)norm\.weight")
 DECAYS = re.compile(r".*\.(linear_attn|mamba)\.A_log")
-# Weights with value heads as rows (maybe behind rows of queries and keys), with one row per value head, or as columns.
+# The weights of value heads. Value heads are their rows (maybe behind rows of queries and keys), or a value head is one
+# row, or value heads are their columns.
 OF_VALUES = re.compile(r".*\.linear_attn\.(in_proj_qkv|in_proj_z|conv1d)\.weight")
 OF_VALUE_HEADS = re.compile(r".*\.linear_attn\.(A_log|dt_bias|in_proj_[ab]\.weight)")
 BY_VALUES = re.compile(r".*\.linear_attn\.out_proj\.weight")
@@ -64,8 +65,9 @@ AS_STORED = Layout()
 
 
 def layout_of(name: str, rows: int, index: Index) -> Layout:
-    """Returns the layout of a tensor by its Hugging Face name. rows: the size of its first dimension."""
-    if name.startswith(PREFIXES):  # of a tower, the converter changes only one norm and the order of rotated rows
+    """Returns the layout of a tensor by its Hugging Face name. rows: the size of the tensor's first dimension."""
+    # in a vision tower, the converter changes only one norm and the order of rotated rows
+    if name.startswith(PREFIXES):
         if index.projector in PAIRED_TOWERS and PAIRED_OF_TOWER.fullmatch(name):
             pairs = torch.arange(rows).view(index.tower_heads, -1, 2)
             return Layout(rows=pairs.transpose(1, 2).flatten())

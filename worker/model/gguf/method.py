@@ -78,7 +78,7 @@ class BlockWeight:
 
 @dataclass(frozen=True, slots=True)
 class GgufMethod:
-    """The weights of a GGUF model, of which any may be in any block format.
+    """The weights of a GGUF model. Each weight may be in a block format of its own.
 
     stored: names the format for logs
     tiled_heads: as in shared/gguf/index.py

@@ -51,7 +51,7 @@ class GgufTensors:
                 ends = (entry.offset + entry.nbytes for entry in index.tensors.values() if entry.file == number)
                 self._add(path, max(ends, default=0))
             if staging is not None:
-                self._open.callback(staging.close)  # runs before the staged files are closed
+                self._open.callback(staging.close)  # this callback runs before the staged files are closed
         except BaseException:
             self._open.close()
             raise
@@ -102,7 +102,7 @@ class GgufTensors:
         """Copies a tensor into contiguous memory: numbers of any dtype, or for a block format the bytes of rows, uint8.
 
         Undoes the converter's changes, except the order of columns in a block format. Raises CheckpointError when the
-        file cannot be read, or a number is impossible.
+        file cannot be read, or a decay is not negative.
         """
         entry, layout = self._entries[name], layout_of(name, into.shape[0] if into.dim() else 1, self._index)
         stored = DTYPES.get(entry.type, torch.uint8)

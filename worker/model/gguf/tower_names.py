@@ -90,7 +90,7 @@ NAMES: Mapping[str, TowerNames] = {
         _merger("linear_fc1", "linear_fc2"),
     ),
 }  # fmt: skip
-OF_TEXT = ("v.token_embd.img_break",)  # a copy of a row of the text model's embedding
+OF_TEXT = ("v.token_embd.img_break",)  # tensors of the text model: a copy of a row of its embedding
 BEHIND_LAYERS = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}  # connectors of Qwen3-VL ("deepstack")
 LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(.+)")
 STACKED = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(.+)")

@@ -35,7 +35,7 @@ class ForwardInputs:
     # the slot where the K/V of each token is written: page * page_size + offset
     slot_mappings: Annotated[tuple[Tensor, ...], Column(int64, TOKENS, SCRATCH_SLOT, grouped=True, in_c=True)]
     query_start_loc: Annotated[Tensor, Column(int32, BOUNDS, COMPUTED, in_c=True)]
-    seq_lens: Annotated[Tensor, Column(int32, SEQUENCES, COMPUTED, in_c=True)]  # these include the tokens of this step
+    seq_lens: Annotated[Tensor, Column(int32, SEQUENCES, COMPUTED, in_c=True)]  # the tokens of this step included
     page_tables: tuple[Tensor, ...]  # [S, P] int32; 0 (scratch page) after the last page, and before a window
     # the rows whose logits are returned, in ascending order
     logits_indices: Annotated[Tensor, Column(int64, LOGITS, COMPUTED, in_c=True)]
@@ -46,11 +46,11 @@ class ForwardInputs:
     write_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, SCRATCH, recurrent=True, in_c=True)] = None
     visible_to: Tensor | None = None  # [T] int32: how many keys each row sees; None: the keys up to its own position
     rotary: Tensor | None = None  # [T, D] int64, with M-RoPE: the position at which each rotary column is read
-    rope_rows: Tensor | None = None  # [T] int64, with M-RoPE: for each row its row in `rotary`
+    rope_rows: Tensor | None = None  # [T] int64, with M-RoPE: the row of `rotary` for each token
     replaced: tuple[Tensor, Tensor] | None = None  # rows [N], and the vectors [N, H] that replace their embeddings
-    added: tuple[Tensor, ...] = ()  # for each of the first layers: vectors [N, H] added to the replaced rows behind it
+    added: tuple[Tensor, ...] = ()  # [i]: vectors [N, H] that are added to the replaced rows after layer i
     first: Tensor | None = None  # [T, K]: input of the first layer's mixer, in place of the normed embeddings
-    tapped: tuple[tuple[int, Tensor], ...] = ()  # (layer, tensor [R, H]): there the layer's output rows with logits go
+    tapped: tuple[tuple[int, Tensor], ...] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
 
     @property
     def state_slots(self) -> StateSlots | None:
@@ -65,7 +65,7 @@ class ForwardInputs:
 
     @property
     def few_logits(self) -> bool:
-        """Whether it pays to drop rows without logits early. Compares only shapes, without synchronizing."""
+        """Whether dropping the rows without logits early saves time. Compares only shapes, without synchronizing."""
         return 2 * len(self.logits_indices) <= len(self.token_ids)
 
     def only_logits(self) -> "ForwardInputs":

@@ -37,9 +37,9 @@ class Column:
     dtype: torch.dtype  # int64 or int32
     extent: Extent
     padding: int | Padding  # the values behind the last real value, in captured steps
-    grouped: bool = False  # whether each group of layers has its own array
-    recurrent: bool = False  # whether only models with recurrent layers have the column
-    in_c: bool = False  # whether the C library reads the column
+    grouped: bool = False  # if true, each group of layers has an array of its own
+    recurrent: bool = False  # if true, only models with recurrent layers have the column
+    in_c: bool = False  # if true, the C library reads the column
 
 
 def columns_of(record: type) -> dict[str, Column]:

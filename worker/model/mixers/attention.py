@@ -45,7 +45,7 @@ def forward(h: Tensor, own: AttentionWeights, index: int, step: Step, next_weigh
     do, spec, inputs, kind, kv = step.do, step.spec, step.inputs, step.spec.layers[index], step.cache.layer(index)
     group = step.cache.group_of[index]
     gate = None if own.gates is None else do.linear(h, own.gates)
-    shares = kind.shares is not None  # then the layer has query heads only
+    shares = kind.shares is not None  # if true, the layer has query heads only
     written, k_norm = ([part[:, :, :0] for part in kv], own.q_norm) if shares else (kv, own.k_norm)
     q = do.qkv_rope_write(
         do.linear(h, own.qkv, split_k=True), *written, *step.ropes[kind.rope],

@@ -20,7 +20,7 @@ from worker.model.mixers.recurrent import check_taps, decay, positive_sizes, tap
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "linear_attn."
-# Qwen3-Next stores all kinds of rows of the first key head, then all of the second, and so on.
+# Qwen3-Next stores all kinds of rows of the first key head, then all those of the second key head, and so on.
 INTERLEAVED = f"{MODULE}in_proj_qkvz", f"{MODULE}in_proj_ba"
 SIZES = (
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",

@@ -33,7 +33,7 @@ class Mixer:
     forward: writes K/V or states, and returns the mixed rows, which are the input of the linear `o`. Its arguments are
         the normed rows [T, H], the weights, the layer's index, the Step, and the tensors of the weights that are read
         next, which may be prefetched.
-    runs_in_c: whether the C library can compute a layer
+    runs_in_c: returns whether the C library can compute a layer
     in_c: returns the fields of DecoderCLayer, from the weights and the place of the layer
     """
 

@@ -73,7 +73,7 @@ class Part:
 def parts_of(
     spec: ModelSpec, worker: WorkerConfig, sizes: Callable[[], tuple[list[int], int]], for_pictures: int = 0
 ) -> tuple[Part, ...]:
-    """Returns the parts of all processes. Raises CannotShare if the model cannot be split so.
+    """Returns the parts of all processes. Raises CannotShare if the model cannot be split in this way.
 
     sizes: returns the bytes of each layer, and the bytes of the rest of the model, which belongs to the first stage
     for_pictures: as for bounds_of_stages

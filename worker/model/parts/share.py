@@ -18,7 +18,7 @@ from worker.spec import LayerSpec, ModelSpec
 
 MOST = 8  # the most processes that an error message recommends
 Section = tuple[int, int]  # (rows of a weight, the number of units, such as heads, that these rows form)
-Sections = Callable[[int, ModelSpec, LayerSpec], list[Section]]  # called with a weight's number of rows
+Sections = Callable[[int, ModelSpec, LayerSpec], list[Section]]  # the int is the weight's number of rows
 
 
 class CannotShare(Exception):
@@ -98,7 +98,9 @@ def check(spec: ModelSpec, count: int) -> None:
 
 
 def largest_inner(spec: ModelSpec, layer: LayerSpec) -> int:
-    """Returns the inputs per row of a layer's widest down projection. Those of a row's chosen experts are summed up."""
+    """Returns how many inputs the widest down projection of a layer has. For experts, returns the sum over a row's
+    experts.
+    """
     chosen = spec.experts.chosen * spec.experts.intermediate_size if layer.sparse and spec.experts is not None else 0
     return max(chosen, *_inner(spec, layer))
 

@@ -16,7 +16,9 @@ from worker.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The layers bounds[index] .. bounds[index + 1] - 1. bounds: each stage's first layer, and the number of layers"""
+    """The layers bounds[index] .. bounds[index + 1] - 1. bounds: each stage's first layer, and then the number of all
+    layers
+    """
 
     index: int
     bounds: tuple[int, ...]
@@ -87,7 +89,7 @@ def _can_cut(spec: ModelSpec, cut: int) -> bool:
     """Returns whether a stage may begin with layer `cut`.
 
     Layers that read the same K/V stay together. If the model has recurrent layers, the first stage must have at least
-    one, because the runner looks only there to see whether steps need slots for states.
+    one, because the runner looks only at the first stage to see whether steps need slots for states.
     """
     if any(layer.shares is not None and layer.shares < cut for layer in spec.layers[cut:]):
         return False

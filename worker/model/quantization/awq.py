@@ -26,7 +26,7 @@ class Awq:
     """The settings of an AWQ checkpoint. A linear is quantized if the checkpoint has its qweight.
 
     group_size: how many inputs share a scale; 0: all
-    zero_point: whether zero points are stored; otherwise every zero point is half the number of codes
+    zero_point: if true, zero points are stored; otherwise every zero point is half the number of codes
     """
 
     group_size: int

@@ -1,9 +1,9 @@
 """Reads checkpoints with `quant_method: bitsandbytes` and 4 bits: nf4 or fp4 codes, and a scale for a block of codes.
 
 A byte holds two codes, the first one in the upper half. The tensor `absmax` has the scales. With double quantization,
-it has codes of eight bits instead, and a scale is nested_quant_map[code] times its `nested_absmax`, plus an offset. A
-tensor with JSON text has the sizes. Blocks run over the whole weight regardless of rows, so a row must consist of whole
-blocks, or a block of whole rows.
+`absmax` has codes of eight bits instead, and a scale is nested_quant_map[code] times its `nested_absmax`, plus an
+offset. A tensor with JSON text has the sizes. Blocks run over the whole weight regardless of rows, so a row must
+consist of whole blocks, or a block of whole rows.
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A number format. kind: its name; format: the checkpoint's number format if codes are stored one per byte"""
+    """A number format. kind: its name; format: the format of stored tensors that have one code per byte"""
 
     kind: str
     code_map: CodeMap
@@ -51,10 +51,10 @@ class Group:
 
     targets: tuple[str, ...]
     numbers: Numbers
-    packed: bool  # whether an int32 holds several codes
+    packed: bool  # if true, an int32 holds several codes
     block: Block
     symmetric: bool
-    ordered: bool  # whether the inputs were reordered for quantization
+    ordered: bool  # if true, the inputs were reordered for quantization
     activations: Activations
 
     @property
@@ -109,7 +109,9 @@ class CompressedTensors:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Endings of tensors that are not read. Zero points are read only for asymmetric weights; others are all 0."""
+        """Endings of names of tensors that are not read. Zero points are read only for asymmetric weights: all others
+        are 0.
+        """
         return ".weight_shape", ".weight_zero_point"
 
     @property

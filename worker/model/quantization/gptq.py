@@ -1,9 +1,9 @@
-"""Reads checkpoints with `quant_method: gptq`: unsigned codes of 4 or 8 bits, packed along the inputs; zero points.
+"""Reads checkpoints with `quant_method: gptq`: unsigned codes of 4 or 8 bits, packed along the inputs, and zero points.
 
 A weight [N, K] is stored as qweight [K / p, N], qzeros [groups, N / p] and scales [groups, N]; an int32 has p codes.
 g_idx [K] is the group of each input. It is not ascending if the inputs were reordered for quantization (`desc_act`).
-Zero points are stored minus one, except in `checkpoint_format: gptq_v2`. The one was subtracted from each code of an
-int32 by one subtraction, so a zero point of 0 has borrowed from its neighbour.
+Zero points are stored minus one, except in `checkpoint_format: gptq_v2`. The number 1 was subtracted from all codes of
+an int32 by a single subtraction, so a zero point of 0 has borrowed from its neighbour.
 """
 
 import re
@@ -28,7 +28,7 @@ from worker.model.quantization.codes import (
 from worker.spec import StoredQuantization
 
 METHOD = "gptq"
-ONES = {4: 0x11111111, 8: 0x01010101}  # bits of a code → an int32 whose codes are all 1
+ONES = {4: 0x11111111, 8: 0x01010101}  # bits of a code → an int32 in which every code is 1
 VERSIONS = {"gptq": True, "gptq_v2": False}  # checkpoint_format → whether zero points are stored minus one
 Config = Mapping[str, Any]
 
@@ -38,8 +38,8 @@ class Gptq:
     """The settings of a GPTQ checkpoint or of some of its modules. A linear is quantized if it has a qweight.
 
     group_size: how many inputs share a scale; 0: all
-    less_one: whether zero points are stored minus one
-    ordered: whether the inputs were reordered for quantization
+    less_one: if true, zero points are stored minus one
+    ordered: if true, the inputs were reordered for quantization
     dynamic: patterns of module names, each with the settings of the modules that match it
     """
 

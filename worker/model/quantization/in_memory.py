@@ -17,7 +17,8 @@ from worker.model.checkpoint.stored_weight import BY_ROW, Layout, StoredWeight
 from worker.spec import StoredQuantization
 
 GROUPS = {"int4": Layout(INT4, 128), "int4-g32": Layout(INT4, 32), "int8": Layout(INT8, 128), "fp8": Layout(E4M3)}
-ROWS = {"int8": Layout(INT8), "fp8": Layout(E4M3)}  # the layouts with one scale per row, for their kernels on GPUs
+# the layouts with one scale per row, for which GPUs have kernels of their own
+ROWS = {"int8": Layout(INT8), "fp8": Layout(E4M3)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class InMemory:
     """How stored weights of linears are converted for memory.
 
     kind: the format of quantized weights; "" if no weight is quantized
-    widen: whether stored quantized weights are dequantized to full precision
+    widen: if true, stored quantized weights are dequantized to full precision
     plain: the layout to which weights stored in full precision are quantized; None: they stay in full precision
     finer: the layout to which stored quantized weights without one scale per row are quantized again; None: they stay
     by_row: how the kernels for weights with one scale per row multiply; None: these kernels are not used
@@ -59,7 +60,7 @@ class InMemory:
         return self.finer.quantize(weight.dequantize(dtype))
 
     def have_rows(self, layouts: Set[Layout | None]) -> bool:
-        """Whether all these layouts are the same one with one scale per row, and kernels for such a layout are used."""
+        """Returns whether all these layouts are the same one, with one scale per row, and its kernels are used."""
         return self.by_row is not None and layouts <= {Layout(code_map) for code_map in BY_ROW} and len(layouts) == 1
 
     def rows(self, parts: Sequence[Tensor | QuantizedWeight]) -> tuple[Tensor, Tensor] | None:
@@ -85,7 +86,7 @@ def _has_rows(weight: QuantizedWeight) -> bool:
 def in_memory(stored: StoredQuantization | None, flag: str, device: torch.device) -> InMemory:
     """Returns how linears are kept in memory.
 
-    stored: how the checkpoint's linears are quantized; None: they are not
+    stored: how the checkpoint's linears are quantized; None: they are not quantized
     flag: the value of --quantization
 
     Raises ConfigError when the checkpoint and the flag name different formats.

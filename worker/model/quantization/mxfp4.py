@@ -22,7 +22,7 @@ GROUP, BIAS, NOT_A_NUMBER = 32, 127, 255
 
 @dataclass(frozen=True, slots=True)
 class MxFp4Weight:
-    """A weight [N, K] in MXFP4. codes: two in a byte; scales: exponents of two, stored plus BIAS"""
+    """A weight [N, K] in MXFP4. codes: two in a byte; scales: the exponents of powers of two, plus BIAS"""
 
     name: str
     shape: Shape

@@ -15,7 +15,7 @@ from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
 from worker.model.quantization.codes import input_order, signed, unpack
 
-UNSET = -1  # the entries of a g_idx that compressed-tensors has not filled
+UNSET = -1  # in a g_idx that compressed-tensors has not filled, all entries have this value
 NOT_A_NUMBER = 0x7F  # NaN in E4M3, without the sign bit
 
 
@@ -28,7 +28,7 @@ class Block:
 
     @property
     def by_row(self) -> bool:
-        """Whether all columns share a scale, so that a row has only one. Several rows may share that scale, too."""
+        """Whether all columns share a scale, so that a row has a single scale. Several rows may share it, too."""
         return self.columns == 0
 
     def grid(self, shape: Shape) -> tuple[int, int]:
@@ -47,7 +47,9 @@ class Block:
         return actual if fits else grid
 
     def for_rows(self, grid: Tensor, shape: Shape) -> Tensor:
-        """Repeats the rows of a stored grid, so that each row of a weight [N, K] has its own. Returns [N, groups]."""
+        """Repeats the rows of a stored grid, so that each row of a weight [N, K] has scales of its own. Returns [N,
+        groups].
+        """
         down, across = self.grid(shape)
         grid = grid.reshape(down, across)
         rows = grid.repeat_interleave(self.rows, 0)[: shape[0]] if self.rows else grid.expand(shape[0], across)
@@ -65,7 +67,7 @@ class ScaledWeight:
     bits: bits of a packed code; packed codes are unsigned, several in an int32. 0: each code is an int8 or float8
     zero: the tensor of zero points, if there is one; zero points of packed codes are packed along the weight's rows
     g_idx: the tensor with the group of each input, if there is one
-    ordered: whether g_idx must be filled; otherwise all its entries may be UNSET
+    ordered: if true, g_idx must be filled; otherwise all its entries may be UNSET
     """
 
     name: str

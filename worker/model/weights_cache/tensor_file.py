@@ -26,7 +26,7 @@ from shared.hf_hub import Progress
 from worker.kernels.cpu.huge_pages import Pieces
 
 PIECE_BYTES = 8 << 20  # a piece is read and then summed while it is still in the CPU's cache
-THREADS = 8  # a fast disk is idle with fewer concurrent reads
+THREADS = 8  # concurrent reads; with fewer, a fast disk would be idle at times
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "I64": torch.int64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 METADATA, FACTS, CHECKSUM = "__metadata__", "facts", "checksum"

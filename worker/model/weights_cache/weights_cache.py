@@ -49,7 +49,7 @@ Packed = Tensor | PackedLinear | PackedExperts
 class WeightsCache:
     """The file of one model's packed weights.
 
-    key: a hash of all that the weights are made from. A file with another key is not used.
+    key: a hash of everything from which the weights are made. A file with another key is not used.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class WeightsCache:
         return cls(directory / f"{files[0].stem}-{name}.safetensors", key)
 
     def read(self, on_progress: Progress = lambda done, total: None) -> Weights | None:
-        """Returns the weights. None: there is no file, or the file is not usable, which is logged."""
+        """Returns the weights. Returns None if there is no file, or if the file is not usable, which is logged."""
         begun = time.perf_counter()
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -178,7 +178,7 @@ def _assembled(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Weights:
 def _made(
     record: type, name: str, found: Mapping[str, Any], groups: Set[str], records: Mapping[str, type] = NO_RECORDS
 ) -> Any:
-    """Makes a record. Its fields are in `found` under its name, a dot and the field's name.
+    """Makes a record. Its fields are in `found` under the record's name, a dot and the field's name.
 
     groups: the names of all records with fields in `found`
     records: the record types of fields, by field name, where the field's type hint does not tell them

@@ -81,7 +81,7 @@ class _Variants:
     shorts: list[Sequence]
 
     def kinds(self) -> Iterator[tuple[str, list[int], list[Chunk]]]:
-        """Yields for each way: its name, the positions where the sequence is cut, the other chunks of the last step."""
+        """Yields each way: its name, the positions that cut the sequence into chunks, other chunks of its last step."""
         length = len(self.one.tokens)
         yield "when it is computed again", [], []
         yield "in several chunks", [1, length // 5, length // 5 + 1, length - 7], []

@@ -45,8 +45,9 @@ def first_layers(decoder: Decoder, length: int, operations: Operations, least: i
 def sequences_of(kinds: Iterable[tuple[int, Sampling]], limits: StepLimits, vocab: int) -> list[Sequence]:
     """Makes a sequence for each (length, sampling) in `kinds`. The limits may shorten sequences.
 
-    The tokens are from the whole vocabulary. Sequences get consecutive pages from page 1 on, each in descending order,
-    and two slots for recurrent states each, from slot 1 on.
+    The tokens are from the whole vocabulary. The first sequence gets the pages from page 1 on, the next one the pages
+    after these; each sequence has its pages in descending order. Each sequence gets two slots for recurrent states,
+    from slot 1 on.
     """
     sequences, page = list[Sequence](), 1
     for number, (most, sampling) in enumerate(kinds):

@@ -38,7 +38,7 @@ SEQUENCE_SAMPLINGS = (PLAIN, Sampling(1), Sampling(1, top_p=0.9))
 MAX_ROUNDINGS = 4  # the tolerance of an operation, in rounding errors of its format
 STATES = {"delta_net": 4, "mamba2": 4, "short_conv": 2}  # operation → index of the argument that is its recurrent state
 MIN_TOLERANCE = 1e-3  # the least tolerance for any format, as a share of the norm of a row
-FP8_TOLERANCE = 2**-3  # the tolerance for 8-bit K/V, because a number may be rounded up by one and down by the other
+FP8_TOLERANCE = 2**-3  # the tolerance for 8-bit K/V: Triton may round a number up, and PyTorch down
 
 
 def choose_operations(
@@ -105,7 +105,7 @@ def find_wrong_operations(decoder: Decoder, worker: WorkerConfig, length: int) -
 
 
 class CompareOperations:
-    """Runs each operation in its fast and its plain form. If the results differ, it returns the plain form's."""
+    """Runs each operation in its fast and its plain form. If the results differ, it returns those of the plain form."""
 
     def __init__(self, fast: Operations, plain: Operations, dtype: torch.dtype) -> None:
         """dtype: the format that the operations compute in."""
@@ -179,7 +179,7 @@ def _writing_to(copies: tuple[Tensor, ...], name: str, args: tuple[Any, ...]) ->
 
 
 def worst_row(got: Tensor, expected: Tensor) -> float:
-    """Returns the largest error of any row [R, ...], relative to the row's norm or the median norm, the larger of both.
+    """Returns the largest error of any row [R, ...], relative to the larger of the row's norm and the median norm.
 
     NaN counts as an infinite error. Rows that are not finite in `expected` are ignored.
     """

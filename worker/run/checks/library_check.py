@@ -36,14 +36,14 @@ Multiply = Callable[..., Tensor]
 
 
 def with_equal_library_products(decoder: Decoder, worker: WorkerConfig) -> Decoder:
-    """Returns the decoder. With the option, the library computes the products in it for which its bits equal ours."""
+    """Returns the decoder. With `library_products`, the library computes the products for which its bits equal ours."""
     if OPTION not in words(worker.gpu_options) or worker.kernels == "torch":
         return decoder
     return with_checked_library(decoder, row_counts(worker.max_step_tokens, worker.prefill_chunk_size))
 
 
 def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
-    """Returns a decoder in which the library computes products of `counts` rows if their bits equal our kernels'."""
+    """Returns a decoder in which the library computes products of `counts` rows if our kernels give the same bits."""
     for name, value in SCARCE.items():
         os.environ.setdefault(name, value)
     problems: dict[Product, str] = {}

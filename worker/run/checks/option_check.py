@@ -30,7 +30,7 @@ from worker.schedule.sequence import Chunk, Sequence
 log = logging.getLogger("sluice.load")
 
 REPLAYS = 20  # replays of each step
-# For each step: the computed tokens of its sequences, and how many tokens the first sequence computes (the others: 1).
+# For each step: how many tokens each sequence has computed before, and how many the first one computes (the others: 1).
 Steps = tuple[tuple[tuple[int, ...], int], ...]
 STEPS: Steps = (((700,), 1), ((700, 3, 300, 64), 1), ((64, 700, 3), 40))
 LONG_PROMPT: Steps = (((300,), 2048),)  # enough rows that the kernel for prefill attention computes them

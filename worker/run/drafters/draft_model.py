@@ -31,7 +31,7 @@ def draft_folder(worker: WorkerConfig) -> Path:
 
 @contextmanager
 def explain_draft_model() -> Iterator[None]:
-    """Adds to every CheckpointError that it is about the draft model."""
+    """Makes every CheckpointError say that it is about the draft model."""
     try:
         yield
     except CheckpointError as error:

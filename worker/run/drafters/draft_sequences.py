@@ -10,7 +10,7 @@ from worker.run.drafters.drafter_base import grow
 from worker.schedule.records.sequence_states import SequenceStates
 from worker.schedule.sequence import Sequence
 
-SLOTS_EACH = 3  # slots for recurrent states: the state after the known tokens, one to read, and one to write
+SLOTS_EACH = 3  # slots for recurrent states: one for the state after the known tokens, one to read, one to write
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,7 @@ class CpuDrafter(ABC):
     seconds = 0.0  # the duration of the last propose()
 
     def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
-        """Returns drafts for each sequence; () where it cannot draft. wanted: (sequence, the most drafts) pairs."""
+        """Returns drafts for each sequence, () for none. wanted: (sequence, maximum number of drafts) pairs."""
         nothing: list[tuple[int, ...]] = [()] * len(wanted)
         if self.failed:
             return nothing
@@ -47,9 +47,10 @@ class CpuDrafter(ABC):
 
 
 def page_count(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: int) -> int:
-    """Returns the pages of a drafter's pool: at most `pool_bytes`, but enough for one sequence of `longest` tokens.
+    """Returns how many pages a drafter's pool has: as many as fit in `pool_bytes`, but enough for one sequence.
 
-    The pool is never larger than TILE sequences of this length need. One page is the scratch page.
+    A sequence has up to `longest` tokens. The pool has no more pages than TILE sequences need. One page is the scratch
+    page.
     """
     each = -(-longest // PAGE_SIZE)
     affordable = pool_bytes // max(1, bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu"))

@@ -84,7 +84,8 @@ def _spec(stated: Mapping[str, Any], layer: Mapping[str, Any], served: ModelSpec
 def _layers_read(stated: Any, count: int) -> tuple[int, ...]:
     """Returns the layers whose outputs are read. count: how many layers the served model has.
 
-    There are two published conventions. A list that begins with 1 names each layer by its output, other lists by input.
+    There are two published conventions. A list that begins with 1 has the indices of these layers; any other list has
+    these indices plus 1.
     """
     ids = [2, count // 2, count - 3] if stated is None else stated
     if not isinstance(ids, list) or not all(type(id) is int for id in ids):

@@ -38,7 +38,7 @@ from worker.spec import ModelSpec
 LAYER_NAMES = ("midlayer.", "layers.0.")  # prefixes of the names of the layer's tensors
 EMBED, JOIN, HEAD, LAST_NORM = "embed_tokens", "fc", "lm_head", "norm"
 TARGET_IDS = "d2t"
-UNREAD = (TARGET_IDS, "t2d", "verifier_norm.", "verifier_lm_head.")  # not weights; _target_ids() reads TARGET_IDS
+UNREAD = (TARGET_IDS, "t2d", "verifier_norm.", "verifier_lm_head.")  # no weights; _target_ids() reads TARGET_IDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ def load_eagle(
 ) -> EagleHead:
     """Loads a head to the CPU.
 
-    served, weights, memory: of the served model. max_positions: see Decoder. Raises the same errors as check_eagle,
-    and CheckpointError if `d2t` gives invalid ids.
+    served, weights, memory: the spec, weights and format of the served model. max_positions: see Decoder.
+    Raises the same errors as check_eagle, and CheckpointError if `d2t` gives invalid ids.
     """
     with closing(open_source(folder, Staging(weights.embed.device))) as source:
         return _Stored(source, config, served, weights.embed.dtype, memory).load(weights, max_positions)
@@ -150,7 +150,7 @@ class _Stored:
         return PlainWeight(name, (self._served.vocab_size, self._hidden)) if name in self._tensors else None
 
     def _own_embedding(self, stored: PlainWeight, served: Tensor) -> Tensor:
-        """Reads the head's embedding. Returns the served model's instead if both are equal."""
+        """Reads the head's embedding. Returns the served model's embedding instead if both embeddings are equal."""
         own = torch.empty(stored.shape, dtype=served.dtype)
         self._tensors.copy(stored.name, own)
         return served if torch.equal(own, served) else own

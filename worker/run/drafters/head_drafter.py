@@ -30,7 +30,7 @@ class Head(Protocol):
 
     name: its name in the log. decoder: its layer, with the embedding and the output head that it uses.
     layers: the layers of the served model whose outputs it reads; empty: it reads the output of the last norm.
-    normed: whether a draft's row reads the output of the row before it after the last norm, or before the last norm.
+    normed: whether a draft's row reads the previous row's output after the last norm; else before the last norm.
     target_ids [D]: the served model's id for each of the D tokens of the head; None: both have the same ids.
     """
 
@@ -51,7 +51,7 @@ class Head(Protocol):
     def inputs(self, inputs: ForwardInputs, features: Tensor) -> ForwardInputs:
         """Returns the inputs of the head's layer.
 
-        inputs: the inputs of T rows. Each row has the token after the one to which its features belong.
+        inputs: the inputs of T rows. A row combines the features of a token with the id of the next token.
         features [T, H]: the vectors that the rows read
         """
 

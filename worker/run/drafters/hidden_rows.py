@@ -39,7 +39,7 @@ Read = Callable[[Sequence, int, Tensor], None]  # (sequence, position of the fir
 class HiddenStates:
     """Which hidden states of the served model a drafter reads: the outputs of some layers, side by side.
 
-    layers: the indices of these layers; empty: the output of the last norm. hidden_size, dtype: of the served model.
+    layers: the indices of these layers; empty: the output of the last norm. hidden_size, dtype: the served model's.
     """
 
     layers: tuple[int, ...]

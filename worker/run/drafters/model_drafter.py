@@ -25,7 +25,7 @@ CATCH_UP = 256  # the most tokens per step that the draft model computes to catc
 class ModelDrafter(CpuDrafter):
     """Runs a draft model on the CPU. A sequence gets drafts only after the draft model has computed all its tokens.
 
-    decoder: the decoder of the draft model. max_seq_len: of the served model. Sequences that are too long for the draft
+    decoder: the decoder of the draft model. max_seq_len: the served model's. Sequences that are too long for the draft
     model get no drafts. pool_bytes: the maximum memory for K/V, but always enough for one sequence. Sequences for which
     there is no room get no drafts.
     """

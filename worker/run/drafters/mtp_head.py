@@ -2,7 +2,7 @@
 
 A linear layer makes its input from two vectors side by side: the embedding of the next token, and the served model's
 hidden state of the token before it, each after its own norm. The MTP head uses the embedding and the output head of the
-served model, even where the checkpoint has copies of them for it (GLM-4.5). For a large output head, drafts use an
+served model, even if the checkpoint copies both for the MTP head (GLM-4.5). For a large output head, drafts use an
 additional 4-bit copy (few_bits.py).
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), which introduced these heads, and the checkpoints' tensors.
@@ -96,7 +96,7 @@ class MtpHead:
 
 
 def has_head(folder: Path, spec: ModelSpec) -> bool:
-    """Whether a checkpoint has tensors of an MTP head. spec: of the served model. Raises CheckpointError."""
+    """Whether a checkpoint has tensors of an MTP head. spec: the served model's spec. Raises CheckpointError."""
     with closing(open_source(folder, None)) as source:
         embed = find_embedding(source.tensors) or EMBED
         return bool(_found(source.tensors, embed.removesuffix(EMBED), spec))
@@ -105,7 +105,8 @@ def has_head(folder: Path, spec: ModelSpec) -> bool:
 def check_head(folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemory) -> tuple[ModelSpec, int]:
     """Returns the spec of a model with only the head's layer, and how many bytes the head takes. Reads no weights.
 
-    spec, memory: of the served model. Raises CheckpointError unless the checkpoint has a head with all its tensors.
+    spec, memory: the served model's spec and format. Raises CheckpointError unless the checkpoint has a head with all
+    its tensors.
     """
     with closing(open_source(folder, None)) as source:
         return _Head(source, spec, dtype, memory).check()
@@ -114,7 +115,8 @@ def check_head(folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemo
 def load_head(folder: Path, spec: ModelSpec, served: Weights, memory: InMemory, max_positions: int) -> MtpHead:
     """Loads the head of a checkpoint to the CPU.
 
-    spec, served, memory: of the served model. max_positions: see Decoder. Raises the same errors as check_head.
+    spec, served, memory: the spec, weights and format of the served model. max_positions: see Decoder. Raises the same
+    errors as check_head.
     """
     with closing(open_source(folder, Staging(served.embed.device))) as source:
         return _Head(source, spec, served.embed.dtype, memory).load(served, max_positions)

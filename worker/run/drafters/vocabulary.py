@@ -6,7 +6,7 @@ from typing import Any
 
 
 def same_vocabulary(one: Path, other: Path) -> bool:
-    """Whether the tokenizer.json of two folders have the same tokens under the same ids. Merges may differ."""
+    """Whether the tokenizer.json files of two folders have the same tokens under the same ids. Merges may differ."""
     return _tokens(one) == _tokens(other)
 
 

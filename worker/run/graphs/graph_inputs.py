@@ -22,7 +22,7 @@ from worker.model.inputs.step_columns import Column, Extent, Padding
 from worker.run.column_values import VALUES, StepLayout
 from worker.run.graphs.graph_shapes import Shape
 
-ALIGN = 128  # bytes, for the start of each column: Triton compiles kernels for the alignment of their pointers
+ALIGN = 128  # columns begin at multiples of this many bytes, because Triton compiles kernels for aligned pointers
 KNOWN = -1  # value of `sources`: the token is in `token_ids`
 Pending = tuple[list[int], list[int]]  # rows whose tokens the host does not know, and their indices in the last ids
 
@@ -33,7 +33,7 @@ LANES = Column(torch.int32, Extent.SEQUENCES, Padding.COMPUTED)  # rows of the p
 
 @dataclass(frozen=True, slots=True)
 class GraphInputs:
-    """Views of the columns of a step in a block, with the lengths of its shape. `columns`: those of ForwardInputs."""
+    """Views of the columns of a step in a block, with the lengths of its shape. `columns`: for ForwardInputs."""
 
     columns: dict[str, list[Tensor]]  # name → one tensor, or one for each group of layers
     sources: Tensor
@@ -110,7 +110,7 @@ class Blocks:
         return self._last
 
     def send(self, nbytes: int) -> None:
-        """Copies the first bytes of the block that next() returned to the device, in stream order."""
+        """Copies the first `nbytes` bytes of the host block that next() chose to the device, in stream order."""
         self.on_device[:nbytes].copy_(self.on_host[self._last][:nbytes], non_blocking=True)
         if self._sent:
             self._sent[self._last].record()

@@ -1,4 +1,4 @@
-"""Samples plain rows from the static logits. Each number of rows has a graph for all rows and one for greedy rows.
+"""Samples plain rows from the static logits. Each batch size has a graph for any rows and one for greedy rows.
 
 A row is plain if nothing adjusts its logits. A batch with any row that is not plain is sampled without a graph
 (sampler.py), from the same logits.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import product
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences of a decode step
-DECODE_KV_LENS = (512, 4096, 32768)  # values of max_kv_len for decode steps; the maximum sequence length is added
+DECODE_KV_LENS = (512, 4096, 32768)  # values of max_kv_len for decode steps, besides the maximum sequence length
 TOKENS = (16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens of a mixed step
-MIXED_KV_LENS = (4096,)  # values of max_kv_len for mixed steps; the maximum sequence length is added
+MIXED_KV_LENS = (4096,)  # values of max_kv_len for mixed steps, besides the maximum sequence length
 MOST_TOKENS = TOKENS[-1]  # a larger step needs no graph: it computes for longer than the host needs to launch it
 FEW_SEQUENCES = 16  # sequences of mixed steps with few decodes, so that the output head and sampling have few rows
 FEW_ROWS = 64  # this many rows of logits cost hardly more than one, because reading the head's weights dominates

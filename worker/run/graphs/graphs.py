@@ -10,8 +10,9 @@ A replay computes the same bits as the step without a graph: it runs the same ke
 depend on other rows or on padding. Before the first graph serves a request, a self-test compares replays with the same
 steps without graph and padding. If the self-test or a replay fails, graphs are turned off.
 
-All shapes are captured before serving. If this failed for a shape, or memory was short, it is captured after its first
-step. If that fails too, the capture is tried once more. After that, steps of this shape run without a graph.
+All shapes are captured before serving. If the capture of a shape failed, or memory was short, the shape is captured
+after its first step. If this fails too, the capture is tried once more. After that, steps of this shape run without a
+graph.
 """
 
 import logging
@@ -250,7 +251,7 @@ def _shape(shapes: Shapes, plan: Plan) -> Shape | None:
 
 
 def _needs_other_rows(chunk: Chunk) -> bool:
-    """Whether the chunk needs logits or hidden states of other rows than those that are sampled."""
+    """Whether the chunk needs logits or hidden states of rows that are not sampled."""
     sequence = chunk.sequence
     scored = sequence.sampling.prompt_logprobs and chunk.start < sequence.prompt_len
     return sequence.pooling is not None or scored

@@ -110,7 +110,7 @@ def _temper(left: Candidates, chain: SamplerChain) -> Candidates:
 
 
 def _tokens_before(row: Row) -> NDArray[np.int64]:
-    """Returns the tokens before a row: prompt and output. If an answer is checked, its tokens replace the output."""
+    """Returns the tokens before a row: prompt and output. If an answer is checked, the answer replaces the output."""
     sequence, output = row
     if sequence.check is None:
         return np.array(sequence.tokens[: sequence.prompt_len + output], np.int64)

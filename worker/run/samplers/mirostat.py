@@ -27,7 +27,7 @@ def _by_zipf(left: Candidates, mu: float, vocab_size: int) -> Candidates:
     places = np.arange(1.0, len(shares))
     t, b = np.log((places + 1) / places), np.log(shares[:-1] / shares[1:])
     exponent = (t * b).sum() / (t * t).sum()
-    with np.errstate(all="ignore"):  # tokens that are all equally likely have an exponent of 0
+    with np.errstate(all="ignore"):  # divides by 0 if all tokens are equally likely
         epsilon = exponent - 1
         count = (epsilon * np.exp2(mu) / (1 - np.float64(vocab_size) ** -epsilon)) ** (1 / exponent)
     return left.first(order, int(min(max(count, 1.0), len(order)))) if np.isfinite(count) else left

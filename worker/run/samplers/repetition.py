@@ -11,7 +11,7 @@ from shared.wire.codec import unpack_u32
 from worker.run.samplers.truncation import Candidates
 
 MAX_MATCH = 512  # longer repetitions count as this long, to bound the time of a step
-MAX_TAIL = 64  # the maximum ids of a breaker after its first id
+MAX_TAIL = 64  # the maximum number of ids of a breaker after its first id
 MAX_LOG = 88.7  # the logarithm of the largest float32: larger penalties are capped
 
 Tokens = NDArray[np.int64]
@@ -24,7 +24,7 @@ def window(tokens: Tokens, last_n: int) -> Tokens:
 def penalize(left: Candidates, tokens: Tokens, by: WindowPenalties) -> Candidates:
     """Applies CTRL's repetition penalty (arXiv:1909.05858), and OpenAI's frequency and presence penalties.
 
-    They apply to all tokens in the window of the last `by.last_n` tokens.
+    The penalties apply to all tokens in the window of the last `by.last_n` tokens.
     """
     ids, counts = np.unique(window(tokens, by.last_n), return_counts=True)
     places, logits = _places(left, ids), left.logits.copy()
@@ -118,7 +118,7 @@ def _among(tokens: Tokens, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
 
 
 def _places(left: Candidates, ids: Tokens) -> NDArray[np.int64]:
-    """Returns the index of each of the ids [K] among the candidates; -1 for an id that is not a candidate. [K]"""
+    """Returns [K]: the index of each of the K ids among the candidates; -1 for an id that is not a candidate."""
     if not len(ids):
         return np.zeros(0, np.int64)
     at = np.searchsorted(left.ids, ids)

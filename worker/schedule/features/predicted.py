@@ -9,7 +9,7 @@ from worker.schedule.features.speculation import Acceptance, Drafter, NgramDraft
 from worker.schedule.records.prediction import Prediction
 
 EXPECTED_ACCEPTANCE = 0.7  # the acceptance rate that is assumed before the first draft
-LONGEST_MATCH, SHORTEST_MATCH = 4, 2  # how many last tokens are looked up to find the place, the longest first
+LONGEST_MATCH, SHORTEST_MATCH = 4, 2  # numbers of last output tokens to look up in the prediction, the longest first
 
 
 class PredictedDrafter:

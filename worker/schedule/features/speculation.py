@@ -28,11 +28,11 @@ NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
 MOST_DRAFTS = TILE - 1  # per sequence and step: one row of the tile is for the token before the drafts
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 
-# A draft must be worth this many times its cost. Both are estimates, and the highest of many is usually too high.
+# A draft must be worth this many times its cost, because the highest of many estimates is usually too high.
 MARGIN = 1.2
 INITIAL_ACCEPTANCE = 0.2  # the acceptance rate that is assumed before the first draft
-LEARNING_RATE = 1 / 8  # how far one accepted or rejected draft moves the rate
-RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves the rate back, to try drafts again
+LEARNING_RATE = 1 / 8  # how far one accepted or rejected draft moves the acceptance rate
+RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves this rate back, to try drafts again
 
 
 class Drafter(Protocol):
@@ -46,7 +46,7 @@ class Drafter(Protocol):
         """
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Notes how many tokens of the last proposal were drafted, and how many of the first of these were accepted."""
+        """Notes how many tokens of the last proposal were computed as drafts, and how many of these were accepted."""
 
     def stop(self) -> None:
         """Makes propose() return no tokens from now on."""
@@ -63,7 +63,7 @@ class Speculation:
         self.draft_tokens = 0
         self.accepted_tokens = 0
         self.drafted_at = [0] * MOST_DRAFTS  # counts of drafts by their index among the drafts of a chunk
-        self.accepted_at = [0] * MOST_DRAFTS  # the same for accepted drafts
+        self.accepted_at = [0] * MOST_DRAFTS  # counts of accepted drafts by the same index
         self.drafters: dict[Sequence, Drafter] = {}  # the drafter of each sequence, until the sequence leaves
         self._config = config
         self._rows = min(TILE, config.max_step_tokens)
@@ -84,7 +84,7 @@ class Speculation:
         free = self._rows - sum([chunk.length for chunk in decodes])
         if free <= 0 or not decodes:
             return decodes
-        cost = MARGIN * costs(len(decodes)) * len(decodes)  # relative to one token of the step's len(decodes) tokens
+        cost = MARGIN * costs(len(decodes)) * len(decodes)  # in units of the step's time per decode
         if self.proposer is not None:
             self._ask_model(self.proposer, decodes, free // len(decodes), cost, costs)
         extended = []

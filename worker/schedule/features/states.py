@@ -33,7 +33,7 @@ class States:
         self._interval = -(-interval // page_size) * page_size
 
     def has_room(self, found: int | None) -> bool:
-        """Whether there are enough slots for a sequence to join. found: the published slot that it begins with."""
+        """Whether a sequence has enough slots to join. found: the published slot that the sequence begins with."""
         revived = found is not None and not self.pool.owned(found)
         return self._own + revived <= self.pool.available
 
@@ -76,9 +76,10 @@ class States:
     def next_checkpoint(self, sequence: Sequence, position: int) -> int:
         """Returns the next position after `position` at which a state is to be published. 0: nothing is published.
 
-        This is a multiple of the interval, or the end of the last full page before the last token of the prompt,
-        because the same prompt and the next turn of a conversation continue there. If only the end of a prompt is
-        scored, it is the end of the last full page before this end, because other ends of the prompt continue there.
+        The position is a multiple of the interval, or the end of the last full page before the last token of the
+        prompt, because the same prompt and the next turn of a conversation continue there. If only the end of a prompt
+        is scored, the position is the end of the last full page before this end, because prompts with other ends
+        continue there.
         """
         if not self._interval:
             return 0

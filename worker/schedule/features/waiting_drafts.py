@@ -11,9 +11,9 @@ from typing import Protocol
 from worker.schedule.features.speculation import LEARNING_RATE, Acceptance, NgramDrafter
 from worker.schedule.sequence import Sequence
 
-INITIAL_ACCEPTANCE = 0.6  # the assumed acceptance rate: a model's drafts are right more often than repetitions
+INITIAL_ACCEPTANCE = 0.6  # assumed acceptance rate: a model's drafts are right more often than NgramDrafter's
 PROBE_EVERY = 24  # steps until a sequence without drafts gets one again, if drafts are accepted in other sequences
-RESULTS = 32  # a sequence begins with the mean of about this many results of earlier sequences
+RESULTS = 32  # a sequence's first rate is the mean of about this many results of earlier sequences
 
 
 class Proposer(Protocol):
@@ -105,7 +105,7 @@ class WaitingDrafts:
         self._accepted += accepted
         self._results += 1
         self._experience.record(accepted=accepted > 0)
-        rate = max(LEARNING_RATE, 1 / (1 + self._results))  # the rate of a plain mean, until there are many results
+        rate = max(LEARNING_RATE, 1 / (1 + self._results))  # a plain mean of the first results, then LEARNING_RATE
         self._acceptance.record(accepted, rejected=accepted < drafted, rate=rate)
 
     def stop(self) -> None:

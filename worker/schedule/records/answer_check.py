@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-MOST_DRAFTS = 255  # in one step: each draft needs a row of logits, which is as long as the vocabulary
+MOST_DRAFTS = 255  # drafts in one step: each needs a row of logits, which is as long as the vocabulary
 
 
 @dataclass(slots=True, eq=False)
@@ -10,7 +10,7 @@ class AnswerCheck:
     """The answer that a sequence checks, and how many of its ids a step may compute."""
 
     answer: list[int]
-    most_drafts: int = MOST_DRAFTS  # in one step; halved when a step has failed
+    most_drafts: int = MOST_DRAFTS  # drafts in one step; halved when a step has failed
 
     def ahead(self, output_len: int) -> int:
         """Returns how many ids can be drafts after `output_len` output tokens. The last id is never a draft."""
@@ -21,7 +21,7 @@ class AnswerCheck:
         return tuple(self.answer[output_len : output_len + min(self.ahead(output_len), self.most_drafts)])
 
     def finished(self, output_len: int, last: int) -> bool:
-        """Whether the check is over: the output is as long as the answer, or its `last` token differs."""
+        """Whether the check is over: the output is as long as the answer, or its `last` token is not the answer's."""
         return output_len >= len(self.answer) or (output_len > 0 and last != self.answer[output_len - 1])
 
     def failed(self, drafts: int) -> None:

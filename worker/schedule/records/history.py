@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class History:
-    """The history of a sequence. Times are seconds of the loop's clock; 0 means that it has not happened yet."""
+    """The history of a sequence. Times are seconds of the loop's clock; 0: the event has not happened yet."""
 
     arrival: float = 0.0
     admitted: float = 0.0  # when the sequence first got pages

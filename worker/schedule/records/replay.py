@@ -1,11 +1,11 @@
-"""Computes existing output again, because the next tokens depend on more than its ids (see mirostat.py)."""
+"""Computes existing output again, because the next tokens depend on more than the ids (see mirostat.py)."""
 
 from dataclasses import dataclass
 
 from worker.schedule.records.answer_check import AnswerCheck
 from worker.schedule.sequence import Sequence
 
-MOST_REPLAYED = 31  # tokens in one step: each needs a row of logits, which is copied to the host
+MOST_REPLAYED = 31  # most tokens to replay in one step; each needs a row of logits, copied to the host
 
 
 @dataclass(slots=True, eq=False)

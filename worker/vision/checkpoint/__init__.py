@@ -4,7 +4,7 @@ families        the model families whose tower is supported, as rows of data
 pixtral         reads configs of Pixtral
 lfm2            reads configs of LFM2-VL
 gemma4          reads configs and weights of Gemma 4
-gemma4_unified  the same for Gemma 4 12B, which has no tower
+gemma4_unified  reads configs and weights of Gemma 4 12B, which has no tower
 reading         finds and reads single tensors
 names           the names of a tower's tensors in a checkpoint
 weights         the weights of a tower and its connector, from a checkpoint

@@ -1,6 +1,6 @@
 """Makes a VisionSpec from the files of a checkpoint and the row of its family.
 
-A config leaves out settings that equal the defaults of its class in transformers, so each family states them here.
+A config leaves out settings that equal the defaults of its class in transformers, so the rows state these defaults.
 """
 
 import json
@@ -62,7 +62,7 @@ class VisionFamily:
     defaults: Config
     bucketed: bool = False
     bidirectional: bool = False
-    names: Config = field(default_factory=dict)  # the names of the sizes in its config
+    names: Config = field(default_factory=dict)  # the names of the sizes in the family's config
     activation: str = "gelu_pytorch_tanh"
     layout: Layout = "siglip"
     gated: bool = False
@@ -218,7 +218,7 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
 
 
 def _of_any_size(family: VisionFamily, config: Config, vision: Config, text_size: int) -> dict[str, Any]:
-    """Returns the fields of a tower with rotary positions. The MLP of its connector has the text model's width."""
+    """Returns the fields of a tower with rotary positions. The connector's MLP has the text model's width."""
     if _size(vision, "out_hidden_size", 0) != text_size:
         raise UnsupportedModel(f"vision_config: out_hidden_size {vision['out_hidden_size']} is not {text_size}")
     text = config.get("text_config") or config

@@ -68,7 +68,7 @@ class Gemma4Weights:
         return self._reader.nbytes(self._shapes())
 
     def load(self) -> EncoderWeights:
-        """Raises CheckpointError if a tensor is missing or superfluous, or has a wrong shape."""
+        """Loads the weights. Raises CheckpointError if a tensor is missing, superfluous or has a wrong shape."""
         spec, prefix, shapes = self._spec, self._prefix, self._shapes()
         read = self._reader.read(shapes, prefix)
         patches = read(prefix + PATCHES)  # the three colours are the last dimension
@@ -130,10 +130,10 @@ class Gemma4Weights:
         return ClampedLinear(packed, (low, high), (least, most))
 
     def _in_halves(self, rows: Tensor) -> Tensor:
-        """Reorders the dimensions of heads from the checkpoint's order of quarters to the one of this project.
+        """Reorders the dimensions of heads from the checkpoint's order of quarters to Sluice's order.
 
-        The checkpoint's first two quarters rotate together by the column, and the others by the row. Here quarters one
-        and three rotate by the row, two and four by the column (positions.py).
+        In the checkpoint, the first two quarters rotate by the column, and the others by the row. In Sluice, quarters
+        one and three rotate by the row, two and four by the column (positions.py).
         """
         quarter = self._spec.hidden_size // self._spec.heads // 4
         order = torch.arange(len(rows), device=rows.device).view(-1, 4, quarter)[:, [2, 0, 3, 1]]

@@ -41,7 +41,7 @@ def unified_fields(config: Config, vision: Config, processor: Config) -> dict[st
 
 
 class UnifiedWeights:
-    """The weights in a checkpoint. prefix: the prefix of their names"""
+    """The weights in a checkpoint. prefix: the prefix of the weights' names"""
 
     def __init__(self, reader: TowerReader, spec: VisionSpec, prefix: str) -> None:
         self._reader, self._spec, self._prefix = reader, spec, prefix
@@ -52,7 +52,7 @@ class UnifiedWeights:
         return self._reader.nbytes(self._shapes())
 
     def load(self) -> EmbedderWeights:
-        """Raises CheckpointError if a tensor is missing or superfluous, or has a wrong shape."""
+        """Loads the weights. Raises CheckpointError if a tensor is missing, superfluous or has a wrong shape."""
         prefix, shapes = self._prefix, self._shapes()
         read = self._reader.read(shapes, prefix)
         pixel_norm, norm, last_norm = (self._both(name, read) for name in NORMS)

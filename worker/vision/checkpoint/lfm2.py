@@ -7,7 +7,7 @@ from typing import Any
 from worker.model.checkpoint.checkpoint import UnsupportedModel
 
 Config = Mapping[str, Any]
-MOST = 1 << 18  # largest width of the vectors between the connector's linears, and most learned positions
+MOST = 1 << 18  # limit on the width of vectors between the connector's linears, and on learned positions
 LAYER_NORM_EPS = 1e-5  # the default of torch's layer norm; configs do not state it
 
 

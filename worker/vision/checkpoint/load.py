@@ -37,7 +37,7 @@ def tower_of(folder: Path, text_size: int, dtype: torch.dtype, device: torch.dev
 
 
 def bytes_of_tower(folder: Path, text_size: int, dtype: torch.dtype) -> int:
-    """Returns how many bytes tower_of will load; 0 if pictures are not served. Raises CheckpointError as it does."""
+    """Returns how many bytes tower_of will load; 0 if pictures are not served. Raises the same error as tower_of."""
     try:
         spec = vision_spec(folder, read_config(folder), text_size)
     except UnsupportedModel:  # tower_of says why
@@ -46,7 +46,7 @@ def bytes_of_tower(folder: Path, text_size: int, dtype: torch.dtype) -> int:
 
 
 def layers_with_vectors(folder: Path, text_size: int) -> int:
-    """Returns the number of first layers to which the text model adds vectors of pictures (deepstack)."""
+    """Returns how many of the text model's first layers get vectors of pictures added to them (deepstack)."""
     try:
         spec = vision_spec(folder, read_config(folder), text_size)
     except UnsupportedModel:  # tower_of says why

@@ -21,9 +21,9 @@ class TowerNames:
     positions: str
     layers: str
     norms: tuple[str, str]  # the norm before attention, and the norm before the MLP
-    qkv: tuple[str, ...]  # in order; their rows are concatenated
+    qkv: tuple[str, ...]  # linears whose rows are concatenated in this order
     out: str
-    up: tuple[str, ...]  # in order; their rows are concatenated
+    up: tuple[str, ...]  # linears whose rows are concatenated in this order
     down: str
     last_norm: str
     bare: bool
@@ -72,8 +72,8 @@ NAMES: Mapping[Layout, TowerNames] = {
     ),
 }  # fmt: skip
 APART = ("attn.q", "attn.k", "attn.v")  # names in older GGUF files of Qwen models, which have no "attn.qkv"
-FRAMES = (".weight", ".weight.1")  # the patch embedding in these files has one tensor for each of two frames
-PROJECTIONS: Mapping[Connector, tuple[str, ...]] = {  # for connectors whose tower also occurs with other connectors
+FRAMES = (".weight", ".weight.1")  # in Qwen's GGUF files, the patch embedding has a tensor for each of two frames
+PROJECTIONS: Mapping[Connector, tuple[str, ...]] = {  # TowerNames.projections, where they depend on the connector
     "shuffle": ("modality_projection.proj.weight",), "pool": ("mm_input_projection_weight",),
 }  # fmt: skip
 # Parts of the connector "merge" in some checkpoints: the linear that joins a square's patches, and the norm before it.

@@ -6,7 +6,7 @@ from typing import Any
 from worker.model.checkpoint.checkpoint import UnsupportedModel
 
 Config = Mapping[str, Any]
-MERGES = "spatial_merge_size"  # only configs of mistral3 have this setting, or its default
+MERGES = "spatial_merge_size"  # only configs of mistral3 state this setting or get its default
 
 
 def pixtral_fields(config: Config, vision: Config, processor: Config) -> dict[str, Any]:

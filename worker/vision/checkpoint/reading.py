@@ -49,7 +49,7 @@ class TowerReader:
 
         shapes: the shapes of all tensors that will be read
         prefix: the prefix of the names of the tower's tensors
-        unread: beginnings of names that may occur, too
+        unread: beginnings of the names of tensors that may exist but are not read
 
         Raises CheckpointError if a tensor is missing or superfluous, or has a wrong shape.
         """

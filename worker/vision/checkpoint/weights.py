@@ -39,7 +39,7 @@ def load_tower(
 
 
 def tower_bytes(folder: Path, spec: VisionSpec, dtype: torch.dtype) -> int:
-    """Returns how many bytes the tower takes in memory; 0 if the checkpoint has none. Raises as load_tower does."""
+    """Returns how many bytes the tower takes in memory; 0 without a tower. Raises the same errors as load_tower."""
     with closing(open_source(folder, None)) as source:
         found = _loader(source, spec, dtype, torch.device("cpu"))
         return 0 if found is None else found.nbytes
@@ -62,7 +62,7 @@ class _Loader:
         apart = f"{prefix}{names.layers}0.{APART[0]}.weight" in self._source.tensors
         self._names = replace(names, qkv=APART) if apart else names
         stored = self._source.tensors.shape(prefix + names.patches + FRAMES[0])
-        self._colours_last = names.colours_last and len(stored) == 2  # not in GGUF files: they have a convolution
+        self._colours_last = names.colours_last and len(stored) == 2  # else a convolution, as in GGUF files
         self._by_frame = prefix + names.patches + FRAMES[1] in self._source.tensors
         end = "" if self._names.bare else ".weight"
         projections = self._names.projections or PROJECTIONS[spec.connector]
@@ -163,7 +163,7 @@ class _Loader:
         return stored[(along[:, None] * grid + along[None, :]).flatten().to(stored.device)]
 
     def _patches(self, read: Read) -> PackedLinear:
-        """Reads the patch embedding. In GGUF files it has one tensor for each of two frames."""
+        """Reads the patch embedding, which has one tensor for each of two frames in GGUF files."""
         name = self._prefix + self._names.patches
         if self._by_frame:
             weight = torch.stack([read(name + kind) for kind in FRAMES], dim=2)
@@ -197,7 +197,8 @@ class _Loader:
         if not self._merger:
             return found
         of_patch, merging = map(read, self._merger)
-        # Its columns are in the order channel, patch. The rows that it multiplies have one patch after another.
+        # Columns of `merging` are in the order channel, patch; the rows that it multiplies, in the order patch,
+        # channel.
         by_patch = merging.view(len(merging), self._spec.hidden_size, -1).mT.flatten(1).contiguous()
         return replace(found, norm=of_patch, joined=pack(by_patch, invariant=True))
 

@@ -1,4 +1,4 @@
-"""The launcher's control socket: a frontend's report holds as long as its connection."""
+"""The launcher's control socket: a frontend's report counts until the frontend's connection closes."""
 
 import asyncio
 import stat

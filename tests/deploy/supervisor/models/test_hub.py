@@ -1,4 +1,4 @@
-"""The table distinguishes models on the hub from local models, and a separate process fetches the former."""
+"""The table distinguishes models on the hub from local models, and a separate process fetches models from the hub."""
 
 from pathlib import Path
 

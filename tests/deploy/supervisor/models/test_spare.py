@@ -58,7 +58,7 @@ async def test_ps_shows_the_command_that_it_carries_out() -> None:
         await spare.start(words, child_environment(), (), write_end)
         os.close(write_end)
         with open(read_end, "rb") as pipe:
-            await asyncio.to_thread(pipe.readline)  # the line "Serving HTTP on …"
+            await asyncio.to_thread(pipe.readline)  # reads the line "Serving HTTP on …"
             shown = Path(f"/proc/{waiting.pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
             assert shown == words
             waiting.kill()

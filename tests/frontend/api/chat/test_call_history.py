@@ -79,7 +79,7 @@ def test_templates_with_parameters_between_tags_show_the_calls(source: str, show
 
 @pytest.mark.parametrize("system", [True, False])
 async def test_tools_for_a_template_that_knows_none(tmp_path: Path, system: bool) -> None:
-    """The tools are described in the system message, or without a system message in the user's."""
+    """Tools are described in the system message or, if there is none, in the user's message."""
     source = PLAIN if system else PLAIN.replace("'system'", "'developer'")
     model = Model(tokenizer_with(tmp_path, source), [WEATHER, "Sunny."])
     asked: dict[str, Any] = {"model": MODEL, "tools": TOOLS, "max_tokens": 500}
@@ -122,7 +122,10 @@ def test_empty_texts_beside_calls_and_thoughts_add_no_lines() -> None:
 
 
 def test_many_calls_of_one_message_are_split_in_linear_time() -> None:
-    """Calls keep their order, each followed by its result. Comparing every call with all results took 6 s."""
+    """Calls keep their order, and each call is followed by its result.
+
+    Comparing every call with all results took 6 s.
+    """
     count = 6000
     calls = [call(f"c{i}", "f", {}) for i in range(count)]
     results = [chat_message("tool", str(i)) | {"tool_call_id": f"c{i}"} for i in reversed(range(count))]

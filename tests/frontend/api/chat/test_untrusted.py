@@ -1,4 +1,7 @@
-"""Clients' texts in a chat never become special tokens. A chat without their spellings has its rendered text's ids."""
+"""Clients' texts in a chat never become special tokens.
+
+If no text spells a special token, the prompt has the ids of the rendered chat.
+"""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Prompts as texts, ids and mixtures."""
+"""Prompts that are given as texts, as ids, or as mixtures of both."""
 
 from typing import Any
 

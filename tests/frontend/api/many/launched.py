@@ -43,7 +43,7 @@ class Launcher:
         self.checkpoint = str(save(byte_level(), folder / "checkpoint", tokenizer_config={"chat_template": TEMPLATE}))
         self.table = folder / "models.json"
         self.asleep = False
-        self.problem = ""  # its answer to a Reload: why the table cannot be read
+        self.problem = ""  # the answer to a Reload: the reason why the table cannot be read, or empty
         self._folder, self._version, self._reading = folder, 0, 1
         self.write([Entry("x", name=name) for name in names])
         self._writers: set[asyncio.StreamWriter] = set()
@@ -105,7 +105,7 @@ class Launcher:
 async def launched(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str, load_wait: float = 2 * PATIENCE_S, **config: Any
 ) -> AsyncIterator[tuple[Starlette, Residents, Launcher]]:
-    """Yields the app, whose lifespan has not begun, its table, and its launcher."""
+    """Yields the app, its table, and its launcher. The app's lifespan has not begun."""
     monkeypatch.setattr(residents, "WorkerPool", lambda *_, **more: FakePool(sending(HELLO)))
     settings = with_values(
         Settings(), {"run_dir": str(folder), "load_wait": load_wait, "models": str(folder / "models.json")}

@@ -1,4 +1,4 @@
-"""Sleep and wake: who may ask for them, the answers to requests meanwhile, and that the routes' answers are true."""
+"""Sleep and wake: who may ask for them, how requests are answered meanwhile, and that /is_sleeping tells the truth."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Ollama's messages become messages for chat templates, in which results belong to calls."""
+"""Ollama's messages become messages for chat templates, in which each result of a tool names its call."""
 
 from frontend.api.ollama.messages import Message, chat_messages
 from frontend.api.requests.decoding import convert

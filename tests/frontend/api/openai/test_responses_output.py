@@ -34,7 +34,10 @@ async def post(model: Model, **more: Any) -> Any:
 
 
 async def told(model: Model, **more: Any) -> list[dict[str, Any]]:
-    """Returns the events of a stream. Asserts that an event's name is its type, and that events count from 0."""
+    """Returns the events of a stream.
+
+    Asserts that an event's name is its type, and that sequence numbers count from 0.
+    """
     answer = await sent(model, **more, stream=True)
     events = parse_events(answer.text)
     names = [line.removeprefix("event: ") for line in answer.text.split("\n") if line.startswith("event: ")]

@@ -24,7 +24,7 @@ HEAD = Task("score", labels=1)
 
 @pytest.fixture
 def for_task(tmp_path: Path) -> Iterator[Callable[[Task], Tokenizer]]:
-    """Returns a tokenizer of a model with this task."""
+    """Yields a function that returns the tokenizer of a model with the given task."""
 
     def make(task: Task) -> Tokenizer:
         tokenizer = small_tokenizer(tmp_path)

@@ -27,7 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def receipt_in(event: dict[str, Any]) -> Any:
-    """Returns the receipt from the place where this format puts it, or None."""
+    """Returns the receipt from the place where the event's API format puts it, or None."""
     holders = [event, *event.get("choices", ()), event.get("response")]
     found = [holder["receipt"] for holder in holders if isinstance(holder, dict) and "receipt" in holder]
     return found[0] if found else None

@@ -61,7 +61,7 @@ async def test_minus_one_is_the_whole_vocabulary_where_the_flag_allows_it(
 
 @pytest.mark.parametrize(("prompts", "n"), [(974, 1), (48, 20), (1, 128)])
 async def test_places_of_a_request_are_counted_together(tokenizer: Tokenizer, prompts: int, n: int) -> None:
-    fits = MOST // 269 // (prompts * n)  # most tokens of an answer
+    fits = MOST // 269 // (prompts * n)  # the most tokens that an answer may have
     body = {"prompt": [[5, 6]] * prompts, "n": n, "max_tokens": fits, "logprobs": -1}
     assert (await parsed(tokenizer, completions, body, -1)).sampling.logprobs == 269
     over = body | {"max_tokens": fits + 1}

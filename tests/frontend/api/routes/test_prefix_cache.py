@@ -20,7 +20,7 @@ async def reset(app: object, client: str, **headers: str) -> httpx.Response:
 @pytest.mark.parametrize("client", ["127.0.0.1", "::1", "10.0.0.7", ""])
 async def test_without_keys_nobody_may_wherever_the_request_comes_from(tokenizer: Tokenizer, client: str) -> None:
     pool = FakePool()
-    # a local address gives no right, because a proxy on this host has one, too
+    # a client with a local address may be a proxy on this host, so the address gives no right
     answer = await reset(app_over(pool, tokenizer), client)
     assert answer.status_code == 403 and pool.resets == 0
     assert "--api-key" in answer.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""vLLM's render routes return the ids of the generating routes, without asking a worker."""
+"""vLLM's render routes return the ids that the generating routes send to a worker, without asking a worker."""
 
 from typing import Any
 

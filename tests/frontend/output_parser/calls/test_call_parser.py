@@ -1,4 +1,4 @@
-"""Calls in every format are found in any pieces, when cut off anywhere, and with text around them."""
+"""Calls in every format are found, however the text is cut into pieces or cut off, and with text around them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The calls of an output are numbered, with arguments in any pieces."""
+"""The calls of an output are numbered, however their arguments are cut into pieces."""
 
 from frontend.output_parser.calls.calls import Calls
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart

@@ -1,4 +1,4 @@
-"""Literals of Python and of Gemma 4 become JSON, in any pieces. test_call_parser.py tests all formats."""
+"""Literals of Python and of Gemma 4 become JSON, however they are cut. test_call_parser.py tests all formats."""
 
 import ast
 import json

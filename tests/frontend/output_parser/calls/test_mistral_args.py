@@ -1,4 +1,4 @@
-"""Calls of newer Mistral models are parsed in any pieces, and enforced by a grammar."""
+"""Calls of newer Mistral models are parsed, however they are cut into pieces, and enforced by a grammar."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Parameters between tags become JSON, in any pieces. test_call_parser.py tests all formats."""
+"""Parameters between tags become JSON, however they are cut. test_call_parser.py tests all formats."""
 
 import json
 

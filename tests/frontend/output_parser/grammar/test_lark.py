@@ -1,4 +1,4 @@
-"""Parts of a Lark grammar."""
+"""Functions that make parts of a Lark grammar: escaped texts, words, rules, text until a tag."""
 
 import re
 

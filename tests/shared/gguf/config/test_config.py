@@ -31,7 +31,10 @@ TOKENS = {"tokenizer.ggml.tokens": ["a", "b", "c"]}
 
 
 def container(architecture: str, change: dict[str, Any] | None = None, **types: str) -> Container:
-    """Returns a file of this architecture with two layers. types: of further tensors; in their names, __ means a dot"""
+    """Returns a file of this architecture with two layers.
+
+    types: name of a further tensor, with __ for a dot → its type
+    """
     values = {
         "block_count": 2, "context_length": 512, "embedding_length": 8, "feed_forward_length": 16,
         "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 4, "attention.value_length": 4,

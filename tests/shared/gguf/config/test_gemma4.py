@@ -1,4 +1,4 @@
-"""config.json of Gemma 4: differences between layers, and files with false values for them."""
+"""config.json of Gemma 4 states sizes that differ between layers; files with contradictory sizes are refused."""
 
 import struct
 from dataclasses import replace

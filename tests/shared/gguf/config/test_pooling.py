@@ -1,4 +1,4 @@
-"""GGUF files of embedding models."""
+"""GGUF files with a pooling type are embedding models."""
 
 from pathlib import Path
 

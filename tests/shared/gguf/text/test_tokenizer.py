@@ -99,7 +99,7 @@ ALIASES = {"exaone4": "gpt-2", "starcoder": "smollm", "refact": "smollm", "chatg
 
 
 def sentencepiece(*, prefix: bool) -> tuple[Tokenizer, dict[str, float]]:
-    """Llama 2's kind of tokenizer, or Gemma's without a prefix, in which runs of spaces are user-defined tokens.
+    """Llama 2's kind of tokenizer; without `prefix` Gemma's kind, in which runs of spaces are user-defined tokens.
 
     Returns the tokenizer with the scores of its pieces, from which transformers derives the merges.
     """
@@ -180,7 +180,7 @@ def test_tokenizer_of_gemma4_equals_the_original() -> None:
 
 
 def test_hostile_texts_tell_the_patterns_apart() -> None:
-    """Each two patterns split some text differently; otherwise, the tests above could pass with a wrong pattern."""
+    """Any two patterns split some text differently, so the tests above cannot pass with a wrong pattern."""
     texts, vocabularies = hostile(3000), {}
     for pre, original in ORIGINALS.items():
         parts = original()

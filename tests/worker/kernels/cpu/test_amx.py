@@ -73,7 +73,7 @@ def test_emulated_dot_sums_two_chains_from_zero(rows: int, pairs: int, columns: 
         load(tile, x)
     emulated_amx.library().emulated_dot(0, 1, 2)
     chains = torch.zeros(2, rows, columns)
-    for k in range(pairs):  # a product of two bf16 is exact in fp32: adding it is a fused multiply-add
+    for k in range(pairs):  # a product of two bf16 is exact in fp32, so adding it equals a fused multiply-add
         for odd, chain in enumerate(chains):
             chain += a[:, 2 * k + odd, None].float() * b[k, odd::2].float()
     assert torch.equal(stored(0, rows, columns), expected + (chains[0] + chains[1]))

@@ -1,4 +1,4 @@
-"""The C library's matmul and row kernels agree with plain torch on every instruction set here; tests of their bits."""
+"""The C library's matmul and row kernels agree with plain torch, and keep their bits, on every instruction set here."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -74,7 +74,10 @@ class Story:
 
 
 def story(lengths: list[int], heads: int, kv_heads: int, d: int, dtype: torch.dtype, sinks: bool = False) -> Story:
-    """Draws sequences. Sinks are exact in bf16, to which torch rounds them; one takes nearly all weight of its head"""
+    """Draws sequences.
+
+    Sinks are exact in bf16, to which torch rounds them; one sink takes nearly all weight of its head
+    """
     make = torch.Generator().manual_seed(0)
     logits = (torch.randn(heads, generator=make) * 3).bfloat16().float()
     logits[heads // 2] = 12.0

@@ -63,7 +63,7 @@ def test_tiles_give_the_bits_of_integers(code_map: CodeMap, group: int, minimum:
 @pytest.mark.parametrize("minimum", [False, True])
 @pytest.mark.parametrize("group", [16, 32])
 def test_eight_bits_have_the_same_bits_in_tiles_and_in_few_rows(group: int, minimum: bool) -> None:
-    """With AMX, inputs are rounded to fewer bits, so the bits differ from those of other instruction sets."""
+    """With AMX, inputs are rounded to fewer bits, so products differ from those of other instruction sets."""
     torch.manual_seed(group)
     for n, k in ((96, 256), (64, 160), (40, 48), (70, 1024), (33, 32)):
         weight, x = drawn(INT8, n, k, group, minimum), inputs(k)

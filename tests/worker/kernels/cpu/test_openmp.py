@@ -1,4 +1,4 @@
-"""How OpenMP threads wait."""
+"""OpenMP threads spin only briefly while they wait, unless the operator has set something else."""
 
 import os
 

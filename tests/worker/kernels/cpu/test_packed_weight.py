@@ -21,16 +21,16 @@ def relative_error(ours: Tensor, x: Tensor, weight: QuantizedWeight) -> float:
 
 
 def tolerance(code_map: CodeMap, dtype: torch.dtype, kind: int) -> float:
-    """Returns the largest relative error that products of random inputs may have. kind: of the packed weight"""
+    """Returns the largest relative error that products of random inputs may have. kind: kind of the packed weight"""
     if dtype == torch.bfloat16 and code_map is NF4 and multiplies_bf16():
         return 3e-3  # this kind rounds values to bf16
     if kind in (INTEGER4, INTEGER8):
         # An input becomes an integer times a power of two, which its block of at most 128 inputs shares. The largest
         # integer has 15 bits, so the error of an input is at most 2^-15 of the largest input. An input of at least 2^-7
-        # of the largest has no error, because it has 8 bits. The largest of 128 normal numbers is below 5 standard
-        # deviations, and 2 x 0.4 x 5 x 2^-7 = 3 % of the numbers are below 2^-7 of it. So the error of a product of
-        # random inputs is below sqrt(3 % / 3) x 5 x 2^-15 = 1.5e-5 of its size. Twice that leaves room for chance.
-        # With AMX, inputs to codes of eight bits have three bits fewer.
+        # of the largest has no error, because a bf16 number has 8 bits. The largest of 128 normal numbers is below 5
+        # standard deviations, and 2 x 0.4 x 5 x 2^-7 = 3 % of the numbers are below 2^-7 of it. So the error of a
+        # product of random inputs is below sqrt(3 % / 3) x 5 x 2^-15 = 1.5e-5 of its size. Twice that leaves room for
+        # chance. With AMX, inputs to codes of eight bits have three bits fewer.
         return 3e-5 * (8 if kind == INTEGER8 and bindings.tier() == "amx" else 1)
     return 1e-6  # inputs and values are exact, sums are float32
 

@@ -202,7 +202,7 @@ def attentions() -> Iterable[Tensor]:
             given = fused, case.cache_k, case.cache_v, case.query_start_loc, case.seq_lens, case.page_table
             more = {"sinks": random(2 * group), "softcap": 3.0}
             for extra in ({}, more):
-                # sequences of one row alone are split
+                # only sequences of one row are split
                 with patch.multiple(attention, PARTIAL_BYTES=0, SPLITS_AT_ONCE=2):
                     yield attention.attention_triton(
                         *given, case.max_kv_len + 40, scale=0.2, window=window, **extra
@@ -417,7 +417,7 @@ def test_adverse_interpreter_orders_programs_at_their_atomics() -> None:
     assert x.tolist() == [3.0] and y.tolist() == [3.0, 1.0, 1.0, 1.0]
 
 
-FAR = (1 << 31) + (1 << 20)  # elements: beyond 32-bit offsets; unwritten memory costs nothing
+FAR = (1 << 31) + (1 << 20)  # number of elements, beyond 32-bit offsets; unwritten memory costs nothing
 
 
 def test_attention_triton_handles_a_cache_beyond_32_bit_offsets() -> None:

@@ -50,11 +50,11 @@ class Area:
             self.moved = whole.as_strided(given.shape, given.stride())
         self.begin = self.moved.data_ptr()
         self._done = np.zeros(span, np.uint8)
-        self._released = np.zeros(span, np.uint8)  # accesses of programs before a barrier and an atomic
+        self._released = np.zeros(span, np.uint8)  # accesses before a barrier and then an atomic
         self._acquired = False  # whether this program has made an atomic after the released accesses
-        # accesses: indices, states before, kind
+        # recent accesses: (indices, states of the elements before the access, kind of access)
         self._recent: list[tuple[NDArray[np.int64], NDArray[np.uint8], int]] = []
-        self._ordered: list[tuple[NDArray[np.int64], int]] = []  # accesses before a barrier: indices, kind
+        self._ordered: list[tuple[NDArray[np.int64], int]] = []  # (indices, kind) of accesses before a barrier
         self._own: NDArray[np.bool_] | None = None
         if self._given.numel() < span and self._copy is not None:
             own = torch.zeros(span, dtype=torch.bool)

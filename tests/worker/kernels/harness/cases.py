@@ -22,7 +22,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu",
 
 
 def close(got: Tensor, expected: Tensor) -> None:
-    """Asserts that values differ only by rounding in fp32: by at most the dtype's tolerance of the largest value."""
+    """Asserts that values differ only by rounding in fp32: at most by the dtype's tolerance times the largest value."""
     assert got.dtype == expected.dtype and got.shape == expected.shape
     bound = TOLERANCE[got.dtype] * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(got, expected, rtol=0, atol=bound)

@@ -39,8 +39,10 @@ def attend(
     kernel: Any, head: int, group: int, page: int, cache: str = X, extended: bool = False, gpu: int = 90,
     sequences: int = 1, merges: bool = False, spans: bool = False,
 ) -> Variant:  # fmt: skip
-    """Compiles a kernel. extended: with sinks and a soft cap. gpu: compute capability. merges: whether a tile's last
-    program merges the splits. spans: whether rows may attend to keys after their own position.
+    """Compiles a kernel.
+
+    extended: whether the kernel gets sinks and a soft cap. gpu: compute capability. merges: whether a tile's last
+    program merges the splits. spans: whether rows may attend to keys after their own position
     """
     tiles = attention.choose_tiles(head, group, torch.bfloat16, SHARED[gpu])
     split = kernel is attention._split_kernel
@@ -116,8 +118,10 @@ def complaints(made: Any) -> str:
 
 
 def check_overlap(shape: tuple[int, int, int]) -> None:
-    """Asserts that with overlap, most weights of a block are computed during the next block's product, by the same
-    instructions."""
+    """Asserts that with overlap, most softmax weights of a block are computed during the next block's product.
+
+    The products of both forms must use the same instructions.
+    """
     variant = attend(attention._prefill_kernel, *shape, sequences=200)
     plain, made = (
         replace(variant, constants=variant.constants | {"OVERLAP": overlap}).compiled() for overlap in (False, True)

@@ -27,8 +27,8 @@ from worker.kernels.gpu.rowwise import norm as norm_triton
 
 X, F, I32, L, F8 = "*bf16", "*fp32", "*i32", "*i64", "*fp8e4nv"
 I8, BF16, INT8, FP8 = "*i8", torch.bfloat16, torch.int8, torch.float8_e4m3fn
-WIDENED = {BF16: X, INT8: I8, FP8: I8}  # dtype of weights → their type in Triton; tokens are in bfloat16
-DYNAMIC = {INT8: I8, FP8: F8}  # the same, but tokens have the type of the weights
+WIDENED = {BF16: X, INT8: I8, FP8: I8}  # dtype of weights → their type in Triton; activations are in bfloat16
+DYNAMIC = {INT8: I8, FP8: F8}  # dtype of both weights and activations → their type in Triton
 EXACT = {"enable_fp_fusion": False}
 PRODUCTS = [  # rows, N, K, kind of output
     (1, 1152, 6912, "terms"),
@@ -43,7 +43,7 @@ PRODUCTS = [  # rows, N, K, kind of output
     (100, 1000, 333, ""),
 ]
 GATED = [(1, 8192, 3072), (32, 6912, 1152), (128, 8192, 3072), (8192, 9728, 2560)]
-DYNAMIC_PRODUCTS = [  # of Llama-3.2-3B and Qwen3-4B
+DYNAMIC_PRODUCTS = [  # rows, N, K, kind of output: products of Llama-3.2-3B and Qwen3-4B
     (1, 3072, 8192, "terms"),
     (32, 6144, 2560, "terms"),
     (64, 2560, 9728, "terms"),

@@ -74,7 +74,10 @@ def fused(columns: int, depth: int, after: bool) -> Variant:
 
 
 def check_fused(columns: int, depth: int, after: bool) -> None:
-    """Asserts that the fused kernel multiplies and adds squares as two kernels do, and counts after all stores."""
+    """Asserts that the fused kernel multiplies and adds squares as two kernels do.
+
+    A program must count itself as arrived only after all its stores.
+    """
     made = dependent(variant := fused(columns, depth, after), 90)
     plain = dense.norm(columns, after, variant.constants["CHAINS"]).compiled()
     assert sums(made) == sums(plain) != [] and copies(made) == {16} and usage(made).stack == 0

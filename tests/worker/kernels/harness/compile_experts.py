@@ -53,7 +53,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of weights. codes: code map, group size, 16-bit format of scales, has minimums; rows: eight-bit rows"""
+    """A format of weights.
+
+    codes: (code map, group size, 16-bit format of scales, whether there are minimums); () for other formats
+    rows: dtype of eight-bit values with a scale for each row; None for other formats
+    """
 
     name: str
     codes: tuple[Any, ...] = ()
@@ -95,7 +99,7 @@ def linear(model: Model, n: int, k: int, format: Format) -> PackedExperts:
 
 
 def launched(model: Model, format: Format, rows: int, capability: int) -> list[Compilation]:
-    """Returns the compilations of one step of a layer for this GPU."""
+    """Returns the compilations of one step of a layer for a GPU with this compute capability."""
     with ExitStack() as stack:
         machine = stack.enter_context(gpu())
         stack.enter_context(patch.object(tiles, "shared_memory", lambda device: SHARED[capability]))

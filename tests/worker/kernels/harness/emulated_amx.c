@@ -19,7 +19,7 @@ typedef struct {
 } Shapes;
 
 typedef struct {
-    int rows, bytes; /* bytes: of a row. 0 rows: the tile is not in use */
+    int rows, bytes; /* bytes: size of a row. 0 rows: the tile is not in use */
     _Alignas(64) uint8_t data[MOST_ROWS][MOST_BYTES];
 } Tile;
 

@@ -24,7 +24,7 @@ def quantized(
 
 
 def with_scales(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
-    """Returns the weight with scales and minimums that `dtype` holds exactly, and no smaller format does."""
+    """Returns the weight with scales and minimums that are exact in `dtype`, but in no smaller format."""
     factor = 1 + 2**-20 if dtype == torch.float32 else 1 + 2**-10 if dtype == torch.float16 else 1.0
     scale = (weight.scale.bfloat16().float() * factor).to(dtype).float()
     minimum = None if weight.minimum is None else (weight.minimum.bfloat16().float() * factor).to(dtype).float()

@@ -40,7 +40,7 @@ class RecurrentLayer(ABC):
 
 
 def assert_any_cut_and_any_threads_give_the_same_bits(layer: RecurrentLayer) -> None:
-    """layer: has 37 rows. Changes torch's number of threads."""
+    """Asserts it for a layer with 37 rows. Changes torch's number of threads."""
     whole = layer.in_chunks([37])
     for cuts in ([1, 2, 3, 4, 37], [2, 18, 19, 37], list(range(1, 38))):
         assert torch.equal(layer.in_chunks(cuts), whole)
@@ -67,7 +67,7 @@ def assert_company_changes_no_bit(layer: RecurrentLayer) -> None:
 
 
 def assert_cuts_and_a_twin_change_no_bit(layer: RecurrentLayer) -> None:
-    """Checks chunks and company as cheaply as possible, for the slow interpreter. layer: has 9 rows"""
+    """Checks chunks and company of a layer with 9 rows, as cheaply as possible for the slow interpreter."""
     whole, parts = layer.in_chunks([9]), layer.in_chunks([1, 3, 4, 9])
     assert torch.equal(parts, whole)
     twice = layer.run(torch.cat((layer.x, layer.x)), slots([NO_STATE, NO_STATE], [5, 6], [0, 9, 18]))

@@ -22,7 +22,7 @@ def test_rms_norm_follows_the_formula(activation: Activation, function: Callable
 
 @pytest.mark.parametrize("activation", GATED)
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # in the interpreter; 1 / (1 + inf) is right
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter warns, but 1 / (1 + inf) is right
 def test_act_and_mul_triton_agrees_with_torch(activation: Activation, dtype: torch.dtype, device: str) -> None:
     from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
 

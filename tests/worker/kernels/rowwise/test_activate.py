@@ -64,7 +64,7 @@ def test_large_and_small_inputs_and_nan(activation: Activation) -> None:
 
 @pytest.mark.parametrize("activation", PLAIN)
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # in the interpreter; 1 / (1 + inf) is right
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter warns, but 1 / (1 + inf) is right
 def test_activate_triton_agrees_with_torch(activation: Activation, dtype: torch.dtype, device: str) -> None:
     from worker.kernels.gpu.rowwise.activate import activate_triton
 

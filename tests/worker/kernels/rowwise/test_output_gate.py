@@ -32,7 +32,7 @@ def test_gates_far_from_zero_open_and_close() -> None:
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # in the interpreter; 1 / (1 + inf) is right
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter warns, but 1 / (1 + inf) is right
 def test_output_gate_triton_agrees_with_torch(dtype: torch.dtype, device: str) -> None:
     from worker.kernels.gpu.rowwise.output_gate import output_gate_triton
 

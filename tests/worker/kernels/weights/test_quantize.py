@@ -108,7 +108,7 @@ def test_triton_reads_every_byte_exactly(kind: Kind, dtype: torch.dtype, device:
 def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     columns: int, depth: int, kind: Kind, dtype: torch.dtype, device: str
 ) -> None:
-    """Holds for all tile shapes, whichever program computes a chain. The test needs a real GPU."""
+    """All tile shapes give the same bits, whichever program computes a chain. The test needs a real GPU."""
     x = random(1100, depth, dtype=dtype, device=device)
     values, scale = quantize(random(columns, depth, device=device, seed=1), kind)
     whole = product(x, values, scale)

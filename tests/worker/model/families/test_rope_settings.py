@@ -1,4 +1,4 @@
-"""Rotary settings of a config as a RopeSpec."""
+"""The rotary settings of a config become a RopeSpec."""
 
 import math
 

@@ -124,7 +124,7 @@ def test_flag_quantizes_experts_but_no_router(
 
 @pytest.mark.parametrize("name", ["int8 a row", "fp8 a row", "fp8 a tensor", "int8 a group"])
 def test_one_scale_for_a_row_is_for_kernels_of_a_gpu(copy: Copy, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These kernels get the stored values and scales of every expert. With finer scales, weights stay in groups."""
+    """Kernels of a GPU get the stored values and scales of every expert; with finer scales, weights stay in groups."""
     given: list[int] = []
 
     def seen(*how: Any, count: int, **more: Any) -> PackedExperts:

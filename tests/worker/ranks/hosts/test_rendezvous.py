@@ -109,7 +109,7 @@ def test_another_key_is_told_to_who_connects_and_another_fact_names_both_values(
 
 
 def test_who_listens_lets_nobody_in_without_a_proof_of_its_own() -> None:
-    """Refused are a stranger and a client that returns the proof it received. A silent client delays no others."""
+    """A stranger, and a client that returns the proof it received, are refused. A silent client delays no others."""
     port = free_ports(1)
     with Door(port, SECRET) as door, closing_all() as opened:
         for _ in range(3):

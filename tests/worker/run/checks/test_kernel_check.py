@@ -79,7 +79,10 @@ def test_correct_operations_agree(checkpoints: Checkpoints, kind: str, kept: str
 
 
 def rounded_later(name: str) -> Change:
-    """Computes the plain form in float32 and rounds only the results, which differs more than a kernel would."""
+    """Returns a change that computes the plain form in float32 and rounds only its results.
+
+    These differ more from the plain form's results than a kernel's do.
+    """
 
     def wide(value: Any) -> Any:
         if isinstance(value, PackedLinear):
@@ -245,7 +248,7 @@ def test_kernel_failing_in_the_largest_step_makes_all_plain(decoder: Decoder, ca
 def test_device_left_unusable_by_a_kernel_raises_device_broken(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After that, no operation works on the device, and neither do the plain forms."""
+    """After the kernel's failure, no operation works on the device, not even in its plain form."""
     from worker.run.checks import kernel_check
 
     def broken(*args: Any, **how: Any) -> Any:
@@ -260,7 +263,7 @@ def test_device_left_unusable_by_a_kernel_raises_device_broken(
 
 
 def test_out_of_memory_in_the_check_is_not_a_fault(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
-    """It is no fault either if the plain forms, which need more memory, run out of it."""
+    """If the plain forms, which need more memory than kernels, run out of memory, that is no fault either."""
 
     def full(*args: Any, **how: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried")

@@ -18,7 +18,7 @@ from worker.model.decoder import Decoder
 from worker.run.checks.option_check import REPLAYS, with_sound_options
 
 LENGTH = 800
-Wrong = Callable[[GpuOptions, int], bool]  # of the options, and how often the operation ran with any option
+Wrong = Callable[[GpuOptions, int], bool]  # whether a result is wrong: (options, number of calls with an option so far)
 
 
 def worker(options: str, **settings: Any) -> WorkerConfig:

@@ -24,7 +24,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True)
 class EagleKind:
-    """served: the kind of the served model. layers: its layers that the head reads. ids: these layers in the config"""
+    """served: the kind of the served model. layers: its layers that the head reads. ids: their ids in the config"""
 
     served: str
     layers: tuple[int, ...]

@@ -42,7 +42,10 @@ def sequences() -> list[Sequence]:
 def served(
     folder: Path, drafter: Proposer | None, reader: Reader | None = None, **settings: Any
 ) -> tuple[list[list[int]], Scheduler, int]:
-    """Returns the tokens of all sequences, the scheduler, and the number of steps. reader: Runner.hidden_reader."""
+    """Returns the tokens of all sequences, the scheduler, and the number of steps.
+
+    reader: becomes the runner's `hidden_reader`
+    """
     decoder = batch_invariant_decoder(folder, torch.float32)
     groups = cache_groups(decoder.spec, MAX_SEQ_LEN, paged=True)
     cache = KVCache(decoder.spec, [60] * len(groups), 16, torch.float32, "cpu", groups, 40, torch.float32)

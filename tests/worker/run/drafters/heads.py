@@ -90,7 +90,7 @@ def with_head(kind: str, folder: Path, to: Path) -> Head:
     added = {f"{of.names[field]}.weight": part.weight.data for field, part in parts.items()}
     for name, tensor in head.layer.state_dict().items():
         added |= {of.prefix + own: part for own, part in _as_published(name, tensor).items()}
-    if kind == "glm4-moe":  # published GLM checkpoints have copies that no code reads
+    if kind == "glm4-moe":  # published GLM checkpoints have copies of these, which no code reads
         added |= {f"{of.prefix}{name}.weight": torch.zeros(3, 5) for name in ("embed_tokens", "shared_head.head")}
     stored = {name: tensor.contiguous() for name, tensor in added.items()}
     save_file(load_file(to / WEIGHTS) | stored, to / WEIGHTS, metadata={"format": "pt"})

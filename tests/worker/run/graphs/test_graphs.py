@@ -40,7 +40,7 @@ class Counted(EagerGraph):
 
 @pytest.fixture(autouse=True)
 def return_pages_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the block of keys to one position, as CPU kernels read. Otherwise, short sequences would return no page."""
+    """Sets the block in which kernels read keys to one position, so that short sequences return pages, too."""
     monkeypatch.setattr(window, "KEY_BLOCK", 1)
 
 

@@ -97,7 +97,7 @@ def test_preempted_between_two_attempts_starts_anew() -> None:
 
 @pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8, 0.95])
 def test_number_of_drafts_pays_for_the_rows_that_a_rejection_repeats(acceptance: float) -> None:
-    """No other number of drafts gains more, by the expected numbers of rows and tokens."""
+    """The chosen number of drafts gives the most expected tokens for the expected cost of all rows."""
     kind, cost, repeats = Acceptance(), 0.07, 3
     kind.acceptance = acceptance
 

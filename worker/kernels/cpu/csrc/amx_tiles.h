@@ -7,7 +7,7 @@
 #define TILE_STORE(t, p, stride) \
     __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((long)(stride)) : "memory")
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t::: "memory")
-/* Computes tmm<c> += tmm<a> [rows x 32 bf16] times tmm<b> [16 pairs x 16 columns x 2 bf16] */
+/* Computes tile c += tile a [rows x 32 bf16] times tile b [16 pairs x 16 columns x 2 bf16]. */
 #define TILE_DOT(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory")
 
 typedef struct {

@@ -32,7 +32,8 @@ static int has_avx_vnni(void) {
     return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
 }
 
-/* Returns whether this machine can run the kernels of an instruction set. instruction_set.py has the same order. */
+/* Returns whether this machine can run the kernels of an instruction set. The numbers are indexes into the lists of
+ * instruction_set.py. */
 __attribute__((visibility("default"))) int supports(int instruction_set) {
     __builtin_cpu_init();
     switch (instruction_set) {
@@ -55,7 +56,8 @@ __attribute__((visibility("default"))) int supports(int instruction_set) {
 }
 #endif
 
-/* Requests huge pages for memory that is read from end to end. If the system grants none, only speed suffers. */
+/* Requests huge pages for memory that is read from end to end. If the system grants no huge pages, reads are only
+ * slower. */
 __attribute__((visibility("default"))) void advise_huge_pages(void *start, long bytes) {
     uintptr_t page = 1 << 21, from = ((uintptr_t)start + page - 1) / page * page;
     uintptr_t to = ((uintptr_t)start + bytes) / page * page;

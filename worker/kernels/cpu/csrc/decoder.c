@@ -2,11 +2,12 @@
  *
  * It calls the same kernels in the same order as the loop in worker/model/decoder.py, so it computes the same bits.
  * The caller passes every kernel as a function pointer for the dtype and instruction set. All buffers are overwritten.
- * x is the residual stream, h its normed rows. `projected` holds the qkv projection, or the gate and up projections.
- * `q` holds the query heads. `inner` holds the output of attention, of a recurrent layer, or of the activation.
+ * `x` holds the residual stream, and `h` its normed rows. `projected` holds the qkv projection, or the gate and up
+ * projections. `q` holds the query heads. `inner` holds the output of attention, of a recurrent layer, or of the
+ * activation.
  *
  * Several processes (ranks) may share a model (tensor parallelism). Each rank has some heads and some columns of every
- * linear, and gathers the columns of the other ranks. */
+ * linear, and receives the columns of the other ranks. */
 #include "adapters/adapters.h"
 #include "experts.h"
 #include "ranks/ranks.h"
@@ -46,17 +47,21 @@ typedef struct {
 
 typedef struct {
     const void *before_attention, *after_attention, *before_mlp, *after_mlp; /* weights of the norms; may be NULL */
-    const Weight *qkv, *gates, *o; /* gates: attention's output gates, DeltaNet's b and a, or Mamba-2's dt; or NULL */
+    const Weight *qkv, *gates, *o; /* gates: attention's output gates, DeltaNet's b and a, or Mamba-2's dt; NULL if the
+                                      layer has no gates */
     Recur *recur; /* the kernel of a recurrent layer; NULL if the layer has attention */
     const void *recurrent; /* the argument `layer` of `recur` */
-    const Weight *gate_up, *down, *shared_gate; /* the MLP; in a layer with experts, the shared expert or NULL */
+    const Weight *gate_up, *down, *shared_gate; /* the linears of the MLP; in a layer with experts, of the shared
+                                                   expert, or NULL */
     const float *activation;                    /* parameters of the activation; may be NULL */
     const Experts *experts;                     /* may be NULL */
-    /* Norms of a layer that adds the outputs of an MLP and of experts; NULL in all other layers. */
+    /* The weights of four norms in a layer that adds the output of an MLP to that of experts; NULL in all other
+     * layers. */
     const void *after_dense, *before_router, *before_experts, *after_experts;
-    const Weight *input_gate, *input_out; /* linears for the layer's vectors in Step.inputs; may be NULL */
+    const Weight *input_gate, *input_out; /* linears for the layer's vectors in Step.inputs (see add_input); may be
+                                             NULL */
     const void *after_input;              /* the norm of input_out's output */
-    const float *scale;                   /* factor of the layer's output; may be NULL */
+    const float *scale;                   /* the factor by which the layer's output is multiplied; may be NULL */
     /* The fields from here on are for attention. */
     const void *q_norm, *k_norm, *v_norm; /* may be NULL */
     const float *cos, *sin, *sinks; /* sinks may be NULL */
@@ -64,7 +69,7 @@ typedef struct {
     long window, group; /* group: the index of this cache's page tables and slots in the step */
     long kv_heads, own_kv_heads, d; /* own_kv_heads: heads that the layer writes; 0 if it reads another layer's cache */
     int normed, kv_format; /* normed: which elements q_norm and k_norm cover (the enum with HEADS in rowwise.c) */
-    int sees_ahead;        /* whether Step.visible_to applies to the layer */
+    int sees_ahead;        /* if true, Step.visible_to applies to this layer */
 } Layer;
 
 typedef struct {
@@ -73,32 +78,36 @@ typedef struct {
     const void *last_norm;
     long num_layers, hidden_size, heads, page_size, element_size, input_size; /* input_size: see Step.inputs */
     float eps, offset, scale, softcap, residual_scale;
-    const float *query_scales; /* a factor of the queries for each position; NULL: no factors */
-    int activation, parallel, is_bf16; /* parallel: attention and feed-forward read the same normed rows */
-    volatile uint64_t *layers_started; /* a counter over all steps, which shows that a long step makes progress */
+    const float *query_scales; /* the factor of the queries at each position; NULL: queries are not multiplied */
+    int activation, parallel, is_bf16; /* parallel: if true, attention and feed-forward read the same normed rows */
+    volatile uint64_t *layers_started; /* counts layers over all steps, to show that a long step makes progress */
     Ranks *ranks; /* NULL: this process has the whole model */
 } Model;
 
 typedef struct {
     char *x, *h, *projected, *gates, *q, *inner;
-    char *gathered, *own_columns; /* with ranks: `inner` of all ranks; this rank's columns of a product */
+    char *gathered, *own_columns; /* gathered: `inner` of all ranks; own_columns: this rank's columns of a product. Only
+                                     used with ranks */
     char *scratch;            /* for recurrent layers and for experts */
-    char *inputs; /* [t][num_layers][input_size]: vectors that layers add (add_input), or NULL */
+    char *inputs; /* [t][num_layers][input_size]: vectors that add_input adds to the rows; may be NULL */
 #include "step_columns.h"
-    const int32_t *const *page_tables; /* one for each group of layers */
-    const int32_t *visible_to; /* [t] how many keys each row sees; NULL: each sees the keys up to its own position */
-    const float *cos, *sin;    /* rotary tables that replace the tables of all layers; NULL: not replaced */
-    const int64_t *rope_rows;  /* [t] each row's index in the rotary tables; NULL: its position */
-    const int64_t *added_rows; /* [added_count] rows of x to which `added` is added, ascending */
-    const char *const *added;  /* [num_added]: the vectors to add to added_rows after each of the first layers */
+    const int32_t *const *page_tables; /* [groups of layers]: the page table of each group */
+    const int32_t *visible_to; /* [t] how many keys each row sees; NULL: a row sees the keys up to its own position */
+    const float *cos, *sin;    /* rotary tables that replace the tables of all layers; NULL: the layers keep their own
+                                  tables */
+    const int64_t *rope_rows;  /* [t] the row of the rotary tables for each row; NULL: the row of its position */
+    const int64_t *added_rows; /* [added_count] the rows of x to which the vectors `added` are added, ascending */
+    const char *const *added;  /* [num_added]: vectors to add to added_rows of x after each of the first layers */
     long num_added, added_count;
-    const char *first; /* [t][inputs] the input of the first layer's projections; NULL: h */
-    char *const *tapped; /* [num_layers]: where to copy the layer's outputs of the output rows, or NULL; may be NULL */
+    const char *first; /* [t][inputs]: the input of the first layer's projections; NULL: it is h */
+    char *const *tapped; /* [num_layers]: where each layer's output for the output rows is copied, or NULL; `tapped` may
+                            be NULL */
     long t, seqs, page_table_stride, num_outputs;
-    long layers_of_all; /* how many layers compute all rows; later layers compute only the output rows, and write no
+    long layers_of_all; /* how many layers compute all rows. The later layers compute only the output rows, and write no
                            K/V and no state */
     int threads;
-    const StepAdapters *adapters; /* [2]: for all rows, for the output rows; NULL if no row has an adapter */
+    const StepAdapters *adapters; /* [2]: the adapters of all rows, and of the output rows; NULL if no row has an
+                                     adapter */
 } Step;
 
 static int multiply(const Model *m, const Step *s, const GemmJob *jobs, long count) {
@@ -182,8 +191,8 @@ static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
     return linear_of_inner(m, s, l->down, out);
 }
 
-/* Replaces h by the output of its mixture of experts. The shared expert's output goes to `projected`, its gate's logits
- * to `q`. */
+/* Replaces h by the output of the layer's mixture of experts. Stores the output of the shared expert in `projected`,
+ * and the logits of its gate in `q`. */
 static int mixture(const Model *m, const Step *s, const Layer *l) {
     ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
     if (l->gate_up && mlp(m, s, l, s->projected)) return 1;
@@ -192,8 +201,8 @@ static int mixture(const Model *m, const Step *s, const Layer *l) {
                            l->shared_gate ? (const float *)s->q : NULL, s->h, s->t, s->scratch, s->threads);
 }
 
-/* Replaces h by the normed output of the MLP plus the normed output of the experts. The router and the experts each
- * norm x with a weight of their own. */
+/* Replaces h by the normed output of the MLP plus the normed output of the experts. The inputs of the router and of the
+ * experts are two different norms of x. */
 static int mlp_beside_experts(const Model *m, const Step *s, const Layer *l) {
     ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
     if (mlp(m, s, l, s->h)) return 1;
@@ -222,7 +231,7 @@ static int add_input(const Model *m, const Step *s, const Layer *l) {
 }
 
 static int feed_forward_block(const Model *m, const Step *s, const Layer *l, const void *next_norm) {
-    char *mixed = m->parallel ? s->projected : s->h; /* if parallel, the feed-forward still needs h as it is */
+    char *mixed = m->parallel ? s->projected : s->h; /* with `parallel`, h is still needed */
     if (linear_of_inner(m, s, l->o, mixed)) return 1;
     norm(m, s, mixed, l->after_attention, mixed);
     add_norm(m, s, mixed, l->before_mlp);
@@ -258,7 +267,7 @@ static void drop_other_rows(const Model *m, Step *s, const Layer *l) {
     if (s->adapters) s->adapters++;
 }
 
-/* Adds vectors to the rows added_rows of x, and recomputes the norm of these rows. */
+/* Adds vectors to the rows of x that added_rows names, and recomputes the norm of these rows. */
 static void add_vectors(const Model *m, const Step *s, const char *vectors, const void *weight) {
     long bytes = m->hidden_size * m->element_size;
     for (long i = 0, rows; i < s->added_count; i += rows) {
@@ -278,7 +287,8 @@ static void copy_outputs(const Model *m, const Step *s, char *out, const int64_t
 }
 
 /* Runs all layers. x holds the embedded tokens. Afterwards the first `num_outputs` rows of h are the normed output.
- * outputs: the step with only the output rows, for the layers that compute only those; NULL: no layer needs it.
+ * outputs: a step with only the output rows, for the layers that compute only these rows; NULL: all layers compute all
+ * rows.
  * Returns 0, or 1 when memory is exhausted or a rank is gone; some layers have then written K/V and states. */
 __attribute__((visibility("default"))) int decoder_forward(const Model *m, const Step *args, const Step *outputs) {
     Step step = *args;

@@ -3,14 +3,14 @@
  *
  * A slot is one (row, chosen expert) pair. The slots of all rows are sorted by expert, so an expert's weights are read
  * once for all rows that chose it, and not at all if no row did. All experts' products run in one parallel region.
- * A row's result does not depend on other rows: neither do its products, and its slots are summed in a fixed order. */
+ * A row's result does not depend on other rows: its products do not, and its slots are summed in a fixed order. */
 #include "experts.h"
 #include "model_limits.h"
 #include <math.h>
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define MIN_PARALLEL_ROWS 32 /* with fewer rows, a second thread costs more than it saves */
+#define MIN_PARALLEL_ROWS 32 /* with fewer rows, a second thread costs more time than it saves */
 
 /* The state of one call. Slots are numbered [t][chosen]. A place is the position of a slot after sorting by expert. */
 typedef struct {
@@ -20,12 +20,14 @@ typedef struct {
     long t, slots, hidden, inner, size; /* inner: this rank's share of the experts' width I; size: bytes per element */
     long own;                           /* this rank's share of the result's columns */
     int threads;
-    float *logits, *weights;          /* [t, count] router logits; [slots] routing weights */
-    int32_t *numbers, *places, *rows; /* expert of each slot; place of each slot; row of each place */
-    int64_t *ends;                    /* [count]: end of each expert's places */
+    float *logits, *weights;          /* logits: [t, count], of the router; weights: [slots], the routing weights */
+    int32_t *numbers, *places, *rows; /* numbers: the expert of each slot; places: the place of each slot; rows: the row
+                                         of each place */
+    int64_t *ends;                    /* [count]: for each expert, the end of its places */
     GemmJob *jobs;                    /* [count] */
-    char *narrow, *wide;              /* [slots, max(H, inner)] elements; [slots, max(2 inner elements, H floats)] */
-    char *gathered, *mixed, *added;   /* only with ranks: [slots, I], [t, own] and [t, own] elements */
+    char *narrow, *wide;              /* narrow: [slots, max(H, inner)] elements; wide: for each slot, the larger of 2 *
+                                         inner elements and H floats */
+    char *gathered, *mixed, *added;   /* only with ranks; in elements: gathered [slots, I], mixed and added [t, own] */
 } Call;
 
 static long max_long(long a, long b) { return a > b ? a : b; }
@@ -64,8 +66,8 @@ EXPORT long experts_scratch(const Experts *e, int is_bf16, long t) {
     return end - begin;
 }
 
-/* Returns an integer that orders (key, expert) pairs. A greater key ranks higher. If keys are equal, the lower expert
- * number ranks higher. A NaN ranks highest, so that it reaches the result and is not hidden. */
+/* Returns an integer that ranks an expert by its key: a greater integer for a greater key or, with equal keys, for a
+ * lower expert number. A NaN gets the greatest integer, so that it reaches the result and is not hidden. */
 static uint64_t rank(float key, long expert) {
     uint32_t bits;
     key += 0.0f; /* -0 equals 0 */
@@ -94,7 +96,7 @@ static float exponentials(const Experts *e, const float *logits, const int32_t *
 /* Sets the weights to sigmoids of the chosen experts' logits. Returns the divisor for the weights: their sum if
  * `normalized`, else 1. */
 static float sigmoids(const Experts *e, const float *logits, const int32_t *numbers, float *weights) {
-    float sum = 1e-20f; /* not 0, because all sigmoids may be zero */
+    float sum = 1e-20f; /* starts above 0, because all sigmoids may be zero */
     for (long i = 0; i < e->chosen; i++) {
         weights[i] = sigmoid(logits[numbers[i]]);
         sum += weights[i];
@@ -102,9 +104,9 @@ static float sigmoids(const Experts *e, const float *logits, const int32_t *numb
     return e->normalized ? sum : 1.0f;
 }
 
-/* Writes the chosen experts of one row, the most likely first, and their routing weights. */
+/* Writes the experts chosen for one row, the most likely first, and their routing weights. */
 static void choose(const Experts *e, const float *logits, int32_t *numbers, float *weights) {
-    uint64_t best[MAX_CHOSEN]; /* the highest ranks so far, descending */
+    uint64_t best[MAX_CHOSEN]; /* the greatest ranks found until now, descending */
     for (long expert = 0, found = 0; expert < e->count; expert++) {
         float key = e->choice_bias ? sigmoid(logits[expert]) + e->choice_bias[expert] : logits[expert];
         uint64_t here = rank(key, expert);
@@ -130,7 +132,7 @@ static void sort_slots(Call *c) {
     for (long expert = 0, begin = 0; expert < c->e->count; expert++) {
         if (c->e->loads) c->e->loads[expert] += c->ends[expert];
         begin += c->ends[expert];
-        c->ends[expert] = begin - c->ends[expert]; /* the begin; the next loop advances it to the end */
+        c->ends[expert] = begin - c->ends[expert]; /* the first place; the next loop advances it to the end */
     }
     for (long slot = 0; slot < c->slots; slot++) {
         long place = c->ends[c->numbers[slot]]++;
@@ -138,7 +140,8 @@ static void sort_slots(Call *c) {
     }
 }
 
-/* Copies each place's row to `narrow`, so that the rows of an expert are contiguous. A single row is not copied. */
+/* Copies each place's row to `narrow`, so that the rows of an expert are contiguous. If the step has a single row,
+ * nothing is copied. */
 static void gather(Call *c) {
     long row = c->hidden * c->size;
     if (c->t == 1) return;
@@ -146,13 +149,13 @@ static void gather(Call *c) {
     for (long place = 0; place < c->slots; place++) memcpy(c->narrow + place * row, c->h + c->rows[place] * row, row);
 }
 
-/* Multiplies the rows of every expert's places by the expert's weight. x: the rows by place, or NULL for the rows of h
- * itself. Returns 0, or 1 when memory is exhausted. */
+/* Multiplies for every expert the rows at its places by its weight. x: a row for each place; NULL: all places have the
+ * only row of h. Returns 0, or 1 when memory is exhausted. */
 static int multiply(Call *c, const Weight *weights, const char *x, long k, char *out, long row_bytes, int out_bf16) {
     long jobs = 0;
     for (long expert = 0, begin = 0; expert < c->e->count; begin = c->ends[expert++]) {
         long rows = c->ends[expert] - begin;
-        const char *from = x ? x + begin * k * c->size : c->h; /* without x, there is a single row, in h */
+        const char *from = x ? x + begin * k * c->size : c->h; /* x is NULL only if h has a single row */
         if (rows) c->jobs[jobs++] = (GemmJob){&weights[expert], from, out + begin * row_bytes, rows};
     }
     return c->kernels->gemm(c->jobs, jobs, out_bf16, c->threads);

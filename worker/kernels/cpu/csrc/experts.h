@@ -18,14 +18,16 @@ typedef struct {
 } ExpertKernels;
 
 typedef struct {
-    const Weight *router, *gate_up, *down; /* gate_up and down: [count], one weight for each expert */
+    const Weight *router, *gate_up, *down; /* gate_up and down: arrays of `count` weights, one for each expert */
     const float *scales;                   /* [count] or NULL: factors for the routing weights */
-    const float *choice_bias;              /* [count] or NULL: added to the sigmoids only to choose experts */
-    int64_t *loads;                        /* [count] or NULL: counters of how many rows chose each expert */
-    Ranks *ranks;       /* the processes that share gate_up and down by columns; NULL: this process has all columns */
-    long count, chosen; /* count: all experts; chosen: experts of each row */
-    int sigmoid, normalized, activation; /* sigmoid: routing weights are sigmoids of the logits, else their softmax;
-                                            normalized: a row's routing weights are divided by their sum */
+    const float *choice_bias;              /* [count] or NULL: added to the sigmoids when experts are chosen, not to the
+                                              routing weights */
+    int64_t *loads;                        /* [count] or NULL: for each expert, a counter of the rows that chose it */
+    Ranks *ranks;       /* processes, each with some columns of gate_up and down; NULL: this process has all columns */
+    long count, chosen; /* count: how many experts there are; chosen: how many of them each row chooses */
+    int sigmoid, normalized, activation; /* sigmoid: if true, routing weights are sigmoids of the logits, else their
+                                            softmax; normalized: if true, a row's routing weights are divided by their
+                                            sum */
 } Experts;
 
 /* Returns how many bytes of scratch memory `experts_forward` needs for t rows. */

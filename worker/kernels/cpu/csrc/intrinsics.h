@@ -8,7 +8,8 @@
 
 #ifdef __x86_64__
 #include <immintrin.h>
-#define USES_AVX2 __attribute__((target("avx2,f16c"))) /* for functions in files that are compiled for any x86-64 */
+#define USES_AVX2 __attribute__((target("avx2,f16c"))) /* marks functions that need AVX2 in files that are compiled for
+                                                          any x86-64 */
 #else
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx2.h>

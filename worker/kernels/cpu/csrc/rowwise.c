@@ -71,7 +71,7 @@ INLINE void add_row(const void *x, const void *y, void *out, long n, float scale
 
 INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + simd_exp(-x)); }
 
-/* In the order of ACTIVATIONS in worker/kernels/rowwise/activate.py. */
+/* The activations, in the order of ACTIVATIONS in worker/kernels/rowwise/activate.py. */
 enum { SILU, GELU_TANH, RELU2, CLAMPED_SWIGLU, XIELU };
 
 /* tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). xIELU has parameters (activate.py). */
@@ -198,7 +198,7 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
             else                                                                                                         \
                 activate_row(x + i * step, out + i * step, n, XIELU, parameters, is_bf16);                               \
     }                                                                                                                    \
-    /* Multiplies each row in place by its position's factor. If positions is NULL: all rows by scales[0]. */            \
+    /* Multiplies each row in place by its position's factor or, if positions is NULL, by scales[0]. */                  \
     EXPORT(scale_rows_##dtype)(char *x, const float *scales, const int64_t *positions, long t, long n, int threads) {    \
         size_t step = n * element_size(is_bf16);                                                                         \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * n >= MIN_PARALLEL_ELEMENTS)")                    \
@@ -263,7 +263,8 @@ STORE_TOKEN(f32, 0)
 STORE_TOKEN(bf16, 1)
 
 /* What the norm of queries or keys covers. HEADS: each head, before the rotary embedding. ROTATED_HEADS: each head,
- * after it. WHOLE: all heads together, before it, with a weight for each element. */
+ * after the rotary embedding. WHOLE: all heads together, before the rotary embedding, with a weight for each
+ * element. */
 enum { HEADS, WHOLE, ROTATED_HEADS };
 
 /* Parameters that are the same for all heads of a step. */

@@ -13,7 +13,7 @@
 #else
 #define SIMD_WIDTH 8
 #endif
-#ifdef SUFFIX /* the AMX kernels define it */
+#ifdef SUFFIX /* the AMX kernels define SUFFIX themselves */
 #elif defined(__AVX512BF16__)
 #define SUFFIX avx512bf16
 #elif defined(__AVX512F__)

@@ -28,7 +28,7 @@ class DeltaNetStruct(Structure):
 
 
 def supports(dtype: torch.dtype, shape: DeltaNetShape) -> bool:
-    """Whether the library can compute layers of this shape for inputs of `dtype`."""
+    """Returns whether the library can compute layers of this shape for inputs of `dtype`."""
     return available(dtype) and shape.taps <= MAX_TAPS
 
 

@@ -18,7 +18,7 @@ class ShortConvStruct(Structure):
 
 
 def supports(dtype: torch.dtype, taps: int) -> bool:
-    """Whether the library can compute convolutions over `taps` tokens for inputs of `dtype`."""
+    """Returns whether the library can compute convolutions over `taps` tokens for inputs of `dtype`."""
     return available(dtype) and taps <= MAX_TAPS
 
 

@@ -11,16 +11,18 @@ results, which are then merged. If a sequence has more rows, its tiles are enoug
 program computes and merges all splits of a tile, with the same functions in the same order. `divide_work` chooses how
 many rows count as few. A sink is added to the sum of a row last, after all splits.
 
-The prefill kernel and the split kernel differ in the height of their tile, but not in the computation of a row. Its
-matrix products come from the same instruction (64 rows for a group of four warps, as many columns, 16 deep), over the
-same columns in the same order. Its maximum and sum come from the same four threads. Both kernels use the same tile
-where four warps cannot hold 64 rows of two accumulators (head sizes above 128), and without tensor cores (float32).
+The prefill kernel and the split kernel differ in the height of their tile, but not in the computation of a row. The
+matrix products of a row come from the same instruction (64 rows for a group of four warps, as many columns, 16 deep),
+over the same columns in the same order. The maximum and sum of a row come from the same four threads. Both kernels use
+the same tile where four warps cannot hold 64 rows of two accumulators (head sizes above 128), and without tensor cores
+(float32).
 
 The host knows only bounds of lengths, and a CUDA graph is replayed with any lengths. So the programs find their work on
-the device (work_items.py). A loose bound only costs memory for partial results, and a few programs that end at once.
+the device (work_items.py). A loose bound costs only memory for partial results, and a few programs that end
+immediately.
 
 online_softmax.py defines m_i, l_i, acc, `scale` and `cap_scale`. Without sinks, sinks_ptr is None; without a soft cap,
-cap_scale is None; and no code is compiled for them.
+cap_scale is None; and no code is compiled for what is None.
 """
 
 from dataclasses import dataclass, replace
@@ -40,13 +42,14 @@ from worker.kernels.gpu.products.tile_table import cdiv
 from worker.kernels.gpu.products.tiles import multiprocessors, shared_memory
 
 SPLIT_SIZE = 256  # positions of the shortest splits (see key_splits.py); a multiple of every block_n
-SHORT_SPLITS = 32  # so many splits are short; later splits are longer, which limits the memory for partial results
+SHORT_SPLITS = 32  # how many splits are short; later splits are longer, which limits the memory for partial results
 SPLIT_ROWS = 64  # the keys of sequences with up to this many rows are split even in steps with many rows
 PARTIAL_BYTES = 256 << 20  # memory for partial results; a sequence with one row is split even if this takes more
 SPLIT_PROGRAMS = 4  # programs of _split_kernel for each multiprocessor, which runs two of them at a time
 COMBINE_PROGRAMS = 32  # programs of _combine_kernel for each multiprocessor, which runs all 32 at a time
 SPLITS_AT_ONCE = 8  # how many partial results a program loads at once when it merges them
-FIVE_STAGES_FROM = 160 << 10  # least shared memory for five stages, in bytes; five take up to 132 KiB, three up to 99
+# with at least so many bytes of shared memory there are five stages, which take up to 132 KiB; three take up to 99 KiB
+FIVE_STAGES_FROM = 160 << 10
 NO_FP_FUSION = {"enable_fp_fusion": False}  # every kernel rounds multiplications and additions as written
 
 
@@ -56,7 +59,7 @@ class Tiles:
 
     block_n: keys of a block
     prefill_m, split_m: rows of a tile: query rows times query heads that share a key head
-    overlaps: whether registers and shared memory suffice for prefill whose softmax overlaps with matrix products
+    overlaps: if true, registers and shared memory suffice for prefill whose softmax overlaps with matrix products
     """
 
     block_n: int
@@ -99,8 +102,8 @@ def _large_tiles(head: int, group: int, dtype: torch.dtype) -> Tiles:
 class Division:
     """How many programs of each kernel are launched for a step. This depends on shapes and bounds, and affects no bits.
 
-    max_rows: the keys of sequences with up to this many rows are split, the keys of longer ones are not
-    places: the number of rows for whose partial results there is memory
+    max_rows: the keys of sequences with up to this many rows are split, the keys of sequences with more rows are not
+    places: how many rows have memory for their partial results
     max_splits: the most splits that a row sees
     split_programs, prefill_programs: programs for each key/value head; 0: the kernel is not launched
     combine_programs: programs for each query head
@@ -142,8 +145,8 @@ def divide_work(
 def without_splits(tokens: int, sequences: int, group: int, max_splits: int, tiles: Tiles) -> Division:
     """Returns a division in which no keys are split: one program attends to all keys of a tile.
 
-    It is for rows that see keys beyond their own position, because the split kernels find splits by the positions of
-    rows.
+    This division is for rows that see keys beyond their own position, because the split kernels find splits by the
+    positions of rows.
     """
     return Division(0, 0, max_splits, 0, 0, prefill_programs=tokens // (tiles.prefill_m // group) + sequences)
 

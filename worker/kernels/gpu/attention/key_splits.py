@@ -40,7 +40,7 @@ def split_start(index, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNI
 def kind_start(kind, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
     """Returns the index of the first split of a kind. For kind -1, it is larger than any index.
 
-    Kind 0 is the longest splits, which are last. Before them are the splits of kind 1, and first those of kind 2. With
+    The splits of kind 2 come first, then the longer splits of kind 1, and last the longest splits, of kind 0. With
     UNIFORM, there is only kind 0. The splits of kind k end where kind k - 1 starts. A kind without splits starts at 0.
     """
     start = tl.where(kind < 0, 1 << 30, 0)
@@ -51,7 +51,7 @@ def kind_start(kind, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
 
 @triton.jit
 def begins_split(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr):
-    """Whether a split begins at `position`."""
+    """Returns whether a split begins at `position`."""
     size = SPLIT_SIZE
     if not UNIFORM:
         size = tl.where(
@@ -63,7 +63,7 @@ def begins_split(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
 
 
 def count_splits(max_kv_len: int, window: int, split_size: int, short_splits: int) -> int:
-    """Returns the most splits that a row with up to `max_kv_len` keys can see. window: 0: no window"""
+    """Returns the most splits that a row with up to `max_kv_len` keys can see. window: 0 means no window"""
     index = (max_kv_len - 1) // split_size
     if window:
         return min(index, triton.cdiv(window, split_size)) + 1

@@ -35,7 +35,7 @@ def empty_softmax(M: tl.constexpr, D: tl.constexpr):
 def add_sink(m_i, l_i, sinks_ptr, head, scale):
     """Returns the sum l_i [M] plus the weights of sinks, whose values are zero. head [M]: the query heads of the rows
 
-    A sink of -inf adds exactly nothing. A sink far above m_i makes the sum infinite, and thus the output zero.
+    A sink of -inf adds exactly 0. A sink far above m_i makes the sum infinite, and thus the output zero.
     """
     return l_i + tl.exp2(tl.load(sinks_ptr + head) * LOG2_E - m_i * scale)
 
@@ -56,9 +56,10 @@ def cap_scores(score, cap_scale):
 
 @triton.jit
 def hides_keys(start, first_position, last_position, window, BLOCK_N: tl.constexpr):
-    """Whether some key of the block at `start` may be invisible to some row.
+    """Returns whether some key of the block at `start` may be invisible to some row.
 
-    first_position: of the first row; last_position: of the last row, or of the last key that a row sees, if it is later
+    first_position: the position of the first row
+    last_position: the position of the last row or, if later, of the last key that a row sees
     """
     return (start + BLOCK_N > first_position + 1) | (start <= last_position - window)
 
@@ -78,7 +79,7 @@ def hide_keys(score, start, query_positions, last_keys, window, BLOCK_N: tl.cons
 
 @triton.jit
 def find_exponents(score, m_i, scale):
-    """Returns the new maximum m_new [M], m_safe [M] (m_new, but 0 for -inf), and log2 of the weights [M, N]."""
+    """Returns the new maximum m_new [M], m_safe [M] (m_new with 0 in place of -inf), and log2 of the weights [M, N]."""
     m_new = tl.maximum(m_i, tl.max(score, axis=1))
     m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
     exponents = tl.fma(score, tl.zeros_like(score) + scale, tl.zeros_like(score) - (m_safe * scale)[:, None])
@@ -114,8 +115,8 @@ def attend_block(
 ):  # fmt: skip
     """Adds the keys start .. start + BLOCK_N - 1 that are below `end` to the partial softmax of q.
 
-    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, both numbers are in
-        first_position .. last_position, and last_position < end.
+    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, query_positions and
+        last_keys are in first_position .. last_position, and last_position < end.
     cap_scale: None if there is no soft cap
     """
     d, key_positions = tl.arange(0, BLOCK_D), start + tl.arange(0, BLOCK_N)

@@ -8,7 +8,8 @@ with `attend_block` and `merge_softmax`, in the same order, so the row gets the 
 more than there are blocks. A product beyond the last key multiplies zeros.
 
 Triton decides where to wait for a product. The product for scores stays in flight only because of three things:
-- The scores are first used after the product with values. Triton waits for this one at once, and thereby for both.
+- The scores are first used after the product with values. Triton waits for the product with values at once, and thereby
+  for both products.
 - Keys are hidden and splits are merged under one `if`, which needs the result of the product with values. If the `if`
   did not need it, Triton would move the `if`, and with it the use of the scores, to the beginning of the loop.
 - The first scores come from a product. If they were a constant, the assembler would insert a wait into the loop.

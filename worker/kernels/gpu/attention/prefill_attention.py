@@ -20,8 +20,8 @@ def _attend(
 ):  # fmt: skip
     """Attends to the keys begin .. last_position, split by split. begin: a multiple of BLOCK_N
 
-    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, both numbers are in
-        first_position .. last_position.
+    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, query_positions and
+        last_keys are in first_position .. last_position.
     Returns two partial softmaxes: over all splits except the last one, and over the last split.
     """
     m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
@@ -50,14 +50,15 @@ def _prefill_kernel(
     """Computes attention for sequences with more than max_rows rows.
 
     One program computes ROWS rows of one sequence for the query heads of one key/value head.
-    visible_ptr: how many keys each row sees, never fewer than an earlier row of its sequence; None: the keys up to its
-        own position
-    OVERLAP: whether the softmax overlaps with matrix products
+    visible_ptr: how many keys each row sees, at least as many as an earlier row of its sequence sees; None: a row sees
+        the keys up to its own position
+    OVERLAP: if true, the softmax overlaps with matrix products
     """
     start_dependent(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     ends = list_tiles(query_start_loc_ptr, sequences, max_rows, ROWS, BLOCK_S)
-    kv_head, item = tl.program_id(0), tl.max(ends, axis=0) - 1 - tl.program_id(1)  # last items first: most keys
+    # the last items come first: they have the most keys
+    kv_head, item = tl.program_id(0), tl.max(ends, axis=0) - 1 - tl.program_id(1)
     if item >= 0:
         sequence, tile = find_item(ends, item)
         sequence = sequence.to(tl.int64)

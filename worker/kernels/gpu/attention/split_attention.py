@@ -5,7 +5,7 @@ the order of the splits. A tile is up to ROWS rows of one sequence, for the quer
 
 A partial result (m_i, l_i, acc of online_softmax.py) is stored at the index ((r * max_splits) + s) * HEADS + head.
 Here s is the index of the split among the splits that the row sees, and r is the row's place in memory: place_of(...)
-of its sequence, plus the index of the row in the sequence. max_splits is the most splits that a row sees.
+of its sequence, plus the index of the row in the sequence. max_splits is the largest number of splits that a row sees.
 """
 
 import triton
@@ -19,10 +19,10 @@ from worker.kernels.gpu.launch.dependent_launch import start_dependent
 
 @triton.jit
 def place_of(begin_row, sequence, max_rows):
-    """Returns the place in memory of the first row of a sequence. No split sequence has more than max_rows rows.
+    """Returns the place in memory of the first row of a sequence whose keys are split, which has at most max_rows rows.
 
     min(tokens, sequences * max_rows) places suffice: from one sequence to the next, begin_row and sequence * max_rows
-    both grow by at least the sequence's rows, so their minimum does, too.
+    grow by at least the number of the sequence's rows, and so does their minimum.
     """
     return tl.minimum(begin_row, sequence * max_rows)
 
@@ -48,7 +48,7 @@ def _merge_splits(
     m_ptr, l_ptr, acc_ptr, out_ptr, sinks_ptr, first_entry, count, head, valid, scale,
     HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Merges the partial results of `count` splits of one row, for the valid ones among the heads `head` [M].
+    """Merges the partial results of `count` splits of one row, for the query heads `head` [M] that are `valid`.
 
     first_entry: index of the partial result of the row's first split, for head 0
     out_ptr: the row's output
@@ -96,9 +96,9 @@ def _split_kernel(
 ):  # fmt: skip
     """Computes the splits of sequences with at most max_rows rows, and stores their partial results.
 
-    The programs of a key/value head take turns with the items of the list. In every second round, their order is
+    The programs of a key/value head take the items of the list in turns. In every second round, their order is
     reversed, so that a program with the longest item of one round gets the shortest item of the next round.
-    arrivals_ptr: if given, the last program that finishes a split of a tile merges the tile's splits; see _merge_tile
+    arrivals_ptr: if given, the last program to finish a split of a tile merges the tile's splits (see _merge_tile)
     """
     start_dependent(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -121,7 +121,7 @@ def _split_kernel(
             split = tl.maximum(first_split, kind_start(entry // BLOCK_S, SHORT_SPLITS, UNIFORM)) + index // tiles
 
             m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-            # With m alone, the compiler would keep numbers that are the same for all items in registers.
+            # With m alone, the compiler would keep in registers the numbers that are the same for all items.
             at = first_row * GROUP + m
             row, head, end_row = at // GROUP, kv_head * GROUP + at % GROUP, tl.minimum(first_row + ROWS, q_len)
             valid, last_position = at < end_row * GROUP, context_len + end_row - 1
@@ -161,11 +161,12 @@ def _merge_tile(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT_SIZE: tl.constexpr,
     SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Counts a finished split of a tile. If it was the tile's last split, merges all splits of the tile's rows.
+    """Counts a finished split of a tile. If all splits of the tile are now finished, merges the splits of the tile's
+    rows.
 
     The barrier orders the stores of all threads before the atomic addition. The addition releases these stores to the
     programs that add to the counter later. By its own addition, the last program acquires the results of all others.
-    It sets the counter back to zero, because no other program adds to the counter in this launch.
+    The last program may set the counter back to zero, because no other program adds to the counter in this launch.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     first_key = tl.maximum(context_len + first_row + 1 - window, 0)

@@ -1,8 +1,9 @@
-"""Lists the work of attention's programs on the device, because the host knows only bounds of sequences' lengths.
+"""Lists the work of attention's programs on the device, because the host knows only upper bounds of lengths.
 
 A fixed number of programs walks a list of work items that is stored nowhere. Each program computes from the lengths how
-many items every sequence has, and adds them up (`ends`). Item i belongs to the first entry whose end is greater than
-i. A sequence without rows (padding) has no items, so a bound far above the real lengths causes no items either.
+many items every sequence has, and adds these numbers up: `ends` has the sum up to each sequence. Item i belongs to the
+first entry of `ends` that is greater than i. A sequence without rows (padding) has no items, so a bound far above the
+real lengths causes no items either.
 
 If a sequence has up to `max_rows` rows, its keys are split: an item is one split of its keys for one tile of its rows.
 If a sequence has more rows, an item is one tile of its rows with all their keys.
@@ -13,11 +14,12 @@ import triton.language as tl
 
 from worker.kernels.gpu.attention.key_splits import kind_start, split_index
 
-FEW, MANY = 32, 256  # a kernel is compiled for up to FEW sequences, up to MANY, and up to each power of two above
+# a kernel is compiled for up to FEW sequences, for up to MANY, and for up to each greater power of two
+FEW, MANY = 32, 256
 
 
 def sequence_block(sequences: int) -> int:
-    """Returns for how many sequences, including padding, a program computes its list."""
+    """Returns for how many sequences, including padding, a program lists items."""
     return FEW if sequences <= FEW else max(MANY, triton.next_power_of_2(sequences))
 
 
@@ -59,10 +61,12 @@ def list_splits(
     """Returns the ends [KINDS * BLOCK_S] of a list of splits: for each tile of ROWS rows of a sequence with at most
     max_rows rows, the splits of the sequence's keys.
 
-    Entry k * BLOCK_S + s has the splits of kind k of sequence s; kind 0 is the longest. So the longest splits of all
-    sequences are first in the list, and a program that gets one item less than others gets one short split less.
+    Entry k * BLOCK_S + s has the splits of kind k of sequence s; kind 0 has the longest splits. So the longest splits
+    of all sequences are first in the list, and if a program gets one item less than others, it misses only a short
+    split.
     """
-    KINDS: tl.constexpr = 1 if UNIFORM else 4  # three kinds, and an empty one, because this must be a power of two
+    # three kinds, and an empty one, because KINDS * BLOCK_S must be a power of two
+    KINDS: tl.constexpr = 1 if UNIFORM else 4
     entry = tl.arange(0, KINDS * BLOCK_S)
     sequence = entry % BLOCK_S
     q_len = count_rows(query_start_loc_ptr, sequences, sequence)

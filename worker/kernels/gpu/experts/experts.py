@@ -4,9 +4,9 @@ The host reads no value from the device, and no size depends on the router's cho
 kernels.
 
 A slot is one chosen expert of a row. If there are few slots, most slots have an expert of their own; then each slot is
-a tile, and only the chosen experts are read. If there are more slots, they are grouped by expert once for both
-products. A row's bits are the same in both cases: an element is one chain of additions over K in any tile (linear.py),
-and a row's results are added in the order of its slots.
+a tile of its own, and only the weights of chosen experts are read. If there are more slots, they are grouped by expert
+once for both products. A row's bits are the same in both cases: an element is one chain of additions over K in any tile
+(linear.py), and a row's results are added in the order of its slots.
 """
 
 import torch
@@ -39,8 +39,8 @@ def _combine_experts_kernel(
     results_ptr, weights_ptr, add_ptr, gate_ptr, out_ptr, size, add_stride,
     CHOSEN: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sums `add` and the weighted results of a row's slots, in this order, and rounds once. A program computes BLOCK
-    columns of a row.
+    """Sums `add` and then the weighted results of a row's slots, in the order of the slots, and rounds once. A program
+    computes BLOCK columns of a row.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -103,7 +103,7 @@ def _multiply(
 
 
 def _tile_rows(layer: Experts, slots: int, count: int, h: Tensor) -> int:
-    """Returns how many rows a tile may have so that it fits into shared memory in both products."""
+    """Returns how many rows a tile may have to fit into shared memory in the two products, gate_up and down."""
     rows = tiles.expert_tile_rows(slots, count, h.dtype)
     sizes = [_fitting_rows(layer.gate_up, rows, 2, h), _fitting_rows(layer.down, rows, 1, h)]
     return min(sizes)
@@ -147,7 +147,7 @@ def _tile(packed: PackedExperts, rows: int, products: int, x: Tensor) -> Tile:
 
 
 def _combine(results: Tensor, weights: Tensor, add: Tensor | None, gate: Tensor | None, out: Tensor) -> None:
-    """Writes the sum of `add` and the weighted results to out [T, H]. Arguments: as for `combine_torch`"""
+    """Writes the sum of `add` and the weighted results to out [T, H]. Other arguments: see `combine_torch`."""
     rows, size = out.shape
     assert add is None or (add.shape == out.shape and add.stride(1) == 1)
     assert gate is None or (gate.shape == (rows, 1) and gate.is_contiguous() and gate.dtype == torch.float32)

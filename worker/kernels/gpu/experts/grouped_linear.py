@@ -1,8 +1,9 @@
-"""Triton kernels for one linear of many experts, with weights of 16 or 8 bits. Each slot is multiplied by its expert.
+"""Triton kernels for one linear of many experts, with weights of 16 or 8 bits. The input of each slot is multiplied by
+the weight of its expert.
 
 The products are computed as in linear.py, but K is always one chain, because many experts keep a GPU busy even if K is
-not split. So a slot has the same bits in every tile. If the weight's shape gives a single chain in linear.py,
-`linear_triton` computes the same bits.
+not split. So a slot has the same bits in every tile. For a weight of this shape, `linear_triton` gives the same bits if
+it uses a single chain, too.
 """
 
 from typing import Any
@@ -36,7 +37,7 @@ def _grouped_linear_kernel(
     EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies slots by their expert's weight. A program computes up to BLOCK_M slots and BLOCK_N weight rows."""
+    """Multiplies slots by their expert's weight. A program multiplies up to BLOCK_M slots by BLOCK_N weight rows."""
     tile, tile_n = tile_index(tl.program_id(0), tiles, tl.cdiv(columns, BLOCK_N), GROUP)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     expert, slots, rows = load_group(numbers_ptr, order_ptr, table_ptr, tile, m, COLUMNS, SORTED)
@@ -111,7 +112,7 @@ def grouped_linear_triton(
 
     x [slots / n, K]: each row belongs to n slots; weight [E, N, K]; bias and scale [E, N]
     scale: given if the weight is int8 or float8_e4m3fn
-    dynamic: whether rows of x are also quantized to this format
+    dynamic: if true, rows of x are quantized to the weight's format, too
     activation: if given, the result is act(gate) * up, [slots, N / 2]; gate and up are the halves of the product
     """
     (_, stacked, depth), slots = weight.shape, groups.numbers.numel()

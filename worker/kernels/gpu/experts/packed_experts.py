@@ -1,4 +1,5 @@
-"""Packs the weights of many experts, of four or eight bits, for GPU kernels, as one PackedCodes with all experts' rows.
+"""Packs the weights of many experts, of four or eight bits, for GPU kernels, as one PackedCodes with the rows of all
+experts.
 
 The rows of each expert are padded to whole tiles, so that expert e begins at row e * padded_rows.
 """

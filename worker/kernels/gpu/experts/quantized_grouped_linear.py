@@ -28,7 +28,7 @@ def _quantized_grouped_linear_kernel(
     FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies slots by their expert's weight. A program computes up to BLOCK_M slots and BLOCK_N weight rows.
+    """Multiplies slots by their expert's weight. A program multiplies up to BLOCK_M slots by BLOCK_N weight rows.
 
     expert_rows: the rows of an expert, including the padding of its last tile; weight_rows: the rows of all experts
     """
@@ -122,5 +122,5 @@ def quantized_grouped_linear_triton(
 
 
 def can_be_gated(weight: ExpertCodes) -> bool:
-    """Whether one kernel can compute gate and up: only if the rows of gate end where a tile ends."""
+    """Returns whether one kernel can compute gate and up. It can if the rows of gate end where a tile ends."""
     return weight.rows % (2 * ROWS) == 0

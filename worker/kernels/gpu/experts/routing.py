@@ -54,7 +54,7 @@ def _choose_experts_kernel(
     compared = logits
     if choice_bias_ptr is not None:
         compared = _sigmoid(logits) + tl.load(choice_bias_ptr + expert, mask=exists, other=0.0)
-    # The keys of equal numbers are higher for lower expert numbers.
+    # Among equal numbers, the key of a lower expert number is higher.
     keys = (sortable_bits(compared).to(tl.int64) << 32) | (expert ^ LOW_31_BITS)
     keys = tl.where(exists, keys, LOWEST_INT64)
     numbers = tl.zeros((BLOCK_C,), dtype=tl.int32)
@@ -96,7 +96,7 @@ def _group_slots_kernel(
     numbers_ptr, order_ptr, table_ptr, slots,
     COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Lists the slots and the tiles of experts. Each program does this for one expert.
+    """Lists the slots and the tiles of the experts, one expert per program.
 
     The tiles of an expert begin at first // TILE_ROWS + expert, where `first` is the number of slots of all experts
     with lower numbers. So each expert has space for its tiles, and at most one of these tiles stays empty.
@@ -126,7 +126,9 @@ def _group_slots_kernel(
 
 @triton.jit(do_not_specialize=["slots"])
 def _count_loads_kernel(numbers_ptr, loads_ptr, slots, BLOCK_S: tl.constexpr):
-    """Adds to loads how many slots each expert has. A program counts one expert. Integer sums need no fixed order."""
+    """Adds to `loads` how many slots each expert has. A program counts one expert. Sums of integers need no fixed
+    order.
+    """
     expert = tl.program_id(0)
     own = tl.zeros((BLOCK_S,), dtype=tl.int32)
     for start in range(0, slots, BLOCK_S):
@@ -179,7 +181,7 @@ def group_slots_triton(numbers: Tensor, experts: int, tile_rows: int, *, is_sort
     """Groups slots by expert into tiles of at most `tile_rows` slots.
 
     numbers [T, chosen] int32: the expert of each slot, below `experts`
-    is_sorted: False: no kernel is launched, and each slot is a tile of its own
+    is_sorted: if false, no kernel is launched, and each slot is a tile of its own
     """
     slots = numbers.numel()
     if not is_sorted:

@@ -3,4 +3,5 @@
 import triton
 import triton.language as tl
 
-COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter cannot run inline assembly
+# false in the interpreter, which cannot run inline assembly
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)

@@ -6,11 +6,11 @@ next kernel start as soon as all programs of the current kernel have called `lau
 for more programs. They prepare what depends on no other kernel, and then wait.
 
 The rules for a kernel that is launched with `launch_pdl`:
-- Every program of the kernel waits, even if it has nothing else to do. The next kernel waits only for this kernel, so
-  it may rely on earlier kernels only because this kernel has waited for them.
+- Every program of the kernel waits, even if it has nothing else to do. The next kernel waits only for this kernel. It
+  may use the results of earlier kernels only because this kernel has waited for them.
 - The wait precedes all loads of data that other kernels write, and all stores: an earlier kernel may still read there.
 - The wait precedes all loops, because Triton's pipelining moves a loop's first loads before a wait inside the loop.
-Only data that no kernel writes may be loaded before the wait: the weights.
+Before the wait, a program may load only data that no kernel writes, for example weights.
 """
 
 from typing import Any
@@ -39,7 +39,9 @@ def product_options(options: GpuOptions, rows: int) -> dict[str, Any]:
 
 @triton.jit
 def launch_dependents(PDL: tl.constexpr):
-    """Lets the next kernel start. All programs call this first. Without PDL, the end of all programs does the same."""
+    """Lets the next kernel start. All programs call this first. Without PDL, the next kernel starts when all programs
+    have ended.
+    """
     if PDL and COMPILED:
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -60,11 +62,11 @@ def start_dependent(PDL: tl.constexpr):
 
 @triton.jit
 def prefetch_to_l2(ptr, stride, runs, size, RUNS: tl.constexpr, BYTES: tl.constexpr):
-    """Starts to load BYTES bytes into the L2 cache, and does not wait for them: the beginnings of RUNS runs of memory,
-    an equal share of each run.
+    """Starts to load BYTES bytes into the L2 cache, and does not wait for them. They are the first bytes of RUNS runs
+    of memory, equally many of each run.
 
     stride: elements from one run to the next; runs: how many runs there are; size: elements of a run. There may be
-    fewer or shorter runs than RUNS and BYTES ask for. With BYTES 0, does nothing.
+    fewer runs than RUNS, or shorter runs than BYTES / RUNS. With BYTES 0, does nothing.
     """
     if BYTES and COMPILED:
         LINES: tl.constexpr = BYTES // LINE_BYTES // RUNS

@@ -1,4 +1,4 @@
-"""Ways to launch kernels that are not proven on hardware yet. Each is off unless `--gpu-options` names it.
+"""Ways to launch kernels that are not proven on hardware yet. Every option is off unless `--gpu-options` names it.
 
 An option changes how kernels are launched and how they wait for one another, but never a result's bits. If an option is
 off, the compiled kernels are the same as if the option did not exist. Before the worker serves with options, it
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 ARRIVALS = 1 << 16  # how many counters `arrivals` has
-PDL_CAPABILITY = (9, 0)  # the first compute capability with programmatic dependent launch
+PDL_CAPABILITY = (9, 0)  # the lowest compute capability with programmatic dependent launch
 HOPPER = 9  # the major compute capability with asynchronous products of tiles
 
 
@@ -47,21 +47,24 @@ class GpuOptions:
     # [ARRIVALS] int32: counts finished programs; None if no option needs it. All counters are zero whenever no kernel
     # runs: the last program that counts sets its counter back, so that replays of a CUDA graph find zeros, too.
     arrivals: Tensor | None = field(default=None, compare=False, repr=False)
-    branch: "torch.cuda.Stream | None" = field(default=None, compare=False, repr=False)  # the stream of prefetch_branch
+    # the stream on which prefetch_branch loads
+    branch: "torch.cuda.Stream | None" = field(default=None, compare=False, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the options that are on."""
+        """The names of the options that are switched on."""
         return tuple(name for name in GPU_OPTIONS if getattr(self, name))
 
     def on(self, device: torch.device) -> "GpuOptions":
-        """Returns these options for a device: without those that it does not support, and with memory on it."""
+        """Returns these options for a device: without the options that the device does not support, and with the memory
+        that options need on the device.
+        """
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else PDL_CAPABILITY
         pdl = self.pdl and capability >= PDL_CAPABILITY
         overlap = self.softmax_overlap and capability[0] == HOPPER
         counts = self.last_combine or self.fused_norms
         arrivals = torch.zeros(ARRIVALS, dtype=torch.int32, device=device) if counts else None
-        # PyTorch captures CUDA graphs on a stream of normal priority, so this one is certainly another stream.
+        # PyTorch captures CUDA graphs on a stream of normal priority, so that stream is never this one.
         branch = torch.cuda.Stream(device, priority=-1) if self.prefetch_branch and device.type == "cuda" else None
         prefetch = self.weight_prefetch and pdl
         return replace(

@@ -47,11 +47,11 @@ def tiles_of(rows: Sequence[Tensor], scales: Sequence[float]) -> AdapterTiles:
 
 
 def part_table(a: Tensor, factors: Tensor, parts: Sequence[tuple[Tensor, int, int, int]]) -> Tensor:
-    """Returns a table of a product's parts for the kernels, [parts, PART_FIELDS] int64. It has the addresses of the
-    tensors, so it is valid only as long as they exist.
+    """Returns a table of a product's parts for the kernels, [parts, PART_FIELDS] int64. The table has the addresses of
+    the tensors, so it is valid only as long as the tensors exist.
 
     a [all ranks, K]; factors [N] float32
-    parts: for each part B [columns, TILE_RANKS * n], first rank, ranks, first column
+    parts: for each part B [columns, TILE_RANKS * n], its first rank, how many ranks it has, and its first column
     """
     for b, first_rank, ranks, column in parts:
         assert b.is_contiguous() and b.shape[1] == cdiv(ranks, TILE_RANKS) * TILE_RANKS
@@ -66,8 +66,8 @@ def part_table(a: Tensor, factors: Tensor, parts: Sequence[tuple[Tensor, int, in
 
 @triton.jit
 def _load_tile(order_ptr, tiles_ptr, parts_ptr, parts, m, ROW_FIELDS: tl.constexpr, PART_FIELDS: tl.constexpr):
-    """Returns the adapter of a tile, the indices of its rows in `order`, its rows, which of these rows exist, and the
-    address of the part that the program computes.
+    """Returns the adapter of the program's tile, the indices of the tile's rows in `order`, these rows, which of these
+    rows exist, and the address of the part that the program computes.
     """
     tile, part = tl.program_id(0) // parts, tl.program_id(0) % parts
     adapter = tl.load(tiles_ptr + tile * ROW_FIELDS)
@@ -126,16 +126,16 @@ def _add_b_kernel(
     added = acc * factors[:, None] * tl.load(scales_ptr + adapter)
     at, mask = y_ptr + rows[None, :] * y_stride + (column + n)[:, None], mask_n[:, None] & mask_m[None, :]
     y = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    tl.debug_barrier()  # so that all threads of the program have loaded y before a thread stores
+    tl.debug_barrier()  # all threads of the program must have loaded y before a thread stores
     tl.store(at, (y + added).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def add_products_triton(y: Tensor, x: Tensor, tiles: AdapterTiles, tables: Sequence[Tensor], ranks: int) -> None:
     """Adds to rows of y [T, N] the products of x [T, K] with their adapters. Sums are in float32 and rounded once.
 
-    tables: the part_table of each adapter in `tiles`. All must have the same number of parts; parts without columns may
-        fill them up.
-    ranks: the most rows that the A of an adapter has
+    tables: the part_table of each adapter in `tiles`. All tables must have the same number of parts; parts without
+        columns may fill up a table.
+    ranks: the largest number of rows of an adapter's A
     """
     assert x.stride(1) == y.stride(1) == 1 and len({len(table) for table in tables}) == 1
     parts, count = len(tables[0]), len(tiles.tiles)

@@ -28,7 +28,7 @@ def _load_weights(at, mask, k, depth, EVEN: tl.constexpr):
 
 @triton.jit
 def load_tokens(at, mask, k, depth, EVEN: tl.constexpr):
-    """Loads the numbers of a tile's tokens, [K, M]."""
+    """Loads the activations of a tile's tokens, [K, M]."""
     if EVEN:
         return tl.load(at, mask=mask[None, :], other=0.0)
     return tl.load(at, mask=mask[None, :] & (k < depth)[:, None], other=0.0)
@@ -44,7 +44,7 @@ def _zero_accumulator(x_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 def _accumulate(acc, weight, x, FORMAT: tl.constexpr):
     """Returns acc [N, M] + weight [N, K] @ x [K, M]."""
     if x.dtype == tl.float8e4nv:
-        return acc + tl.dot(weight, x)  # a separate addition: linear.py says why
+        return acc + tl.dot(weight, x)  # the addition is separate: linear.py says why
     else:
         return tl.dot(widen(weight, x.dtype, FORMAT), x, acc, input_precision="ieee", out_dtype=acc.dtype)
 
@@ -55,8 +55,8 @@ def accumulate_chain(
     EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes the chain over K = begin .. end - 1, which starts from zero. Returns it multiplied by scales, [N, M]
-    float32.
+    """Computes the chain over K = begin .. end - 1, which starts from zero. Returns the chain multiplied by scales, [N,
+    M] float32.
     """
     acc = _zero_accumulator(x_ptrs, BLOCK_M, BLOCK_N)
     for at in range(begin, end, BLOCK_K):
@@ -73,7 +73,9 @@ def accumulate_gated_chain(
     EVEN: tl.constexpr, FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes the chains of gate and up over all of K, for the same tokens. Returns both [N, M], without scales."""
+    """Computes the chains of gate and up over all of K, for the same tokens. Returns the two chains, each [N, M],
+    without scales.
+    """
     gate = _zero_accumulator(x_ptrs, BLOCK_M, BLOCK_N)
     up = _zero_accumulator(x_ptrs, BLOCK_M, BLOCK_N)
     for at in range(0, depth, BLOCK_K):
@@ -86,7 +88,7 @@ def accumulate_gated_chain(
 
 @triton.jit
 def load_scales(scale_ptr, at, mask, ANY: tl.constexpr):
-    """Loads the scales of a tile's weights or tokens. ANY: whether there are scales; otherwise, returns 0."""
+    """Loads the scales of a tile's weights or tokens. ANY: if false, there are no scales, and 0 is returned."""
     return tl.load(scale_ptr + at, mask=mask, other=0.0) if ANY else 0.0
 
 

@@ -1,7 +1,7 @@
 """Functions for kernels that multiply by weights with a scale per group: they compute one chain over K for a tile.
 
 Chains advance along K as in chains.py. EVEN: no tile crosses an edge of the weight's rows. EVEN_K: K is a multiple of
-STEP. Otherwise, words and scales are padded to a multiple of STEP, and only the tokens' numbers end at K.
+STEP. Otherwise, words and scales are padded to a multiple of STEP, and only the activations of the tokens end at K.
 """
 
 import triton
@@ -22,7 +22,9 @@ def _load(at, mask, EVEN: tl.constexpr):
 
 @triton.jit
 def _load_words(codes_ptrs, at, mask, FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
-    """Loads words [N, part_inputs]: block BLOCK of the blocks that encode the STEP inputs from `at` on."""
+    """Loads words [N, part_inputs]. Several blocks of words together encode the STEP inputs from `at` on; this is block
+    BLOCK.
+    """
     size: tl.constexpr = _ROWS * FORMAT.part_inputs
     return _load(codes_ptrs + (at // _STEP * FORMAT.blocks + BLOCK) * size, mask[:, None], EVEN)
 
@@ -31,7 +33,7 @@ def _load_words(codes_ptrs, at, mask, FORMAT: tl.constexpr, EVEN: tl.constexpr, 
 def _load_inputs(
     x_ptrs, at, mask, depth, FORMAT: tl.constexpr, EVEN_K: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr
 ):  # fmt: skip
-    """Loads the tokens' numbers [part_inputs, M] that are multiplied by part PART of block BLOCK."""
+    """Loads the tokens' activations [part_inputs, M] that are multiplied by part PART of block BLOCK."""
     first: tl.constexpr = (BLOCK * FORMAT.parts + PART) * FORMAT.part_inputs
     return load_tokens(x_ptrs + at + first, mask, at + first + tl.arange(0, FORMAT.part_inputs), depth, EVEN_K)
 
@@ -44,8 +46,9 @@ def _load_scale(
     """Loads scale and minimum [N] of part PART of block BLOCK, in the form that `dequantize` needs.
 
     at: a multiple of STEP. PackedCodes describes the words. A word with the scales of two groups is turned into a word
-    with one scale twice. Both groups compute the address by the same expression, so the word is loaded only once.
-    Shifts are constants, because otherwise the compiler passes the weights through shared memory.
+    that has the scale of one group twice. The two groups compute the address of the word by the same expression, so the
+    word is loaded only once. Shifts are constants, because otherwise the compiler passes the weights through shared
+    memory.
     """
     first: tl.constexpr = (BLOCK * FORMAT.parts + PART) * FORMAT.part_inputs
     size: tl.constexpr = FORMAT.group_size
@@ -104,9 +107,9 @@ def accumulate_gated_chain(
     gate_ptrs, up_ptrs, gate_scale, gate_minimum, columns, table_ptr, x_ptrs, mask_n, mask_m, depth, weight_rows,
     FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Computes the chains of gate and up over all of K. Returns both, [N, M] float32.
+    """Computes the chains of gate and up over all of K. Returns the two chains, each [N, M] float32.
 
-    columns: how many rows of the weight gate has; the rows of up follow
+    columns: how many rows of the weight belong to gate; the rows of up follow
     """
     blocks: tl.constexpr = FORMAT.blocks
     parts: tl.constexpr = FORMAT.parts

@@ -1,9 +1,9 @@
 """Turns codes of four or eight bits into a weight in Triton kernels, in registers, right before a matrix product.
 
 worker/kernels/weights/quantized_weight.py defines the numbers: value * scale + minimum in float32, with each operation
-rounded, and then rounded once to the tokens' format. If the scale is exact in bfloat16, the tokens are bfloat16, and
-there is no minimum, then one multiplication in bfloat16 gives the same bits with half the instructions: the product
-of two such numbers is exact in float32.
+rounded, and then rounded once to the format of the tokens' activations. If the scale is exact in bfloat16, the tokens
+are bfloat16, and there is no minimum, then one multiplication in bfloat16 gives the same bits with half the
+instructions: the product of two bfloat16 numbers is exact in float32.
 
 A word of 16 bits has the codes of two or four inputs (packed_codes.py). A thread holds words in pairs, because the
 tensor core reads numbers in pairs, and each instruction here works on the codes of both words. A cast would use
@@ -22,8 +22,9 @@ from worker.kernels.gpu.products.packed_codes import PackedCodes
 
 NARROW = {None: "", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
-# PTX for each code map that has a formula: it turns a part of the words $1 into v, two exact bfloat16 numbers. {low} is
-# the shift that moves the part's codes to the lowest bits of each word, {high} the shift to the highest bits.
+# PTX for each code map that has a formula. It turns one part of the codes in the words $1 into v, two exact bfloat16
+# numbers. {low} is the shift that moves the codes of this part to the lowest bits of each word, {high} the shift to the
+# highest bits.
 _BF16_PAIR = {
     "int4": """
         shr.b32 v, $1, {low};  // 128 + (value + 8), less 136
@@ -61,8 +62,8 @@ _WIDEN_PAIR = """
         mov.b32 f, a;
         mov.b32 g, b;"""
 
-# PTX for the other code maps: it reads f and g, the float32 numbers of the two words' codes, from the table at {table}.
-# With this program, the compiler passes the weights through shared memory, so these code maps are slower.
+# PTX for the other code maps: it reads f and g, the float32 numbers of the codes in the two words, from the table at
+# {table}. With this program, the compiler passes the weights through shared memory, so these code maps are slower.
 _FP32_PAIR_OF_TABLE = """
         shr.b32 v, $1, {low};
         and.b32 a, v, 0x0000000f;
@@ -76,23 +77,23 @@ _FP32_PAIR_OF_TABLE = """
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The formats of a weight and of tokens, as a constant for kernels.
+    """The formats of a weight and of the activations that it multiplies, as a constant for kernels.
 
     PackedCodes explains the fields without a comment.
     """
 
     bits: int
     part_inputs: int
-    blocks: int  # blocks of words that encode STEP inputs
+    blocks: int  # how many blocks of words together encode STEP inputs
     parts: int  # how many codes a word has
     group_size: int
-    narrow: str  # PackedCodes.narrow as a name: bf16, fp16 or ""
+    narrow: str  # the name of PackedCodes.narrow: bf16, fp16 or "" for None
     has_minimum: bool
     pairs: bool
-    exact: bool  # whether weights are computed in bfloat16 (see the module docstring)
-    table: bool  # whether the values of the code map are read from memory
+    exact: bool  # if true, weights are computed in bfloat16 (see the module docstring)
+    table: bool  # if true, the values of the code map are read from memory
     programs: tuple[str, ...]  # the PTX program for each part of a word (see _program)
-    operands: str  # the constraints of the programs' operands, for inline assembly
+    operands: str  # the constraints of the operands of `programs`, for inline assembly
 
     @classmethod
     def of(cls, weight: PackedCodes, tokens: torch.dtype) -> "Format":
@@ -129,7 +130,7 @@ def _program(formula: str | None, bits: int, part: int, tokens: torch.dtype, min
 def dequantize(words, scale, minimum, table_ptr, dtype: tl.constexpr, FORMAT: tl.constexpr, PART: tl.constexpr):
     """Returns the weights [N, part_inputs] in `dtype` that part PART of the words encodes.
 
-    scale, minimum: [N] float32; if FORMAT.exact, an int32 has the bfloat16 scale twice
+    scale, minimum: [N] float32; if FORMAT.exact, `scale` is [N] int32, and each int32 has a bfloat16 scale twice
     table_ptr: the code map's values
     """
     if COMPILED and dtype != tl.float32:

@@ -2,29 +2,29 @@
 
 In this file, a product is a matrix product.
 
-The bits are batch-invariant for these reasons. K is split at absolute positions into chains (tiles.py). For each output
-element, every chain is one fp32 accumulation from zero, and the chains are added in order (the bias after the first
-chain). The division of work never affects the bits: one program may compute all chains of its tile; or each chain has
-its own program, and the kernel that reads the result adds the partial sums (split_k.py). Inside a chain, K advances by
-the tensor core's step (16 for 16-bit numbers) for any BLOCK_K, zeros beyond the end add nothing, and the same
-instruction runs throughout. The weight's rows are always the instruction's M side, 64 per warp group. The tokens are
-its N side: an instruction has 8 to 256 tokens, and no token affects another token. So tiles may depend on the number of
-tokens, but chains must not. All of this relies on one assumption about the hardware: wgmma m64nNk16 (k32 for e4m3)
-gives an element the same bits for every N.
+The bits are batch-invariant for the following reasons. K is split at absolute positions into chains (tiles.py). For
+each output element, every chain is one fp32 accumulation from zero, and the chains are added in order (the bias after
+the first chain). The division of work never affects the bits: one program may compute all chains of its tile; or each
+chain has its own program, and the kernel that reads the result adds the partial sums (split_k.py). Inside a chain, K
+advances by the tensor core's step (16 for 16-bit numbers) for any BLOCK_K, zeros beyond the end add nothing, and the
+same instruction runs throughout. The weight's rows are always the instruction's M side, 64 per warp group. The tokens
+are the N side: an instruction has 8 to 256 tokens, and no token affects another token. So tiles may depend on the
+number of tokens, but chains must not. All of this relies on one assumption about the hardware: wgmma m64nNk16 (k32 for
+e4m3) gives an element the same bits for every N.
 
-Textbooks put the tokens on the M side. Here the weights are there, for this reason: with few tokens, a product takes as
+Textbooks put the tokens on the M side. Here the weights are on the M side, because with few tokens, a product takes as
 long as reading the weights. To read them at full speed, an H200 needs about 3 MB in flight, or 24 KB per
 multiprocessor. Here 64 rows of 64 weights are 8 KB per stage, at least six of eight stages are ahead, and two programs
 share a multiprocessor. If the tokens were on the M side, 64 rows of mostly missing tokens would take shared memory and
 its bandwidth from the weights. The M side may also come from registers: eight-bit weights (quantize.py) are converted
-there, and each chain is multiplied by the scale of its weight row before it is added.
+in registers, and each chain is multiplied by the scale of its weight row before it is added.
 
 If the tokens have eight bits too, K advances by 32, and each chain is also multiplied by the scales of its tokens. Sums
 of int8 are exact. The tensor core keeps sums of e4m3 to about 14 bits only. So for e4m3, the tensor core starts from
-zero in each BLOCK_K, which is then always 128, and its sums are added in float32. The sums begin at absolute positions
-as well, because chains are multiples of BLOCK_K. This needs twice the registers, hence smaller tiles, and the tensor
-cores idle while a warp group adds. Triton's `max_num_imprecise_acc` would do the same, but it reads the sums before it
-waits for them, and then the assembler waits for each instruction.
+zero in each BLOCK_K, which is then always 128, and its sums are added in float32. These sums, too, begin at absolute
+positions, because the length of a chain is a multiple of BLOCK_K. This needs twice the registers, hence smaller tiles,
+and the tensor cores idle while a warp group adds. Triton's `max_num_imprecise_acc` would do the same, but it reads the
+sums before it waits for them, and then the assembler waits for each instruction.
 """
 
 from typing import Any
@@ -67,14 +67,15 @@ def _linear_kernel(
 ):  # fmt: skip
     """Computes x @ weight.T. Each program multiplies BLOCK_M tokens by BLOCK_N weight rows.
 
-    MULTIPLE_CHAINS: whether K has several chains
-    WRITE_PARTIALS: whether a program computes only chain program_id(1), and stores it as float32 in out[program_id(1)]
+    MULTIPLE_CHAINS: true if K has several chains
+    WRITE_PARTIALS: if true, a program computes only chain program_id(1), and stores it as float32 in out[program_id(1)]
     PREFETCH: how many bytes of weights a program loads into the L2 cache before it waits for x
     """
     launch_dependents(PDL)
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
     first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
-    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)  # within the tile, so 32 bits suffice
+    # indices within the tile, so 32 bits suffice
+    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     mask_m, mask_n = m < rows - first_m, n < columns - first_n
     x_ptrs = x_ptr + first_m * x_stride + m[None, :] * x_stride + k[:, None]
     weight_ptrs = weight_ptr + first_n * depth + n[:, None] * depth + k[None, :]
@@ -117,7 +118,8 @@ def _gated_linear_kernel(
     launch_dependents(PDL)
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
     first_m, first_n = (tile_m * BLOCK_M).to(tl.int64), (tile_n * BLOCK_N).to(tl.int64)
-    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)  # within the tile, so 32 bits suffice
+    # indices within the tile, so 32 bits suffice
+    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     mask_m, mask_n = m < rows - first_m, n < columns - first_n
     x_ptrs = x_ptr + first_m * x_stride + m[None, :] * x_stride + k[:, None]
     gate_ptrs = weight_ptr + first_n * depth + n[:, None] * depth + k[None, :]
@@ -159,8 +161,8 @@ def linear_triton(
     """Returns x [T, K] @ weight [N, K].T + bias [N], [T, N] in x's dtype, or in float32 if `fp32_out`.
 
     scale [N]: given if the weight is int8 or float8_e4m3fn
-    dynamic: whether tokens are also quantized to the weight's format
-    split_k: whether the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py)
+    dynamic: if true, tokens are quantized to the weight's format, too
+    split_k: if true, the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py)
     whole_rows: see PackedLinear
     tile: for measurements, a tile that replaces the chosen one
     """
@@ -226,7 +228,9 @@ def gated_linear_triton(
 
 
 def kernel_view(weight: Tensor, dynamic: bool) -> Tensor:
-    """Returns the weight as kernels read it. Eight-bit weights that kernels convert to the tokens' format are bytes."""
+    """Returns the weight as kernels read it. Eight-bit weights that kernels convert to the tokens' format are viewed as
+    bytes.
+    """
     return weight.view(torch.int8) if weight.dtype.itemsize == 1 and not dynamic else weight
 
 

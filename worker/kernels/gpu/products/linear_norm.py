@@ -1,8 +1,8 @@
 """A Triton kernel for linear_add_norm: a product of few rows, whose last program adds the residual and norms the sum.
 
 A program stores its partial sums (split_k.py), and counts itself in `arrivals`. The last program, which finds all other
-programs counted, reads all partial sums from the L2 cache and computes the norm like the kernel of norm.py. It sets the
-counter back for the next launch.
+programs counted, reads all partial sums from the L2 cache and computes the norm like the kernel of norm.py. It also
+sets the counter back for the next launch.
 
 The bits are the same as with two kernels. A norm adds the squares of a row in an order that depends on the number of
 warps, so this kernel has as many warps as the kernel of norm.py. The last program computes one row after another, so
@@ -61,7 +61,7 @@ def _linear_norm_kernel(
             acc += load_bias(bias_ptr + first_n, n, mask_n)
     at = partials_ptr + part * rows * columns + first_n + m[None, :] * columns + n[:, None]
     tl.store(at, acc, mask=mask_n[:, None] & mask_m[None, :])
-    tl.debug_barrier()  # so that all threads have stored before the program is counted
+    tl.debug_barrier()  # all threads must have stored before the program is counted
     programs = tl.num_programs(0) * tl.num_programs(1)
     if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1:
         tl.atomic_xchg(arrivals_ptr, 0)
@@ -73,7 +73,7 @@ def _linear_norm_kernel(
 
 
 def can_add_norm(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel can compute this product: it must have few rows and be computed as partial sums."""
+    """Returns whether the kernel can compute this product, which must have few rows and be computed as partial sums."""
     if len(x) > MAX_ROWS or x.dtype != weight.dtype or tiles.is_single_chain(weight):
         return False
     tile = norm_tile(x, weight)

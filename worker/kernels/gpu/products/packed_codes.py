@@ -6,7 +6,7 @@ stream of bytes.
 
 A word of 16 bits has the codes of 16 / bits inputs that are `part_inputs` apart: the lowest bits of a row's words are
 the codes of the first `part_inputs` inputs, the next bits are the codes of the next `part_inputs` inputs, and so on. So
-a shift and a mask of all words give the codes of consecutive inputs, which share a scale, and K keeps its order.
+one shift and one mask of all words give the codes of consecutive inputs, which share a scale, and K keeps its order.
 """
 
 from dataclasses import dataclass, replace
@@ -26,10 +26,10 @@ WHOLE_ROW = 0  # the group size that stands for one scale per row
 class PackedCodes:
     """A QuantizedWeight [N, K] on a GPU. Rows are padded to a multiple of ROWS, inputs to a multiple of STEP.
 
-    Scales of 16 bits are stored in words of 32 bits, because a GPU cannot copy less asynchronously. The lower half of a
-    word is the scale of a group. The upper half is the group's minimum. Without minimums, the upper half is the scale
-    of the next group, so that there is a word for each pair of groups; but if groups have at least STEP inputs, it is
-    the same scale once more.
+    Scales of 16 bits are stored in words of 32 bits, because a GPU cannot copy smaller pieces asynchronously. The lower
+    half of a word is the scale of a group. The upper half is the group's minimum. Without minimums, the upper half is
+    the scale of the next group, so that there is one word for two groups; or, if groups have at least STEP inputs, the
+    upper half is the same scale as the lower half.
     """
 
     shape: tuple[int, int]
@@ -50,7 +50,7 @@ class PackedCodes:
 
     @property
     def pairs(self) -> bool:
-        """Whether a word of `scale` has the scales of two groups."""
+        """True if a word of `scale` has the scales of two groups."""
         return self.narrow is not None and not self.has_minimum and 0 < self.group_size < STEP
 
     @property
@@ -62,7 +62,7 @@ class PackedCodes:
         return self.codes.shape[0] * ROWS
 
     def scale_bytes_in_step(self) -> int:
-        """Returns how many bytes the scales and minimums of one row and STEP inputs take."""
+        """Returns how many bytes the scales and minimums for STEP inputs of one row take."""
         groups = STEP // self.group_size if 0 < self.group_size < STEP else 1
         words = groups // 2 if self.pairs else groups
         return 8 * words if self.has_minimum and self.narrow is None else 4 * words
@@ -74,7 +74,7 @@ class PackedCodes:
 def pack_codes(weight: QuantizedWeight) -> PackedCodes:
     """Packs the weight on its device.
 
-    Scales and minimums become 16-bit numbers if bfloat16 or float16 represents all of them exactly, as is the case if
+    Scales and minimums become 16-bit numbers if bfloat16 or float16 represents all of them exactly, for example because
     the checkpoint has 16-bit scales. Otherwise, they stay float32. NaNs of e4m3 become zeros, as in E4M3's code map.
     """
     return with_narrow_scales(pack_with_wide_scales(weight))
@@ -162,7 +162,9 @@ def _words(weight: QuantizedWeight, part_inputs: int) -> Tensor:
 
 
 def unpack_codes(packed: PackedCodes) -> QuantizedWeight:
-    """Returns the weight that was packed. Its group size is the packed group size, which may be smaller than before."""
+    """Returns the weight that was packed. Its group size is that of the packed codes, which may be smaller than before
+    packing.
+    """
     (n, k), bits = packed.shape, packed.code_map.bits
     parts = [(packed.codes >> bits * part & (1 << bits) - 1).to(torch.uint8) for part in range(16 // bits)]
     codes = torch.stack(parts, dim=-2).permute(0, 3, 1, 2, 4, 5)  # [tiles, ROWS, steps, …, part, part_inputs]

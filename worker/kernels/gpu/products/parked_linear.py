@@ -38,7 +38,7 @@ def _halves(acc):
 def _park(acc, parked_ptr, waiting):
     """Adds acc [N, M] to the parked sum and stores the new sum, a quarter at a time, to need few registers.
 
-    waiting: whether there is a parked sum; otherwise, acc is stored
+    waiting: if false, there is no parked sum yet, and acc is stored
     """
     parts = _quarters(acc)
     for index in tl.static_range(4):
@@ -61,7 +61,9 @@ def _parked_linear_kernel(
     BIAS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Computes the same as _linear_kernel. A program computes several tiles of BLOCK_M tokens and BLOCK_N rows."""
+    """Computes the same as _linear_kernel. A program computes several tiles, each of BLOCK_M tokens and BLOCK_N rows of
+    the weight.
+    """
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     parked_ptr += tl.program_id(0) * (BLOCK_M * BLOCK_N)
     tiles_m, tiles_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)

@@ -2,7 +2,8 @@
 
 In a decode, attention leaves most of the memory's bandwidth unused: a few programs read a few megabytes. So kernels
 that only prefetch run beside attention, on a second stream, which becomes a second branch of a CUDA graph. The kernel
-after attention waits for both. Without a graph, the additional launches cost the host more time than the device gains.
+after attention waits for the two branches. Without a graph, the additional launches cost the host more time than the
+device gains.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from worker.kernels.gpu.launch.dependent_launch import FEW_ROWS, prefetch_to_l2
 from worker.kernels.gpu.launch.options import GpuOptions
 
 PROGRAM_BYTES = 64 << 10
-CACHE_BYTES = 30 << 20  # about half the L2 cache of an H200, so that attention's own data stay in the cache, too
+CACHE_BYTES = 30 << 20  # about half the L2 cache of an H200: the other half is left for attention's own data
 
 
 @triton.jit
@@ -47,7 +48,9 @@ def prefetching(rows: int, weights: Sequence[Tensor], options: GpuOptions) -> It
 
 
 def first_bytes(weights: Sequence[Tensor], most: int) -> Iterator[tuple[Tensor, int]]:
-    """Yields the weights that are among the first `most` bytes of all, with the number of these bytes in the weight."""
+    """Yields the weights that contain some of the first `most` bytes of all weights, each with the number of these
+    bytes.
+    """
     for weight in weights:
         if most > 0:
             yield weight, min(weight.nbytes, most)

@@ -46,7 +46,8 @@ def _quantized_linear_kernel(
     """Computes x @ weight.T like _linear_kernel in linear.py. Each program multiplies BLOCK_M tokens by BLOCK_N weight
     rows.
 
-    weight_rows: the rows of the weight, including the padding of the last tile; out_stride: from a token to the next
+    weight_rows: how many rows the weight has, including the padding of the last tile
+    out_stride: elements from one token of the output to the next
     """
     launch_dependents(PDL)
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)
@@ -128,7 +129,7 @@ def quantized_linear_triton(
 
     The rows of the weight are the rows of `parts`, one part after another. Additions over K are in the order of the
     codes, which an input order may change.
-    split_k: whether the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py)
+    split_k: if true, the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py)
     whole_rows: see PackedLinear
     """
     rows, depth = _check(x, parts, bias)
@@ -179,13 +180,17 @@ def quantized_gated_linear_triton(
 
 
 def can_be_gated(parts: Sequence[PackedCodes], whole_rows: int = 0) -> bool:
-    """Whether one kernel can compute gate and up: they must have one format, K one chain, and gate whole tiles."""
+    """Returns whether one kernel can compute gate and up. It can if they have the same format, K is one chain, and gate
+    consists of whole tiles.
+    """
     columns, depth = parts[0].shape
     return len(parts) == 1 and columns % (2 * ROWS) == 0 and tiles.chain_length(whole_rows or columns, depth) >= depth
 
 
 def fitted(tile: Tile, products: int, weight: PackedCodes, x: Tensor) -> Tile:
-    """Returns the tile with as many stages as fit into shared memory. If not even two fit, it has fewer tokens."""
+    """Returns the tile with as many stages as fit into shared memory. If not even two stages fit, the returned tile has
+    fewer tokens.
+    """
     size = stage_bytes(tile, products, weight, x)
     stages = tiles.stages_within(tile, size, x.device, shared=tile.rows <= 32)
     if stages > 1 or tile.rows <= 16:
@@ -200,7 +205,7 @@ def stage_bytes(tile: Tile, products: int, weight: PackedCodes, x: Tensor) -> in
 
 
 def launch_options(tile: Tile, products: int, weight: PackedCodes, x: Tensor) -> dict[str, Any]:
-    """Returns a kernel's constants and launch options. products: 2 if its programs compute gate and up, else 1"""
+    """Returns a kernel's constants and launch options. products: 2 if a program computes gate and up, else 1"""
     return {
         "FORMAT": Format.of(weight, x.dtype), "EVEN": weight.padded_rows % (products * tile.columns) == 0,
         "EVEN_K": weight.shape[1] % STEP == 0,

@@ -1,9 +1,9 @@
 """The tiles of matrix products, as data: rules for every device, and tiles that were measured on a device.
 
-A rule has the most rows of a product for which it holds, conditions on the weight, and the tile. The first rule that
+A rule has the largest number of rows for which it holds, conditions on the product, and a tile. The first rule that
 holds decides. The rules follow from the sizes of an H200. `python -m bench gpu --only sweep` measures better tiles on
 its device, and writes them in the format of measured_tiles.json, which this file reads. measured_tiles.json has no
-entries yet, because nobody has measured.
+entries yet, because no device has been measured.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 NUM_SMS = 132  # multiprocessors of an H200, for which the tiles are chosen; other GPUs give the same bits
-ANY = 1 << 62  # a number of rows or programs that means: no limit
+ANY = 1 << 62  # as a number of rows or programs: no limit
 Chains = Literal["auto", "together", "split", "parked"]
 Product = Literal["linear", "gated"]
 
@@ -25,8 +25,8 @@ class Tile:
     chains: how the chains are computed if K has several
         together: by one program, with two sums in its registers
         parked: by one program, with the sum of finished chains in memory (parked_linear.py)
-        split: by one program for each chain if the caller can add partial sums; otherwise like "together"
-        auto: like "split" if there are too few programs otherwise, else like "together"
+        split: by one program for each chain if the caller can add partial sums, else like "together"
+        auto: like "split" if "together" would give too few programs, else like "together"
     """
 
     rows: int  # tokens of a tile
@@ -63,13 +63,13 @@ class Shape:
     """The facts about a product that rules read.
 
     columns: columns of the result, or of gate if gate and up are computed together
-    split: whether the caller can add partial sums, so that each chain may have its own program
+    split: if true, the caller can add partial sums, so that each chain may have its own program
     """
 
     rows: int
     columns: int
     chains: int  # how many chains K has
-    even: bool  # whether whole tiles cover the weight
+    even: bool  # true if whole tiles cover the weight
     capability: int = 90  # compute capability of the device
     split: bool = True
 
@@ -78,11 +78,11 @@ class Shape:
 class Rule:
     """A tile for products of at most `rows` rows. The other fields are further conditions.
 
-    programs: the least and the most programs, counted with one program per chain
+    programs: the smallest and the largest number of programs, counted with one program per chain
     single: True: K must be one chain; False: K must be several chains; None: no condition
-    even: whether whole tiles must cover the weight
-    instead: (another tile, a factor): the busiest multiprocessor may compute at most factor times as many elements as
-        with the other tile
+    even: if true, whole tiles must cover the weight
+    instead: (another tile, factor): with the rule's tile, the busiest multiprocessor may compute at most `factor` times
+        as many elements as with the other tile
     capabilities: the compute capabilities for which the tile compiles without spilled registers; empty: all
     """
 
@@ -111,19 +111,20 @@ class Rule:
 
 
 SQUARE, SMALL = Tile(128, 128, 8, 4), Tile(128, 64, 4, 3)
-FEW_ROWS = (  # several programs run on a multiprocessor, and load enough of the weight ahead to read at full speed
+FEW_ROWS = (  # several programs run on a multiprocessor, and prefetch enough of the weight to read it at full speed
     Rule(16, Tile(16, 64, 4, 8), programs=(0, 2 * NUM_SMS)), Rule(16, Tile(16, 64, 4, 6)),
     Rule(32, Tile(32, 64, 4, 8), programs=(0, 2 * NUM_SMS)), Rule(32, Tile(32, 64, 4, 6)),
-    # From here on, reading the tokens once per tile takes as long as reading the weights.
+    # In this rule and the following ones, reading the tokens once per tile takes as long as reading the weights.
     Rule(64, Tile(64, 128, 4, 4), programs=(96, ANY)), Rule(64, Tile(64, 64, 4, 6)),
-    # A program for each chain of half a square tile, because there are fewer square tiles than multiprocessors.
+    # Each chain of a tile has a program of its own, and the tile is half a square tile, because there are fewer square
+    # tiles than multiprocessors.
     Rule(256, Tile(128, 64, 4, 4, "split"), single=False, capabilities=(80, 90, 100)),
 )  # fmt: skip
 LARGE = (
     Rule(128, SQUARE),
     Rule(ANY, Tile(256, 128, 8, 4), (2 * NUM_SMS, ANY), single=True, even=True, capabilities=(90, 100)),
 )
-RULES: Mapping[tuple[Product, str], tuple[Rule, ...]] = {  # by product, and by format of the tokens ("": other formats)
+RULES: Mapping[tuple[Product, str], tuple[Rule, ...]] = {  # by product and format of the tokens; "": all other formats
     ("linear", ""): (*FEW_ROWS, *LARGE, Rule(ANY, SQUARE)),
     # With fp8, a program keeps a second sum of each element, which needs too many registers in large tiles.
     ("linear", "float8_e4m3fn"): (*FEW_ROWS, Rule(ANY, SQUARE)),
@@ -155,7 +156,7 @@ CANDIDATES: Mapping[Product, tuple[Tile, ...]] = {  # the tiles that a sweep com
         Tile(64, 64, 4, 4), Tile(64, 128, 8, 4), SMALL, Tile(128, 64, 4, 4), Tile(128, 128, 8, 3), SQUARE,
     ),
 }  # fmt: skip
-PARKED_ELEMENTS = 256 * 128  # with so many elements in a tile, registers cannot hold a second sum
+PARKED_ELEMENTS = 256 * 128  # if a tile has so many elements, registers cannot hold a second sum
 
 
 def candidates(product: Product, shape: Shape) -> Iterator[Tile]:
@@ -179,15 +180,17 @@ MEASURED: Measured = json.loads(Path(__file__).with_name("measured_tiles.json").
 
 
 def product_name(product: Product, dtype: str, columns: int, depth: int) -> str:
-    """Returns a product's name in measured_tiles.json. columns: rows of the weight; with gate and up, rows of gate"""
+    """Returns a product's name in measured_tiles.json. columns: the rows of the weight or, for a product of gate and
+    up, the rows of gate
+    """
     return f"{product} {dtype} {columns}x{depth}"
 
 
 def measured_tile(table: Measured, device: str, name: str, rows: int) -> Tile | None:
     """Returns the fastest tile for the smallest measured number of rows that is at least `rows`.
 
-    If `rows` is larger than all measured numbers, the largest one counts. Returns None if nothing was measured for this
-    device and product.
+    If `rows` is larger than all measured numbers, the largest measured number is used. Returns None if nothing was
+    measured for this device and product.
     """
     entries = table.get(device, {}).get(name, [])
     fields = next((fields for most, *fields in entries if rows <= most), entries[-1][1:] if entries else None)

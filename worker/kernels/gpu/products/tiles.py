@@ -45,7 +45,7 @@ def chain_length(columns: int, depth: int) -> int:
 def choose_tile(
     rows: int, columns: int, depth: int, dtype: torch.dtype, device: DeviceKind = HOPPER, *, split_k: bool = True
 ) -> Tile:
-    """Returns the tile of a product. dtype: the tokens' dtype; split_k: whether the caller can add partial sums"""
+    """Returns the tile of a product. dtype: the tokens' dtype; split_k: true if the caller can add partial sums"""
     return _choose("linear", shape_of("linear", rows, columns, depth, dtype, device, split_k), depth, dtype, device)
 
 
@@ -112,7 +112,9 @@ def choose_expert_tile(rows: int, columns: int, products: int, dtype: torch.dtyp
 def tile_constants(
     tile: Tile, columns: int, depth: int, dtype: torch.dtype, weight_dtype: torch.dtype | None = None
 ) -> dict[str, int]:
-    """Returns the tile as kernel constants. dtype: of the tokens; weight_dtype: of the weight, None: the same"""
+    """Returns the tile as kernel constants. dtype: the tokens' dtype; weight_dtype: the weight's dtype; None: the
+    tokens' dtype
+    """
     dynamic, weight_dtype = dtype in FORMAT_CODES, weight_dtype or dtype
     block_k = block_k_for(tile, dtype, weight_dtype)
     even = columns % tile.columns == 0 and depth % block_k == 0
@@ -132,7 +134,7 @@ def block_k_for(tile: Tile, dtype: torch.dtype, weight_dtype: torch.dtype) -> in
 
 
 def is_single_chain(weight: Tensor, whole_rows: int = 0) -> bool:
-    """Whether the K of a weight [N, K] is not split, so that an element of a product is one sum over all of K.
+    """Returns whether a product with a weight [N, K] has a single chain, so that an element is one sum over K.
 
     whole_rows: see PackedLinear
     """
@@ -141,9 +143,10 @@ def is_single_chain(weight: Tensor, whole_rows: int = 0) -> bool:
 
 
 def needs_split_k(rows: int, count: int, *chosen: Tile) -> bool:
-    """Whether each chain of a product of `count` tiles should have its own program, if the caller can add partial sums.
+    """Returns whether each chain of a product of `count` tiles should have its own program, if the caller can add
+    partial sums.
 
-    It should if a chosen tile says so, or if there are too few tiles to keep all multiprocessors busy.
+    It should if the tile demands it, or if there are too few tiles to keep all multiprocessors busy.
     """
     if any(tile.chains != "auto" for tile in chosen):
         return any(tile.chains == "split" for tile in chosen)
@@ -163,16 +166,16 @@ def stages_that_fit(tile: Tile, columns: int, x: Tensor, weight: Tensor) -> int:
 def stages_within(tile: Tile, stage_bytes: int, device: torch.device, *, shared: bool) -> int:
     """Returns how many stages of `stage_bytes` bytes fit into shared memory, at most as many as the tile has.
 
-    shared: whether two programs share a multiprocessor, so that each has half of the memory
+    shared: if true, two programs share a multiprocessor, and each has half of the memory
     """
     return max(1, min(tile.stages, shared_memory(device) // (2 if shared else 1) // stage_bytes))
 
 
 @cache
 def kind_of(device: torch.device, *, plain: bool = False) -> DeviceKind:
-    """Returns the kind of a device, for the choice of tiles. plain: whether the weight has the tokens' dtype
+    """Returns the kind of a device, for the choice of tiles. plain: true if the weight has the tokens' dtype
 
-    Measured tiles are only for such weights, so the name is "" for others.
+    Tiles are measured only for plain weights, so the name is "" for all other weights.
     """
     if device.type != "cuda":
         return HOPPER

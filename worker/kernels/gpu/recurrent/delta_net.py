@@ -74,7 +74,7 @@ def _gated_norm_kernel(
     x_ptr, gates_ptr, weight_ptr, out_ptr, stride, eps,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Computes the RMS norm of x times SiLU of its gate. A program computes one head of a row."""
+    """Computes the RMS norm of x, and multiplies it by SiLU of the gate of x. A program computes one head of a row."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     mask = column < SIZE

@@ -67,7 +67,9 @@ def _norm_gated_kernel(
     x_ptr, gates_ptr, weight_ptr, out_ptr, stride, eps,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Computes the RMS norm of (x times SiLU of its gate). A program computes one group of heads of a row."""
+    """Multiplies x by SiLU of its gate, and computes the RMS norm of the product. A program computes one group of heads
+    of a row.
+    """
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     mask = column < SIZE

@@ -1,7 +1,7 @@
 """Functions for the Triton kernels of recurrent layers.
 
-Every program computes the convolutions that it needs itself, so there is no separate kernel for convolutions, which
-would have to know the sequence of each row.
+Every program itself computes the convolutions that it needs. A separate kernel for convolutions would have to know the
+sequence of each row.
 """
 
 import triton
@@ -37,7 +37,9 @@ def softplus(x):
 @triton.jit
 def find_sequence(seq, read_slots_ptr, write_slots_ptr, query_start_loc_ptr):
     """Returns the first row of a sequence, the row after its last row, the slots that it reads and writes, and whether
-    it begins in this step. A sequence that begins has no state to read; the slot to read is then returned as 0."""
+    the sequence begins in this step. A sequence that begins has no state to read; 0 is then returned as the slot to
+    read.
+    """
     start, end = tl.load(query_start_loc_ptr + seq).to(tl.int64), tl.load(query_start_loc_ptr + seq + 1).to(tl.int64)
     read, write = tl.load(read_slots_ptr + seq).to(tl.int64), tl.load(write_slots_ptr + seq).to(tl.int64)
     return start, end, tl.maximum(read, 0), write, (read < 0).to(tl.int32)
@@ -49,9 +51,9 @@ def convolved(
 ):  # fmt: skip
     """Returns SiLU of the convolution of some channels, for one row.
 
-    row, at: the row's index in the step, and among the rows of its sequence in the step
-    bias_ptr: None without a bias
-    tail_ptr: the sequence's last inputs before this step; begins: whether there are none, so that they count as zeros
+    row: the row's index in the step; at: its index among the rows of its sequence in this step
+    bias_ptr: None if there is no bias
+    tail_ptr: the sequence's last inputs before this step; begins: if true, there are none, and zeros are used instead
     """
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(TAPS):
@@ -68,9 +70,12 @@ def convolved(
 
 @triton.jit
 def keep_tail(x_ptr, tail_ptr, to_ptr, channel, mask, start, end, stride, channels, begins, TAPS: tl.constexpr):
-    """Writes a sequence's last inputs of some channels, from this step or from before it, to the new tail."""
+    """Writes a sequence's last inputs of some channels to the new tail. They may come from this step or from the old
+    tail.
+    """
     for tap in tl.static_range(TAPS - 1):
-        at = end - (TAPS - 1) + tap - start  # the index among the sequence's rows in this step; negative: before it
+        # the input's index among the sequence's rows in this step; if negative, the input is in the old tail
+        at = end - (TAPS - 1) + tap - start
         now = tl.load(x_ptr + (start + at) * stride + channel, mask=mask & (at >= 0), other=0.0)
         before = (at < 0) & (begins == 0)
         old = tl.load(tail_ptr + (TAPS - 1 + at) * channels + channel, mask=mask & before, other=0.0)

@@ -16,7 +16,9 @@ ROWS, CHANNELS = 16, 64  # the sizes of a block
 
 @triton.jit
 def _inputs(x_ptr, tail_ptr, start, at, channel, mask, channels, begins, TAPS: tl.constexpr):
-    """Returns the convolution's inputs b * x in fp32 for rows `at` [rows, 1] of a sequence. Negative rows: the tail."""
+    """Returns the convolution's inputs b * x in fp32 for rows `at` [rows, 1] of a sequence. Negative `at`: the input is
+    read from the tail.
+    """
     now, before = mask & (at >= 0), mask & (at < 0) & (begins == 0)
     row_ptrs = x_ptr + (start + at) * 3 * channels + channel
     b, x = tl.load(row_ptrs, mask=now, other=0.0), tl.load(row_ptrs + 2 * channels, mask=now, other=0.0)

@@ -16,7 +16,8 @@ from torch import Tensor
 from worker.kernels.gpu.launch.compiled import COMPILED
 from worker.kernels.weights.quantize import KINDS, LARGEST
 
-FORMAT_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # values of FORMAT in kernels, where 0 means not quantized
+# the value of FORMAT in kernels; 0 means that numbers are not quantized
+FORMAT_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}
 
 # These assembly programs convert two bytes to one register with two numbers, because a thread loads two numbers at a
 # time for the tensor core. The instruction prmt moves each byte to its own half of the register.
@@ -80,7 +81,7 @@ def widen(raw, dtype: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def round_to(scaled, dtype: tl.constexpr):
-    """Rounds numbers within dtype's range to nearest even. dtype: int8 or float8e4nv."""
+    """Rounds numbers to nearest even in `dtype`, int8 or float8e4nv. The numbers must be in the range of `dtype`."""
     if dtype == tl.int8:
         return ((scaled + 12582912.0) - 12582912.0).to(dtype)  # At 1.5 * 2^23, float32 numbers are 1 apart.
     if not COMPILED:  # The interpreter's cast does not round, so this rounds to 3 bits of mantissa, or steps of 2^-9.

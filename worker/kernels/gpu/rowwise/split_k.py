@@ -11,7 +11,7 @@ def load_split_k(pointers, mask, stride, dtype: tl.constexpr, SPLIT_K: tl.conste
     """Loads the block at `pointers`. With SPLIT_K > 1, returns the sum of SPLIT_K float32 blocks, added in order.
 
     stride: elements from one block to the next
-    CACHE: ".cg" if other programs of the same kernel have stored the blocks, which must be read from the L2 cache then
+    CACHE: ".cg" if other programs of the same kernel have stored the blocks: they must then be read from the L2 cache
     """
     x = tl.load(pointers, mask=mask, other=0.0, cache_modifier=CACHE)
     for index in tl.static_range(1, SPLIT_K):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @triton.jit
 def to_cache_dtype(x, cache_ptr, CLAMP: tl.constexpr):
-    """Converts x to the cache's dtype. CLAMP: whether x is first limited to float8_e4m3fn's range; NaN stays NaN"""
+    """Converts x to the cache's dtype. CLAMP: if true, x is first limited to float8_e4m3fn's range; NaN stays NaN"""
     if CLAMP:
         x_fp32 = x.to(tl.float32)
         x = tl.where(x_fp32 > 448.0, 448.0, tl.where(x_fp32 < -448.0, -448.0, x_fp32))

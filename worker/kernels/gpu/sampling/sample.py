@@ -1,6 +1,7 @@
 """Triton kernels for sampling. The vocabulary is divided into parts, so that even a few rows keep the device busy.
 
-All sums are sums of integers, so neither the parts nor the order of atomics affects a result. The kernels, in order:
+All sums are sums of integers, so neither the parts nor the order of atomics affects a result. The kernels run in this
+order:
 
     _max_kernel         the highest logit of each part
     top_k_top_p.py      three kernels, if some row may use top-k or top-p

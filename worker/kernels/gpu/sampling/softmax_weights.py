@@ -17,7 +17,7 @@ jit_unaligned_columns = triton.jit(do_not_specialize_on_alignment=ROW_PARAMETERS
 def softmax_weight(gap, USE_LIBDEVICE: tl.constexpr):
     """Returns exp(-gap) in units of 2**-40.
 
-    libdevice's exp has the same bits as torch's exp on the same device. Other devices may differ in the last bit.
+    On the same device, libdevice's exp and torch's exp give the same bits. Between devices, the last bit may differ.
     """
     p = libdevice.exp(-gap) if USE_LIBDEVICE else tl.exp(-gap)
     return (p * ONE).to(tl.int64)
@@ -41,7 +41,7 @@ def row_max(part_max_ptr, row, parts, BLOCK_PARTS: tl.constexpr):
 
 @triton.jit
 def is_sampled(max_logit, temperature):
-    """Whether the row is sampled: it is not greedy, and its highest logit is finite."""
+    """Returns whether the row is sampled: that is, it is not greedy, and its highest logit is finite."""
     return (temperature != 0) & (tl.abs(max_logit) < float("inf"))
 
 

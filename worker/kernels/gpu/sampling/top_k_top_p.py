@@ -1,13 +1,13 @@
 """Triton kernels that find the exact limits of top-k and top-p without sorting. Many programs share a row.
 
 A token's gap is the distance of its logit from the row's highest logit, divided by the temperature. A token's key is
-the bits of its gap as an integer; keys have the same order as gaps. The limit is the last key to keep. Three kernels
+the bits of its gap as an integer; keys have the same order as gaps. The limit is the largest key to keep. Three kernels
 run in order:
 
     _count_kernel    counts the tokens with gaps below each of a few edges, and sums their weights. If there are many
                      tokens between the two edges that enclose the limit, it counts again, with edges between these two
     _collect_kernel  lists the keys between the two edges that enclose the limit: the candidates
-    _limit_kernel    finds the limit by bisection, and how many of the tokens with this key to keep; one program per row
+    _limit_kernel    finds the limit by bisection, and how many tokens with this key are kept; one program per row
 
 Top-p may ignore that top-k has dropped tokens: the weight that top-p keeps is a share of the weight that top-k keeps,
 so this weight is reached before any dropped token.
@@ -29,10 +29,10 @@ from worker.kernels.gpu.sampling.softmax_weights import (
 )
 from worker.kernels.params import PlainParams
 
-MAX_ONE_PASS_CANDIDATES = 2048  # rows with more candidates are counted twice
-MAX_LISTED_KEYS = 16_384  # how many keys are listed per row; if ties make more, _limit_kernel reads the row again
+MAX_ONE_PASS_CANDIDATES = 2048  # if a row has more candidates, its tokens are counted a second time
+MAX_LISTED_KEYS = 16_384  # the most keys that are listed per row; if ties make more, _limit_kernel reads the row again
 NUM_EDGES = tl.constexpr(8)
-STATS_PER_ROW = tl.constexpr(2 * 2 * 8)  # per row: a count and a weight for each pass and edge
+STATS_PER_ROW = tl.constexpr(2 * 2 * 8)  # for each row: a count and a weight for each pass and edge
 MAX_GAP = tl.constexpr(28.0)  # tokens with larger gaps have weight zero: exp(-28) < 2**-40
 ONE_TOKEN = tl.constexpr(1 << 52)  # the count 1 in integers whose lower bits are a weight (at most 2048 * 2**40)
 INFINITE_KEY = tl.constexpr(0x7F800000)  # the key of an infinite gap
@@ -66,7 +66,8 @@ def _candidate_range(edges_ptr, stats_ptr, row, top_k, top_p, PASS: tl.constexpr
     top_k_applies = (top_k > 0) & (top_k < row_count)
     edges_reached = tl.sum((counts_before < top_k).to(tl.int32), axis=0)
     first, last = tl.where(top_k_applies, edges_reached - 1, NUM_EDGES), tl.where(top_k_applies, edges_reached, 0)
-    if top_p < 1:  # a share of the weight that top-k keeps, of which only a lower and an upper bound are known
+    # top-p keeps a share of the weight that top-k keeps, of which only a lower and an upper bound are known
+    if top_p < 1:
         least = tl.where(top_k_applies, tl.maximum(_element(weights_before, first), 1), row_weight)
         most = tl.where(top_k_applies, _element(weights_before, last), row_weight)
         first = tl.minimum(first, tl.sum((weights_before < _weight_for_top_p(top_p, least)).to(tl.int32), axis=0) - 1)
@@ -80,8 +81,8 @@ def _candidate_range(edges_ptr, stats_ptr, row, top_k, top_p, PASS: tl.constexpr
 
 @triton.jit
 def _final_candidate_range(edges_ptr, stats_ptr, row, top_k, top_p, MAX_ONE_PASS_CANDIDATES: tl.constexpr):
-    """Returns the same as _candidate_range, but without the number of tokens: from the first pass if its range has few
-    enough tokens, else from the second pass.
+    """Returns the same as _candidate_range without the number of tokens. It uses the first pass if the range of that
+    pass has few enough tokens, else the second pass.
     """
     start, end, count_before, weight_before, between, top_k_applies = _candidate_range(
         edges_ptr, stats_ptr, row, top_k, top_p, 0
@@ -208,7 +209,7 @@ def _key_range(source, USE_LIBDEVICE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _bisect(source, need, low, high, BY_WEIGHT: tl.constexpr, USE_LIBDEVICE: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the lowest key for which the candidates up to this key reach the count or weight `need`."""
+    """Returns the lowest key for which the candidates up to and including this key reach the count or weight `need`."""
     while low < high:
         middle = low + (high - low) // 2
         enough = _count_or_weight_below(source, middle + 1, BY_WEIGHT, USE_LIBDEVICE, BLOCK) >= need
@@ -273,7 +274,7 @@ class TopKTopP:
     stats: Tensor  # [R, STATS_PER_ROW] int64; must be zero before the first kernel
     keys: Tensor  # [R, max_listed] int32: the candidates
     listed: Tensor  # [R] int32: how many candidates there are; must be zero before the first kernel
-    limit: Tensor  # [R] int32, a key
+    limit: Tensor  # [R] int32: a key
     allowed: Tensor  # [R] int64
 
     @classmethod

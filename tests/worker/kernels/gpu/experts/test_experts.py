@@ -1,4 +1,4 @@
-"""Experts in Triton agree with plain PyTorch; a row has the same bits alone, in company, and by single products."""
+"""Experts in Triton agree with plain PyTorch; a row has the same bits alone, in company, and from separate products."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,8 +37,11 @@ def torch_logits(h: Tensor, layer: Experts) -> Tensor:
 
 
 def kinds(device: str) -> list[tuple[Format, int, torch.dtype, int]]:
-    """Returns each format with two intermediate sizes, one of them a multiple of the tile. One size has few rows, so
-    each slot is a tile; the other has many rows, which are grouped. The numbers of rows alternate between formats."""
+    """Returns (format, intermediate size, dtype, number of rows): each format with two intermediate sizes.
+
+    One intermediate size is a multiple of the tile. For each format, one has few rows, so that each slot has its own
+    tile, and the other has many rows, whose slots are grouped. Which one has many rows alternates between formats.
+    """
     dtypes = [torch.float16, torch.float32] if device == "cpu" else [torch.float16, torch.bfloat16]
     return [
         (format, inner, dtypes[(at // 2 + part) % 2], sizes[(at + part) % 2])
@@ -82,7 +85,7 @@ def test_every_expert_may_be_chosen(count: int, device: str) -> None:
 
 
 def chosen_by(layer: Experts, numbers: list[int]) -> Experts:
-    """Returns the layer with a router that prefers the experts in this order for all rows."""
+    """Returns the layer with a router that prefers experts in the order of `numbers`, for all rows."""
     logits = torch.zeros(len(numbers), device=layer.router.weight.device)
     for place, number in enumerate(numbers):
         logits[number] = len(numbers) - place

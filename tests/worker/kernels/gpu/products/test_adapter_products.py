@@ -1,4 +1,4 @@
-"""The products of adapters by the Triton kernels, whose rows do not depend on each other."""
+"""Triton kernels compute the products of adapters, and no row depends on other rows."""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""The assembly programs are right. A small evaluator runs them, because Triton's interpreter does not."""
+"""The assembly programs that dequantize weights are right.
+
+A small evaluator runs them, because Triton's interpreter cannot."""
 
 import numpy as np
 import pytest

@@ -12,7 +12,11 @@ from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton
 
 @pytest.mark.parametrize(("rows", "layer", "last"), [(1, False, False), (2, True, False), (2, False, True)])
 def test_bits_are_those_of_product_and_norm(rows: int, layer: bool, last: bool, device: str) -> None:
-    """layer: a layer norm with bias, and before it a norm of the product. last: only the sum, without a norm"""
+    """The product, and its sum with the residual, are normalized.
+
+    layer: whether the norms are layer norms with a bias, instead of RMS norms with an offset
+    last: if true, nothing is normalized, so the result is the sum
+    """
     options = GpuOptions(fused_norms=True).on(torch.device(device))
     dtype, columns, depth = torch.float16, 72, 1000
     x, weight, bias, residual = (
@@ -32,5 +36,5 @@ def test_bits_are_those_of_product_and_norm(rows: int, layer: bool, last: bool, 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(3, 72, 1000), (1, 16384, 1024), (1, 72, 128)])
 def test_other_products_are_not_fused(rows: int, columns: int, depth: int) -> None:
-    """Not fused: products of more rows, with enough tiles for all multiprocessors, or with a single chain along K."""
+    """Products with more rows, enough tiles for all multiprocessors, or a single chain along K are not fused."""
     assert not can_add_norm(torch.empty(rows, depth, device="meta"), torch.empty(columns, depth, device="meta"))

@@ -41,7 +41,7 @@ def same_bits(x: Tensor, weight: QuantizedWeight) -> None:
 @pytest.mark.parametrize("minimum", [False, True])
 @pytest.mark.parametrize("code_map", CODE_MAPS, ids=lambda code_map: code_map.name)
 def test_every_format_has_the_bits_of_its_dequantized_weight(code_map: CodeMap, minimum: bool, device: str) -> None:
-    """Each map has one kind of scales and tokens for each group size; all code maps together cover all pairs."""
+    """Tests every group size with one dtype of scales and one of inputs; all code maps together cover all pairs."""
     dtypes = [torch.float16, torch.float32] if device == "cpu" else [torch.float16, torch.bfloat16]
     first = CODE_MAPS.index(code_map) + minimum
     for at, group_size in enumerate((16, 32, 64, 96, 128, 256, 1000), first):

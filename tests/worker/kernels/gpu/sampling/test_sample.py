@@ -28,7 +28,10 @@ def the_same_exp(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
 
 
 def check(logits: Tensor, rows: list[Row], device: str, stages: Stages = EVERY, **sizes: int) -> list[int]:
-    """Compares kernel and PyTorch. sizes: so small that there are many parts, and that lists overflow"""
+    """Compares the kernel with PyTorch, and returns the ids.
+
+    sizes: arguments of the kernel, so small that there are many parts, and that lists overflow
+    """
     from worker.kernels.gpu.sampling.sample import sample_triton
 
     params, logits = moved_to(params_of(rows).plain, device), logits.to(device)

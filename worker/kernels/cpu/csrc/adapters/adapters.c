@@ -1,16 +1,16 @@
 /* Computes linears and adds the products of adapters to them. Rows without an adapter are not changed, because adding
  * zero would change the sign of a negative zero.
  *
- * If an adapter has many rows, its product with A runs in the linears' parallel region, which reads the same inputs.
- * All other products with A, and all products with B, run in a second region, which adds the latter to the outputs at
- * once. With AMX tiles, the products with B of many rows run in a region of their own, and a further region adds them.
- * A row's products do not depend on other rows, so neither does its result.
- * worker/adapters/loaded.py has the same computation in PyTorch. */
+ * If an adapter has many rows, its product with A runs in the linears' parallel region, because the linears read the
+ * same inputs. All other products with A, and all products with B, run in a second region, which adds the products with
+ * B to the outputs as soon as they are computed. With AMX tiles, the products with B of adapters with many rows run in
+ * a region of their own, and one more region adds these products to the outputs. The products of a row, and so its
+ * result, do not depend on other rows. worker/adapters/loaded.py does the same computation in PyTorch. */
 #include "adapters.h"
 #include <stdlib.h>
 #include <string.h>
 
-#define MIN_PARALLEL_ELEMENTS 16384 /* with fewer elements, a second thread costs more than it saves */
+#define MIN_PARALLEL_ELEMENTS 16384 /* with fewer elements, a second thread costs more time than it saves */
 #define UNIT_COLUMNS 256            /* the most columns of B in a unit of work */
 #define UNIT_ROWS 48                /* the most rows in a unit of work with B */
 
@@ -22,8 +22,8 @@ typedef struct {
     long from, to, row, end;
 } Unit;
 
-/* The work of a call. In `changes`, the first `many` are of adapters with many rows. For the first `tiled`, AMX tiles
- * compute the products with B. */
+/* The work of a call. The first `many` of `changes` are for adapters with many rows. AMX tiles compute the products
+ * with B for the first `tiled`. */
 typedef struct {
     const StepAdapters *step;
     Gemm *gemm;
@@ -81,7 +81,7 @@ static const char *gather(const Change *c, char **room, size_t size) {
     return to;
 }
 
-/* Returns the inputs of a part [rows, b->k]: the outputs of A that it reads, padded with zeros. */
+/* Returns the inputs [rows, b->k] of a part: the outputs of A that the part reads, padded with zeros. */
 static const char *ranks_of_part(const Change *c, const ProductPart *part, char **room, size_t size) {
     size_t all = c->product->a->n * size, bytes = part->ranks * size, wide = part->b->k * size;
     if (all == wide && bytes == all) return c->low;
@@ -165,7 +165,7 @@ static Unit *cut_part(Unit *to, const Change *c, const ProductPart *part) {
     return to;
 }
 
-/* Returns the most units of work that a change can have. */
+/* Returns an upper bound on the number of units of work of a change. */
 static long units_of(const Change *c) {
     long units = count_units(c->product->a->n, PANEL), blocks = count_units(c->rows->count, UNIT_ROWS);
     for (const ProductPart *p = c->product->parts; p < c->product->parts + c->product->part_count; p++)

@@ -1,5 +1,5 @@
-/* LoRA adapters: to the linear outputs of each row that uses an adapter, scale * factors * (x A B) is added.
- * worker/kernels/cpu/adapters_c.py has the same fields, in the same order. */
+/* LoRA adapters: to the linear outputs of each row that uses an adapter, scale * factors * (x A B) is added. The
+ * structures in worker/kernels/cpu/adapters_c.py have the same fields, in the same order. */
 #pragma once
 #include "../experts.h"
 
@@ -23,15 +23,15 @@ typedef struct {
 
 /* The rows of a step that use the same adapter with the same scale. */
 typedef struct {
-    const Product *products; /* ascending by the address `changed` */
+    const Product *products; /* sorted by the address `changed`, ascending */
     long product_count;
     const int64_t *rows; /* ascending */
     long count;
     float scale;
 } AdapterRows;
 
-/* The addition of an adapter's product to one job. low [rows, ranks]: the outputs of A; b: the jobs of the parts if AMX
- * tiles compute them, else NULL. */
+/* The addition of an adapter's product to one job. low: [rows, ranks], the outputs of A; b: the jobs that multiply by B
+ * in AMX tiles, or NULL if tiles do not. */
 typedef struct {
     const GemmJob *job;
     const Product *product;
@@ -40,7 +40,7 @@ typedef struct {
     const GemmJob *b;
 } Change;
 
-/* Kernels of few_rows.c. MultiplyA computes columns [from, to) of x A for at most FEW_ROWS rows. AddB adds columns
+/* The kernels in few_rows.c. MultiplyA computes columns [from, to) of x A for at most FEW_ROWS rows. AddB adds columns
  * [from, to) of a part to rows [row, end) of the adapter. `from` is a multiple of 32. */
 #define FEW_ROWS 4
 typedef void MultiplyA(const Change *c, long from, long to);
@@ -52,7 +52,7 @@ typedef struct {
     AddProduct *add_product;
     MultiplyA *multiply_a;
     AddB *add_b;
-    int in_tiles; /* whether the matmul uses AMX tiles, which are faster than `add_b` for more than FEW_ROWS rows */
+    int in_tiles; /* if true, the matmul uses AMX tiles, which are faster than `add_b` for more than FEW_ROWS rows */
 } StepAdapters;
 
 /* Computes all jobs, and adds the adapters' products to their outputs. Returns 0, or 1 when memory is exhausted. */

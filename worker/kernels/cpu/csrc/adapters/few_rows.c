@@ -1,6 +1,7 @@
 /* Products of adapters, whose matrices are narrow. The matmul for large weights (gemm/) would spend much of its time on
  * padding, on setup, and on storing results that another loop then adds. Here, the sums of a strip of rows and two
- * registers of columns stay in registers, padding is not read, and the products with B are added at once.
+ * registers of columns stay in registers, padding is not read, and the products with B are added to the output without
+ * being stored first.
  *
  * Every element is summed in the same order as in the matmul of the same instruction set: a chain over the inputs, a
  * chain over pairs of inputs (vdpbf16ps), or the order of TDPBF16PS in a k-step of 32 inputs (gemm/amx/amx_few_rows.h).
@@ -9,7 +10,7 @@
 #include "adapters.h"
 #include <string.h>
 
-#define REGISTERS 2 /* registers of columns that are computed together */
+#define REGISTERS 2 /* how many registers of columns are computed together */
 #define COLUMNS (REGISTERS * SIMD_WIDTH)
 #define HALF_PANEL (PANEL / 2)
 #define K_STEP 32
@@ -53,21 +54,23 @@ INLINE long pairs_at(long column) { return column / HALF_PANEL * K_STEP * HALF_P
 
 INLINE void prefetch(const char *p) { __builtin_prefetch(p + PREFETCH_DISTANCE, 0, 2); }
 
-/* Prefetches the lines that are due while pair number `pair` of the `pairs` pairs of a k-step is multiplied. Lines are
- * prefetched in memory order, although the two halves of a k-step are read alternately: this is twice as fast. */
+/* Prefetches the cache lines that are due while pair `pair` of a k-step is multiplied. The k-step has `pairs` pairs.
+ * Lines are prefetched in memory order, although the two halves of a k-step are read alternately: memory order is twice
+ * as fast. */
 INLINE void prefetch_pair(const char *step, long pair, long pairs, const int whole_panel) {
     if (!whole_panel) {
         prefetch(step + pair * HALF_PANEL * 4);
         return;
     }
     const char *next = step + pair * HALF_PANEL * 8;
-    if (pair * 2 >= pairs) next += (K_STEP / 2 - pairs) * HALF_PANEL * 4; /* in the second half */
+    if (pair * 2 >= pairs) next += (K_STEP / 2 - pairs) * HALF_PANEL * 4; /* skips to the second half */
     prefetch(next);
     prefetch(next + HALF_PANEL * 4);
 }
 
-/* Adds the products of a pair of inputs of each row. vdpbf16ps adds both products to `sums`. Otherwise, the product of
- * the even input is added to `sums`, and that of the odd input to `odd`; both may be the same object.
+/* Adds the products of a pair of inputs of each row. vdpbf16ps adds both products to `sums`. Without vdpbf16ps, the
+ * product of the even input is added to `sums`, and that of the odd input to `odd`. `sums` and `odd` may be the same
+ * object.
  * weight: the pairs of the columns; at: offset of the inputs in a row of x, in bytes */
 #if defined(__AVX512BF16__) && !defined(IN_TILES)
 INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *sums, Sums *odd, const int rows,
@@ -85,7 +88,7 @@ INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *su
 #else
 INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *sums, Sums *odd, const int rows,
                      const int registers) {
-    for (int second = 0; second < 2; second++) { /* words are loaded twice, because registers are scarce */
+    for (int second = 0; second < 2; second++) { /* loads words once for each input of the pair: registers are scarce */
         vf numbers[REGISTERS];
         Sums *to = second ? odd : sums;
         for (int j = 0; j < registers; j++) {
@@ -101,7 +104,8 @@ INLINE void add_pair(const char *weight, const char *const *x, long at, Sums *su
 }
 #endif
 
-/* Adds the products of the last input of each row if the number of inputs is odd. It is paired with a zero. */
+/* Adds the products of the last input of each row if the number of inputs is odd. The missing second input is a
+ * zero. */
 INLINE void add_single(const char *weight, const char *const *x, long at, Sums *sums, Sums *odd, const int rows,
                        const int registers) {
     const char *last[STRIP_ROWS];
@@ -159,7 +163,7 @@ INLINE void add_inputs(const float *weight, const char *const *x, long inputs, S
 }
 
 /* Computes the sums of `registers` registers of columns, from `column` on. Only the first k inputs of each row are
- * read: the others would add only zeros. */
+ * read: the products of all further inputs are zeros. */
 INLINE void multiply_columns(const Weight *w, long column, const char *const *x, long k, Sums *sums, const int rows,
                              const int registers, const int is_bf16) {
     long depth = is_bf16 ? (w->k + K_STEP - 1) / K_STEP * K_STEP : w->k, panel = column / PANEL;
@@ -204,7 +208,8 @@ INLINE void add_strip(const Change *c, const ProductPart *part, long column, lon
     Sums sums;
     for (int r = 0; r < rows; r++) {
         x[r] = c->low + ((row + r) * c->product->a->n + part->first_rank) * size;
-        if (rows > 1) __builtin_prefetch(out + places[r] * row_bytes + column * size, 1, 3); /* rows are in different lines */
+        /* the outputs of different rows are in different cache lines */
+        if (rows > 1) __builtin_prefetch(out + places[r] * row_bytes + column * size, 1, 3);
     }
     multiply_columns(part->b, column, x, part->ranks, &sums, rows, REGISTERS, is_bf16);
     for (int j = 0; j < REGISTERS && column + j * SIMD_WIDTH < n; j++) {
@@ -221,7 +226,7 @@ INLINE void add_strip(const Change *c, const ProductPart *part, long column, lon
 typedef void AddStrip(const Change *c, const ProductPart *part, long from, long to, long row);
 
 #ifdef IN_TILES
-#define BEGIN unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040) /* denormals are zeros, as in AMX tiles */
+#define BEGIN unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040) /* treats denormals as zeros, as AMX tiles do */
 #define END _mm_setcsr(mode)
 #else
 #define BEGIN

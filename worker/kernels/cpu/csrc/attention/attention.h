@@ -1,4 +1,5 @@
-/* Attention of packed rows over the paged KV cache: the division of work and the loops, which all kernels share.
+/* Attention of packed rows over the paged KV cache: the loops and the division of work, which are the same for all
+ * kernels.
  *
  * The `group` query heads that share a key/value head are treated as rows: row r of a sequence is token r / group and
  * query head r % group. Rows are processed in tiles. Keys are processed in blocks of BLOCK_KEYS, which start at
@@ -19,32 +20,34 @@
 
 #define BLOCK_KEYS 64   /* keys of a block; changing this number changes the bits of results */
 #define SPLIT_KEYS 1024 /* keys of a split; changing this number changes the bits of results */
-#define MAX_HEAD_TILES 16     /* tiles of one head in a work item; a block's keys are prepared once for all tiles */
-#define MAX_ITEM_TILES 16     /* tiles of a work item */
+#define MAX_HEAD_TILES 16     /* the most tiles of one head in a work item; a block's keys are prepared once for all
+                                 these tiles */
+#define MAX_ITEM_TILES 16     /* the most tiles of all heads in a work item */
 #define MASKED_SCORE (-1e30f) /* the score of a masked key, and the maximum before the first score */
 #ifndef OUT_STEP
-#define OUT_STEP 16 /* the elements of SoftmaxState.out that a kernel computes together */
+#define OUT_STEP 16 /* how many elements of a row of SoftmaxState.out a kernel computes together */
 #endif
 #ifndef MIN_ITEM_HEADS
-#define MIN_ITEM_HEADS 1 /* heads of a work item when there are too few sequences for all threads */
+#define MIN_ITEM_HEADS 1 /* how many heads a work item has if there are too few sequences for all threads */
 #endif
 
 typedef struct {
     const char *q, *cache_k, *cache_v;
     const int32_t *query_start_loc, *seq_lens, *page_table;
     const float *sinks;        /* [heads]: the logit of each query head's sink, or NULL */
-    const int32_t *visible_to; /* [T]: how many keys each token sees, at least as many as the token before it; NULL:
-                                  each token sees the keys up to its own position */
+    const int32_t *visible_to; /* [T]: how many keys each token sees, at least as many as the token before it sees;
+                                  NULL: each token sees the keys up to its own position */
     char *out;
     long seqs, q_stride, heads, kv_heads, d, page_size, page_table_stride, window, element_size;
     int kv_format;
-    float scale, cap_scale; /* the logit of s = q k^T is scale * s, or scale * tanh(cap_scale * s) if cap_scale is not 0
-                               (soft cap) */
+    float scale, cap_scale; /* cap_scale 0: logit = scale * s, where s = q k^T; otherwise (soft cap): logit = scale *
+                               tanh(cap_scale * s) */
 } AttentionArgs;
 
 typedef struct {
-    float max[16], sum[16];       /* of each row: the maximum logit so far, and the sum of the weights so far */
-    float out[16 * MAX_HEAD_DIM]; /* the weighted sums of values, not yet divided by `sum` */
+    float max[16], sum[16];       /* the maximum logit of each row, and the sum of its weights, over the blocks visited
+                                     so far */
+    float out[16 * MAX_HEAD_DIM]; /* weighted sums of values, not yet divided by `sum` */
 } SoftmaxState;
 
 typedef struct {
@@ -52,7 +55,8 @@ typedef struct {
     SoftmaxState total;
     _Alignas(64) char q[16 * MAX_HEAD_DIM * 4]; /* queries in the kernel's layout */
     float weights[BLOCK_KEYS * 16];
-    int32_t position[16], last[16]; /* last: the last visible key; entries from `rows` on copy the last row */
+    int32_t position[16], last[16]; /* last: the last key that each row sees; entries from `rows` on copy the last
+                                       row */
     int head, row, rows;
 } Tile;
 
@@ -66,7 +70,7 @@ typedef struct {
     char v[BLOCK_KEYS * MAX_HEAD_DIM * 4];              /* one head's values of the same block */
     float scores[2][BLOCK_KEYS * 16];
     Tile tiles[MAX_ITEM_TILES];
-    const WorkItem *next_item; /* this thread's next item, or NULL */
+    const WorkItem *next_item; /* the next work item of this thread, or NULL */
 } Scratch;
 
 /* Returns s. Hides from gcc that s is thread-local; otherwise gcc would compute its address again in inner loops. */
@@ -78,7 +82,7 @@ INLINE Scratch *hide_origin(Scratch *s) {
 static void begin_work(void); /* sets up the thread's state before an item */
 static void end_work(void);   /* restores the thread's state after an item */
 static Scratch *thread_scratch(void);
-/* Finds keys and values [from, to) of the block in the pages. */
+/* Finds the keys and values [from, to) of a block in the pages. */
 static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, long block, long from, long to);
 static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item);
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block);
@@ -109,7 +113,7 @@ INLINE size_t cache_slot(const AttentionArgs *a, int seq, long position, long *c
     return (size_t)a->page_table[seq * a->page_table_stride + page] * a->page_size + offset;
 }
 
-/* The bytes of one cached head of a token, and of all its cached heads. */
+/* head_bytes returns the bytes of one cached head of a token, token_bytes those of all cached heads of a token. */
 INLINE long head_bytes(const AttentionArgs *a) { return kv_row_bytes(a->kv_format, a->d, a->element_size); }
 INLINE long token_bytes(const AttentionArgs *a) { return a->kv_heads * head_bytes(a); }
 
@@ -138,7 +142,7 @@ INLINE void reset_state(const AttentionArgs *a, SoftmaxState *state) {
     memset(state->out, 0, 16 * out_stride(a) * sizeof(float));
 }
 
-/* Copies a state, but of `out` only the elements that this head dimension uses. */
+/* Copies a state. Of `out`, copies only the elements that this head dimension uses. */
 INLINE void copy_state(const AttentionArgs *a, SoftmaxState *to, const SoftmaxState *from) {
     memcpy(to, from, offsetof(SoftmaxState, out) + 16 * out_stride(a) * sizeof(float));
 }
@@ -176,7 +180,7 @@ static void process_block(const AttentionArgs *a, Scratch *s, const WorkItem *it
     for (int i = 0; i < tiles; i += tiles_per_head) attend_block(a, s, item, &s->tiles[i], tiles_per_head, block);
 }
 
-/* Whether any row of the tile sees any key of the block. */
+/* Returns whether any row of the tile sees any key of the block. */
 INLINE int sees_block(const AttentionArgs *a, const Tile *tile, long block) {
     return tile->last[TILE_ROWS - 1] >= block && first_visible_key(a, tile->position[0]) < block + BLOCK_KEYS;
 }
@@ -198,7 +202,7 @@ INLINE void finish_tile(const AttentionArgs *a, const Tile *tile, SoftmaxState *
 static void process_item(const AttentionArgs *a, Scratch *s, const WorkItem *item, SoftmaxState *partial) {
     begin_work();
     int tiles = load_tiles(a, s, item);
-    int merge = item->splits > 1; /* merging a single split would not change it */
+    int merge = item->splits > 1; /* if there is only one split, merging would change nothing */
     for (int i = 0; i < tiles && merge; i++) reset_state(a, &s->tiles[i].total);
     for (int split = item->split; split < item->split + item->splits; split++) {
         process_split(a, s, item, tiles, split);
@@ -230,7 +234,7 @@ static void merge_partials(const AttentionArgs *a, Scratch *s, const WorkItem *i
 typedef struct {
     WorkItem *items;
     long n;
-    int per_split; /* whether every item has only one split; partial results are then merged at the end */
+    int per_split; /* if true, an item has only one split, and partial results are merged at the end */
 } WorkList;
 
 /* Returns the number of splits per head, summed over all sequences. */
@@ -241,7 +245,8 @@ static long count_splits(const AttentionArgs *a) {
     return n;
 }
 
-/* Returns the number of heads of an item: all heads if there are enough sequences, to read the cache sequentially. */
+/* Returns the number of heads of an item: all heads if there are enough sequences, so that the cache is read
+ * sequentially. */
 INLINE long heads_per_item(const AttentionArgs *a, long rows, int threads) {
     long tiles = max_long(1, min_long(MAX_HEAD_TILES, (rows + TILE_ROWS - 1) / TILE_ROWS));
     return a->seqs < 4 * threads ? MIN_ITEM_HEADS : max_long(1, min_long(a->kv_heads, MAX_ITEM_TILES / tiles));

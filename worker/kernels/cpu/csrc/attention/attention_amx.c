@@ -1,6 +1,6 @@
-/* bf16 attention on AMX tiles. Scores are computed transposed: [keys][16 rows of q]. So each element of a register is
- * another row, and the maximum and sum of rows need no operation across a register. The softmax weights are rounded to
- * bf16, transposed back and multiplied by the values. */
+/* bf16 attention on AMX tiles. Scores are computed transposed: [keys][16 rows of q]. So the elements of a register
+ * belong to different rows, and a row's maximum and sum need no operation across a register. The softmax weights are
+ * rounded to bf16, transposed back and multiplied by the values. */
 #define PREFETCH_LOCALITY 2 /* the L1 cache has no room for a block of all heads */
 #include "attention/bf16_rows.h"
 #include "attention/key_addresses.h"
@@ -42,7 +42,8 @@ INLINE void copy_keys(const char *from, char *to, long d, const int kv_format) {
     for (long i = 0; i < d; i += 32) _mm512_store_si512(to + i * 2, load_32(from, d, i, kv_format));
 }
 
-/* Interleaves the values of two keys into one row of the value tiles. A missing key (NULL) becomes zeros. */
+/* Interleaves the values of two keys into one row of the value tiles. The values of a missing key (NULL) become
+ * zeros. */
 INLINE void interleave_values(const char *even, const char *odd, char *tiles, long d, const int kv_format) {
     for (long i = 0; i < d; i += 32, tiles += 2048) {
         __m512i out[2];
@@ -52,7 +53,8 @@ INLINE void interleave_values(const char *even, const char *odd, char *tiles, lo
     }
 }
 
-/* Returns where the values of key i would be, at head 0, if they were not interleaved. NULL: the key is missing. */
+/* Returns the address of the values of key i at head 0 in a cache that does not interleave values. Returns NULL if the
+ * key is missing. */
 INLINE const char *value_row(const AttentionArgs *a, const KeyAddresses *p, long i) {
     return i >= p->from && i < p->to ? p->keys[i] + (a->cache_v - a->cache_k) : NULL;
 }
@@ -81,24 +83,24 @@ INLINE void copy_rows(const AttentionArgs *a, Scratch *s, const KeyAddresses *p,
     }
 }
 
-/* Copies one head's keys and values of the block to s->k and s->v, which then stay in the core's cache. */
+/* Copies one head's keys and values of the block to s->k and s->v, where they stay in the core's cache. */
 static void copy_head(const AttentionArgs *a, Scratch *s, const KeyAddresses *p, long head) {
     WITH_KV_FORMAT(copy_rows, a, s, p, head)
     if (a->kv_format == KV_PAIRED) copy_value_pairs(a, p, s->v, head);
 }
 
-/* Returns whether a block is copied. With a single tile per head, a complete block is read only once, directly from its
- * pages. An incomplete block is copied, because its missing keys must be zeros. */
+/* Returns whether a block is copied. A complete block is not copied if a head has a single tile, because it is then
+ * read only once. An incomplete block is copied, because its missing keys must be zeros. */
 static int is_copied(const AttentionArgs *a, const KeyAddresses *p, const WorkItem *item) {
     return a->kv_format != KV_PAIRED || p->to - p->from < BLOCK_KEYS || item->rows > TILE_ROWS;
 }
 
 /* The addresses from which AMX tiles of a block are loaded: either in a copy of one head, or in the pages. */
 typedef struct {
-    const char *k[4];        /* the keys: one address for each 16 keys */
-    const char *v[2];        /* the values: one address for each 32 keys */
+    const char *k[4];        /* [i]: the address of keys 16 * i to 16 * i + 15 */
+    const char *v[2];        /* [i]: the address of the values of keys 32 * i to 32 * i + 31 */
     long k_stride, v_stride; /* bytes from key to key, and from pair of values to pair of values */
-    long v_column;           /* bytes from 16 columns of the values to the next 16 */
+    long v_column;           /* bytes from 16 columns of the values to the next 16 columns */
 } TileAddresses;
 
 static TileAddresses copied_block(const AttentionArgs *a, const Scratch *s) {
@@ -121,8 +123,9 @@ static TileAddresses block_in_pages(const AttentionArgs *a, const WorkItem *item
     return p;
 }
 
-/* Prefetches the lines that are due with each load of an AMX tile, or with two keys of the softmax. Of the four
- * quarters that a head prefetches, one is prefetched with the scores, two with the softmax and one with the output. */
+/* Prefetches the few cache lines that are due at one load of an AMX tile, or at two keys of the softmax. A head
+ * prefetches four quarters: one while it computes scores, two during the softmax, and one while it computes the
+ * output. */
 INLINE void prefetch_share(const AttentionArgs *a, Prefetch *prefetch) {
     if (prefetch) prefetch_lines(prefetch, (head_bytes(a) + 31) / 32);
 }
@@ -156,7 +159,7 @@ static void score_tile(const AttentionArgs *a, const TileAddresses *p, const Til
     TILE_STORE(3, scores + 768, 64);
 }
 
-/* The range of keys that each of 16 rows may see. */
+/* For each of 16 rows, the range of keys that the row may see. */
 typedef struct {
     __m512i last, first;
 } VisibleKeys;
@@ -179,15 +182,15 @@ INLINE __m512 row_max(const float *scores, const VisibleKeys *visible, long bloc
     return _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3]));
 }
 
-/* Rounds the weights of two keys, for 16 rows, to bf16 and interleaves them. */
+/* Rounds the softmax weights of two keys, for 16 rows, to bf16, and interleaves the two keys. */
 INLINE __m512i interleave_weights(__m512 even, __m512 odd) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
-/* Online softmax: turns scores into bf16 weights [BLOCK_KEYS / 32][16 rows][32 keys]. Returns the factor of each row
- * for its output so far. */
+/* Online softmax: turns scores into bf16 weights [BLOCK_KEYS / 32][16 rows][32 keys]. Returns for each row the factor
+ * by which its output so far must be multiplied. */
 INLINE __m512 softmax(const AttentionArgs *a, const float *scores, Tile *tile, const VisibleKeys *visible, long block,
                       const Scales *scales, Prefetch *prefetch, const int hide, const int scaled) {
     SoftmaxState *state = &tile->split;
@@ -286,8 +289,9 @@ static __m512 softmax_tile(const AttentionArgs *a, float *scores, Tile *tile, lo
                     : softmax(a, scores, tile, &visible, block, scales, prefetch, 1, 0);
 }
 
-/* Computes the weights of all tiles first, then their outputs. So first the keys and then the values stay in the L1
- * cache. AMX computes the scores of the next tile while the softmax of the current tile runs in SIMD registers. */
+/* Computes the weights of all tiles first, then their outputs. So only the keys, and later only the values, must fit in
+ * the L1 cache. AMX computes the scores of the next tile while the softmax of the current tile runs in SIMD
+ * registers. */
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
     const KeyAddresses *here = &address_scratch(s)->here;
     __m512 rescale[MAX_ITEM_TILES];

@@ -1,5 +1,5 @@
 /* bf16 attention with vdpbf16ps. The keys of a block are transposed to [pairs of d][keys], so each score is one chain
- * over the pairs of d, in a register element of its own. The weights are rounded to bf16. Pairs of weights are
+ * over the pairs of d, in its own element of a register. The weights are rounded to bf16. Pairs of weights are
  * multiplied by values that are interleaved in pairs of keys, so each output is one chain over the key pairs of a
  * block. Missing rows of a tile are skipped: a decode step computes only the query heads that share a key/value
  * head. */
@@ -9,7 +9,7 @@
 /* For one head, s->k: [D / 2 padded to 16][BLOCK_KEYS][2]; s->v: [BLOCK_KEYS / 2][D padded to 16][2];
  * tile->q: [16][D padded to 32]; s->scores: [16][BLOCK_KEYS]; tile->weights: [16][BLOCK_KEYS] bf16 */
 
-#define MAX_ROWS_AT_ONCE 6 /* rows with 4 registers of scores or outputs each; with 8 registers each: at most 3 rows */
+#define MAX_ROWS_AT_ONCE 6 /* the most rows with 4 registers of scores or outputs each; with 8 registers each, 3 rows */
 
 static void begin_work(void) { flush_denormals(1); }
 static void end_work(void) { flush_denormals(0); }
@@ -38,7 +38,7 @@ INLINE void transpose_keys(const AttentionArgs *a, const KeyAddresses *p, long o
         }
 }
 
-/* Interleaves the values of two keys. A missing key (NULL) becomes zeros. */
+/* Interleaves the values of two keys. The values of a missing key (NULL) become zeros. */
 INLINE void interleave_values(const char *even, const char *odd, char *to, long d, const int kv_format) {
     for (long i = 0; i < d; i += 32) {
         __m512i out[2];
@@ -54,8 +54,8 @@ static void mask_pair(const char *pair, int odd, char *to, long d) {
     for (long i = 0; i < d; i += 16) _mm512_store_si512(to + i * 4, _mm512_maskz_loadu_epi16(there, pair + i * 4));
 }
 
-/* Finds the interleaved value pairs of a head. They are used in their pages if they are stored interleaved and read
- * only once (not `reused`). Otherwise they are copied to `buffer`. */
+/* Finds the interleaved value pairs of a head. Pairs that are stored interleaved and read only once (not `reused`) are
+ * used in their pages. All other pairs are copied to `buffer`. */
 static void locate_value_pairs(const AttentionArgs *a, const KeyAddresses *p, long head, char *buffer, int reused,
                                const char **pairs) {
     long row = token_bytes(a), bytes = pad_to_16(a->d) * 4;
@@ -99,7 +99,7 @@ INLINE void score_rows(const char *q, const char *keys, long steps, float *score
         for (int j = 0; j < 4; j++) k[j] = (__m512bh)_mm512_load_si512(keys + j * 64);
         for (int r = 0; r < rows; r++) {
             __m512i pair = _mm512_set1_epi32(*(const int32_t *)(q + r * steps * 64));
-            __asm__("" : "+v"(pair)); /* one load for all columns */
+            __asm__("" : "+v"(pair)); /* keeps gcc from loading the pair again for each column register */
             for (int j = 0; j < 4; j++) sum[r][j] = _mm512_dpbf16_ps(sum[r][j], (__m512bh)pair, k[j]);
         }
     }
@@ -117,7 +117,8 @@ static void score_tile(const AttentionArgs *a, const char *keys, const Tile *til
     }
 }
 
-/* Online softmax of one row: turns its scores into bf16 weights. Returns the factor for the row's output so far. */
+/* Online softmax of one row: turns its scores into bf16 weights. Returns the factor by which the row's output so far
+ * must be multiplied. */
 INLINE float softmax_row(const AttentionArgs *a, const float *scores, Tile *tile, int row, long block,
                          const Scales *scales, const int hide, const int scaled, const int capped) {
     SoftmaxState *state = &tile->split;
@@ -167,8 +168,8 @@ static void softmax_tile(const AttentionArgs *a, const float *scores, Tile *tile
 }
 
 typedef struct {
-    const char *const *pairs; /* interleaved pairs of values */
-    long from, to;            /* the range of pairs that any row of the tile sees */
+    const char *const *pairs; /* [i]: the interleaved values of keys 2 * i and 2 * i + 1 */
+    long from, to;            /* the pairs that at least one row of the tile sees: [from, to) */
     long row_stride;          /* elements from one output row to the next */
     Prefetch *prefetch;
 } Values;
@@ -188,7 +189,7 @@ INLINE void accumulate_columns(const Values *v, long at, const int32_t *weights,
         for (int j = 0; j < columns; j++) x[j] = (__m512bh)_mm512_loadu_si512(pair + j * 64);
         for (int r = 0; r < rows; r++) {
             __m512i weight = _mm512_set1_epi32(weights[r * (BLOCK_KEYS / 2) + i]);
-            __asm__("" : "+v"(weight)); /* one load for all columns */
+            __asm__("" : "+v"(weight)); /* keeps gcc from loading the weight again for each column register */
             for (int j = 0; j < columns; j++) sum[r][j] = _mm512_dpbf16_ps(sum[r][j], (__m512bh)weight, x[j]);
         }
     }
@@ -219,8 +220,8 @@ static void accumulate_values(const Values *v, Tile *tile, const float *rescale)
     }
 }
 
-/* Computes the weights of all tiles first, then their outputs. So first the keys and then the values stay in the L1
- * cache. */
+/* Computes the weights of all tiles first, then their outputs. So only the keys, and later only the values, must fit in
+ * the L1 cache. */
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
     const KeyAddresses *p = &address_scratch(s)->here;
     const char *pairs[BLOCK_KEYS / 2];

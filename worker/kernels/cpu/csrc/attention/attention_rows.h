@@ -1,12 +1,13 @@
 /* Functions for the kernels that keep outputs by row: SoftmaxState.out is [16 rows][D padded to OUT_STEP]. */
 #pragma once
 #define TILE_ROWS 16
-/* Neighbouring heads are read together even when sequences are few, as long as every thread gets several items. */
+/* Even with few sequences, a work item has several neighbouring heads, as long as every thread gets several items. */
 #define MIN_ITEM_HEADS max_long(1, min_long(a->kv_heads * count_splits(a) / (4 * threads), MAX_ITEM_TILES / tiles))
 #include "attention/attention.h"
 
 INLINE vf state_exp(vf x);      /* the kernel's exponential: e^x, or 2^x in kernels that keep logits times log2(e) */
-INLINE vf to_state(vf logits); /* converts logits to the unit of SoftmaxState.max, which state_exp expects */
+INLINE vf to_state(vf logits); /* converts logits to the unit of SoftmaxState.max, in which state_exp expects its
+                                  argument */
 
 NOINLINE void merge_split(const AttentionArgs *a, SoftmaxState *total, const SoftmaxState *split) {
     float total_factors[16], split_factors[16];
@@ -26,8 +27,8 @@ NOINLINE void merge_split(const AttentionArgs *a, SoftmaxState *total, const Sof
 
 /* Adds the weights of the sinks to the sums of a tile's rows. Outputs do not change, because a sink's value is zero.
  *
- * A sink's weight is relative to the maximum of the row's scores. So the row's sum is at least 1, and a sink of -inf
- * adds exactly 0. A sink far above the maximum makes the sum so large that the output becomes zero. */
+ * The weight of a sink is e^(its logit - the maximum of the row's scores), so the row's sum stays at least 1, and a
+ * sink of -inf adds exactly 0. A sink far above the maximum makes the sum so large that the output becomes zero. */
 NOINLINE void add_sinks(const AttentionArgs *a, const Tile *tile, SoftmaxState *state) {
     float logits[16];
     long group = group_size(a);

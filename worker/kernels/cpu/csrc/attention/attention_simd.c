@@ -1,9 +1,10 @@
 /* Attention in SIMD registers, computed in fp32.
  *
  * A score is the sum of four chains of multiply-adds over d, which are added in a fixed order. A register holds 4
- * elements of each of SIMD_WIDTH / 4 keys, so keys need no transposition and few additions across a register. An output
- * is one chain over the keys of a block, with consecutive d in a register. Decode steps read keys and values in place.
- * For more rows, a block is converted to fp32 and packed once. Both ways give the same bits. */
+ * elements of each of SIMD_WIDTH / 4 keys. So keys are not transposed, and only a few additions go across a register.
+ * An output is one chain over the keys of a block, with consecutive d in a register. Decode steps read keys and values
+ * in place. For more rows, a block is converted to fp32 and packed once. Both ways, in place and packed, give the same
+ * bits. */
 #include "../simd.h"
 #define OUT_STEP (2 * SIMD_WIDTH)
 #include "attention/attention_rows.h"
@@ -43,7 +44,8 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
     }
 }
 
-/* Online softmax of one row: turns its scores into weights in place. Returns the factor for the row's output so far. */
+/* Online softmax of one row: turns its scores into weights in place. Returns the factor by which the row's output so
+ * far must be multiplied. */
 INLINE float softmax_row(const AttentionArgs *a, Tile *tile, int row, long block, const Scales *scales, const int hide,
                          const int scaled, const int capped) {
     SoftmaxState *state = &tile->split;
@@ -88,7 +90,8 @@ static void softmax_tile(const AttentionArgs *a, Tile *tile, long block, const S
         }
 }
 
-/* The first and the end of the keys that any row of the tile sees, relative to the block's first key. */
+/* first_seen and end_seen return the range of keys that at least one row of the tile sees, relative to the block's
+ * first key. */
 INLINE long first_seen(const AttentionArgs *a, const KeyAddresses *p, const Tile *tile, long block) {
     return max_long(p->from, first_visible_key(a, tile->position[0]) - block);
 }
@@ -104,7 +107,7 @@ INLINE void attend_in_place(const AttentionArgs *a, Scratch *s, const WorkItem *
     float rescale[TILE_ROWS];
     Prefetch prefetch = plan_prefetch(a, s, item, quarter);
     Keys keys = {.stride = token_bytes(a), .chunks = chunks_of(a), .prefetch = &prefetch};
-    for (long i = p->from, next; i < p->to; i = next) { /* SIMD_WIDTH keys are in one page */
+    for (long i = p->from, next; i < p->to; i = next) { /* SIMD_WIDTH keys from key i on are in one page */
         next = min_long(p->to, i / SIMD_WIDTH * SIMD_WIDTH + SIMD_WIDTH);
         keys.first = p->keys[i] + offset - i * keys.stride;
         score_tile_in_place(&keys, tile, i / SIMD_WIDTH * SIMD_WIDTH, format);
@@ -117,8 +120,8 @@ INLINE void attend_in_place(const AttentionArgs *a, Scratch *s, const WorkItem *
     accumulate_values(a, &v, tile, rescale, format);
 }
 
-/* Computes attention of a head's tiles to a block, with packed keys and values. It computes the weights of all tiles
- * first, then their outputs, so first the keys and then the values stay in the cache. */
+/* Computes attention of a head's tiles to a block with packed keys and values. It computes the weights of all tiles
+ * first, then their outputs. So only the keys, and later only the values, must fit in the cache. */
 INLINE void attend_packed(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block,
                           const int format) {
     const KeyAddresses *p = &address_scratch(s)->here;
@@ -179,7 +182,7 @@ static void store_rows(const AttentionArgs *a, const Tile *tile, const SoftmaxSt
         const float *row = state->out + i * out_stride(a);
         float inverse = 1.0f / state->sum[i];
         char *out = a->out + (token * a->heads + head) * a->d * a->element_size;
-        /* + 0 removes the sign of a zero, which depends on flushed denormals */
+        /* adding 0 makes a zero positive: its sign depends on which denormals were flushed */
         if (alternating(a)) {
             store_alternating(row, inverse, out, a->d);
             continue;

@@ -10,8 +10,8 @@ INLINE __mmask32 column_mask(long d, long from) {
     return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
 }
 
-/* Loads elements [from, from + 32) of a cached head as bf16, with zeros beyond d. 8-bit codes are converted; FP8 codes
- * come out divided by FP8_FACTOR. */
+/* Loads elements [from, from + 32) of a cached head as bf16, with zeros beyond d. 8-bit codes are converted; the
+ * results of FP8 codes are their values divided by FP8_FACTOR. */
 INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) {
     __mmask32 mask = column_mask(d, from);
     if (!in_eight_bits(kv_format)) return _mm512_maskz_loadu_epi16(mask, row + from * 2);
@@ -32,7 +32,7 @@ INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) 
 INLINE float scale_factor(const AttentionArgs *a) { return a->kv_format == KV_FP8 ? FP8_FACTOR : 1; }
 
 /* Interleaves elements [from, from + 32) of the values of two keys. out[0] has the pairs of the first 16 columns,
- * out[1] those of the other 16. */
+ * out[1] the pairs of the last 16. */
 INLINE void interleave_32(const char *even, const char *odd, long d, long from, __m512i out[2], const int kv_format) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -69,7 +69,7 @@ INLINE void transpose_16x16(__m512i r[16]) {
     }
 }
 
-/* Returns 2^x with a relative error of 3e-6 (weights are rounded to bf16 afterwards); exactly 1 at 0. */
+/* Returns 2^x with a relative error of 3e-6 (weights are rounded to bf16 afterwards); the result for 0 is exactly 1. */
 INLINE __m512 simd_exp2(__m512 x) {
     __m512 n = _mm512_roundscale_ps(x, 8), f = _mm512_sub_ps(x, n);
     __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(9.58285299e-3f), _mm512_set1_ps(5.59064247e-2f));
@@ -98,7 +98,7 @@ static void store_rows(const AttentionArgs *a, const Tile *tile, const SoftmaxSt
         long row = tile->row + i, token = a->query_start_loc[item->seq] + row / group,
              head = tile->head * group + row % group;
         bf16 *out = (bf16 *)a->out + (token * a->heads + head) * a->d;
-        /* + 0 removes the sign of a zero, which depends on flushed denormals */
+        /* adding 0 makes a zero positive: its sign depends on which denormals were flushed */
         vf inverse = broadcast(1.0f / state->sum[i]);
         for (long j = 0; j < a->d; j += SIMD_WIDTH)
             store(out, j, a->d, load_f32(state->out + i * padded_d + j) * inverse + 0.0f, 1);

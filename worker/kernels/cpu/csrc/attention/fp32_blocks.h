@@ -10,8 +10,8 @@
 /* Formats of elements in memory. PACKED: fp32, packed by pack_keys or pack_values. INT8, FP8: codes (kv_format.h). */
 enum { PACKED, F32, BF16, INT8, FP8 };
 
-#define STEP (2 * SIMD_WIDTH) /* elements of a pair of registers */
-#define CHUNK 8               /* elements of each key in a pair of registers, which holds SIMD_WIDTH / 4 keys */
+#define STEP (2 * SIMD_WIDTH) /* elements of a pair of registers together */
+#define CHUNK 8               /* a pair of registers holds this many elements of each of SIMD_WIDTH / 4 keys */
 
 INLINE int is_codes(const int format) { return format >= INT8; }
 INLINE long bytes_of(const int format) { return is_codes(format) ? 1 : format == BF16 ? 2 : 4; }
@@ -50,8 +50,8 @@ INLINE vu gather_16_bytes(const char *from, long stride) {
 
 INLINE __m128i load_8_bytes(const char *from) { return _mm_loadl_epi64((const __m128i *)from); }
 
-/* Loads 8 codes from each of SIMD_WIDTH / 4 addresses. The result has the first 4 codes of each address, and then the
- * other 4 codes of each. */
+/* Loads 8 codes from each of SIMD_WIDTH / 4 addresses. The result has the first 4 codes of every address, and then the
+ * last 4 codes of every address. */
 INLINE Codes gather_codes(const char *from, long stride) {
     __m128i x = _mm_unpacklo_epi32(load_8_bytes(from), load_8_bytes(from + stride));
 #if SIMD_WIDTH == 16

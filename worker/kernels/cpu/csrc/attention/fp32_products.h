@@ -3,11 +3,12 @@
 #include "attention/attention_rows.h"
 #include "attention/fp32_blocks.h"
 
-#define MAX_ROWS_IN_PLACE 4 /* with more rows, a block is packed */
+#define MAX_ROWS_IN_PLACE 4 /* a block is packed for more rows than this */
 #if SIMD_WIDTH == 16
-#define MAX_SCORE_ROWS 6 /* rows of scores in registers, 4 registers each */
-#define MAX_SUMS 16      /* registers for sums; the other registers are needed to convert keys */
-#define MAX_STEPS 4      /* pairs of output registers per row, for up to FEW_ROWS rows; half as many for more rows */
+#define MAX_SCORE_ROWS 6 /* the most rows whose scores are computed at once: a row takes 4 registers */
+#define MAX_SUMS 16      /* registers for sums; the other registers are needed to convert keys to fp32 */
+#define MAX_STEPS 4      /* the most pairs of output registers for each row with up to FEW_ROWS rows; with more rows,
+                            half as many */
 #define FEW_ROWS 3
 #else
 #define MAX_SCORE_ROWS 2
@@ -33,7 +34,7 @@ INLINE vf add_quarters(const vf x[4]) {
     return UNPACK(pd, lo, a, b) + UNPACK(pd, hi, a, b);
 }
 
-/* Returns a register that repeats 4 floats. */
+/* Returns a register that repeats the 4 floats at p. */
 INLINE vf repeat_quad(const float *p) {
 #if SIMD_WIDTH == 16
     return (vf)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
@@ -65,8 +66,8 @@ INLINE void score_packed(const float *q, const Keys *keys, long first, float *sc
     for (int r = 0; r < rows; r++) store_f32(scores + r * BLOCK_KEYS + first, add_quarters(sum[r]));
 }
 
-/* Computes the scores of SIMD_WIDTH keys, from `first` on, from keys in their page. It computes all of these keys at a
- * time, or half of them if the sums of so many rows do not fit in registers. */
+/* Computes the scores of SIMD_WIDTH keys, from `first` on, from keys in their page. If the sums of so many rows do not
+ * fit in registers, it computes one half of the keys after the other. */
 INLINE void score_in_place(const float *q, const Keys *keys, long first, float *scores, const int rows,
                            const int format) {
     const int groups = rows <= MAX_SUMS / 4 ? 4 : 2;
@@ -121,7 +122,7 @@ INLINE void score_tile_in_place(const Keys *keys, Tile *tile, long first, const 
 /* One head's values of a block. */
 typedef struct {
     const char *rows[BLOCK_KEYS];
-    long from, to;  /* the range of keys that any row of the tile sees */
+    long from, to;  /* the keys that at least one row of the tile sees: [from, to) */
     long step_size; /* bytes from STEP elements of a value to the next STEP elements */
     Prefetch *prefetch;
 } Values;
@@ -148,7 +149,7 @@ INLINE void accumulate_steps(const Values *v, long first, const float *weights, 
         for (int j = 0; j < 2 * steps; j++) store_f32(out + r * stride + j * SIMD_WIDTH, sum[r][j]);
 }
 
-/* Computes all steps of the outputs of up to MAX_VALUE_ROWS rows, as many at a time as registers allow. */
+/* Computes all steps of the outputs of up to MAX_VALUE_ROWS rows, as many steps at a time as registers allow. */
 INLINE void accumulate_rows(const Values *v, const float *weights, float *out, long stride, const float *rescale,
                             int rows, const int format) {
     const int most_rows = format == PACKED ? MAX_VALUE_ROWS : MAX_ROWS_IN_PLACE;

@@ -3,19 +3,19 @@
 #include "attention/attention.h"
 
 #ifndef PREFETCH_LOCALITY
-#define PREFETCH_LOCALITY 3 /* into which cache the next block is prefetched (__builtin_prefetch): 3 is L1 */
+#define PREFETCH_LOCALITY 3 /* the cache into which the next block is prefetched, as for __builtin_prefetch: 3 is L1 */
 #endif
 
 /* The addresses of a block's keys at head 0. Entries outside [from, to) point to key `from` and are ignored. */
 typedef struct {
     const char *keys[BLOCK_KEYS];
-    long from, to; /* relative to the block's first key */
+    long from, to; /* counted from the block's first key */
 } KeyAddresses;
 
 typedef struct {
     Scratch common;
     KeyAddresses here, next; /* here: the current block; next: the block after it */
-    int next_head;           /* the first head of the next block */
+    int next_head;           /* the first head to compute in the next block */
     Scales scales;           /* the scales of the current head, if the cache has eight bits */
 } AddressScratch;
 
@@ -63,20 +63,19 @@ static const Scales *head_scales(const AttentionArgs *a, Scratch *s, ptrdiff_t o
     return &own->scales;
 }
 
-/* While a head of the current block is computed, a part of the next block is prefetched: some of its keys, with all
- * heads of each key. The processor then sees sequential reads at an even pace, and its hardware prefetcher runs further
- * ahead. */
+/* While a head of the current block is computed, a part of the next block is prefetched: all heads of some of its keys.
+ * The processor then sees sequential reads at an even pace, and its hardware prefetcher runs further ahead. */
 typedef struct {
     const char *at;  /* the next cache line to prefetch */
-    long left;       /* cache lines of the current key from `at` on */
+    long left;       /* how many cache lines of the current key are not prefetched yet */
     const char *const *keys;
-    long key, lines; /* key: index of the current key; lines: cache lines of every key */
+    long key, lines; /* key: index of the current key; lines: cache lines of a key */
     ptrdiff_t offset; /* bytes from a key's address to the data to prefetch */
     long line; /* bytes from one cache line to the next */
 } Prefetch;
 
 /* Plans the prefetch from part `quarter` of the next block on. A block has 4 parts for each head of the item: the first
- * half of the parts are keys, the second half values. Each head prefetches 4 parts. */
+ * half of the parts are keys, the second half values. While a head is computed, 4 parts are prefetched. */
 INLINE Prefetch plan_prefetch(const AttentionArgs *a, Scratch *s, const WorkItem *item, long quarter) {
     long half = item->heads * 2;
     Prefetch p = {.keys = address_scratch(s)->next.keys, .lines = (item->heads * head_bytes(a) + 63) / 64, .line = 64};

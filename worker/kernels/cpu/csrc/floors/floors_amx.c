@@ -1,9 +1,9 @@
-/* Measures the machine's peak rate of bf16 multiply-adds on AMX tiles. Python takes the time. */
+/* Measures the machine's peak rate of bf16 multiply-adds on AMX tiles. Python measures the time. */
 #define SUFFIX amx
 #include "../amx_tiles.h"
 #include "../simd.h"
 
-/* Every thread computes `rounds` * 4 matrix products of 16 x 32 by 32 x 16 numbers. */
+/* Every thread computes `rounds` * 4 products of a 16 x 32 matrix and a 32 x 16 matrix. */
 EXPORT(floor_bf16)(long rounds, int threads) {
     TileConfig config = {.palette = 1};
     for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = 16;

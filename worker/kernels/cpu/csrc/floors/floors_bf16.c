@@ -1,4 +1,4 @@
-/* Measures the machine's peak rate of bf16 multiply-adds with vdpbf16ps. Python takes the time. */
+/* Measures the machine's peak rate of bf16 multiply-adds with vdpbf16ps. Python measures the time. */
 #include "../simd.h"
 
 #define CHAINS 12 /* independent sums: enough to hide the latency of vdpbf16ps; all fit in registers */

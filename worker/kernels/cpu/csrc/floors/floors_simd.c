@@ -1,4 +1,4 @@
-/* Measures the machine's peak rates of fp32 multiply-adds and of memory reads. Python takes the time. */
+/* Measures the machine's peak rates of fp32 multiply-adds and of memory reads. Python measures the time. */
 #include "../simd.h"
 
 #define CHAINS 12 /* independent sums: enough to hide the latency of a multiply-add; all fit in registers */

@@ -5,14 +5,16 @@
 
 typedef struct {
     char *chunk;                     /* unpacked weights */
-    float *acc, *total, *input_sums; /* acc: sums over a group or K; total: scaled sums of groups; see sum_inputs */
-    char *rows, *ordered;            /* rows: in the kernel's layout; ordered: inputs permuted by weight->input_order */
+    float *acc, *total, *input_sums; /* acc: sums over a group or over K; total: scaled sums of groups; input_sums: see
+                                        sum_inputs */
+    char *rows, *ordered;            /* rows: the inputs in the kernel's layout; ordered: the inputs permuted by
+                                        weight->input_order */
     Results *results;
     size_t bytes;
 } ThreadBuffers;
 
 /* Returns this thread's buffers, or NULL when memory is exhausted. Later matmuls reuse them. chunk_bytes must be a
- * multiple of 64. acc and total have space for rows up to a multiple of 32. */
+ * multiple of 64. acc and total have space for `rows` rounded up to a multiple of 32. */
 static ThreadBuffers *thread_buffers(const Gemm *g, long rows, size_t chunk_bytes, size_t rows_bytes) {
     static _Thread_local ThreadBuffers buffers;
     size_t sums = ceil_div(rows, 32) * 32 * PANEL, inputs = input_sums_size(g, rows);

@@ -6,7 +6,7 @@
 #pragma once
 #include "gemm/unpack_bf16.h"
 
-#define FEW_ROWS 4 /* from 5 rows on, it is faster to unpack pairs of weights once for all rows */
+#define FEW_ROWS 4 /* for more rows, it is faster to unpack pairs of weights once for all rows */
 
 /* The sums of every row: of[row][half of the panel's columns]. */
 typedef struct {
@@ -63,8 +63,8 @@ FEW_ROWS_KERNELS(2)
 FEW_ROWS_KERNELS(3)
 FEW_ROWS_KERNELS(4)
 
-/* The functions, indexed by number of rows - 1 and by kind. PLAIN has none, because strips multiply plain numbers. INT8
- * has none here. integer_few_rows.h multiplies the integer kinds. */
+/* The functions, indexed by number of rows - 1 and by kind. NULL: no function is needed. Strips multiply PLAIN,
+ * integer_few_rows.h multiplies the INTEGER kinds, and with bf16 inputs, INT8 codes are of kind INTEGER8. */
 #define FEW_ROWS_ENTRY(rows) {NULL, few_table4_##rows, NULL, few_e4m3_##rows}
 static FewRows *const few_rows_kernels[FEW_ROWS][4] = {
     FEW_ROWS_ENTRY(1), FEW_ROWS_ENTRY(2), FEW_ROWS_ENTRY(3), FEW_ROWS_ENTRY(4),

@@ -7,7 +7,7 @@
 #include "gemm/unpack_f32.h"
 
 #if SIMD_WIDTH == 16
-#define FEW_ROWS 4 /* more rows are faster with unpacked numbers, which are loaded once for all of them */
+#define FEW_ROWS 4 /* for more rows, it is faster to unpack numbers once for all rows */
 #else
 #define FEW_ROWS 2
 #endif
@@ -17,7 +17,7 @@ typedef struct {
     vf of[FEW_ROWS][PANEL_REGISTERS];
 } Sums;
 
-/* Adds the products of one input of each row. numbers: the weight's numbers for this input, in all columns. */
+/* Adds the products of one input of each row. numbers: the numbers of the weight for this input in all columns. */
 INLINE void add_products(Sums *sums, const float *x, int input, const vf *numbers, const int rows) {
     const float *at = x + input / SIMD_WIDTH * rows * SIMD_WIDTH + input % SIMD_WIDTH;
     for (int r = 0; r < rows; r++) {

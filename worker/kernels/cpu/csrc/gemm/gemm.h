@@ -23,7 +23,7 @@ typedef struct {
     char *out;     /* [T, N] in rows of ldo elements */
     long t, n, k, ldo;
     int x_bf16, out_bf16;
-    long block_rows, panels, first_unit, end_unit; /* block_rows: rows of a block; units of work: see jobs.h */
+    long block_rows, panels, first_unit, end_unit; /* block_rows: rows of a block; for units of work, see jobs.h */
 } Gemm;
 
 /* Adds the bias to one row of results of a panel, and stores it. `columns` is PANEL except in the last panel. */
@@ -55,7 +55,7 @@ INLINE char *result_at(const Gemm *g, long row, long panel) {
     return g->out + (row * g->ldo + panel * PANEL) * (g->out_bf16 ? 2 : 4);
 }
 
-/* Stores a block of rows of one panel. */
+/* Stores the results of a block of rows for one panel. */
 INLINE void store_block(const Gemm *g, const float *acc, long row, long rows, long panel) {
     store_columns(g, acc, rows, panel, result_at(g, row, panel), g->ldo * (g->out_bf16 ? 2 : 4));
 }
@@ -67,8 +67,8 @@ INLINE long max_long(long a, long b) { return a > b ? a : b; }
 /* Returns the bytes of a row of inputs. */
 INLINE long row_bytes(const Gemm *g) { return g->k * (g->x_bf16 ? 2 : 4); }
 
-/* Divides t rows evenly into blocks of at most about `most` rows. Returns the rows of a block, a multiple of `step`;
- * the last block may have fewer. */
+/* Divides t rows evenly into blocks of about `most` rows at most. Returns the number of rows of a block, which is a
+ * multiple of `step`. The last block may have fewer rows. */
 INLINE long even_blocks(long t, long most, long step) {
     return ceil_div(ceil_div(t, ceil_div(t, most)), step) * step;
 }

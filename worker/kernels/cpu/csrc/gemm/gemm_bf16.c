@@ -4,16 +4,17 @@
  *
  * Every element is one chain over the pairs of k in order. The accumulators of a strip of up to 12 rows x 32 columns
  * stay in registers. A single strip goes through all of K at once. With several strips, K is cut into chunks whose
- * weights fit in the L2 cache, and all strips use a chunk before the next one. Between chunks, accumulators are stored
- * in fp32, which changes no bit. */
+ * weights fit in the L2 cache, and all strips use a chunk before the next chunk is read. Between chunks, accumulators
+ * are stored in fp32, which changes no bit. */
 #include "gemm/few_rows_bf16.h"
 #include "gemm/integer/integer_strips.h"
 
-#define MAX_CHUNK_STEPS 40     /* the most k-steps of a chunk; with much fewer, accumulators are stored too often */
+#define MAX_CHUNK_STEPS 40     /* the most k-steps of a chunk; shorter chunks would store accumulators too often */
 #define CHUNK_BYTES (MAX_CHUNK_STEPS * K_STEP_BYTES)
-#define UNPACKED_STEPS 8       /* k-steps of a chunk of codes unpacked for a single strip: it stays in the L1 cache */
-#define PREFETCH_DISTANCE 8192 /* how many bytes ahead a weight is prefetched when there is one strip */
-#define BLOCK_BYTES (256L << 10) /* the most bytes of a block that has more than 64 rows */
+#define UNPACKED_STEPS 8       /* how many k-steps of codes are unpacked at once for a single strip; they stay in the L1
+                                  cache */
+#define PREFETCH_DISTANCE 8192 /* with a single strip, how many bytes ahead a weight is prefetched */
+#define BLOCK_BYTES (256L << 10) /* the most bytes of inputs in a block of more than 64 rows */
 
 /* With every pair of k, the cache lines at `next` and `next + second` are prefetched. Then `next` advances by `advance`
  * bytes. */
@@ -22,23 +23,23 @@ typedef struct {
     long advance, second;
 } Prefetch;
 
-/* Multiplies a strip of rows by some pairs of k of a panel. x: [k-steps][rows][32], from the first pair on. first:
- * whether sums start from zero and not from acc [rows][32]. If `end` is NULL, sums are stored in acc. Otherwise a group
- * is complete, and its sums are scaled and added to total [rows][32]. */
+/* Multiplies a strip of rows by some pairs of k of a panel. x: [k-steps][rows][32], from the first pair on. first: if
+ * true, sums start from zero, else from acc [rows][32]. If `end` is NULL, sums are stored in acc. Otherwise a group is
+ * complete, and its sums are scaled and added to total [rows][32]. */
 typedef void StripKernel(const char *x, const char *weight, long pairs, float *acc, int first, const Prefetch *prefetch,
                          const GroupEnd *end, float *total);
 
 /* The layout of a copied block of rows: each strip is [K/32][rows of the strip][32]. */
 typedef struct {
     Strips strips;
-    long steps, chunk; /* steps: k-steps of K; chunk: k-steps of a chunk */
+    long steps, chunk; /* steps: how many k-steps K has; chunk: how many k-steps a chunk has */
 } Layout;
 
 static size_t copied_bytes(const Gemm *g, long rows) {
     return multiplies_integers(g) ? integer_rows_bytes(g, rows) : rows * ceil_div(g->k, 32) * 64;
 }
 
-/* Returns the rows of a block: few enough to leave space for the weights in the L2 cache. */
+/* Returns the number of rows of a block: small enough to leave space for the weights in the L2 cache. */
 static long block_rows(const Gemm *g) {
     if (multiplies_integers(g)) return rows_of_block(g, copied_bytes(g, 1));
     long most = min_long(BLOCK_BYTES / copied_bytes(g, 1) / 32 * 32, MAX_BLOCK_ROWS);
@@ -87,7 +88,7 @@ INLINE void multiply_strip(const char *x, const char *weight, long pairs, float 
         __m512bh left = (__m512bh)_mm512_load_si512(w), right = (__m512bh)_mm512_load_si512(w + 1024);
         for (int r = 0; r < rows; r++) {
             __m512i pair = _mm512_set1_epi32(*(const int32_t *)(at + r * 64));
-            __asm__("" : "+v"(pair)); /* keeps gcc from loading the pair twice */
+            __asm__("" : "+v"(pair)); /* keeps gcc from loading the pair once more for the second product */
             sum[r][0] = _mm512_dpbf16_ps(sum[r][0], (__m512bh)pair, left);
             sum[r][1] = _mm512_dpbf16_ps(sum[r][1], (__m512bh)pair, right);
         }
@@ -105,7 +106,8 @@ FOR_STRIP_ROWS(STRIP_KERNEL)
 #define STRIP_ENTRY(rows) strip_##rows,
 static StripKernel *const strip_kernels[] = {FOR_STRIP_ROWS(STRIP_ENTRY)};
 
-/* With several strips, each prefetches a part of the next chunk. A single strip prefetches its own next weights. */
+/* With several strips, each prefetches a part of the next chunk. A single strip prefetches the weights that it needs
+ * next. */
 INLINE Prefetch plan_prefetch(const Layout *s, const char *weight) {
     if (s->strips.count == 1) return (Prefetch){weight + PREFETCH_DISTANCE, 128, 64};
     return (Prefetch){weight + s->chunk * K_STEP_BYTES, ceil_div(128, s->strips.count), 0};
@@ -130,7 +132,7 @@ static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers 
     for (long i = 0; i < s->strips.count; i++)
         for (long k = step * 32, next; k < end_k; k = next) {
             long group = k / w->group, first = s->strips.strip[i].row, rows = s->strips.strip[i].rows;
-            int last = group + 1 == group_count(w); /* the last group may be shorter; it ends with the padded inputs */
+            int last = group + 1 == group_count(w); /* the last group ends with the padding of K, and may be shorter */
             long group_end = last ? s->steps * 32 : (group + 1) * w->group;
             next = min_long(group_end, end_k);
             GroupEnd end = {w, group_at(w, panel, group), buffers->input_sums + group * block_rows + first};

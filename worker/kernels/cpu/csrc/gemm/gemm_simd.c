@@ -1,24 +1,26 @@
 /* Matmul in SIMD registers: for fp32 on all processors, and for bf16 on processors without a bf16 dot product.
  *
  * Codes that stand for small integers are multiplied as integers if inputs are bf16 (integer_strips.h). Other codes are
- * unpacked to fp32, one chunk of a panel at a time, once for a block of rows. bf16 numbers are unpacked in the same way
- * if there are more rows than pair_strips.h is fast for. Every element is one chain of fused multiply-adds over
- * k = 0, 1, ... Between chunks it is stored in fp32, which changes no bit. Plain fp32 panels are [N/32][K][32]. */
+ * unpacked to fp32, one chunk of a panel at a time, once for all rows of a block. bf16 numbers are unpacked in the same
+ * way if there are too many rows for pair_strips.h to be fast. Every element is one chain of fused multiply-adds over
+ * k = 0, 1, ... Between chunks the element is stored in fp32, which changes no bit. Plain fp32 panels are
+ * [N/32][K][32]. */
 #include "gemm/few_rows_f32.h"
 #include "gemm/integer/integer_strips.h"
 #include "gemm/pair_strips.h"
 
-#define CHUNK 128 /* inputs of a panel that are unpacked at once: their fp32 numbers (16 KB) stay in the L1 cache */
+#define CHUNK 128 /* how many inputs of a panel are unpacked at once: their fp32 numbers (16 KB) stay in the L1 cache */
 #define CHUNK_BYTES (CHUNK * PANEL * sizeof(float))
 
-/* The cache lines [at, end) to prefetch while a strip is multiplied: `each` lines in every step. */
+/* The cache lines [at, end) that are prefetched while a strip is multiplied, `each` lines in every step of SIMD_WIDTH
+ * inputs. */
 typedef struct {
     const char *at, *end;
     long each;
 } Ahead;
 
 /* Multiplies a strip of rows by some inputs of a panel. x: [k / SIMD_WIDTH][rows][SIMD_WIDTH]; numbers: [k][32]; first:
- * whether sums start from zero and not from acc [rows][32]. If `end` is NULL, sums are stored in acc. Otherwise a group
+ * if true, sums start from zero, else from acc [rows][32]. If `end` is NULL, sums are stored in acc. Otherwise a group
  * is complete, and its sums are scaled and added to total [rows][32]. */
 typedef void StripKernel(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
                          float *total, Ahead ahead);
@@ -74,8 +76,7 @@ INLINE void prefetch_ahead(Ahead *ahead) {
         __builtin_prefetch(ahead->at, 0, 3);
 }
 
-/* Multiplies a strip by `registers` registers of columns, from `column` on: few enough for the sums to stay in
- * registers. */
+/* Multiplies a strip by `registers` registers of columns, from `column` on. The sums stay in registers. */
 INLINE void multiply_columns(const float *x, const float *numbers, long k, float *acc, int first, const GroupEnd *end,
                              float *total, Ahead *ahead, int column, const int rows, const int registers) {
     vf sum[MAX_STRIP_ROWS][PANEL_REGISTERS];
@@ -131,8 +132,9 @@ static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers 
         }
 }
 
-/* Returns strip i's share of the chunk of pairs at `next` to prefetch. A strip prefetches some lines in every step of
- * SIMD_WIDTH inputs. So memory is read while a chunk is multiplied, and not only while a chunk is unpacked. */
+/* Returns the cache lines of the chunk of pairs at `next` that strip i prefetches. A strip prefetches some lines in
+ * every step of SIMD_WIDTH inputs. So memory is read while a chunk is multiplied, and not only while a chunk is
+ * unpacked. */
 INLINE Ahead share_of_chunk(const char *next, const Strips *s, long i, long count) {
     long lines = CHUNK * PANEL * sizeof(bf16) / 64, rows = s->strip[i].rows;
     long steps = max_long(count / SIMD_WIDTH * (PANEL_REGISTERS / registers_at_once(rows)), 1);

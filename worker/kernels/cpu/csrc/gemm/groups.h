@@ -1,15 +1,15 @@
-/* Groups of inputs that share a scale. A product with codes is, in fp32,
+/* Groups of inputs that share a scale. The product of codes and inputs is computed in fp32 as
  *
  *     sum over groups of  scale * (sum over the group of value(code) * x)  +  minimum * (sum over the group of x)
  *
- * If x is converted to integers, the order of operations is that of integer_few_rows.h. The values of codes are exact
- * in bf16, except that kernels that multiply bf16 round NF4's values. So no rounding depends on the scale. Every sum
- * has the same order for any number of rows. */
+ * If x is converted to integers, integer_few_rows.h defines the order of operations. The values of codes are exact in
+ * bf16, except NF4's values, which kernels that multiply bf16 round. So no rounding depends on the scale. Every sum has
+ * the same order for any number of rows. */
 #pragma once
 #include "gemm/gemm.h"
 
-/* How many bytes ahead codes are prefetched into the L2 and the L1 cache. Codes go to the L2 cache first, because the
- * L1 cache can wait for only a few lines at once. */
+/* How many bytes ahead codes are prefetched into the L2 and the L1 cache. Codes go to the L2 cache first, because only
+ * a few loads into the L1 cache can be in flight. */
 #define PREFETCH_L2 4096
 #define PREFETCH_L1 2048
 
@@ -36,14 +36,14 @@ INLINE vf load_minimums(const Weight *w, const char *head, long column) {
     return load_scales(w, head + PANEL * w->scale_bytes, column);
 }
 
-/* Scales one row's sums of a group and adds them to `total`. (The fused multiply-adds are explicit, because gcc may or
- * may not fuse a product and a sum, and all callers must get the same bits.) */
+/* Scales one row's sums of a group and adds them to `total`. All callers must get the same bits, so the fused
+ * multiply-adds are explicit: gcc may or may not fuse a product and a sum. */
 INLINE vf add_group(vf total, vf sum, vf scale, vf minimum, const GroupEnd *end, int row) {
     total = simd_fma(sum, scale, total);
     return end->weight->has_minimum ? simd_fma(broadcast(end->input_sums[row]), minimum, total) : total;
 }
 
-/* Returns the number that integer 1 of a weight's codes stands for: 1, or 0.5 if 4-bit codes stand for halves. */
+/* Returns the value of one unit of a weight's integer codes: 1, or 0.5 if 4-bit codes stand for multiples of 0.5. */
 INLINE float integer_unit(const Weight *w) {
     int halves = 0;
     for (int i = 0; i < 16; i++) halves |= w->values[i] != (float)(int)w->values[i];
@@ -78,7 +78,8 @@ INLINE void prefetch_codes(const char *codes, long bytes) {
 /* An iterator over the blocks of codes of a panel. */
 typedef struct {
     const char *block;
-    long left, group_blocks, block_bytes, head_bytes; /* left: blocks of this group from `block` on */
+    long left, group_blocks, block_bytes, head_bytes; /* left: how many blocks of this group are left, `block`
+                                                         included */
 } CodeReader;
 
 /* Returns a reader that begins at the block of input k. */

@@ -17,13 +17,13 @@
 #define MIN_PARALLEL_BYTES (96L << 10) /* with smaller weights, a second thread costs more than it saves */
 #define MIN_PARALLEL_PRODUCTS (1L << 21)
 
-/* Computes units until none is left. Returns 0, or 1 when memory for this thread's buffers is exhausted. */
+/* Computes units of work until none is left. Returns 0, or 1 when memory for this thread's buffers is exhausted. */
 static int multiply_units(const Gemm *products, WorkRange *ranges, int threads) {
     const Gemm *g = products, *loaded = NULL;
     ThreadBuffers *buffers = NULL;
     Results *results = thread_results();
     Layout layout = {0};
-    long unit, loaded_row = 0; /* the block in the buffers begins at this row of the product `loaded` */
+    long unit, loaded_row = 0; /* the first row of the block in the buffers, a block of the product `loaded` */
     results->count = 0; /* drops the results of a call that failed */
     while ((unit = take_unit(ranges, omp_get_thread_num(), threads)) >= 0) {
         while (unit < g->first_unit) g--;

@@ -9,8 +9,8 @@ enum { PANEL = 32, STEP = 32, TILE = 16 };
 
 typedef uint32_t Tile[TILE][TILE]; /* [rows][words]: the words of 64 bytes of each row, zeros outside of the weight */
 
-/* Copies a tile of a weight. rows, bytes: how many rows, and bytes of each, are inside the weight; stride: bytes of a
- * row. */
+/* Copies a tile of a weight. rows: how many rows of the tile are inside the weight; bytes: how many bytes of each row
+ * are inside; stride: bytes of a row of the weight. */
 static void copy_tile(Tile tile, const char *weight, long rows, long bytes, long stride) {
     bytes = bytes < (long)sizeof(tile[0]) ? bytes : (long)sizeof(tile[0]);
     if (rows < TILE || bytes < (long)sizeof(tile[0])) memset(tile, 0, sizeof(Tile));

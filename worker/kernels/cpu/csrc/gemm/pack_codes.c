@@ -47,7 +47,8 @@ USES_AVX2 static inline void pack_four_bits(Strip strip, long input, char *to, i
     }
 }
 
-/* Transposes 16 columns of 16 codes. Unpacking row i with row i + 8 four times moves every bit of i to its place. */
+/* Transposes 16 columns of 16 codes. Interleaving rows i and i + 8 rotates the bits of every index (row, column) by
+ * one; after four times, row and column have changed places. */
 USES_AVX2 static inline void transpose_bytes(Strip strip, long column, long input, __m128i *rows) {
     __m128i mixed[16];
     for (int i = 0; i < 16; i++) rows[i] = _mm_loadu_si128((const void *)&strip[column + i][input]);

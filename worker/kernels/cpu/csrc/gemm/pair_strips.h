@@ -1,4 +1,4 @@
-/* Multiplies strips of rows by bf16 numbers, which are converted to fp32 in registers, for each strip again. So memory
+/* Multiplies strips of rows by bf16 numbers, which are converted to fp32 in registers, anew for each strip. So memory
  * is read while a strip is computed, and no converted numbers are stored. Each element is the same chain of
  * multiply-adds as in gemm_simd.c, so it has the same bits. */
 #pragma once

@@ -1,8 +1,9 @@
 /* Writes the results of a few rows for several panels together.
  *
  * A panel's results are one cache line or two in each row, and the lines of different rows are far apart. The weights
- * read since the last product have evicted these lines from the core's own caches. With 8 rows, writing them one by one
- * while weights are read takes a tenth of the time. Writing longer pieces of each row takes only a third of that. */
+ * read since the last product have evicted these lines from the core's own caches. With 8 rows, writing line by line
+ * while weights are read takes a tenth of the product's time. Writing longer pieces of each row takes only a third of
+ * this tenth. */
 #pragma once
 #include "gemm/gemm.h"
 
@@ -33,9 +34,9 @@ static void write_results(Results *results) {
 }
 
 /* Stores a block of rows of one panel from an fp32 buffer with row length PANEL. The results of 2 to MAX_KEPT_ROWS rows
- * are kept, and a later call or write_results writes several panels together. A single row or more rows are written at
- * once. With AVX2, results are always written at once: multiplying takes longer there than reading weights, so keeping
- * results would gain nothing. */
+ * are kept, and a later call or write_results writes several panels together. A single row, or more than MAX_KEPT_ROWS
+ * rows, are written immediately. With AVX2, results are always written immediately: multiplying takes longer there than
+ * reading weights, so keeping results would gain nothing. */
 static void keep_block(const Gemm *g, Results *results, const float *acc, long row, long rows, long panel) {
     if (SIMD_WIDTH == 8 || rows == 1 || rows > MAX_KEPT_ROWS) {
         store_block(g, acc, row, rows, panel);

@@ -5,7 +5,8 @@
 
 #define K_STEP_BYTES 2048 /* one k-step of a panel of bf16 pairs */
 
-INLINE __m512 e4m3_values(const char *p) { /* read as fp16, 2^8 times too small: packed_weight.py corrects the factor */
+/* Reads e4m3 as fp16, which makes the values 2^8 times too small; packed_weight.py corrects this. */
+INLINE __m512 e4m3_values(const char *p) {
     __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16((short)0x8000));
     __m256i rest = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
@@ -60,7 +61,7 @@ INLINE void unpack_codes_bf16(const Weight *w, long panel, long step, long steps
     for (long k = step * 32; k < (step + steps) * 32; k += CODE_BLOCK) {
         long half = k % 32 / 16, at = spread ? k / 16 - step * 2 : k / 32 - step;
         char *block = to + at * K_STEP_BYTES + half * 512;
-        int there = k < group_count(w) * w->group; /* 0 after the last group, which may end within a step */
+        int there = k < group_count(w) * w->group; /* 0 after the last group, which may end within a k-step */
         if (there) unpack_block_bf16(next_block(&reader), block, table, kind);
         for (int columns = 0; columns < 2; columns++) {
             if (!there) memset(block + columns * K_STEP_BYTES / 2, 0, 512);

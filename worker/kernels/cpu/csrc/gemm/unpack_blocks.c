@@ -52,8 +52,9 @@ USES_AVX2 static void q5_0(const uint8_t *block, uint8_t *codes, float *scale, f
 }
 
 /* Q4_K and Q5_K have eight scales and eight minimums of six bits each, in 12 bytes. The first four scales are the low
- * six bits of bytes 0 to 3, and the first four minimums those of bytes 4 to 7. The two high bits of these bytes are the
- * high bits of the other scales and minimums; their low four bits are the halves of bytes 8 to 11. */
+ * six bits of bytes 0 to 3, and the first four minimums are the low six bits of bytes 4 to 7. The two high bits of
+ * bytes 0 to 7 are the high bits of the other scales and minimums. Of bytes 8 to 11, the low halves are the low four
+ * bits of these scales, and the high halves are the low four bits of these minimums. */
 USES_AVX2 static inline void k_scales(const uint8_t *block, float *scale, float *minimum) {
     const uint8_t *bytes = block + 4;
     float factor = half_at(block), below = -half_at(block + 2);
@@ -90,7 +91,7 @@ USES_AVX2 static void q6_k(const uint8_t *block, uint8_t *codes, float *scale, f
         }
 }
 
-/* The scale is a power of two. The block stores its exponent with the bias of fp32. 0 means 2^-127, a denormal
+/* The scale is a power of two. The block stores its exponent with the bias of fp32. Exponent 0 means 2^-127, a denormal
  * number. */
 USES_AVX2 static void mxfp4(const uint8_t *block, uint8_t *codes, float *scale, float *minimum) {
     (void)minimum;
@@ -101,7 +102,7 @@ USES_AVX2 static void mxfp4(const uint8_t *block, uint8_t *codes, float *scale, 
 
 static const struct {
     Unpack *unpack;
-    int numbers, bytes, groups, has_minimum; /* all of them for one block */
+    int numbers, bytes, groups, has_minimum; /* how many of these a block has; has_minimum: 1 if it has minimums */
 } FORMATS[] = {
     {q8_0, 32, 34, 1, 0},   {q4_0, 32, 18, 1, 0},   {q4_1, 32, 20, 1, 1},    {q5_0, 32, 22, 1, 0},
     {q4_k, 256, 144, 8, 1}, {q5_k, 256, 176, 8, 1}, {q6_k, 256, 210, 16, 0}, {mxfp4, 32, 17, 1, 0},

@@ -6,7 +6,8 @@
 INLINE vf int8_values(const char *p) {
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
-INLINE vf e4m3_values(const char *p) { /* read as fp16, 2^8 times too small: packed_weight.py corrects the factor */
+/* Reads e4m3 as fp16, which makes the values 2^8 times too small; packed_weight.py corrects this. */
+INLINE vf e4m3_values(const char *p) {
     __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16((short)0x8000));
     __m256i rest = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
@@ -22,14 +23,15 @@ INLINE vf nibble_values(vu words, int i, Table table) {
 INLINE vf int8_values(const char *p) {
     return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
-INLINE vf e4m3_values(const char *p) { /* read as fp16, 2^8 times too small: packed_weight.py corrects the factor */
+/* Reads e4m3 as fp16, which makes the values 2^8 times too small; packed_weight.py corrects this. */
+INLINE vf e4m3_values(const char *p) {
     __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p));
     __m128i sign = _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16((short)0x8000));
     __m128i rest = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
     return (vf)_mm256_cvtph_ps(_mm_or_si128(sign, rest));
 }
 typedef struct {
-    vf low, high; /* low: the numbers of codes 0 to 7; high: of codes 8 to 15 */
+    vf low, high; /* low: the numbers of codes 0 to 7; high: the numbers of codes 8 to 15 */
 } Table;
 INLINE Table load_table(const Weight *w) { return (Table){load_f32(w->values), load_f32(w->values + 8)}; }
 /* Returns the values of nibble i of 32-bit words. */

@@ -1,4 +1,5 @@
-/* The struct of a packed weight [n, k]. packed_weight.py fills it and has the same fields, in the same order.
+/* The struct of a packed weight [n, k]. packed_weight.py fills it: WeightStruct there has the same fields, in the same
+ * order.
  *
  * A weight consists of panels of 32 columns (columns of the product, rows of the weight). Plain panels hold numbers of
  * the kernel's dtype: fp32 [k][32], or bf16 in pairs [k/32][2 halves][16 pairs][16 columns][2].
@@ -11,8 +12,8 @@
 #define PANEL 32      /* columns of a panel */
 #define CODE_BLOCK 16 /* inputs of a block of codes */
 
-/* The kinds of numbers. 4-bit codes have a table of values. Codes of the INTEGER kinds are multiplied as integers: they
- * stand for 8-bit integers; 4-bit codes may also stand for multiples of 0.5. */
+/* The kinds of numbers. 4-bit codes have a table of values. Codes of the INTEGER kinds are multiplied as integers. They
+ * stand for integers of 8 bits or, if they have 4 bits, for multiples of 0.5. */
 enum { PLAIN, TABLE4, INT8, E4M3, INTEGER4, INTEGER8 };
 
 /* The order of codes in a block, by what the kernel multiplies: fp32, pairs of bf16, or integers (pack_codes.c). */
@@ -23,10 +24,11 @@ typedef struct Weight {
     const float *bias;          /* [n] or NULL */
     const int64_t *input_order; /* [k] or NULL: row i of the packed weight belongs to input input_order[i] */
     const float *values;        /* [16]: the numbers of 4-bit codes */
-    const struct Weight *next;  /* the weight of the columns after these n, which have another format; or NULL */
+    const struct Weight *next;  /* the weight of the columns after these n columns, in another format; NULL: there are
+                                   no more */
     long n, k, group;           /* group: how many inputs share a scale, a multiple of CODE_BLOCK */
     int kind, has_minimum, scale_bytes; /* scale_bytes: 4 if scales and minimums are fp32, 2 if they are fp16 */
-    float factor;                       /* stored scales and minimums are multiplied by it */
+    float factor;                       /* by which stored scales and minimums are multiplied */
 } Weight;
 
 /* One linear applied to some rows. */
@@ -34,7 +36,7 @@ typedef struct {
     const Weight *weights; /* a list of weights that together have all columns */
     const char *x;         /* [t, k], inputs in the order of the layer */
     char *out;             /* [t, columns] */
-    long t;                /* rows, may be 0 */
+    long t;                /* how many rows; may be 0 */
 } GemmJob;
 
 /* Returns the total number of columns of w and all weights after it in the list. */

@@ -32,7 +32,7 @@ static const char *exchange(Ranks *r, const char *own, long t, long bytes, int t
     char *shared = r->buffers[r->rounds++ % 2];
     copy_rows(shared + r->rank * bytes, row, own, bytes, t, bytes, threads);
     if (r->sockets) return swap_by_sockets(r, own, shared, t, bytes) ? NULL : shared;
-    r->header->ranks[r->rank].rounds = r->rounds; /* sequentially consistent, so after the copy */
+    r->header->ranks[r->rank].rounds = r->rounds; /* a sequentially consistent store: it follows the copy */
     return wait_for_all(r) ? NULL : shared;
 }
 

@@ -19,12 +19,14 @@ typedef struct {
 
 typedef struct {
     RanksHeader *header;
-    char *buffers[2]; /* used in turn by rounds: when a rank starts a round, all have read the round before last */
+    char *buffers[2]; /* rounds use them in turn: when a rank starts a round, all ranks have read the round before the
+                         last */
     long capacity;    /* bytes of a buffer */
     long rank, count;
     uint64_t rounds;    /* how many rounds this rank has written */
     const int *sockets; /* [count]: a connection to each rank, -1 for this rank; NULL: ranks use shared memory */
-    long lost, error;   /* lost: the rank whose connection broke, else this rank; error: errno, or 0 if it was closed */
+    long lost, error;   /* lost: the rank whose connection broke, or this rank if none broke; error: errno, or 0 if the
+                           connection was closed */
 } Ranks;
 
 int ranks_gather(Ranks *r, const char *own, char *out, long t, long bytes, int threads);

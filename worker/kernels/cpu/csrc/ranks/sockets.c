@@ -1,7 +1,8 @@
 /* The exchange of rows between ranks on several hosts. Every two ranks have a TCP connection.
  *
- * Every rank sends and receives at the same time and never blocks on only one of the two, so ranks cannot deadlock.
- * Each message begins with its round and shape, so a rank at another step causes an error and not a wrong result. */
+ * Every rank sends and receives at the same time and never blocks on only sending or only receiving, so ranks cannot
+ * deadlock. Each message begins with its round and shape, so a rank at another step causes an error and not a wrong
+ * result. */
 #include "intrinsics.h"
 #include "ranks.h"
 #include <errno.h>
@@ -22,7 +23,7 @@ typedef struct {
     const char *own;
     char *whole;
     long t, bytes, row;
-    size_t length; /* bytes of a message, with its head */
+    size_t length; /* bytes of a message, its head included */
     Head head;
 } Round;
 

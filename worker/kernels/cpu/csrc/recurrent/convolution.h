@@ -46,7 +46,7 @@ INLINE void find_inputs(const Convolution *c, long row, const char *inputs[MAX_T
     for (long tap = 0; tap < c->taps; tap++) inputs[tap] = input_before(c, seq, row, c->taps - 1 - tap);
 }
 
-/* Returns the convolution's outputs for channels [i, i + SIMD_WIDTH). fused: whether to use fused multiply-adds, which
+/* Returns the convolution's outputs for channels [i, i + SIMD_WIDTH). fused: if true, uses fused multiply-adds, which
  * do not round the products. */
 INLINE vf convolved(const Convolution *c, const char *const inputs[MAX_TAPS], long i, int is_bf16, int fused) {
     vf sum = {0};

@@ -5,12 +5,12 @@
 #include "recurrent/state_columns.h"
 
 /* A row of `projected` holds output gates, x, b, c, in this order. A row of `gates` holds dt. `norm` is
- * [heads * columns]. worker/kernels/cpu/recurrent/mamba2.py has the same fields, in the same order. */
+ * [heads * columns]. Mamba2Struct in worker/kernels/cpu/recurrent/mamba2.py has the same fields, in the same order. */
 typedef struct {
     MatrixLayer layer;
     const float *conv_bias; /* [channels] */
     const float *skip;      /* [heads]: D in the paper, the factor of x in the output */
-    long groups;            /* heads of a group share b and c */
+    long groups;            /* how many groups there are; the heads of a group share b and c */
 } Mamba2;
 
 /* Convolves a row, adds the bias, and applies SiLU. Also computes the rates of each head (rates_of). */

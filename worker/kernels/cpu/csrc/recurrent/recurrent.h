@@ -1,4 +1,5 @@
-/* The arguments of recurrent layers. worker/kernels/cpu/recurrent/recurrent_c.py has the same fields, in this order. */
+/* The arguments of recurrent layers. The structures in worker/kernels/cpu/recurrent/recurrent_c.py have the same
+ * fields, in the same order. */
 #pragma once
 #include <stdint.h>
 
@@ -19,6 +20,7 @@ typedef struct {
     char *tails;                  /* [slots, taps - 1, channels]: the last inputs of the convolution */
     float *memories;              /* [slots, heads, blocks, keys, COLUMNS]: the states */
     long heads, keys, columns, taps, channels;
-    long first, width; /* width: elements of a row of `projected`; first: index of the convolution's inputs in it */
+    long first, width; /* width: elements of a row of `projected`; first: index of the convolution's first input in this
+                          row */
     float eps;
 } MatrixLayer;

@@ -2,7 +2,8 @@
 #include "recurrent/convolution.h"
 
 /* A row of `projected` holds b, c, x, in this order. There are no gates. `scratch` holds the convolution's inputs
- * [T, channels]. worker/kernels/cpu/recurrent/short_conv.py has the same fields, in the same order. */
+ * [T, channels]. ShortConvStruct in worker/kernels/cpu/recurrent/short_conv.py has the same fields, in the same
+ * order. */
 typedef struct {
     const float *conv; /* [taps, channels] */
     char *tails;       /* [slots, taps - 1, channels]: the last inputs */

@@ -90,7 +90,8 @@ INLINE float *rates_of(const MatrixLayer *l, const RecurrentStep *s, long row) {
     return s->scratch + row * 2 * l->heads;
 }
 
-/* Returns a row's results of the convolution [channels]. The layer later overwrites the values in it by its output. */
+/* Returns a row's results of the convolution [channels]. The layer later overwrites the part that holds the values (v
+ * or x) by its output. */
 INLINE float *mixed_of(const MatrixLayer *l, const RecurrentStep *s, long row) {
     return s->scratch + rows_of(s) * 2 * l->heads + row * l->channels;
 }
@@ -104,7 +105,7 @@ INLINE Convolution convolution_of(const MatrixLayer *l, const RecurrentStep *s, 
  * columns exist; the others are padding. */
 typedef struct {
     const float *from; /* the state before the step */
-    float *to;         /* the state after it */
+    float *to;         /* the state after the step */
     long first, count;
 } Block;
 

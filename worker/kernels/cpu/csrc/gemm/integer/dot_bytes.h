@@ -1,4 +1,5 @@
-/* The instructions that add the products of four neighbouring bytes to a sum, for processors that have them.
+/* Wraps the instructions that multiply four neighbouring bytes and add the four products to a sum, for processors that
+ * have such instructions.
  *
  * dot_signed multiplies codes from 0 to 15 by signed bytes, dot_unsigned by unsigned bytes. */
 #pragma once

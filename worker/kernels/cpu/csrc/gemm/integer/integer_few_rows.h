@@ -4,7 +4,7 @@
 
 enum { BYTES4 = INTEGER8 + 1 }; /* 4-bit codes from 0 to 15, multiplied byte by byte (see multiplies_bytes) */
 
-/* Does the same as sum_bytes, but multiplies pairs of 16-bit integers. Callers pass a constant `kind`. */
+/* Computes the same sums as sum_bytes, but multiplies pairs of 16-bit integers. Callers pass a constant `kind`. */
 INLINE void sum_pairs(PartReader *part, long count, int column, const int32_t *x, const int32_t *starts,
                       CodeTable table, vi sum[][PANEL_REGISTERS], int kind, const int rows, const int registers) {
     for (int r = 0; r < rows; r++)
@@ -90,7 +90,8 @@ FEW_PAIRS_KERNELS(4)
 FOR_MORE_BYTE_ROWS(FEW_BYTES_KERNEL)
 #endif
 
-/* The functions, indexed by number of rows - 1 and by codes: 4 bits with a table, 8 bits, 4 bits without a table. */
+/* The functions, indexed by number of rows - 1 and by kind of codes: 4 bits with a table, 8 bits, 4 bits without a
+ * table. */
 #define FEW_PAIRS_ENTRY(rows) {few_integer4_##rows, few_integer8_##rows, few_bytes4_##rows},
 #define FEW_BYTES_ENTRY(rows) {NULL, NULL, few_bytes4_##rows},
 static FewIntegerRows *const few_integer_rows_kernels[FEW_BYTE_ROWS][3] = {

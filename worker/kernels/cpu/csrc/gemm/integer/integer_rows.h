@@ -1,52 +1,55 @@
 /* Converts bf16 inputs to 16-bit integers, for products with codes that stand for small integers.
  *
  * The inputs of a block share a scale, a power of two. A number keeps all of its 8 bits unless it is more than 2^7
- * times smaller than the largest number of its block. Smaller numbers lose less than the largest lost when rounded to
- * bf16.
+ * times smaller than the largest number of its block. A smaller number loses less than the largest number lost when it
+ * was rounded to bf16.
  *
  * A block consists of parts. The codes of a part share a scale: a part is a group, or a piece of a group that is longer
  * than a block. The sum of a part's products is a 32-bit integer, so it is exact in any order. */
 #pragma once
 #include "gemm/strips.h"
 
-#define MAX_INTEGER_BLOCK 128 /* inputs of a block: 128 * 255 * 2^15 fits in 32 bits, also with an offset */
+#define MAX_INTEGER_BLOCK 128 /* the most inputs of a block: 128 * 255 * 2^15 fits in 32 bits, even if an offset is
+                                 added */
 #define MAX_PARTS (MAX_INTEGER_BLOCK / CODE_BLOCK)
 
 #if SIMD_WIDTH == 16
-#define FEW_INTEGER_ROWS 4 /* more rows are faster with unpacked codes, which are loaded once for all of them */
+#define FEW_INTEGER_ROWS 4 /* for more rows, it is faster to unpack codes, which are then loaded once for all rows */
 #else
 #define FEW_INTEGER_ROWS 2
 #endif
 #if SIMD_WIDTH == 16 && defined(__AVX512VNNI__) && !defined(HAS_TILES)
-#define FEW_BYTE_ROWS 12 /* the most rows for products byte by byte */
+#define FEW_BYTE_ROWS 12 /* the most rows that are multiplied byte by byte */
 #else
 #define FEW_BYTE_ROWS FEW_INTEGER_ROWS
 #endif
 
 /* Rows as integers. Blocks and parts are numbered over all of K. */
 typedef struct {
-    int32_t *pairs;  /* each strip of rows as [K / 2][its rows]: inputs i and i + 4 of an octet, i = 0 to 3. For a few
-                        rows and codes from 0 to 15, the bytes of an octet: upper bytes of its even inputs, of its odd
-                        inputs, and lower bytes of both */
-    int32_t *starts; /* [parts][rows]: the first value of the sum of products, for codes that have an offset */
-    float *scales;   /* [blocks][rows]: the value of integer 1; NaN if the block has an infinity or a NaN */
-    uint8_t *table;  /* [16]: the integers, none of them negative, that the weight's four-bit codes stand for */
+    int32_t *pairs;  /* each strip of rows as [K / 2][its rows]: pairs of inputs i and i + 4 of an octet, i = 0 to 3.
+                        For a few rows and codes from 0 to 15, the bytes of an octet instead: the upper bytes of its
+                        even inputs, then of its odd inputs, then the lower bytes in the same order */
+    int32_t *starts; /* [parts][rows]: the number at which the sum of a part's products starts, if codes have an
+                        offset */
+    float *scales;   /* [blocks][rows]: the value of integer 1; NaN if the block contains an infinity or a NaN */
+    uint8_t *table;  /* [16]: the integers that the weight's 4-bit codes stand for, shifted to be at least 0 */
 } IntegerRows;
 
 /* A block of inputs of a weight. */
 typedef struct {
-    long from, count;         /* inputs [from, from + count) */
-    long group, parts, inputs; /* group: index of the first part's group; inputs: of a part (the last may have fewer) */
-    long part;                /* the number of its first part */
+    long from, count;         /* the inputs of the block: [from, from + count) */
+    long group, parts, inputs; /* group: index of the first part's group; inputs: how many inputs a part has (the last
+                                  may have fewer) */
+    long part;                /* the number of the block's first part */
 } IntegerBlock;
 
-/* Whether the product of g multiplies integers. */
+/* Returns whether this product multiplies integers. */
 INLINE int multiplies_integers(const Gemm *g) {
     return g->x_bf16 && (g->weight->kind == INTEGER4 || g->weight->kind == INTEGER8);
 }
 
-/* Returns how many bits fewer than 16 the converted inputs have. AMX tiles need this with 8-bit codes: their fp32 sums
- * are exact only below 2^24. */
+/* Returns by how many bits the converted inputs are shorter than 16 bits. With 8-bit codes in AMX tiles they must be
+ * shorter, because fp32 sums are exact only below 2^24. */
 INLINE int dropped_bits(const Weight *w) {
 #ifdef HAS_TILES
     if (w->kind == INTEGER8) return w->group == CODE_BLOCK ? 2 : 3;
@@ -58,7 +61,8 @@ INLINE int dropped_bits(const Weight *w) {
 /* Returns K, padded to whole blocks of codes. */
 INLINE long integer_depth(const Weight *w) { return ceil_div(w->k, CODE_BLOCK) * CODE_BLOCK; }
 
-/* Returns the block that begins at input `from`; it is empty at the end. part: the number of its first part. */
+/* Returns the block that begins at input `from`; at the end of K, the block is empty. part: the number of the block's
+ * first part. */
 INLINE IntegerBlock block_at(const Weight *w, long from, long part) {
     IntegerBlock b = {.from = from, .group = from / w->group, .part = part};
     long most = MAX_INTEGER_BLOCK / w->group * w->group, group_left = (b.group + 1) * w->group - from;
@@ -78,7 +82,8 @@ INLINE long groups_ending(const Weight *w, IntegerBlock b) {
     return b.from + b.count == min_long((b.group + b.parts) * w->group, integer_depth(w)) ? b.parts : b.parts - 1;
 }
 
-/* Returns the number of parts in all of K. There are at most as many blocks, because a block has at least one part. */
+/* Returns the number of parts in all of K. This is also the most blocks that there can be, because a block has at least
+ * one part. */
 INLINE long count_parts(const Weight *w) {
     long parts = 0;
     for (IntegerBlock b = block_at(w, 0, 0); b.from < w->k; b = block_after(w, b)) parts = b.part + b.parts;
@@ -96,7 +101,7 @@ INLINE IntegerRows integer_rows(const Gemm *g, char *buffer, long rows) {
     return x;
 }
 
-/* Writes the table of 4-bit codes, whose integers are shifted to be at least 0. Returns the amount of the shift. */
+/* Writes the table of the integers of 4-bit codes, shifted to be at least 0. Returns the amount of the shift. */
 INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
     float lowest = 0;
     if (w->kind != INTEGER4) return 0;
@@ -105,7 +110,7 @@ INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
     return (int32_t)(-lowest / unit);
 }
 
-/* Returns whether every 4-bit code is its own integer in the table. */
+/* Returns whether the integer of every 4-bit code in the table is the code itself. */
 INLINE int is_identity(const uint8_t *table) {
     int differs = 0;
     for (int i = 0; i < 16; i++) differs |= table[i] != i;
@@ -117,7 +122,7 @@ INLINE int multiplies_bytes(const Gemm *g, const uint8_t *table) {
     return g->weight->kind == INTEGER4 && g->t <= FEW_BYTE_ROWS && is_identity(table);
 }
 
-/* Returns the bits of the largest magnitude among `length` numbers, a multiple of 16. */
+/* Returns the bits of the largest magnitude among `length` numbers, where `length` is a multiple of 16. */
 INLINE bf16 largest_magnitude(const bf16 *x, long length) {
     __m256i largest = _mm256_setzero_si256();
     for (long k = 0; k < length; k += 16) {
@@ -142,7 +147,7 @@ INLINE float power_of_two(int biased_exponent) {
 }
 
 /* Returns the value of integer 1 in a block of `length` inputs. Sets *factor to the factor that converts inputs to
- * integers. dropped: how many bits fewer than 16 the integers have. */
+ * integers. dropped: by how many bits the integers are shorter than 16 bits. */
 INLINE float block_scale(const bf16 *x, long length, int dropped, float *factor) {
     bf16 largest = largest_magnitude(x, length);
     int exponent = max_long(largest >> 7, 15), finite = largest < 0x7f80;
@@ -150,7 +155,7 @@ INLINE float block_scale(const bf16 *x, long length, int dropped, float *factor)
     return finite ? power_of_two(exponent - 14 + dropped) : __builtin_nanf("");
 }
 
-/* `paired` returns the pairs of an octet of integers; split_in_bytes returns its bytes (see IntegerRows). */
+/* paired returns the pairs of an octet of integers, and split_in_bytes returns its bytes (see IntegerRows). */
 INLINE __m128i paired(__m256i integers) {
     __m128i upper = _mm_slli_epi32(_mm256_extracti128_si256(integers, 1), 16);
     return _mm_blend_epi16(_mm256_castsi256_si128(integers), upper, 0xaa);

@@ -2,30 +2,32 @@
 #pragma once
 #include "gemm/integer/integer_few_rows.h"
 
-/* A block of inputs of a panel with unpacked codes [pairs][32]. head: scales and minimums of the first part's group. */
+/* A block of inputs of a panel with unpacked codes [pairs][32]. head: the scales and minimums of the first part's
+ * group. */
 typedef struct {
     const Weight *weight;
     const char *head;
     const int32_t *codes;
-    long parts, pairs_of_part, pairs, minimums; /* minimums: how many groups end here, if they have minimums */
+    long parts, pairs_of_part, pairs, minimums; /* minimums: how many groups with minimums end in this block */
     const char *next; /* the codes after this block */
-    long lines;       /* their cache lines */
+    long lines;       /* how many cache lines these codes take */
 } UnpackedBlock;
 
-/* The data of a strip of rows in this block of inputs. pairs: [pairs][rows]; starts: [parts][stride]; input_sums:
+/* The data of a strip of rows in one block of inputs. pairs: [pairs][rows]; starts: [parts][stride]; input_sums:
  * [groups][stride]; scales: [rows]. */
 typedef struct {
     const int32_t *pairs, *starts;
     const float *scales, *input_sums;
     long stride;
-    const char *ahead, *ahead_end; /* prefetched by the strip: `lines` cache lines for each part and its columns */
+    const char *ahead, *ahead_end; /* the codes that the strip prefetches: `lines` cache lines before each part of each
+                                      group of columns */
     long lines;
 } StripRows;
 
 /* Multiplies a strip of rows by a block: total [rows][32] += products. */
 typedef void IntegerStrip(const UnpackedBlock *b, const StripRows *x, float *total);
 
-/* Computes the sums of one part for `registers` neighbouring registers of columns. They stay in registers. */
+/* Computes the sums of one part for `registers` neighbouring registers of columns. The sums stay in registers. */
 INLINE void multiply_part(const int32_t *codes, const int32_t *x, long pairs, const int32_t *starts,
                           vi sum[][PANEL_REGISTERS], const int rows, const int registers) {
     for (int r = 0; r < rows; r++)
@@ -82,7 +84,7 @@ FOR_STRIP_ROWS(INTEGER_STRIP)
 #define INTEGER_STRIP_ENTRY(rows) integer_strip_##rows,
 static IntegerStrip *const integer_strips[] = {FOR_STRIP_ROWS(INTEGER_STRIP_ENTRY)};
 
-/* Unpacks the codes of a block to pairs [count / 2][32], and returns where the codes of the next block are. */
+/* Unpacks the codes of a block to pairs [count / 2][32], and returns the address of the codes of the next block. */
 INLINE const char *unpack_integers(const Weight *w, long panel, IntegerBlock b, CodeTable table, int32_t *to,
                                    int kind) {
     CodeReader reader = read_codes(w, panel, b.from);
