@@ -48,7 +48,7 @@ class Admission:
     cache_salt: str = ""  # requests share cached prefixes only if they have the same salt
     deadline_ms: int = 0  # time limit from the arrival of the request; 0: no limit
     priority: int = 0
-    tenant: str = ""  # the name of the request's API key, and the fairness id of a gateway
+    tenant: str = ""  # name of the API key, and "/" and the fairness id if a gateway gave one
     fingerprint: str = ""  # what the workers' fingerprint must be; "": any, but the same for all sequences
 
 

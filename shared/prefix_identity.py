@@ -1,13 +1,13 @@
 """Defines when two requests may share the K/V of equal token ids: when their prefix identities are equal.
 
-The identity is one text, which `Submit.cache_salt` carries. The digests of the prefix cache begin with this text
-(worker/kv_cache/prefix_cache.py), and a frontend remembers under the text and the token ids which worker computed a
-prefix (frontend/workers/routing.py). Worker and frontend compare the text and never take it apart.
+The identity is one text, which `Submit.cache_salt` carries. The prefix cache hashes this text before the first page
+of a prompt (worker/kv_cache/prefix_cache.py), and a frontend remembers under the text and the token ids which worker
+computed a prefix (frontend/workers/routing.py). Worker and frontend compare the text and never take it apart.
 
 Workers tell frontends by keys which prefixes their caches hold (worker/kv_events/prefix_report.py). A key is 32 bits
-of a hash of the first tokens of a prompt. Two prefixes have the same key about once in four billion pairs. A request
-then goes to a worker that has no part of its prefix in the cache; the answer is still right, because a worker finds
-pages by the long digests of its own cache.
+of a hash of the first tokens of a prompt. Two prefixes have the same key about once in four billion pairs. If they
+do, a request may go to a worker that has no part of its prefix in the cache; the answer is still right, because a
+worker finds pages by the long digests of its own cache.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class PrefixIdentity:
     """
 
     salt: str = ""  # the cache salt that the request states
-    tenant: str = ""  # only requests of this tenant share prefixes; "": the requests of all tenants do
+    tenant: str = ""  # if not empty, only requests of this tenant share prefixes; "": all tenants share them
     adapter: Adapter | None = None  # the adapter that the prefix is computed with
 
     @property

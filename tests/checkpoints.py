@@ -440,7 +440,7 @@ def _nemotron() -> PreTrainedModel:
 
 
 def _lfm2() -> PreTrainedModel:
-    """A model whose first and last layers are short convolutions, and whose feed-forward is 2 / 3 * 200 * 1.3 wide."""
+    """A model of short convolutions and one attention. Its feed-forward is 176 wide: 2 / 3 * 200 * 1.3, rounded up."""
     width = {"intermediate_size": 200, "block_ffn_dim_multiplier": 1.3, "block_multiple_of": 8}
     types = {"layer_types": ["conv", "full_attention", "conv"]}
     return Lfm2ForCausalLM(Lfm2Config(**{**OF_HIDDEN, **width}, **types))

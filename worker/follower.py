@@ -54,6 +54,7 @@ from worker.ranks.frames import (
     send,
 )
 from worker.ranks.gpu.devices import device_of_rank
+from worker.ranks.inbox import Inbox
 from worker.ranks.nodes import stay_on_node
 from worker.ranks.pipeline import RankDecoder, tell_progress
 
@@ -64,7 +65,7 @@ def main(orders: socket.socket, memory: int) -> None:
     begin = msgspec.msgpack.decode(receive(orders), type=Beginning)
     worker = begin.worker
     rows = {rank: socket.socket(fileno=file) for rank, file in begin.rows.items()}
-    stay_on_node(begin.rank % worker.tensor_parallel_size, worker.tensor_parallel_size)
+    stay_on_node(begin.rank, worker.ranks)
     torch.set_num_threads(threads_of(worker))
     device = CPU if begin.exchange == IN_C else device_of_rank(worker, begin.rank)
     files = find_model(begin.model, worker, device, prefer_cache=True)
@@ -114,10 +115,10 @@ def compute(part: RankDecoder, orders: socket.socket, device: torch.device = CPU
         LOGITS: lambda given: part.logits(rows_of(given, device)),
         BOTH: lambda given: part.logits(hidden(given)),
     }
-    decoder = msgspec.msgpack.Decoder(Order)
+    decoder, inbox = msgspec.msgpack.Decoder(Order), Inbox(orders)
     with torch.inference_mode():
         while True:
-            given = decoder.decode(receive(orders))
+            given = decoder.decode(inbox.take())
             by_name[given.compute](given)
 
 

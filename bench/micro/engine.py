@@ -5,7 +5,8 @@
 
 The first line of output says what was loaded; each further line has the tokens per second of one line of input, as
 JSON. `prefill N` computes a prompt of N tokens. `decode N` computes DECODE_STEPS steps of N sequences, each after a
-prompt of PROMPT tokens.
+prompt of PROMPT tokens. With `--pipeline-parallel-size P`, P steps are in flight: those of chunks of the prompt, or of
+P batches that share the sequences.
 """
 
 import json
@@ -13,6 +14,7 @@ import os
 import sys
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable
 
 from shared.config import ConfigError, Settings
@@ -27,6 +29,7 @@ from shared.messages import Sampling  # noqa: E402
 from worker.engine.load import Engine, load_engine  # noqa: E402
 from worker.kernels.cpu import bindings  # noqa: E402
 from worker.model.device import threads_of  # noqa: E402
+from worker.run.in_flight import AnyStep  # noqa: E402
 from worker.run.inputs import dummy_sequence  # noqa: E402
 from worker.schedule.sequence import Chunk, Plan, Sequence  # noqa: E402
 
@@ -63,8 +66,7 @@ def prefill(engine: Engine, tokens: int) -> float:
     starts = range(0, tokens, PREFILL_CHUNK)
     chunks = [Chunk(sequence, at, min(PREFILL_CHUNK, tokens - at), at + PREFILL_CHUNK >= tokens) for at in starts]
     begun = time.perf_counter()
-    for chunk in chunks:
-        engine.runner.step(Plan([chunk]))
+    _compute(engine, [Plan([chunk]) for chunk in chunks], engine.stages)
     return tokens / (time.perf_counter() - begun)
 
 
@@ -80,15 +82,26 @@ def decoding(engine: Engine, count: int) -> list[Sequence]:
 
 def decode_of(engine: Engine, sequences: list[Sequence], clock: Callable[[], float] = time.perf_counter) -> float:
     """Decodes these sequences together and returns the tokens per second."""
-    plans = [
-        Plan([Chunk(sequence, at, 1, True) for sequence in sequences])
+    batches = [batch for first in range(engine.stages) if (batch := sequences[first :: engine.stages])]
+    steps = [
+        [Plan([Chunk(sequence, at, 1, True) for sequence in batch]) for batch in batches]
         for at in range(PROMPT, PROMPT + DECODE_STEPS + 1)
     ]
-    engine.runner.step(plans[0])
+    _compute(engine, steps[0], len(batches))
     begun = clock()
-    for plan in plans[1:]:
-        engine.runner.step(plan)
+    _compute(engine, [plan for plans in steps[1:] for plan in plans], len(batches))
     return len(sequences) * DECODE_STEPS / (clock() - begun)
+
+
+def _compute(engine: Engine, plans: list[Plan], most: int) -> None:
+    """Computes the steps in order. most: how many are in flight at most"""
+    in_flight = deque[AnyStep]()
+    for plan in plans:
+        in_flight.append(engine.runner.launch(plan))
+        while len(in_flight) >= most:
+            in_flight.popleft().read()
+    while in_flight:
+        in_flight.popleft().read()
 
 
 MEASURES = {"prefill": prefill, "decode": decode}

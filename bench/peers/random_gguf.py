@@ -6,7 +6,7 @@ FOLDER has a config.json and a tokenizer (LARGE in bench/checkpoints.py). The bl
 give every weight a standard deviation of about 0.02. The embedding's standard deviation is 1, so that the tokens of a
 batch differ in all layers and choose different experts. Formats are mixed as llama.cpp does:
 
-    q4_k_m  values, feed-forward outputs of half of the layers, and the head are Q6_K, the rest Q4_K
+    q4_k_m  the head is Q6_K, as are the values and the feed-forward outputs in half of the layers; the rest is Q4_K
     q4_0    the head is Q6_K
     mxfp4   experts are MXFP4, the rest Q8_0, as gpt-oss is published
 """

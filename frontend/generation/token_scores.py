@@ -31,7 +31,7 @@ class TokenScores:
             delta.add().prompt_logprobs = self.of_prompt(choice.prompt, self._prompt_top)
 
     def of_prompt(self, prompt: list[int], most: int | None) -> list[TokenLogprob]:
-        """Returns the prompt's log-probabilities, each with `most` of the likeliest tokens."""
+        """Returns the prompt's log-probabilities. most: how many likely tokens each lists; None: all that are known."""
         every = _taken(dict(self._prompt), prompt, 0)
         return [TokenLogprob(one.token_id, one.logprob, one.top[:most], one.rank) for one in every]
 

@@ -114,7 +114,7 @@ class ByteFallbackText:
 
 
 class WindowText:
-    """Detokenizes for any other decoder: decodes a window of ids with and without the new ids, returns the difference.
+    """Detokenizes with any tokenizer: decodes a window of ids with and without the new ids, returns the difference.
 
     The window begins with ids whose text was returned, because decoders treat the first token specially. Text that ends
     in U+FFFD may be an incomplete character, so it is held back for at most `MAX_WAITING` ids.

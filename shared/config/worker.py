@@ -44,9 +44,11 @@ class WorkerConfig:
         unit="processes", at_least=1, at_most=8,
     )  # fmt: skip
     pipeline_parallel_size: int = setting(
-        1, "stages that compute the model one after another, each a process with the weights and the K/V of some "
-        "layers, for a model that is too large for one machine or GPU; a step goes through all stages before the next "
-        "one begins, so it is no faster; with --tensor-parallel-size, each stage has that many processes",
+        1, "stages into which the layers of the model are cut, each a process with the weights and the K/V of some "
+        "layers, for a model that is too large for one machine or GPU; while a stage computes a step, other stages "
+        "compute steps of other sequences; on GPUs, each has a GPU of its own, on the CPU they divide --threads; "
+        "answers have the same bytes with any number of them; with --tensor-parallel-size, each stage has that many "
+        "processes",
         unit="stages", at_least=1, at_most=16,
     )  # fmt: skip
     rank_group: str = setting(

@@ -128,8 +128,8 @@ async def inject_under_load(
 ) -> list[Outcome]:
     """Returns what clients received while the fault was injected.
 
-    If the server's worker can be held, the fault comes while all calls are in flight. step_s: as in
-    ServerUnderTest.slowly()
+    A fault with `before_streams` begins before the calls. Another fault comes while calls are in flight: all of them
+    if the test can stop or slow the worker. step_s: as in ServerUnderTest.slowly()
     """
     already = asyncio.create_task(fault.inject(server, rng)) if fault.before_streams else None
     await asyncio.sleep(0.05)

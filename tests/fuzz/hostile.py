@@ -1,4 +1,4 @@
-"""A hostile worker sends a frontend messages that are cut, changed, extreme, or random bytes: Welcome, Step, Status.
+"""A hostile worker sends a frontend random bytes, and Welcome, Step and Status messages that it cut or changed.
 
 The frontend is a separate process, which is also connected to the honest worker of the server.
 """

@@ -51,7 +51,7 @@ class Done:
 
     plan: Plan
     sampled: StepOutput
-    may_overlap: bool = False
+    steps_behind: int = 0
 
     def read(self) -> StepOutput:
         return self.sampled

@@ -40,7 +40,8 @@ from worker.run.checks.bits_check import keeps_bits
 from worker.run.checks.kernel_check import choose_operations
 from worker.run.checks.library_check import with_equal_library_products
 from worker.run.checks.option_check import with_sound_options
-from worker.run.runner import Model, Runner
+from worker.run.model import Model
+from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
@@ -242,8 +243,12 @@ def _ready_runner(
     if gpu is None:
         warn_about_cpu(worker, formats)
         _prepare_cpu_memory(cache)
-    shared = None if loaded.ranks is None else loaded.ranks.model(decoder, cache, size, on_progress)
-    runner = make_runner(shared or fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=gpu is not None)
+    if loaded.ranks is None:
+        runner = make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=gpu is not None)
+    else:
+        shared = loaded.ranks.model(decoder, cache, size, on_progress)
+        runner = make_runner(shared, cache, worker, vision, on_gpu=gpu is not None)
+        runner.pipeline = shared.pipeline
     runner.capture_graphs(on_progress)
     return runner
 
@@ -258,13 +263,13 @@ def _counting(loads: Tensor, spec: ModelSpec) -> Callable[[], ExpertLoads]:
 def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
     """Returns the settings with the sizes and switches that fit the device.
 
-    With ranks on GPUs, a step is launched when the last one has been read, and without what was never tried beside
-    their exchanges: CUDA graphs, and options that let kernels run ahead of others.
+    Ranks on GPUs do without what was never tried beside their exchanges: CUDA graphs, options that let kernels run
+    ahead of others, and steps that read the ids of the last step on the device.
     """
     on_gpu = device.type == "cuda"
     worker = replace(worker, overlap=worker.overlap and on_gpu)
     if on_gpu and worker.ranks > 1:
-        log.info("several GPUs compute the model: steps run one by one, without CUDA graphs and --gpu-options")
+        log.info("several GPUs compute the model: steps run without CUDA graphs, --overlap and --gpu-options")
         worker = replace(worker, overlap=False, cuda_graphs=False, gpu_options="")
     return with_default_sizes(worker, on_gpu=on_gpu)
 

@@ -1,8 +1,8 @@
 """The compute loop. An iteration receives messages, plans and launches one step, applies results, and publishes them.
 
-If steps may overlap, an iteration launches a step and then applies the results of the previous step. The device then
-computes the new step while the worker publishes the ids of the previous step and plans the next one. Otherwise, the
-iteration that launches a step also applies its results.
+If steps may overlap, an iteration launches a step and then applies the results of the oldest step in flight: of the
+previous step or, in a pipeline, of one before it. The device then computes while the worker publishes ids and plans the
+next step. Otherwise, the iteration that launches a step also applies its results.
 
 How failures are isolated:
 - A step that raises is bisected until one sequence is left. Only that sequence fails, and only after the device has
@@ -27,7 +27,7 @@ from worker.engine.isolation import bisect, first_half, isolate_suspects
 from worker.engine.requests import RequestTable
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
-from worker.run.in_flight import InFlightStep, StepOutput
+from worker.run.in_flight import AnyStep, StepOutput
 from worker.run.runner import Runner
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sequence import Chunk, Plan, Sequence, SequenceUpdate
@@ -51,7 +51,7 @@ class Loop:
         self._last_computed = clock()
         # called in each iteration for work between steps, such as encoding pictures; returns whether it did any
         self.between_steps: Callable[[Plan], bool] | None = None
-        self._in_flight: deque[InFlightStep] = deque()  # at most two, and at most one between iterations
+        self._in_flight: deque[AnyStep] = deque()  # between iterations, at most as many as AnyStep.steps_behind allows
 
     @property
     def in_flight(self) -> int:
@@ -68,7 +68,7 @@ class Loop:
         self._request_table.publish(self._server, self._clock())
 
     def iterate(self) -> bool:
-        """Launches the next step or, if there is none, applies the results of the steps still in flight.
+        """Launches the next step or, if there is none, applies the results of the oldest step in flight.
 
         Returns False if there was nothing to do.
         """
@@ -84,7 +84,7 @@ class Loop:
             self._compute(plan.chunks)
             self._metrics.step(plan, planned - began, self._clock() - planned)
         elif busy:
-            self._drain()
+            self._drain(leave=len(self._in_flight) - 1)
         if self.between_steps is not None:
             busy |= self.between_steps(plan)
         if not busy:
@@ -110,14 +110,13 @@ class Loop:
             self._compute_suspects(chunks)
         else:
             self._launch(Plan(chunks))
-            overlaps = bool(self._in_flight) and self._in_flight[-1].may_overlap
-            self._drain(leave=1 if overlaps else 0)
+            self._drain(leave=self._in_flight[-1].steps_behind if self._in_flight else 0)
         self._last_computed = self._clock()
 
     def _launch(self, plan: Plan) -> None:
         """Launches a step after those in flight, or recovers when the launch fails."""
         before = self._in_flight[-1] if self._in_flight else None
-        self._request_table.crash_journal.record_step(_sequences(plan, before.plan if before is not None else None))
+        self._request_table.crash_journal.record_step(_sequences(plan, [step.plan for step in self._in_flight]))
         try:
             step = self._runner.launch(plan, before)
         except Exception as error:
@@ -175,6 +174,8 @@ class Loop:
 
     def _compute_suspects(self, chunks: list[Chunk]) -> None:
         """Computes each sequence that is suspected of having crashed a worker in a step of its own."""
+        if self._in_flight:
+            return self._drain()  # the chunks are planned again when no other step is in flight
         for step in isolate_suspects(chunks):
             self._launch(Plan(step))
             self._drain()
@@ -207,12 +208,12 @@ class Loop:
         self._request_table.end(sequence, m.Outcome.ERROR, self._clock(), f"{type(error).__name__}: {error}")
 
 
-def _sequences(plan: Plan, before: Plan | None) -> list[Sequence]:
-    """Returns the sequences of a step, and of the step `before` it if that is still in flight; no duplicates."""
+def _sequences(plan: Plan, in_flight: list[Plan]) -> list[Sequence]:
+    """Returns the sequences of a step and of the steps in flight before it, without duplicates."""
     sequences = [chunk.sequence for chunk in plan.chunks]
-    if before is None:
+    if not in_flight:
         return sequences
-    return list(dict.fromkeys([*sequences, *(chunk.sequence for chunk in before.chunks)]))
+    return list(dict.fromkeys([*sequences, *(chunk.sequence for other in in_flight for chunk in other.chunks)]))
 
 
 def _grammar_error(update: SequenceUpdate) -> str:

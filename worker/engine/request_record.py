@@ -21,6 +21,10 @@ class RequestRecord:
     vector: "PromptVector | None" = None  # collects the rows of a request with `pooling`; None after its end
     pooled: m.Pooled | None = None  # the result of a request with `pooling`
 
+    def expects(self, logprobs: m.Logprobs) -> bool:
+        """Whether log-probabilities belong to the output: not if the sequence left, or lost their id by preemption."""
+        return self.end is None and (logprobs.prompt or logprobs.start < self.sequence.output_len)
+
     def send_again(self, builder: StepBuilder, offset: int) -> None:
         """Adds the output from token `offset` on, and the End if the request has ended."""
         sequence, id = self.sequence, self.sequence.key[1]

@@ -170,7 +170,7 @@ class RequestTable:
         """Adds the log-probabilities and pooled rows of a step. Call it before add_tokens() and end()."""
         for sequence, logprobs in output.logprobs:
             record = self._records.get(sequence.key)
-            if record is not None:
+            if record is not None and record.expects(logprobs):
                 record.logprobs.append(logprobs)
                 self._builders[sequence.key[0]].logprobs.append(logprobs)
         for sequence, start, rows in output.pooled:

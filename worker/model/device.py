@@ -106,4 +106,4 @@ def threads_of(worker: WorkerConfig, ranks: int = 0) -> int:
     ranks: the number of ranks on this machine; 0: all ranks are on this machine
     """
     cores = worker.threads or len(os.sched_getaffinity(0))
-    return max(1, cores // (ranks or worker.tensor_parallel_size))
+    return max(1, cores // (ranks or worker.ranks))

@@ -63,17 +63,10 @@ class Exchange:
         join = (lambda: None) if lanes is None else lanes.join
         return cls(part, lanes, _ring(part, rows, device), GatheringDecoder, join)
 
-    def decoder(
-        self, decoder: Decoder, cache: KVCache, wait: Callable[[socket.socket], None] = lambda before: None
-    ) -> RankDecoder:
-        """Returns the decoder of this rank. decoder: has the rank's spec and weights. wait: see StageDecoder.
-
-        Raises CannotShare.
-        """
+    def decoder(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
+        """Returns the decoder of this rank. decoder: has the rank's spec and weights. Raises CannotShare."""
         own = self._of_stage(decoder, cache)
-        if self.ring is None:
-            return own
-        return StageDecoder(own, self.part.stage, decoder.weights.embed, self.ring, wait)
+        return own if self.ring is None else StageDecoder(own, self.part, decoder.weights.embed, self.ring)
 
     def _of_stage(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
         if self.lanes is None:

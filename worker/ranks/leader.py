@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_uint64
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,7 +47,8 @@ from worker.ranks.gpu.devices import exchange_on
 from worker.ranks.hosts.links import wait_for_end
 from worker.ranks.hosts.rendezvous import Gathered
 from worker.ranks.nodes import stay_on_node
-from worker.ranks.pipeline import RankDecoder, wait_for_rows
+from worker.ranks.pipeline import RankDecoder
+from worker.ranks.staged_model import ReturnedRows, StagedModel
 from worker.spec import ModelSpec
 
 log = logging.getLogger("sluice.ranks")
@@ -111,7 +111,7 @@ class Leader:
         size = shared_bytes(round_bytes(stored.spec, worker.max_step_tokens))
         if elsewhere is None:
             self._exchange, self._followers = _start_all(parts, model, worker, size, device)
-            stay_on_node(0, self.part.lanes)
+            stay_on_node(0, len(parts))
         else:
             gathered = elsewhere.gather()
             self._exchange = exchange_of_hosts(self.part, size, gathered.rows, elsewhere.address, device)
@@ -174,14 +174,16 @@ class Leader:
             found[follower.part] = answer
         return found
 
-    def model(self, decoder: Decoder, cache: KVCache, size: PoolSize, on_progress: Callable[[], None]) -> "SharedModel":
+    def model(
+        self, decoder: Decoder, cache: KVCache, size: PoolSize, on_progress: Callable[[], None]
+    ) -> "SharedModel | StagedModel":
         """Waits until all ranks have loaded their parts. Returns the model for the runner.
 
         decoder, cache: those of this rank. Raises ConfigError if another rank cannot load its part, and RankLost if a
         rank on another host has ended.
         """
         try:
-            part = self._exchange.decoder(decoder, cache, partial(self._wait_for_rows, decoder.layers_started))
+            part = self._exchange.decoder(decoder, cache)
             self._tell(Sizes(size), self._followers)
             own = self.sum_weights(decoder.weights, on_progress)
             loaded = [own, *(self._wait_until_ready(follower, on_progress) for follower in self._followers)]
@@ -193,7 +195,11 @@ class Leader:
             raise ConfigError(str(error)) from error
         self._check_content(loaded, on_progress)
         self._check_weights(loaded)
-        return SharedModel(self._stored.spec, decoder, part, self)
+        if self._exchange.ring is None:
+            return SharedModel(self._stored.spec, decoder, part, self)
+        others, stages = [follower.orders for follower in self._followers], self.part.stage.count
+        returned = ReturnedRows(self._exchange.ring, others, decoder.layers_started, stages)
+        return StagedModel(self._stored.spec, decoder, part, self.all, returned, stages)
 
     def sum_weights(self, weights: Weights, on_progress: Callable[[], None]) -> Loaded:
         """Returns the checksums of this rank, which it computes once: on a GPU, before the cache takes its memory."""
@@ -276,9 +282,6 @@ class Leader:
             raise ConfigError(f"rank {follower.rank}: {answer.problem}")
         return answer
 
-    def _wait_for_rows(self, layers_started: c_uint64, before: socket.socket) -> None:
-        wait_for_rows(before, [follower.orders for follower in self._followers], layers_started)
-
     def _watch(self, follower: Follower) -> None:
         how = follower.wait_for_end()
         log.error("rank %d (process %d): %s", follower.rank, follower.pid, how)
@@ -286,7 +289,9 @@ class Leader:
 
 
 class SharedModel:
-    """A model that all ranks compute together. It has the interface of Decoder."""
+    """A model of which each rank has a part of each layer. It has the interface of Decoder."""
+
+    pipeline: None = None  # no step is begun before the last one has ended
 
     def __init__(self, spec: ModelSpec, decoder: Decoder, part: RankDecoder, leader: Leader) -> None:
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions

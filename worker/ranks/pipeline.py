@@ -2,16 +2,18 @@
 
 The rows of a step go round a ring: from rank 0 through all stages, and from the last stage back to rank 0, which has
 the LM head. If several ranks share the layers of a stage, each of them has all rows, and sends them to the rank with
-the same share of the next stage.
+the same share of the next stage. Only the first rank of the last stage sends rows back.
+
+Rank 0 begins a step without waiting for the rows of earlier steps (staged_model.py), so each stage may compute another
+step at the same time. Every rank computes all steps in the same order.
 """
 
-import select
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from ctypes import c_uint64
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -22,10 +24,11 @@ from worker.kv_cache.tensors import KVCache
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.parts.stages import Stage
-from worker.ranks.frames import CPU, receive, rows_frame, rows_in, send
+from worker.model.parts.part import Part
+from worker.ranks.frames import CPU, rows_frame, rows_in, send
+from worker.ranks.inbox import Inbox
 
-PROGRESS_S, PROGRESS_BYTES = 0.2, 4096  # pause between two progress bytes; most bytes read at once
+PROGRESS_S = 0.2  # pause between two progress bytes
 LOST = "a process that computes other layers of the model has died"
 
 
@@ -59,19 +62,34 @@ class Ring:
     after: socket.socket
     device: torch.device = CPU  # of the rows that arrive; they travel through the memory of hosts
     lost: bool = False
+    inbox: Inbox = field(init=False)  # of rows from the stage before
+
+    def __post_init__(self) -> None:
+        self.inbox = Inbox(self.before)
 
     def give(self, rows: Tensor) -> None:
         """Sends rows to the next stage. Raises RankLost."""
-        try:
+        with self.ending():
             send(self.after, rows_frame(rows))
-        except OSError as error:
-            raise RankLost(f"{LOST}: {error.strerror}") from error
 
     def take(self) -> Tensor:
         """Waits for the rows of the stage before. Raises RankLost."""
+        with self.ending():
+            return rows_in(self.inbox.take()).to(self.device)
+
+    def take_within(self, seconds: float) -> Tensor | None:
+        """Returns the rows of the stage before; None if none arrive within `seconds`. Raises RankLost."""
+        with self.ending():
+            frame = self.inbox.take_within(seconds)
+        return None if frame is None else rows_in(frame).to(self.device)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Ends the ring, and raises RankLost, when a connection has ended."""
         try:
-            return rows_in(receive(self.before)).to(self.device)
+            yield
         except (OSError, EOFError) as error:
+            self.end()
             raise RankLost(LOST) from error
 
     def end(self) -> None:
@@ -85,64 +103,31 @@ class Ring:
 class StageDecoder:
     """The decoder of one rank of a stage. All ranks call it with the same inputs for a step."""
 
-    def __init__(
-        self,
-        own: RankDecoder,
-        stage: Stage,
-        like: Tensor,
-        ring: Ring,
-        wait: Callable[[socket.socket], None] = lambda before: None,
-    ) -> None:
-        """own: the decoder of this stage's layers. like: a tensor [..., H] with the dtype of the residual stream.
-
-        wait: called on ranks of the first stage before they receive rows from the last stage.
-        """
-        self._own, self._stage, self._like, self._ring, self._wait = own, stage, like, ring, wait
+    def __init__(self, own: RankDecoder, part: Part, like: Tensor, ring: Ring) -> None:
+        """own: the decoder of this stage's layers. like: a tensor [..., H] with the dtype of the residual stream."""
+        self._own, self._part, self._like, self._ring = own, part, like, ring
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
         """Waits for the rows of the stage before, computes the layers of this stage, and sends the rows on.
 
-        On ranks of the first stage, it returns the result of Decoder.hidden. On other ranks, it returns the rows that
-        they have sent. Raises RankLost.
+        The first stage does not wait: its rows are the embeddings. Returns the rows that this stage has computed. Those
+        of the last stage are the result of Decoder.hidden. Raises RankLost.
         """
-        stage, ring = self._stage, self._ring
+        stage, ring = self._part.stage, self._ring
         if stage.index:
             inputs = _continued(inputs, ring.take())
         if stage.is_last:
-            given = self._own.hidden(inputs, checked=checked)
+            computed = self._own.hidden(inputs, checked=checked)
         else:
-            given = self._like.new_empty(len(inputs.token_ids), self._like.shape[-1])
-            self._own.hidden(_all_rows(inputs, ((len(stage) - 1, given),)), checked=checked)
-        ring.give(given)
-        if stage.index:
-            return given
-        self._wait(ring.before)
-        return ring.take()
+            computed = self._like.new_empty(len(inputs.token_ids), self._like.shape[-1])
+            self._own.hidden(_all_rows(inputs, ((len(stage) - 1, computed),)), checked=checked)
+        if not stage.is_last or not self._part.lane:
+            ring.give(computed)
+        return computed
 
     def logits(self, h: Tensor) -> Tensor:
-        """Does the same as Decoder.logits. Only the first stage has the LM head; ranks of other stages return h."""
-        return h if self._stage.index else self._own.logits(h)
-
-
-def wait_for_rows(before: socket.socket, others: Sequence[socket.socket], layers_started: c_uint64) -> None:
-    """Waits on rank 0 until `before` can be read. Raises RankLost.
-
-    Increments `layers_started` when other ranks report progress (tell_progress). Otherwise a step that takes long in
-    other stages would look like a hang.
-    """
-    while before not in (readable := select.select([before, *others], [], [])[0]):
-        for other in readable:
-            _check_goes_on(other)
-        layers_started.value += 1
-
-
-def _check_goes_on(other: socket.socket) -> None:
-    try:
-        told = other.recv(PROGRESS_BYTES)
-    except OSError as error:
-        raise RankLost(f"{LOST}: {error.strerror}") from error
-    if not told:
-        raise RankLost(LOST)
+        """Does the same as Decoder.logits. Only the first stage has the LM head."""
+        return self._own.logits(h)
 
 
 def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:

@@ -8,6 +8,7 @@ grammar_mask        masks the tokens that grammars forbid
 graphs/             captures and replays steps as CUDA graphs
 
 Execution, from tensors to ids:
+model               the interface of a model, and of one in stages
 runner              launch(plan): inputs, forward, sampling
 adapted             prepares steps with LoRA adapters or pictures
 in_flight           a step that is launched but not read yet

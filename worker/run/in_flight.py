@@ -55,10 +55,10 @@ def no_rows() -> list[PooledRows]:
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """A step in flight. may_overlap: whether the next step may be launched before this step is read."""
+    """A step in flight. steps_behind: how many later steps may be launched before this one is read."""
 
     plan: Plan
-    may_overlap: bool
+    steps_behind: int
     ids: Tensor  # [R] int64 on the device, in the order of plan.rows; the next step reads them and may overwrite them
     host_ids: HostCopy
     read_logprobs: Callable[[], StepLogprobs] = no_logprobs
@@ -69,3 +69,23 @@ class InFlightStep:
         """Waits for the step and returns its results. Passes on every exception of the device."""
         ids: list[int] = self.host_ids.read().tolist()
         return StepOutput(ids, self.read_logprobs(), self.read_pooled())
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedStep:
+    """A step in flight whose last part, from the LM head on, is computed when it is read: see Pipeline in model.py.
+
+    finish: computes this part. It reads the sequences of the step, which must be as they were at the launch.
+    """
+
+    plan: Plan
+    steps_behind: int
+    finish: Callable[[], InFlightStep]
+
+    @torch.inference_mode()
+    def read(self) -> StepOutput:
+        """Waits for the step, finishes it, and returns its results. Passes on every exception."""
+        return self.finish().read()
+
+
+AnyStep = InFlightStep | UnfinishedStep

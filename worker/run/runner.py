@@ -5,27 +5,26 @@ The runner works on tensors and plans and makes no decisions. Prefill, chunked p
 
 import sys
 from collections.abc import Callable
-from ctypes import c_uint64
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shared.messages import Sampling
-from worker.kernels.operations import Operations
 from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.run.adapted import has_adapters, has_pictures, inputs_for, model_for
 from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
 from worker.run.graphs.graph_shapes import Shapes
 from worker.run.graphs.graphs import StepGraphs
-from worker.run.in_flight import HostCopy, InFlightStep, ReadPooled, StepOutput, no_rows
+from worker.run.in_flight import AnyStep, HostCopy, InFlightStep, ReadPooled, StepOutput, UnfinishedStep, no_rows
 from worker.run.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, to_device
+from worker.run.model import Forward, Model, Pipeline
 from worker.run.sampler import is_plain, sample_rows
 from worker.schedule.sequence import Chunk, Plan, Row
-from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.run.drafters.hidden_rows import Reader
@@ -35,21 +34,6 @@ if TYPE_CHECKING:  # features, which are imported at run time only when needed
 # The number of rows that are sampled together if answers are checked. A row needs several arrays as long as the
 # vocabulary, and on the CPU, sampling is four times as fast if the arrays of all rows fit in the caches.
 CHECKED_ROWS, CHECKED_ROWS_CPU = 64, 8
-
-
-class Model(Protocol):
-    """The interface of model/decoder.py and model/cpu_decoder.py."""
-
-    spec: ModelSpec
-    operations: Operations
-    max_positions: int
-    layers_started: c_uint64
-
-    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
-    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
-    def logits(self, h: Tensor) -> Tensor: ...
-    def count_replayed(self) -> None: ...
-    def with_operations(self, operations: Operations) -> "Model": ...
 
 
 class DeviceBroken(Exception):
@@ -83,6 +67,7 @@ class Runner:
     ) -> None:  # fmt: skip
         self._model, self._cache, self._device, self.vision = model, cache, cache.device, vision
         self.hidden_reader: Reader | None = None  # a drafter that reads hidden states
+        self.pipeline: Pipeline | None = None  # the model, if its layers are cut into stages
         self._grammar_mask: GrammarMask | None = None  # made when it is first needed
         self._overlap = overlap
         shapes = Shapes(max_batch_size, max_step_tokens, model.max_positions)
@@ -116,24 +101,33 @@ class Runner:
         return self.launch(plan).read()
 
     @torch.inference_mode()
-    def launch(self, plan: Plan, before: InFlightStep | None = None) -> InFlightStep:
+    def launch(self, plan: Plan, before: AnyStep | None = None) -> AnyStep:
         """Launches the chunks of a plan. Tokens that the host does not know yet come from the ids of step `before`."""
-        rows = plan.rows
+        rows, known = plan.rows, before if isinstance(before, InFlightStep) else None
+        if (replayed := self._replay(plan, rows, known)) is not None:
+            return self._finish(plan, rows, replayed)
+        inputs, use = self._inputs(plan, known)
+        if self.pipeline is not None:
+            rest = partial(self._run, self.pipeline.begin(inputs), inputs, plan, rows, use)
+            return UnfinishedStep(plan, self.pipeline.stages - 1, rest)
+        return self._run(model_for(self._model, plan, inputs), inputs, plan, rows, use)
+
+    def _finish(self, plan: Plan, rows: list[Row], done: _Computed) -> InFlightStep:
+        """Samples the rows of a step that is computed, or is being computed on the device."""
         sequences = [sequence for sequence, _ in rows]
-        done = self._replay(plan, rows, before) or self._compute(plan, before)
         ids = done.ids
         if ids is None:
             ids = self._sample(done.sampled, rows) if rows else done.logits.new_empty(0).long()
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or done.use.prompts:
             return self._with_logprobs(plan, done, ids)
         may_overlap = self._overlap and not plan.drafts and all(map(is_plain, sequences))
-        return InFlightStep(plan, may_overlap, ids, HostCopy(ids), read_pooled=done.read_pooled)
+        return InFlightStep(plan, int(may_overlap), ids, HostCopy(ids), read_pooled=done.read_pooled)
 
     def _with_logprobs(self, plan: Plan, done: _Computed, ids: Tensor) -> InFlightStep:
         from worker.run.logprobs import launch_logprobs
 
         logprobs = launch_logprobs(plan, done.use, done.logits, done.sampled, ids)
-        return InFlightStep(plan, False, ids, HostCopy(ids), logprobs, done.read_pooled)
+        return InFlightStep(plan, 0, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
         if self._graphs is None or has_adapters(plan) or (self.vision is not None and has_pictures(plan)):
@@ -144,19 +138,21 @@ class Runner:
         logits, ids = replayed
         return _Computed(logits, LogitsUse(list(range(len(logits))), []), logits, ids)
 
-    def _compute(self, plan: Plan, before: InFlightStep | None) -> _Computed:
+    def _inputs(self, plan: Plan, before: InFlightStep | None) -> tuple[ForwardInputs, LogitsUse]:
         inputs, use = build_inputs(plan.chunks, self._cache.page_size, self._device, recurrent=bool(self._cache.states))
         self._cache.reach(inputs.max_pages)
         if before is not None:
             self._fill_pending(inputs.token_ids, plan, before)
-        logits, pooled = self._outputs(inputs_for(inputs, plan, self.vision), plan, use)
+        return inputs_for(inputs, plan, self.vision), use
+
+    def _run(self, model: Forward, inputs: ForwardInputs, plan: Plan, rows: list[Row], use: LogitsUse) -> InFlightStep:
+        logits, pooled = self._outputs(model, inputs, plan, use)
         picks = len(use.sampled) < len(logits)
         sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)] if picks else logits
-        return _Computed(logits, use, sampled, read_pooled=pooled)
+        return self._finish(plan, rows, _Computed(logits, use, sampled, read_pooled=pooled))
 
-    def _outputs(self, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> tuple[Tensor, ReadPooled]:
+    def _outputs(self, model: Forward, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> tuple[Tensor, ReadPooled]:
         """Returns the logits [N, V] float32, and a function that returns the pooled rows."""
-        model = model_for(self._model, plan, inputs)
         if not use.pooled:
             if self.hidden_reader is not None:
                 return self.hidden_reader.logits(model, inputs, plan, self._cache), no_rows

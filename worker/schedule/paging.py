@@ -9,7 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Protocol
 
 from worker.kv_cache.pages import SCRATCH, PagePool
@@ -50,6 +50,16 @@ class Paging:
         self._watermarks = [self._watermark(pool, watermark) for pool in pools]
         # the sequence that was refused last, and how many pages of each pool were available then
         self._last_refused: tuple[Sequence | None, list[int]] = (None, [])
+
+    @property
+    def most_in_flight(self) -> float:
+        """How many tokens of a sequence may be in flight, at most, when its next chunk is planned in a pipeline.
+
+        A sequence has two slots for recurrent states, and in a group with a window pages for two chunks (window.py).
+        """
+        if self.states is not None:
+            return 0
+        return self._chunk if self._windowed else inf
 
     def fits(self, tokens: int) -> bool:
         """Whether the pools, if nothing else used them, could hold a sequence of `tokens` tokens."""

@@ -10,6 +10,7 @@
 from math import inf
 from typing import TYPE_CHECKING
 
+from worker.schedule.features.features import stages_of
 from worker.schedule.policy import BatchingPolicy, SchedulerConfig, chunk_policy, order_policy, step_time_policy
 from worker.schedule.sequence import Chunk, Plan, Sequence
 from worker.schedule.starved_tenants import admit_starved
@@ -37,6 +38,7 @@ class Planner:
         self.step_time = step_time_policy(config)
         self._config, self._state = config, state
         self._states, self._speculation = states, speculation
+        self._stages = stages_of(config, state.running, state.queue, self.step_time, state.paging.most_in_flight)
         self._batching = batching
         self._chunking = chunk_policy(config)
         self._order = order_policy(config)
@@ -46,9 +48,9 @@ class Planner:
         plan = Plan()
         admit_starved(self._state, self._config.max_batch_size, plan.preempted, now)
         decodes, prompts = self._running_work(plan.preempted, now)
-        budget = self._config.max_step_tokens
+        budget, limits = self._config.max_step_tokens, self._stages or self.step_time
         reserved = min(len(decodes), self._order.reserve(budget))
-        prefill_budget = min(budget - reserved, self.step_time.prefill_budget(len(decodes)))
+        prefill_budget = min(budget - reserved, limits.prefill_budget(len(decodes)))
         prefills = self._prefill_chunks(prompts, prefill_budget, now, admit=not plan.preempted)
         prefill_tokens = sum(chunk.length for chunk in prefills)
         served = self._order.arrange(decodes)[: max(reserved, budget - prefill_tokens)]
@@ -71,7 +73,7 @@ class Planner:
         prompts: list[Sequence] = []
         running, budget = self._state.running, self._config.max_step_tokens
         for sequence in list(running):
-            if preempted and sequence not in running:
+            if (preempted and sequence not in running) or (self._stages and not self._stages.may_plan(sequence)):
                 continue
             start = sequence.computed_tokens + sequence.in_flight_tokens
             length = len(sequence.tokens) + sequence.pending_outputs
@@ -90,7 +92,7 @@ class Planner:
                 continue
             elif start < sequence.room or self._add_pages(sequence, start + 1, preempted, now):
                 decodes.append(sequence)
-        return decodes, prompts
+        return self._stages.share_of(decodes) if self._stages else decodes, prompts
 
     def _add_pages(self, sequence: Sequence, end: int, preempted: list[Sequence], now: float) -> bool:
         """Gives a sequence pages for its first `end` tokens, and preempts the newest sequences if necessary.

@@ -38,6 +38,7 @@ class SchedulerConfig:
     prefix_cache: bool = True
     state_checkpoint_tokens: int = 512
     overlap: bool = False
+    pipeline_parallel_size: int = 1
     max_draft_tokens: int = 0  # per sequence and step; 0: no speculation
     watermark: float = 0.01  # share of the pool that new sequences leave free for running ones to grow
 
@@ -222,7 +223,13 @@ def order_policy(config: SchedulerConfig) -> OrderPolicy:
 
 
 def step_time_policy(config: SchedulerConfig) -> StepTimePolicy:
-    """Makes the policy. It has no limit if prompts are never split, or if prompts go before decodes."""
+    """Makes the policy. It has no limit if prompts are never split, or if prompts go before decodes.
+
+    A step in a pipeline goes through all stages, but its measured time is that of one of them, because other stages
+    compute other steps meanwhile.
+    """
     whole = config.batching_mode == "static" or not config.use_chunked_prefill
     unlimited = whole or config.scheduler_policy == "prefill_first"
-    return StepTimePolicy(inf if unlimited else config.target_step_s or inf, config.max_step_tokens)
+    return StepTimePolicy(
+        inf if unlimited else config.target_step_s / config.pipeline_parallel_size or inf, config.max_step_tokens
+    )

@@ -180,12 +180,12 @@ class Scheduler:
             raise ValueError(f"the plan samples {rows} tokens, but {len(ids)} ids were passed")
         self._step_time.computed(now)
         updates: list[SequenceUpdate] = []
-        sampled, running = iter(ids), self.state.running
+        sampled = iter(ids)
         for chunk in plan.chunks:
             own = [next(sampled)] if chunk.samples else []
             if chunk.drafts:
                 own = accepted_ids([*own, *islice(sampled, len(chunk.drafts))], chunk.drafts)
-            if chunk.sequence not in running or chunk.sequence.in_flight_tokens < chunk.length:
+            if self.state.is_outdated(chunk):
                 continue  # the sequence has left, or was preempted (and may run again)
             update = self._apply(chunk, own, now)
             if update is not None:
@@ -255,6 +255,7 @@ class Scheduler:
     def discard_in_flight(self) -> None:
         """Forgets the launched steps, for which update() will not be called. The next plan() repeats their work."""
         self._step_time.discarded()
+        self.state.outdated.clear()
         for sequence in self.state.running:
             sequence.in_flight_tokens = sequence.pending_outputs = 0
             if self._states is not None:

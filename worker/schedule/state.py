@@ -13,7 +13,7 @@ from worker.schedule.paging import Paging
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.prefix_waits import PrefixWaits
 from worker.schedule.queue import WaitingQueue
-from worker.schedule.sequence import Key, Sequence
+from worker.schedule.sequence import Chunk, Key, Sequence
 
 if TYPE_CHECKING:
     from worker.schedule.features.states import States
@@ -51,6 +51,7 @@ class SchedulerState:
         self.paging = Paging(pools, config.prefix_cache, config.watermark, chunk, states)
         self.live: dict[Key, Sequence] = {}  # in order of arrival
         self.running: dict[Sequence, None] = {}  # from oldest to newest
+        self.outdated: dict[Sequence, int] = {}  # preempted sequences → tokens in flight whose results are ignored
         self.prefix_waits = PrefixWaits(self.paging, self.running.keys())
         self.queue = WaitingQueue(reuses_pages, self.running.keys())
         self.preemptions = 0
@@ -81,10 +82,24 @@ class SchedulerState:
         """Moves a running sequence to the front of the queue. If an id is in flight for it, the id is sampled again."""
         del self.running[sequence]
         self.paging.free(sequence)
+        if sequence.in_flight_tokens:
+            self.outdated[sequence] = self.outdated.get(sequence, 0) + sequence.in_flight_tokens
         sequence.computed_tokens = sequence.in_flight_tokens = sequence.pending_outputs = 0
         sequence.history.preemptions += 1
         self.preemptions += 1
         self.queue.push_preempted(sequence, now)
+
+    def is_outdated(self, chunk: Chunk) -> bool:
+        """Whether the result of a chunk is ignored. Call it once for each chunk that was in flight.
+
+        It is ignored if its sequence has left, or was preempted meanwhile, even if the sequence runs again.
+        """
+        if chunk.sequence in self.outdated:
+            self.outdated[chunk.sequence] -= chunk.length
+            if not self.outdated[chunk.sequence]:
+                del self.outdated[chunk.sequence]
+            return True
+        return chunk.sequence not in self.running
 
     def leave(self, sequence: Sequence) -> None:
         """Removes a sequence for good.

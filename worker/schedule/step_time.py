@@ -51,6 +51,11 @@ class StepTimePolicy:
         decode_s = self._decode_time(decodes)
         return m.PrefillBudget(target, self.prefill_budget(decodes), decode_s, self._prompt_token.value)
 
+    @property
+    def in_flight(self) -> int:
+        """How many steps are in flight."""
+        return len(self._in_flight)
+
     def prefill_budget(self, decodes: int) -> int:
         """Returns how many prompt tokens a step with `decodes` decodes may have."""
         prompt_token = self._prompt_token.value

@@ -89,7 +89,7 @@ class WireServer:
     inbox: deque[tuple[bytes, m.Request | FrontendGone]] = field(default_factory=deque)
     awake: threading.Event = field(default_factory=threading.Event)
     step_progress: Callable[[], int] = lambda: 0  # grows while a step makes progress; called in the I/O thread
-    prefixes: Callable[[], m.CachedPrefixes] = m.CachedPrefixes  # reports for a Status; called in the I/O thread
+    prefixes: Callable[[], m.CachedPrefixes] = m.CachedPrefixes  # makes a Status's report; called in the I/O thread
     progressed_at: float = field(default_factory=time.monotonic)  # when the compute loop last made progress
     counters: WireCounters = field(default_factory=WireCounters)
     _peers: dict[bytes, FrontendPeer] = field(default_factory=dict)

@@ -46,7 +46,7 @@ class BetweenSteps:
         for sequence, picture in stops:
             if picture.digest not in self.vision:
                 self.publish()
-                in_flight = [chunk.sequence for chunk in plan.chunks if chunk.sequence.in_flight_tokens]
+                in_flight = [other for other in self.scheduler.state.running if other.in_flight_tokens]
                 self.record_step([sequence, *in_flight])
                 self._encode(sequence, picture, self._room(plan) * self.token_cost)
                 return True

@@ -45,7 +45,7 @@ class VisionSpec:
     rotary_theta: float = 0.0  # base of the rotary embeddings by a patch's row and column; 0: there are none
     rotary_alternate: bool = False  # whether rows and columns take the frequencies in turn; else both take the same
     sections: tuple[int, int, int] | None = None  # M-RoPE: how many pairs of a head rotate by time, row and column
-    sections_alternate: bool = True  # whether pairs of different sections alternate; else a section's are adjacent
+    sections_alternate: bool = True  # whether pairs of different sections alternate; else sections are adjacent
     gated: bool = False  # whether the MLPs have a gate
     window: int = 0  # side, in patches, of the windows in which patches see each other; 0: they see the whole picture
     whole_layers: tuple[int, ...] = ()  # layers without windows, where patches see the whole picture

@@ -20,7 +20,7 @@ class CallParser:
         self._after_call = [*syntax.tail.split(), *syntax.closing.split()]
         self._text = ""  # text that may still turn out to be a call
         self._suffix: list[str] = []  # words of the syntax that may still follow the last call
-        self._within = False  # whether another call may follow without a tag, as nothing has ended the calls
+        self._within = False  # whether the list of calls goes on, in which a call needs no tag
         self._any_text = False  # whether the output has text outside calls
         self._after_a_call = False  # whether nothing but white space has followed the last call
         self.calls = Calls(lambda name: scanner_of(syntax, parser_config.kinds, name))

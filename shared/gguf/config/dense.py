@@ -52,7 +52,7 @@ def mrope_sections(values: Hyperparameters, config: Config) -> Config:
 
 
 def qwen_vl(values: Hyperparameters, config: Config) -> Config:
-    """Qwen2.5-VL and Qwen3-VL. The file of the tower says which layers of the tower the text model reads."""
+    """Qwen2.5-VL and Qwen3-VL. The tower's own file says from which of its layers vectors go to the text model."""
     values.key("n_deepstack_layers")
     return whole_heads(values, config) | mrope_sections(values, config)
 

@@ -22,7 +22,7 @@ WAIT = "while True: signal.pause()\n"
 
 
 def script(name: str, code: str, fds: tuple[int, ...] = ()) -> ChildSpec:
-    """A child that runs `code`; N is the number of the incarnation."""
+    """Returns the spec of a child that runs `code`. In `code`, the variable N is the number of the incarnation."""
     command = [sys.executable, "-I", "-S", "-c"]
     return ChildSpec(name, lambda n: [*command, f"N = {n}\n{code}"], lambda n: dict(os.environ), fds)
 

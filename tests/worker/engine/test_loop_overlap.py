@@ -22,7 +22,7 @@ class StepInFlight:
     plan: Plan
     number: int
     tokens: dict[Sequence, list[int]]  # tokens of the sequences that sampled, including the new token
-    may_overlap: bool = True
+    steps_behind: int = 1
 
     def read(self) -> StepOutput:
         self.device.events.append(("read", self.number))
@@ -52,7 +52,7 @@ class Device(FakeRunner):
             assert chunk.start + chunk.length <= len(known)
             if chunk.samples:
                 tokens[chunk.sequence] = [*known, next_id(known)]
-        return StepInFlight(self, plan, number, tokens, self.ahead(plan))
+        return StepInFlight(self, plan, number, tokens, int(self.ahead(plan)))
 
 
 class Overlapped(Bench):

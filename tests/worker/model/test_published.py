@@ -1,4 +1,4 @@
-"""Small models with the configs of well-known checkpoints, in both spellings, give transformers' logits."""
+"""Small models with configs of well-known checkpoints, published or written by transformers, give its logits."""
 
 import json
 from collections.abc import Callable

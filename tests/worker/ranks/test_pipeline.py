@@ -1,16 +1,15 @@
 """Pipeline stages of a model, each in a thread, pass on the rows of a step and compute the bits of the whole model."""
 
-import mmap
 import re
 import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
 from ctypes import c_uint64
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig
 from shared.gguf.translated import translated
 from tests.checkpoints import Checkpoints
 from tests.gguf_files import mixed, write
@@ -26,33 +24,27 @@ from tests.patience import PATIENCE_S
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU, advance, cache_for, pack, prompts_of, rows_for
 from tests.worker.model.quantized_checkpoints import gptq, rewrite
+from tests.worker.ranks.staged import decoder_of, exchanges, parts_for, spec_of, staged
 from tests.worker.ranks.threads import together
-from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
+from worker.kernels.cpu.ranks_c import RankLost
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint.checkpoint import read_config
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer import Weights
-from worker.model.parts.part import Part, parts_of
+from worker.model.parts.part import Part
 from worker.model.parts.share import CannotShare
 from worker.model.parts.stages import bounds_of_stages
 from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
 from worker.model.weights import load
 from worker.ranks.checks import RankDiffers
 from worker.ranks.exchange import Exchange
-from worker.ranks.leader import _connected
+from worker.ranks.frames import rows_frame, send
 from worker.ranks.part import PartDecoder
-from worker.ranks.pipeline import PROGRESS_S, RankDecoder, StageDecoder, tell_progress, wait_for_rows
-from worker.spec import ModelSpec
+from worker.ranks.pipeline import PROGRESS_S, RankDecoder, Ring, StageDecoder, tell_progress
+from worker.ranks.staged_model import BegunStep, ReturnedRows
 
 LENGTHS = [1, 5, 16, 17, 40, 70]
-ROUND = 4096
-
-
-def spec_of(folder: Path) -> ModelSpec:
-    return spec_from_config(read_config(folder))
 
 
 def whole_model(folder: Path, dtype: torch.dtype, memory: InMemory) -> tuple[Any, KVCache]:
@@ -62,54 +54,30 @@ def whole_model(folder: Path, dtype: torch.dtype, memory: InMemory) -> tuple[Any
     return fastest_decoder(whole, cache), cache
 
 
-def parts_for(spec: ModelSpec, stages: int, lanes: int = 1) -> tuple[Part, ...]:
-    worker = WorkerConfig(pipeline_parallel_size=stages, tensor_parallel_size=lanes)
-    return parts_of(spec, worker, lambda: ([1] * len(spec.layers), 0))
-
-
-@contextmanager
-def decoders(
-    folder: Path, parts: tuple[Part, ...], dtype: torch.dtype, memory: InMemory = AS_STORED
-) -> Iterator[list[RankDecoder]]:
-    spec, rows = spec_of(folder), _connected(parts)
-    shared = [mmap.mmap(-1, shared_bytes(ROUND)) for _ in range(parts[0].stage.count)]
-
-    def one(part: Part) -> RankDecoder:
-        weights = load(
-            folder, spec, dtype, CPU, invariant=True, memory=memory, share=part.share, stage=part.stage
-        )  # fmt: skip
-        decoder = Decoder(part.spec(spec), weights, 512)
-        exchange = Exchange.of(part, shared[part.stage.index], rows[part.rank], by_tcp=False)
-        return exchange.decoder(decoder, cache_for(decoder, tokens=512))
-
-    try:
-        yield [one(part) for part in parts]
-    finally:
-        for link in {link for links in rows for link in links.values()}:
-            link.close()
-
-
-def forward(decoder: RankDecoder, inputs: ForwardInputs) -> Tensor:
-    with torch.inference_mode():
-        return decoder.logits(decoder.hidden(inputs))
-
-
 def check_bits(folder: Path, parts: tuple[Part, ...], dtype: torch.dtype, memory: InMemory = AS_STORED) -> None:
-    """Checks steps of prompts, of decodes and of both. Some steps want no logits, and one wants logits of all rows."""
+    """Checks steps of prompts, of decodes and of both. Some steps want no logits, and one wants logits of all rows.
+
+    As many steps as there are stages are begun before the rows of the first one are read.
+    """
     model, cache = whole_model(folder, dtype, memory)
     rows = rows_for(cache, prompts_of(LENGTHS), 0)
-    with decoders(folder, parts, dtype, memory) as ranks:
+    begun = deque[tuple[BegunStep, ForwardInputs, Tensor]]()
+    with staged(folder, parts, dtype, memory) as one, torch.inference_mode():
         for number, chunk in enumerate([33, 1, 1, 33, 33]):
             chunks = advance(rows, chunk)
             inputs = pack(chunks, cache.page_size, all_rows=number == 3)
-            with torch.inference_mode():
-                expected = model.forward(inputs, cache)
-            found = together([partial(forward, one, inputs) for one in ranks])
-            for part, logits in zip(parts, found, strict=True):
-                assert torch.is_tensor(logits), logits
-                assert part.stage.index or torch.equal(logits, expected)
+            begun.append((one.begin(inputs), inputs, model.forward(inputs, cache)))
+            if len(begun) == one.stages:
+                check_oldest(begun, cache)
             for row, length in chunks:
                 row.advance(length)
+        while begun:
+            check_oldest(begun, cache)
+
+
+def check_oldest(begun: deque[tuple[BegunStep, ForwardInputs, Tensor]], cache: KVCache) -> None:
+    step, inputs, expected = begun.popleft()
+    assert torch.equal(step.forward(inputs, cache), expected)
 
 
 KINDS = (
@@ -173,41 +141,76 @@ def test_stages_hand_on_what_replaces_and_is_added_to_rows_of_pictures(checkpoin
         expected = model.forward(inputs, cache)
     bounds = bounds_of_stages(model.spec, [5, 1, 1], 0, 2, for_pictures=2)
     assert bounds == (0, 2, 3)
-    with decoders(folder, tuple(Part(rank, 1, bounds) for rank in range(2)), torch.float32) as ranks:
-        assert torch.equal(together([partial(forward, one, inputs) for one in ranks])[0], expected)
+    parts = tuple(Part(rank, 1, bounds) for rank in range(2))
+    with staged(folder, parts, torch.float32) as one, torch.inference_mode():
+        assert torch.equal(one.forward(inputs, cache), expected)
 
 
-def computes_until_its_end(stage: StageDecoder, inputs: ForwardInputs) -> None:
-    """Simulates the process of a rank, whose connections end with it."""
+@needs_library
+def test_a_stage_computes_a_step_while_the_stage_before_computes_the_next_one(checkpoints: Checkpoints) -> None:
+    """Stage 1 in its first step and stage 0 in its second one wait for each other."""
+    folder = checkpoints("llama")
+    model, cache = whole_model(folder, torch.float32, AS_STORED)
+    inputs = [pack([(row, 40)], cache.page_size) for row in rows_for(cache, prompts_of([40, 40]), 0)]
+    meet, met = threading.Barrier(2, timeout=PATIENCE_S), list[tuple[int, int]]()
+
+    def prepare(ranks: list[RankDecoder]) -> None:
+        for stage, waiting_step in enumerate([1, 0]):
+            decoder = ranks[stage]
+            assert isinstance(decoder, StageDecoder)
+            meet_in_step(decoder, stage, waiting_step)
+
+    def meet_in_step(decoder: StageDecoder, stage: int, waiting_step: int) -> None:
+        own, steps = decoder._own.hidden, count()
+
+        def hidden(*given: Any, **more: Any) -> Tensor:
+            if (step := next(steps)) == waiting_step:
+                meet.wait()
+                met.append((stage, step))
+            return own(*given, **more)
+
+        decoder._own.hidden = hidden  # type: ignore[method-assign]
+
+    with staged(folder, parts_for(spec_of(folder), 2), torch.float32, prepare=prepare) as one, torch.inference_mode():
+        begun = [one.begin(each) for each in inputs]
+        found = [step.forward(each, cache) for step, each in zip(begun, inputs, strict=True)]
+        assert all(torch.equal(logits, model.forward(each, cache)) for logits, each in zip(found, inputs, strict=True))
+    assert sorted(met) == [(0, 1), (1, 0)]
+
+
+def computes_until_its_end(exchange: Exchange, stage: RankDecoder, inputs: ForwardInputs) -> None:
+    """Does what the process of a rank does: connections end with it. Rank 0 waits for the rows of the step, too."""
     try:
         with torch.inference_mode():
             stage.hidden(inputs, checked=True)
+            if not exchange.part.rank and exchange.ring is not None:
+                exchange.ring.take()
     except RankLost:
-        stage._ring.end()
+        exchange.end()
         raise
 
 
 @needs_library
 def test_stage_that_is_gone_ends_the_wait_of_all_others(checkpoints: Checkpoints) -> None:
     folder = checkpoints("llama")
-    parts = parts_for(spec_of(folder), 3)
     (row,) = rows_for(whole_model(folder, torch.float32, AS_STORED)[1], prompts_of([40]), 0)
-    with decoders(folder, parts, torch.float32) as ranks:
-        stages = [one for one in ranks if isinstance(one, StageDecoder)]
-        threading.Timer(0.3, stages[1]._ring.end).start()
+    with exchanges(parts_for(spec_of(folder), 3)) as ranks:
+        threading.Timer(0.3, ranks[1].end).start()
         inputs = pack([(row, 40)], 16)
-        found = together([partial(computes_until_its_end, stages[i], inputs) for i in (0, 2)])
+        waiting = [(ranks[i], decoder_of(folder, ranks[i], torch.float32)[1]) for i in (0, 2)]
+        found = together([partial(computes_until_its_end, *one, inputs) for one in waiting])
         assert all(isinstance(one, RankLost) for one in found), found
 
 
 @needs_library
 def test_rank_of_a_later_stage_that_differs_is_named_and_no_row_of_it_is_used(checkpoints: Checkpoints) -> None:
     folder = checkpoints("llama")
-    parts = parts_for(spec_of(folder), 2, lanes=2)
     (row,) = rows_for(whole_model(folder, torch.float32, AS_STORED)[1], prompts_of([40]), 0)
-    with decoders(folder, parts, torch.float32) as ranks:
-        stages = [one for one in ranks if isinstance(one, StageDecoder)]
-        (wrong,) = [one._own for one in stages[3:] if isinstance(one._own, PartDecoder)]
+    with exchanges(parts_for(spec_of(folder), 2, lanes=2)) as ranks:
+        stages = [decoder_of(folder, one, torch.float32)[1] for one in ranks]
+        assert isinstance(stages[3], StageDecoder)
+        wrong = stages[3]._own
+        assert isinstance(wrong, PartDecoder)
         plain = wrong._layers.hidden
 
         def other(*given: Any) -> Tensor:
@@ -215,7 +218,7 @@ def test_rank_of_a_later_stage_that_differs_is_named_and_no_row_of_it_is_used(ch
 
         wrong._layers.hidden = other  # type: ignore[method-assign, assignment]
         inputs = pack([(row, 40)], 16)
-        found = together([partial(computes_until_its_end, one, inputs) for one in stages])
+        found = together([partial(computes_until_its_end, *one, inputs) for one in zip(ranks, stages, strict=True)])
         assert isinstance(found[2], RankDiffers) and found[2].rank == 3
         assert isinstance(found[0], RankLost)
 
@@ -281,10 +284,11 @@ def test_every_rank_has_a_share_of_a_stage(checkpoints: Checkpoints) -> None:
 def test_rank_0_sees_that_another_stage_goes_on_or_is_gone() -> None:
     """Layers that another stage computes count as progress of rank 0. A stage that hangs makes no progress."""
     (before, last), (ours, theirs) = socket.socketpair(), socket.socketpair()
-    seen, computed = c_uint64(), c_uint64(7)
+    seen, computed, found = c_uint64(), c_uint64(7), list[Tensor]()
     threading.Thread(target=tell_progress, args=(computed, theirs), daemon=True).start()
     with before, last, ours:
-        waits = threading.Thread(target=wait_for_rows, args=(before, [ours], seen))
+        returned = ReturnedRows(Ring(before, before), [ours], seen, 2)
+        waits = threading.Thread(target=lambda: found.append(returned.of_step(0)))
         waits.start()
         deadline = time.monotonic() + PATIENCE_S
         for expected in (1, 2):
@@ -295,12 +299,44 @@ def test_rank_0_sees_that_another_stage_goes_on_or_is_gone() -> None:
             time.sleep(0.01)
         time.sleep(3 * PROGRESS_S)
         assert seen.value == 3, "it has computed nothing more"
-        last.sendall(b"rows")
+        send(last, rows_frame(torch.ones(2, 3)))
         waits.join()
-        assert before.recv(9) == b"rows"
+        assert torch.equal(found[0], torch.ones(2, 3))
         theirs.close()
         with pytest.raises(RankLost):
-            wait_for_rows(before, [ours], seen)
+            returned.of_step(1)
+
+
+def test_rows_are_kept_for_every_step_in_flight_and_not_for_discarded_ones() -> None:
+    """A dummy step that checks the device is read before the steps in flight. Steps 4 to 6 are discarded."""
+    before, last = socket.socketpair()
+    with before, last:
+        returned = ReturnedRows(Ring(before, before), [], c_uint64(), 3)
+        for number in range(12):
+            send(last, rows_frame(torch.full((2, 3), number)))
+        asked = (0, 3, 1, 2, 7, 8, 9, 10, 11)
+        assert [int(returned.of_step(number)[0, 0]) for number in asked] == [*asked]
+        assert not returned._rows
+
+
+def test_steps_with_rows_larger_than_the_buffers_of_connections_do_not_wait_for_each_other() -> None:
+    """Rank 0 begins several steps before it takes any rows, while the last stage sends rows of earlier steps."""
+    (ours, theirs), steps, rows = socket.socketpair(), 3, torch.zeros(1 << 22)
+    buffers = sum(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for one in (ours, theirs))
+    assert rows.nbytes > 8 * buffers
+    first, last = Ring(ours, ours), Ring(theirs, theirs)
+
+    def begin_all_and_finish_all() -> list[int]:
+        for number in range(steps):
+            first.give(rows + number)
+        return [int(first.take()[-1]) for _ in range(steps)]
+
+    def compute_all() -> None:
+        for _ in range(steps):
+            last.give(last.take() * 2)
+
+    with ours, theirs:
+        assert together([begin_all_and_finish_all, compute_all]) == [[0, 2, 4], None]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2-moe", "qwen3_5"])

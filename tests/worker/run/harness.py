@@ -33,7 +33,25 @@ def batch_invariant_decoder(folder: Path, dtype: torch.dtype) -> Decoder:
     return Decoder(spec, load(folder, spec, dtype, torch.device("cpu"), invariant=True), MAX_SEQ_LEN)
 
 
-class RunnerBench(Bench):
+class DrainedBench(Bench):
+    """A loop that counts the steps in flight while it computes all requests."""
+
+    max_in_flight = 0  # steps in flight after an iteration
+
+    def iterate(self, times: int = 1) -> None:
+        for _ in range(times):
+            super().iterate()
+            self.max_in_flight = max(self.max_in_flight, self.loop.in_flight)
+
+    def drain(self) -> None:
+        for _ in range(600):
+            self.iterate()
+            if not self.scheduler.has_work and not self.loop.in_flight:
+                return
+        raise AssertionError("the loop does not come to an end")
+
+
+class RunnerBench(DrainedBench):
     """A loop over a real runner on the CPU."""
 
     def __init__(
@@ -56,15 +74,6 @@ class RunnerBench(Bench):
         )  # fmt: skip
         slots = PagePool(SLOTS, 16) if cache.states else None
         super().__init__(runner=runner, config=config, pools=pools, vocab_size=VOCAB, slots=slots, compiler=compiler)
-        self.max_in_flight = 0  # largest number of steps in flight after an iteration
-
-    def drain(self) -> None:
-        for _ in range(600):
-            self.iterate()
-            self.max_in_flight = max(self.max_in_flight, self.loop.in_flight)
-            if not self.scheduler.has_work and not self.loop.in_flight:
-                return
-        raise AssertionError("the loop does not come to an end")
 
 
 PLAIN = [
@@ -86,18 +95,17 @@ OTHERS = [
 ]
 
 
-def traffic(bench: RunnerBench, samplings: list[m.Sampling]) -> None:
+def traffic(bench: DrainedBench, samplings: list[m.Sampling]) -> None:
     """Sends prompts of one token up to several chunks, one every third iteration."""
     draw = random.Random(1)
     for id, sampling in enumerate(samplings):
         prompt = [draw.randrange(3, VOCAB) for _ in range(draw.choice([1, 5, 17, 64, 80]))]
         bench.send(m.Submit(id, pack_u32(prompt), sampling))
         bench.iterate(3)
-        bench.max_in_flight = max(bench.max_in_flight, bench.loop.in_flight)
     bench.drain()
 
 
-def scores(bench: RunnerBench) -> dict[tuple[int, int, bool], tuple[bytes, bytes]]:
+def scores(bench: Bench) -> dict[tuple[int, int, bool], tuple[bytes, bytes]]:
     return {
         (one.id, one.start, one.prompt): (one.chosen, one.top_ids)
         for _, step in bench.server.sent

@@ -85,9 +85,10 @@ def members(plan: Plan) -> list[Sequence]:
 class Rig:
     """A scheduler with its pool and fake model. Every step checks the invariants of plans.
 
-        windows: sliding window → number of pages, for each further group of layers
+    windows: sliding window → number of pages, for each further group of layers
     slots: number of slots for recurrent states, with the scratch slot; 0: the model is not recurrent
     overlap: whether step() leaves the last launched step in flight
+    stages: number of the model's stages; step() leaves one step less in flight
     token_s: seconds that computing a token takes
     """
 
@@ -99,14 +100,18 @@ class Rig:
         windows: dict[int, int] | None = None,
         slots: int = 0,
         overlap: bool = False,
+        stages: int = 1,
         token_s: float = 0.0,
         **settings: Any,
     ) -> None:
-        self.overlap = overlap
+        self.steps_behind = stages - 1 or int(overlap)  # how many steps step() leaves in flight
         self.token_s = token_s
-        # plans that are launched but not applied, with their ids
-        self.in_flight: deque[tuple[Plan, list[int]]] = deque()
-        self.config = SchedulerConfig(**{"max_seq_len": 64, "overlap": overlap, **settings})
+        self.in_flight: deque[tuple[Plan, list[int]]] = (
+            deque()
+        )  # plans that are launched but not applied, with their ids
+        self.config = SchedulerConfig(
+            **{"max_seq_len": 64, "overlap": overlap, "pipeline_parallel_size": stages, **settings}
+        )
         self.pools = [PagePool(pages, page_size)] if pages else []
         self.pools += [PagePool(count, page_size, window) for window, count in (windows or {}).items()]
         self.pool = self.pools[0]
@@ -152,11 +157,15 @@ class Rig:
 
     def step(self) -> list[SequenceUpdate]:
         plan = self.plan()
-        if not self.overlap:
+        if not self.steps_behind:
             return self.commit(plan, self.run(plan))
         if plan:
             self.launch(plan)
-        return self.finish_steps(keep=1 if plan else 0)
+        return self.finish_steps(keep=self.kept(plan))
+
+    def kept(self, plan: Plan) -> int:
+        """Returns how many steps stay in flight after one was launched; one less than before if none was."""
+        return self.steps_behind if plan else max(0, len(self.in_flight) - 1)
 
     def launch(self, plan: Plan) -> None:
         """Computes the step at once; finish_steps() passes its ids to the scheduler later."""

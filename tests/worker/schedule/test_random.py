@@ -14,6 +14,7 @@ from worker.kv_cache import window
 from worker.kv_cache.slots import slots_per_sequence
 from worker.schedule import step_time
 from worker.schedule.admission import QueueFull, TooLong
+from worker.schedule.features import stages as stages_module
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.sequence import Plan, Sequence
 
@@ -60,6 +61,7 @@ submits = st.fixed_dictionaries(
 class Machine(RuleBasedStateMachine):
     @initialize(
         config=configs, page_size=st.sampled_from([1, 3, 16, 0]), spare=st.integers(0, 20), overlap=st.booleans(),
+        stages=st.sampled_from([1, 1, 2, 3, 4]), least=st.integers(1, 4),
         token_s=st.sampled_from([0.0, 0.001]), floor=st.integers(1, 4),
         windows=st.sampled_from([(), (), (2,), (5,), (9,), (2, 9)]), key_block=st.sampled_from([1, 4]),
         only_windows=st.booleans(), spare_windows=st.integers(0, 12),
@@ -71,6 +73,8 @@ class Machine(RuleBasedStateMachine):
         page_size: int,
         spare: int,
         overlap: bool,
+        stages: int,
+        least: int,
         token_s: float,
         floor: int,
         windows: tuple[int, ...],
@@ -81,7 +85,9 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         self.small = ExitStack()  # sizes that suit these small prompts
         self.small.enter_context(patch.multiple(step_time, MIN_PREFILL_TOKENS=floor, TILE=1))
+        self.small.enter_context(patch.object(stages_module, "LEAST_PROMPT_TOKENS", least))
         self.small.enter_context(patch.object(window, "KEY_BLOCK", key_block))
+        overlap = overlap and stages == 1
         if page_size == 0:  # contiguous: a page is a whole sequence
             page_size, spare = config["max_seq_len"], spare // 5
             config, windows = config | {"prefix_cache": False, "watermark": 0.0}, ()
@@ -89,7 +95,7 @@ class Machine(RuleBasedStateMachine):
             slots = 1 + slots_per_sequence(overlap=overlap) + slots
         pages = 0 if only_windows and windows else 2 + 24 // page_size + spare
         self.rig = Rig(
-            pages=pages, page_size=page_size, overlap=overlap, token_s=token_s, slots=slots,
+            pages=pages, page_size=page_size, overlap=overlap, stages=stages, token_s=token_s, slots=slots,
             windows={each: self.pages_of(each, page_size, spare_windows, config) for each in windows}, **config,
         )  # fmt: skip
         self.order: list[Sequence] = []  # sequences in the order of submission
@@ -147,8 +153,8 @@ class Machine(RuleBasedStateMachine):
     @rule(times=st.integers(1, 6))
     def step(self, times: int) -> None:
         for _ in range(times):
-            if self.rig.overlap:
-                self.finish_steps(keep=1 if self.launch() else 0)
+            if self.rig.steps_behind:
+                self.finish_steps(keep=self.rig.kept(self.launch()))
             else:
                 plan = self.plan()
                 self.commit(plan, self.rig.run(plan))
@@ -162,7 +168,7 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 50))
     def step_after_one_left(self, number: int) -> None:
         self.abort(number)
-        self.finish_steps(keep=1 if self.launch() and self.rig.overlap else 0)
+        self.finish_steps(keep=self.rig.kept(self.launch()))
 
     @rule()
     def step_that_raises(self) -> None:
@@ -239,7 +245,7 @@ class Machine(RuleBasedStateMachine):
     def end(self) -> None:
         live = self.rig.scheduler.sequences()
         most = sum(sequence.prompt_len + sequence.sampling.max_tokens + 3 for sequence in live)
-        steps = 3 if self.rig.overlap else 2  # a preempted sequence loses the token in flight
+        steps = 2 + self.rig.steps_behind  # a preempted sequence loses the token in flight
         self.left |= self.rig.finish(steps * most * (self.rig.config.max_batch_size + 1) + 5)
         assert set(self.order) == self.left | self.rig.ends.keys()
         assert all(pool.counts().owned == 0 for pool in self.rig.pools)

@@ -129,7 +129,7 @@ def test_failing_encoder_fails_its_request_alone(towers: dict[str, Path], monkey
 
 def test_streams_go_on_while_a_picture_is_encoded(towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     engine, one = engine_of(towers["gemma3"]), served(towers["gemma3"])
-    monkeypatch.setattr(encoder, "ROWS", 64)  # rows of a piece; a picture has 256 patches
+    monkeypatch.setattr(encoder, "ROWS", 64)  # a picture's 256 patches are encoded in four pieces
     prompt, pictures = prompt_with(2, one.vision.spec)
     [(expected, _)] = Alone(one).answers(Asked(prompt, pictures, NEW))
     bench, text = bench_of(engine, cost=0), list(range(20, 30))

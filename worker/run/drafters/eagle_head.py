@@ -49,7 +49,7 @@ class EagleHead:
     decoder: Decoder
     layers: tuple[int, ...]
     norms_before: tuple[Tensor, ...]  # each normalizes an equal part of the hidden states [W]
-    join: PackedLinear  # fc: W → H
+    join: PackedLinear  # the checkpoint's `fc`, from the hidden states [W] to one vector [H]
     embedding_norm: Tensor  # midlayer.input_layernorm [H]
     hidden_norm: Tensor  # midlayer.hidden_norm [H]
     target_ids: Tensor | None

@@ -17,7 +17,7 @@ SMALL = 16 << 20  # bytes; a head up to this size may stay in the processors' ca
 
 
 def pays(shape: Shape, layout: Layout | None, dtype: torch.dtype) -> bool:
-    """Whether a 4-bit copy of an output head [vocab, H] speeds drafts up. layout: its format; None: full precision."""
+    """Whether a 4-bit copy of an output head [vocab, H] speeds drafts up. layout: the head's own format, or None."""
     bits = 8 * dtype.itemsize if layout is None else layout.code_map.bits
     large = torch.Size(shape).numel() * bits // 8 > SMALL
     return large and bits > LAYOUT.code_map.bits and bindings.available(dtype)

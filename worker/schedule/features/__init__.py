@@ -5,5 +5,6 @@ drafts              finds the accepted drafts of a chunk, and removes drafts fro
 speculation         proposes draft tokens if they are worth computing
 predicted           proposes drafts from a text that the client expects as the output
 waiting_drafts      keeps the drafts of a draft model until they are planned
+stages              shares the work of a pipeline among the steps in flight
 states              gives slots for recurrent states to sequences
 """

@@ -58,10 +58,10 @@ class PromptPictures:
         self._starts = [picture.start for picture in pictures]
 
     def uncut(self, start: int, length: int, most: float) -> int:
-        """Returns the length of a chunk that begins at `start`. It is `length`, or less to cut no picture in two.
+        """Returns the length of a chunk that begins at `start`: `length`, unless a picture changes it.
 
-        If the chunk begins in a picture, it has the whole rest of the picture, or no token if the rest has more than
-        `most` tokens. A chunk ends before a picture that is not encoded yet.
+        The chunk ends before a picture that is not encoded yet. With `whole`, it also ends before a picture that it
+        would cut. If it begins in such a picture, it has the rest of it, or no token if the rest is above `most`.
         """
         if self._encoded is not None:
             length = self._up_to_unencoded(start, length, self._encoded)

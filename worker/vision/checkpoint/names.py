@@ -34,7 +34,7 @@ class TowerNames:
     first_norm: str = ""
     rms: bool = False
     colours_last: bool = False  # whether the patch embedding is a linear whose inputs have the colours last
-    deepstack: str = ""  # the name before the index of a deepstack connector, which has a norm
+    deepstack: str = ""  # name of the list of deepstack connectors; every connector has a norm
     unread: tuple[str, ...] = ()  # tensors of the tower that a model for text generation does not need
 
 

@@ -1,4 +1,4 @@
-"""Makes tensors of sampling parameters that tests state on the host."""
+"""Makes tensors from the sampling parameters that a test writes as Python values."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar

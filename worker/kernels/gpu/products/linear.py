@@ -207,8 +207,8 @@ def gated_linear_triton(
 ) -> Tensor:
     """Returns act(x @ gate) * (x @ up), [T, I], for x [T, K], weight [2 I, K] and bias and scale [2 I].
 
-    The weight has the rows of gate first, then the rows of up. It must have a single chain. Both products have the same
-    bits as with `linear_triton`. whole_rows: see PackedLinear.
+    The weight has the rows of gate first, then the rows of up. All of K must be one chain (see the top of this file).
+    Both products have the same bits as with `linear_triton`. whole_rows: see PackedLinear.
     """
     columns = weight.shape[0] // 2
     rows, depth = _check(x, weight, bias, scale, 2 * columns)

@@ -40,8 +40,9 @@ typedef struct {
     const GemmJob *b;
 } Change;
 
-/* The kernels in few_rows.c. MultiplyA computes columns [from, to) of x A for at most FEW_ROWS rows. AddB adds columns
- * [from, to) of a part to rows [row, end) of the adapter. `from` is a multiple of 32. */
+/* The kernels in few_rows.c. MultiplyA computes columns [from, to) of x A for at most FEW_ROWS rows. AddB computes
+ * columns [from, to) of the product with a part's B, and adds them to the output, for those rows of the step that use
+ * the adapter and have an index from `row` to `end` - 1 among them. `from` is a multiple of 32. */
 #define FEW_ROWS 4
 typedef void MultiplyA(const Change *c, long from, long to);
 typedef void AddB(const Change *c, const ProductPart *part, long from, long to, long row, long end);

@@ -146,15 +146,12 @@ OVERLAPPED(1, 0)
 OVERLAPPED(1, 1)
 OVERLAPPED(2, 0)
 OVERLAPPED(2, 1)
-OVERLAPPED(4, 0)
-OVERLAPPED(4, 1)
 
-/* Returns the function for a block, or NULL if it has other groups than 4 k-steps contain. */
+/* Returns the function for a block, or NULL if the block is not four groups of one k-step or two groups of two. (The sums
+ * of larger groups would not be exact, see packed_weight.py.) */
 INLINE Overlapped *overlapped_for(const Weight *w, IntegerBlock b) {
-    static Overlapped *const functions[][2] = {{overlapped_1_0, overlapped_1_1}, {overlapped_2_0, overlapped_2_1},
-                                               {overlapped_4_0, overlapped_4_1}};
-    long each = b.inputs / 32;
-    if (b.count != OVERLAP_STEPS * 32 || each * b.parts != OVERLAP_STEPS) return NULL;
-    if (w->has_minimum && b.inputs != w->group) return NULL; /* a minimum is added once for a whole group */
-    return functions[each / 2][w->has_minimum];
+    static Overlapped *const functions[][2] = {{overlapped_1_0, overlapped_1_1}, {overlapped_2_0, overlapped_2_1}};
+    long each = w->group / 32;
+    if (b.count != OVERLAP_STEPS * 32 || each * b.parts != OVERLAP_STEPS || each > 2) return NULL;
+    return functions[each - 1][w->has_minimum];
 }

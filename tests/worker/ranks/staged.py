@@ -1,0 +1,109 @@
+"""Ranks of a model in stages, each in a thread that computes the orders of rank 0 as a process does."""
+
+import mmap
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shared.config import WorkerConfig
+from tests.worker.model.harness import CPU, cache_for
+from worker.follower import compute
+from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
+from worker.model.checkpoint.checkpoint import read_config
+from worker.model.decoder import Decoder
+from worker.model.families.families import spec_from_config
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.model.parts.part import Part, parts_of
+from worker.model.quantization.in_memory import AS_STORED, InMemory
+from worker.model.weights import load
+from worker.ranks.exchange import Exchange
+from worker.ranks.frames import LOGITS, order, send
+from worker.ranks.leader import _connected
+from worker.ranks.pipeline import RankDecoder
+from worker.ranks.staged_model import ReturnedRows, StagedModel
+from worker.spec import ModelSpec
+
+ROUND = 4096
+POSITIONS = 512
+
+
+def spec_of(folder: Path) -> ModelSpec:
+    return spec_from_config(read_config(folder))
+
+
+def parts_for(spec: ModelSpec, stages: int, lanes: int = 1) -> tuple[Part, ...]:
+    worker = WorkerConfig(pipeline_parallel_size=stages, tensor_parallel_size=lanes)
+    return parts_of(spec, worker, lambda: ([1] * len(spec.layers), 0))
+
+
+@contextmanager
+def exchanges(parts: tuple[Part, ...]) -> Iterator[list[Exchange]]:
+    """The exchanges of all ranks. They end, and then their connections are closed."""
+    rows = _connected(parts)
+    shared = [mmap.mmap(-1, shared_bytes(ROUND)) for _ in range(parts[0].stage.count)]
+    found = [Exchange.of(part, shared[part.stage.index], rows[part.rank], by_tcp=False) for part in parts]
+    try:
+        yield found
+    finally:
+        for one in found:
+            one.end()
+        for link in {link for links in rows for link in links.values()}:
+            link.close()
+
+
+def decoder_of(
+    folder: Path, exchange: Exchange, dtype: torch.dtype, memory: InMemory = AS_STORED
+) -> tuple[Decoder, RankDecoder]:
+    """Loads the part of a rank. Returns its decoder, and the one that computes with the other ranks."""
+    spec, part = spec_of(folder), exchange.part
+    weights = load(folder, spec, dtype, CPU, invariant=True, memory=memory, share=part.share, stage=part.stage)
+    decoder = Decoder(part.spec(spec), weights, POSITIONS)
+    return decoder, exchange.decoder(decoder, cache_for(decoder, tokens=POSITIONS))
+
+
+def follow(computing: RankDecoder, orders: socket.socket, exchange: Exchange) -> None:
+    """Computes the orders of rank 0. The connections of a rank end with it, as those of a process do."""
+    with orders, suppress(RankLost, EOFError, OSError):
+        try:
+            compute(computing, orders)
+        finally:
+            exchange.end()
+
+
+@contextmanager
+def staged(
+    folder: Path,
+    parts: tuple[Part, ...],
+    dtype: torch.dtype,
+    memory: InMemory = AS_STORED,
+    prepare: Callable[[list[RankDecoder]], None] = lambda ranks: None,
+) -> Iterator[StagedModel]:
+    """The model as rank 0 sees it, while all other ranks compute in threads. prepare: gets the decoders of all ranks"""
+    with exchanges(parts) as found, ExitStack() as stack:
+        (decoder, own), *others = [decoder_of(folder, one, dtype, memory) for one in found]
+        prepare([own, *(computing for _, computing in others)])
+        orders = dict[Part, socket.socket]()
+        for exchange, (_, computing) in zip(found[1:], others, strict=True):
+            ours, theirs = socket.socketpair()
+            orders[exchange.part] = stack.enter_context(ours)
+            threading.Thread(target=follow, args=(computing, theirs, exchange), daemon=True).start()
+        ring = found[0].ring
+        assert ring is not None
+        stages, order_all = parts[0].stage.count, partial(_order_all, orders)
+        returned = ReturnedRows(ring, list(orders.values()), decoder.layers_started, stages)
+        yield StagedModel(spec_of(folder), decoder, own, order_all, returned, stages)
+
+
+def _order_all(
+    orders: dict[Part, socket.socket], name: str, inputs: ForwardInputs | Tensor, own: Callable[[bool], Tensor]
+) -> Tensor:
+    for part, link in orders.items():
+        if name != LOGITS or not part.stage.index:
+            send(link, order(name, inputs, checked=True))
+    return own(True)

@@ -1,0 +1,45 @@
+"""The interface of a model, as the runner sees it."""
+
+from ctypes import c_uint64
+from typing import Protocol
+
+from torch import Tensor
+
+from worker.kernels.operations import Operations
+from worker.kv_cache.tensors import KVCache
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.spec import ModelSpec
+
+
+class Forward(Protocol):
+    """Computes steps, or what is left of one step; the methods of worker/model/decoder.py that compute."""
+
+    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
+    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
+    def logits(self, h: Tensor) -> Tensor: ...
+
+
+class Model(Forward, Protocol):
+    """The interface of worker/model/decoder.py and worker/model/cpu_decoder.py."""
+
+    spec: ModelSpec
+    operations: Operations
+    max_positions: int
+    layers_started: c_uint64
+
+    def count_replayed(self) -> None: ...
+    def with_operations(self, operations: Operations) -> "Model": ...
+
+
+class Pipeline(Protocol):
+    """A model whose layers are cut into stages (worker/ranks/staged_model.py)."""
+
+    @property
+    def stages(self) -> int:
+        """How many steps may be in flight: as many as there are stages."""
+
+    def begin(self, inputs: ForwardInputs) -> Forward:
+        """Begins a step, even if earlier steps have not ended yet.
+
+        Returns what computes the rest of this step: its `hidden` waits for the rows of the last stage.
+        """
