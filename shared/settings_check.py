@@ -49,15 +49,14 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
 
 def _check_ranks(settings: Settings) -> None:
     """Raises ConfigError for settings that several processes computing one model together do not support."""
-    model, worker = settings.model, settings.worker
-    given = {
-        "--lora-modules": model.lora_modules, "--allow-runtime-lora": model.allow_runtime_lora,
-        "--weights-cache": worker.weights_cache, "--expert-metrics": worker.expert_metrics,
-    }  # fmt: skip
-    if wrong := next((flag for flag, value in given.items() if value), ""):
-        raise ConfigError(f"{wrong} does not work with {worker.ranks_flag} above 1")
+    worker = settings.worker
     if worker.rank_group == "local":
         return
+    if worker.expert_metrics and worker.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"--expert-metrics with --pipeline-parallel-size needs --rank-group local, not {worker.rank_group}: "
+            "stages on other hosts do not report their counts"
+        )
     if worker.ranks == 1:
         raise ConfigError(
             f"--rank-group {worker.rank_group} needs --tensor-parallel-size or --pipeline-parallel-size: both "
@@ -217,10 +216,6 @@ def _speculative_config(settings: Settings, explicit: Collection[str]) -> dict[s
         raise ConfigError("--speculative-config has no effect with --speculation off")
     if "max_draft_tokens" in explicit and worker.max_draft_tokens != config.drafts:
         raise ConfigError(f"--max-draft-tokens {worker.max_draft_tokens} contradicts --speculative-config")
-    if config.runs_a_model and settings.worker.ranks > 1:
-        raise ConfigError(
-            f"--speculative-config with {config.method} does not work with {settings.worker.ranks_flag} above 1"
-        )
     return {"speculation": "ngram", "max_draft_tokens": config.drafts}
 
 

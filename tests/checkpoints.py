@@ -242,6 +242,14 @@ def _gemma4_small() -> PreTrainedModel:
     )  # fmt: skip
 
 
+def _gemma4_inputs() -> PreTrainedModel:
+    """Per-layer embeddings, and no layer that shares the K/V of others, so that it can be cut between any layers."""
+    return _gemma4(
+        num_hidden_layers=4, layer_types=[SLIDING, FULL, SLIDING, FULL], num_kv_shared_layers=0,
+        hidden_size_per_layer_input=24, vocab_size_per_layer_input=VOCAB,
+    )  # fmt: skip
+
+
 def _gemma4_dense() -> PreTrainedModel:
     """A model like Gemma 4 31B: full layers have one K/V head for all query heads, and use projected keys as values."""
     return _gemma4(
@@ -495,6 +503,7 @@ KINDS = {
     "gemma2": Kind(_gemma2, byte_fallback_tokenizer),
     "gemma3": Kind(_gemma3, byte_fallback_tokenizer),
     "gemma4": Kind(_gemma4_small, byte_fallback_tokenizer),
+    "gemma4-inputs": Kind(_gemma4_inputs, byte_fallback_tokenizer),
     "gemma4-dense": Kind(_gemma4_dense, byte_fallback_tokenizer),
     "gemma4-moe": Kind(_gemma4_moe, byte_fallback_tokenizer),
     "phi3": Kind(lambda: _phi3(rope_type="default")),

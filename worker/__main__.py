@@ -160,7 +160,7 @@ def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: M
 
     store = AdapterStore(
         engine.folder, engine.spec, engine.weights, model, most=settings.worker.max_cpu_loras,
-        max_rank=settings.worker.max_lora_rank,
+        max_rank=settings.worker.max_lora_rank, ranks=engine.adapters_of_ranks,
     )  # fmt: skip
     store.wake = server.awake.set
     metrics.collectors.append(AdapterCollector(settings.frontend.metrics_prefix, store, engine.scheduler))

@@ -14,6 +14,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -23,6 +25,7 @@ from torch import Tensor
 from shared.config import ModelConfig, WorkerConfig
 from shared.machine import available_bytes
 from worker.engine.load_model import ModelFiles, find_model
+from worker.engine.load_weights import through_cache
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
 from worker.kernels.operations import FAST, Operations
@@ -33,21 +36,26 @@ from worker.model.device import threads_of
 from worker.model.layer import Weights
 from worker.model.parts.part import Part
 from worker.model.weights import load
+from worker.ranks.adapters import OwnAdapters
 from worker.ranks.checks import checksums, checksums_from_checkpoint
 from worker.ranks.exchange import Exchange, exchange_of_machine
+from worker.ranks.expert_loads import own_loads
 from worker.ranks.frames import (
     BOTH,
     CPU,
     HIDDEN,
     IN_C,
     LOGITS,
+    AdapterFrame,
     Beginning,
     Free,
     Join,
     Joining,
+    KeepWeights,
     Loaded,
     Order,
     Sizes,
+    adapters_of,
     inputs_of,
     receive,
     rows_of,
@@ -80,7 +88,8 @@ def main(orders: socket.socket, memory: int) -> None:
             send(orders, Free(available_bytes()))
         return FAST
 
-    compute(load_part(files, worker, orders, exchange, on_weights=ready), orders, device)
+    loads = own_loads(begin.loads, files.spec, part)
+    compute(load_part(files, worker, orders, exchange, on_weights=ready, loads=loads), orders)
 
 
 def join(exchange: Exchange, orders: socket.socket) -> None:
@@ -104,22 +113,42 @@ def measured_on_gpu(
     return operations
 
 
-def compute(part: RankDecoder, orders: socket.socket, device: torch.device = CPU) -> NoReturn:
+@dataclass(frozen=True, slots=True)
+class LoadedPart:
+    """What this rank has of the model, and of its adapters.
+
+    like: a tensor [..., H] with the dtype of the residual stream. keep_weights: writes the weights to --weights-cache.
+    """
+
+    decoder: RankDecoder
+    adapters: OwnAdapters
+    like: Tensor
+    keep_weights: Callable[[], None]
+
+
+def compute(loaded: LoadedPart, orders: socket.socket) -> NoReturn:
     """Computes the orders of rank 0. Raises EOFError when rank 0 has ended, and RankLost when another rank has died."""
+    part = loaded.decoder
 
     def hidden(given: Order) -> Tensor:
-        return part.hidden(inputs_of(given, device), checked=given.checked)
+        used = loaded.adapters.rows(adapters_of(given)) if given.adapters else ()
+        return part.with_adapters(used).hidden(inputs_of(given, loaded.like), checked=given.checked)
 
     by_name: dict[str, Callable[[Order], object]] = {
         HIDDEN: hidden,
-        LOGITS: lambda given: part.logits(rows_of(given, device)),
+        LOGITS: lambda given: part.logits(rows_of(given, loaded.like.device)),
         BOTH: lambda given: part.logits(hidden(given)),
     }
-    decoder, inbox = msgspec.msgpack.Decoder(Order), Inbox(orders)
+    decoder, inbox = msgspec.msgpack.Decoder(Order | AdapterFrame | KeepWeights), Inbox(orders)
     with torch.inference_mode():
         while True:
-            given = decoder.decode(inbox.take())
-            by_name[given.compute](given)
+            match decoder.decode(inbox.take()):
+                case Order() as given:
+                    by_name[given.compute](given)
+                case KeepWeights():  # steps go on meanwhile
+                    threading.Thread(target=loaded.keep_weights, name="weights", daemon=True).start()
+                case frame:
+                    loaded.adapters.take(frame)
 
 
 def load_part(
@@ -130,19 +159,23 @@ def load_part(
     content: Callable[[], str] = str,
     on_size: Callable[[WeightsSize], None] = lambda size: None,
     on_weights: Callable[[Weights], Operations] = lambda weights: FAST,
-) -> RankDecoder:
+    loads: Tensor | None = None,
+) -> LoadedPart:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
 
     content: returns the hash of the weight files, which rank 0 compares with its own hash; "" if both ranks read the
         same files
     on_size: as for load() of worker/model/weights.py
     on_weights: called when the weights are loaded; returns the operations to compute with
+    loads: as for Decoder.count_loads; None: this rank counts nothing
     """
     part, device, formats = exchange.part, files.device, files.formats
-    weights = load(
-        files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
+    read = partial(
+        load, files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
         on_size=on_size, share=part.share, stage=part.stage,
     )  # fmt: skip
+    cached = worker if device.type == "cpu" else replace(worker, weights_cache="")  # only the CPU has such a cache
+    weights, keep = through_cache(read, cached, files.folder, formats, part)
     operations = on_weights(weights)
     loaded = _loaded(files, worker, weights, part)
     size = msgspec.msgpack.decode(receive(orders), type=Sizes).size
@@ -153,13 +186,16 @@ def load_part(
             huge_pages(tensor)
         cache.prefault_ahead(bindings.touch_pages)
     decoder = Decoder(spec, weights, size.max_seq_len, operations)
+    if loads is not None:
+        decoder.count_loads(loads)
     computing = exchange.decoder(decoder, cache)
     send(orders, msgspec.structs.replace(loaded, content=content()))
     if part.stage.index and not part.lane:
         threading.Thread(
             target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
         ).start()
-    return computing
+    adapters = OwnAdapters(files.folder, files.spec, weights, part, worker.max_lora_rank)
+    return LoadedPart(computing, adapters, weights.embed, keep)
 
 
 def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Part) -> Loaded:

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 
@@ -66,6 +66,7 @@ def follow(settings: Settings, hosts: Hosts) -> None:
     exchange = exchange_of_hosts(part, size, joined.rows, (group.leader, group.port), device)
     if device.type == "cuda":
         threading.Thread(target=_end_with, args=(joined.orders, exchange), name="rank 0", daemon=True).start()
+    own_settings = replace(joined.worker, weights_cache=worker.weights_cache)  # a folder on this host
     log.info("rank %d of %d has found all others", group.rank, group.count)
 
     def check_size(size: WeightsSize) -> None:
@@ -82,11 +83,11 @@ def follow(settings: Settings, hosts: Hosts) -> None:
     try:
         with _told(joined.orders):
             computing = load_part(
-                files, joined.worker, joined.orders, exchange, partial(content_of, hashes),
+                files, own_settings, joined.orders, exchange, partial(content_of, hashes),
                 check_size, ready,
             )  # fmt: skip
         log.info("rank %d is ready", group.rank)
-        compute(computing, joined.orders, device)
+        compute(computing, joined.orders)
     except (EOFError, OSError, RankLost) as error:
         if stop.requested:
             return

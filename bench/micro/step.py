@@ -64,7 +64,7 @@ class GreedyRunner:
         ids = sample_rows(self.logits[: len(rows)], rows, (2,)).fill_(7)
         self.packing_s += packed - started
         self.sampling_s += time.perf_counter() - packed
-        return InFlightStep(plan, False, ids, HostCopy(ids))
+        return InFlightStep(plan, 0, ids, HostCopy(ids))
 
 
 def measure(sequences: int, context: int) -> dict[str, float]:

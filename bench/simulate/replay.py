@@ -7,7 +7,7 @@ the same result.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
 
@@ -106,8 +106,12 @@ def build(
     state_slots: if it is not 0, some layers are recurrent, with this number of slots for their states.
 
     With --kv-cache-backend contiguous the same memory is divided into pages of `max_seq_len` tokens (4,096 if 0).
-    Raises ValueError if the memory is too small for one such page, or if the slots do not suffice for one sequence.
+    Steps are replayed one after another, so the stages of --pipeline-parallel-size, which would compute several steps
+    at a time, count as one.
+
+    Raises ValueError if the memory is too small for one such page, or the slots for the states of one sequence.
     """
+    worker = replace(worker, pipeline_parallel_size=1)
     max_seq_len = max_seq_len or DEFAULT_SEQ_LEN
     size = worker.page_size
     if worker.kv_cache_backend == "contiguous":

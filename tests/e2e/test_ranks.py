@@ -91,6 +91,22 @@ def test_rank_that_differs_is_named_and_ends_its_worker(ranks: Server, expected:
     assert differed(ranks) == {"0": counted["0"], "1": counted["1"] + 1}
 
 
+@pytest.mark.parametrize("several", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+def test_later_starts_read_the_packed_weights_of_every_rank(
+    checkpoints: Checkpoints, tmp_path: Path, expected: list[list[int]], several: str
+) -> None:
+    """A rank that packs its weights again would write its file again."""
+    cache = tmp_path / "cache"
+    flags, seen = (*FLAGS, several, "2", "--weights-cache", str(cache)), list[dict[str, int]]()
+    for start in range(2):
+        with serving(checkpoints("llama"), tmp_path / f"log{start}", *flags) as server:
+            server.until(lambda _: len(list(cache.glob("*.safetensors"))) == 2)
+            assert answers(server) == expected
+        seen.append({file.name: file.stat().st_mtime_ns for file in cache.iterdir()})
+        assert ("packed weights were read" in (tmp_path / f"log{start}").read_text()) == bool(start)
+    assert seen[0] == seen[1]
+
+
 def differed(server: Server) -> dict[str, float]:
     """Returns how often each rank was reported to differ."""
     ready = server.until(lambda stats: stats["workers"][0]["ready"])

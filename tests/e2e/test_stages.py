@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.checkpoints import Checkpoints
@@ -82,6 +83,7 @@ def test_stage_with_other_weights_is_found_before_it_serves(stages: Server, expe
         ("qwen3_5", 3, 1, ()),
         ("qwen2-moe", 2, 1, ("--quantization", "int4-g32", "--dtype", "bfloat16")),
         ("qwen3_5", 2, 2, ()),
+        ("gemma4-inputs", 3, 1, ()),
     ],
 )
 def test_every_kind_of_model_gives_the_bytes_of_one_process(
@@ -106,7 +108,7 @@ def test_every_kind_of_model_gives_the_bytes_of_one_process(
     ("kind", "words"),
     [
         ("llama", "--pipeline-parallel-size 4 is more than the model's 3 layers"),
-        ("gemma4", "--pipeline-parallel-size 4: stages do not hand over per-layer embeddings yet"),
+        ("gemma4", "--pipeline-parallel-size 4: this model can be cut into 2 stages at most"),
     ],
 )
 def test_what_cannot_be_cut_ends_the_start_with_one_sentence(checkpoints: Checkpoints, kind: str, words: str) -> None:
@@ -115,3 +117,27 @@ def test_what_cannot_be_cut_ends_the_start_with_one_sentence(checkpoints: Checkp
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 2, ended.stdout + ended.stderr
     assert words in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(("stages", "lanes"), [(1, 2), (3, 1), (2, 2)])
+def test_all_ranks_together_count_the_rows_of_each_expert_as_one_process(
+    checkpoints: Checkpoints, tmp_path: Path, stages: int, lanes: int
+) -> None:
+    model = checkpoints("qwen3-moe")
+    ports = free_port(), free_port()
+    flags = (*FLAGS, "--expert-metrics", "--canary-interval", "0")
+    several = ("--pipeline-parallel-size", str(stages), "--tensor-parallel-size", str(lanes))
+    with serving(model, tmp_path / "one", *flags, "--worker-metrics-port", str(ports[0])) as server:
+        receipt(server)
+        expected = counts(ports[0])
+    assert sum(expected.values()) > 0 and {layer for _, layer in expected} == {"0", "2"}  # layer 1 has an MLP
+    with serving(model, tmp_path / "ranks", *flags, *several, "--worker-metrics-port", str(ports[1])) as server:
+        receipt(server)
+        assert counts(ports[1]) == expected
+
+
+def counts(port: int) -> dict[tuple[str, str], float]:
+    """Returns how many rows chose each expert of each layer, by expert and layer."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).text
+    found = re.findall(r'expert_rows_total\{expert="(\d+)",layer="(\d+)".*\} (.+)', text)
+    return {(expert, layer): float(value) for expert, layer, value in found}

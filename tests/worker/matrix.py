@@ -27,7 +27,7 @@ from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.drafters.hidden_rows import HiddenStates, Model, logits_and_hidden
+from worker.run.drafters.hidden_rows import HiddenStates, ReadStep, read_step
 from worker.run.runner import Runner
 from worker.run.sampler import sample_rows
 from worker.schedule.policy import SchedulerConfig
@@ -110,8 +110,8 @@ class Reading:
 
     states: HiddenStates
 
-    def logits(self, model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache) -> Tensor:
-        return logits_and_hidden(model, inputs, plan, cache, self.states, lambda sequence, start, states: None)
+    def reads(self, inputs: ForwardInputs, plan: Plan) -> ReadStep:
+        return read_step(inputs, plan, self.states, lambda sequence, start, states: None)
 
 
 def run(

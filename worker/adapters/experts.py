@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.adapters.loaded import LoadedAdapter, Product
+from worker.adapters.loaded import Gather, LoadedAdapter, Product
 from worker.kernels.cpu import bindings, experts_c
 from worker.kernels.experts import Experts, PackedExperts, choose_experts, combine_torch, in_c
 from worker.kernels.operations import Operations
@@ -31,8 +31,15 @@ class Mixture:
     sigmoid: bool
 
 
-def experts_with_adapters(plain: Operations, rows_of: Callable[[Tensor], Sequence[Rows]]) -> Callable[..., Tensor]:
-    """Returns the operation `experts` of a step. rows_of: returns which rows of h [T, H] have which adapter."""
+def experts_with_adapters(
+    plain: Operations, rows_of: Callable[[Tensor], Sequence[Rows]], gather: Gather | None = None
+) -> Callable[..., Tensor]:
+    """Returns the operation `experts` of a step.
+
+    rows_of: returns which rows of h [T, H] have which adapter
+    gather: see operations_of_rows. With it, the rows without an adapter are computed expert by expert, too, because the
+        operation of the kernels gathers nothing.
+    """
 
     def experts(
         h: Tensor,
@@ -53,12 +60,15 @@ def experts_with_adapters(plain: Operations, rows_of: Callable[[Tensor], Sequenc
         out, others = torch.empty_like(h), as_ever.nonzero().flatten()
         if len(others):
             own = {name: None if x is None else x[others] for name, x in given.items()}
-            out[others] = plain.experts(
-                h[others], layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, **own
-            )
+            if gather is not None:
+                out[others] = _mixed(plain, h[others], how, {}, 1.0, gather, **own)
+            else:
+                out[others] = plain.experts(
+                    h[others], layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, **own
+                )
         for rows, adapter, scale in changed:
             own = {name: None if x is None else x[rows] for name, x in given.items()}
-            out[rows] = _mixed(plain, h[rows], how, adapter.of_experts, scale, **own)
+            out[rows] = _mixed(plain, h[rows], how, adapter.of_experts, scale, gather, **own)
         return out
 
     return experts
@@ -70,6 +80,7 @@ def _mixed(
     how: Mixture,
     products: Mapping[int, Mapping[int, Product]],
     scale: float,
+    gather: Gather | None,
     *,
     router_input: Tensor | None = None,
     add: Tensor | None = None,
@@ -92,7 +103,8 @@ def _mixed(
     for expert in sorted(set(numbers.flatten().tolist())):
         rows, slots = (numbers == expert).nonzero(as_tuple=True)
         inner = plain.act_and_mul(multiply(h[rows], layer.gate_up, expert, h.dtype), how.activation)
-        results[rows, slots] = multiply(inner, layer.down, expert, torch.float32)
+        own = multiply(inner if gather is None else gather(inner), layer.down, expert, torch.float32)
+        results[rows, slots] = own if gather is None else gather(own)
     combine = combine_torch if layer.down.cpu is None else experts_c.combine
     return combine(results, weights, add, add_gate, h.dtype)
 

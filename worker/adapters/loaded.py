@@ -25,6 +25,7 @@ from worker.kernels.linear import PackedLinear, linear, pack
 
 NOT_OF_TEXT = ("vision", "visual", "audio")  # words in the names of encoders' modules, which adapters cannot change
 IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)")
+Gather = Callable[[Tensor], Tensor]  # returns the columns of all ranks [T, N] for those of one of them
 RANK_STEP = 32  # the input of B is padded with zeros to a multiple of this, because kernels need it
 
 
@@ -75,18 +76,30 @@ class LoadedAdapter:
     products: id() of a PackedLinear → the product that changes it
     of_experts: id() of the PackedExperts → number of the expert → product
     in_c: all products for the C library; None if the library cannot compute them, or if experts are changed
+    number: the name of the adapter between several processes that compute a model together (worker/ranks/adapters.py)
     """
 
     sha256: str
     products: Mapping[int, Product]
     of_experts: Mapping[int, Mapping[int, Product]]
     in_c: AdapterC | None
+    number: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it changes no layer of this process."""
+        return not self.products and not self.of_experts
 
 
 def load_adapter(
     files: AdapterFiles, sites: Sites, dtype: torch.dtype, device: torch.device, max_rank: int
 ) -> LoadedAdapter:
-    """Packs an adapter for a model with these sites. Raises AdapterError."""
+    """Packs an adapter for a model with these sites. Raises AdapterError.
+
+    Linears of other processes are not packed, but their matrices are checked, so that an adapter is refused by all
+    processes or by none.
+    """
+    stored_factors = Factors(files)
     changed: defaultdict[tuple[int, int | None], list[tuple[Rows, StoredProduct]]] = defaultdict(list)
     seen: dict[tuple[Rows, ...], str] = {}
     for module, stored in stored_products(files, sites.spec, max_rank).items():
@@ -95,16 +108,18 @@ def load_adapter(
             raise AdapterError(f"the adapter has the same module twice: as {other} and as {module}")
         for rows in found:
             _check_shape(module, stored, rows)
-            changed[id(rows.linear), rows.expert].append((rows, stored))
+            if rows.linear is None:
+                stored.check(stored_factors)
+            else:
+                changed[id(rows.linear), rows.expert].append((rows, stored))
     memory = Pieces().take  # large memory pages for many small matrices, because 4 KB pages would cause TLB misses
-    stored_factors = Factors(files)
     packed = {key: _product(stored_factors, pairs, dtype, device, memory) for key, pairs in changed.items()}
     products = {key: product for (key, expert), product in packed.items() if expert is None}
     of_experts: defaultdict[int, dict[int, Product]] = defaultdict(dict)
     for (key, expert), product in packed.items():
         if expert is not None:
             of_experts[key][expert] = product
-    linears = [(pairs[0][0].linear, packed[one]) for one, pairs in changed.items()]
+    linears = [(one, packed[key]) for key, pairs in changed.items() if (one := pairs[0][0].linear) is not None]
     return LoadedAdapter(files.sha256, products, of_experts, _in_c(linears))
 
 
@@ -196,4 +211,4 @@ def _in_c(products: Sequence[tuple[PackedLinear | PackedExperts, Product]]) -> A
         if not isinstance(changed.cpu, CpuWeight) or a is None or len(parts) < len(b):
             return None
         found.append(ProductC(changed.cpu, a, parts, product.factors))
-    return AdapterC(found)
+    return AdapterC(found) if found else None

@@ -5,14 +5,14 @@ zero would change the sign of a negative zero. For a row with an adapter, the ad
 the sum is rounded once. Rows are grouped by adapter. A row reads no other row, so its bits do not depend on the groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from worker.adapters.loaded import LoadedAdapter, Product
+from worker.adapters.loaded import Gather, LoadedAdapter, Product
 from worker.kernels.cpu.adapters_c import RowsC, StepAdaptersC
 from worker.kernels.linear import PackedLinear, linear_torch
 from worker.kernels.operations import Operations
@@ -26,11 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of a step with one adapter.
+    """The rows of a step with one adapter. of_all: the indices of these rows among all T rows of the step, ascending"""
 
-    of_all: the indices of these rows among all T rows of the step
-    of_logits: the indices of these rows among the R rows with logits
-    """
+    adapter: LoadedAdapter
+    scale: float
+    of_all: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfStep:
+    """The same as AdapterRows, and of_logits: the indices of these rows among the R rows with logits"""
 
     adapter: LoadedAdapter
     scale: float
@@ -38,19 +43,23 @@ class AdapterRows:
     of_logits: Tensor
 
 
-def rows_of_adapters(chunks: Sequence[Chunk], inputs: ForwardInputs) -> list[AdapterRows]:
+def rows_of_adapters(chunks: Sequence[Chunk], device: torch.device) -> list[AdapterRows]:
     """Returns the rows of each adapter of a step."""
     chunk_of_row = torch.repeat_interleave(torch.tensor([chunk.length for chunk in chunks]))
     uses = [chunk.sequence.adapter for chunk in chunks]
     keys = [None if use is None else (id(use.loaded), use.adapter.scale) for use in uses]
     adapters = {key: use for key, use in zip(keys, uses, strict=True) if use is not None}
-    device, logits = inputs.positions.device, inputs.logits_indices
     found = []
     for key, use in adapters.items():
         has = torch.tensor([one == key for one in keys])[chunk_of_row].to(device)
-        rows = has.nonzero().flatten(), has[logits].nonzero().flatten()
-        found.append(AdapterRows(use.loaded, use.adapter.scale, *rows))
+        found.append(AdapterRows(use.loaded, use.adapter.scale, has.nonzero().flatten()))
     return found
+
+
+def _with_logits(one: AdapterRows, inputs: ForwardInputs) -> RowsOfStep:
+    has = torch.zeros_like(inputs.positions, dtype=torch.bool)
+    has[one.of_all] = True
+    return RowsOfStep(one.adapter, one.scale, one.of_all, has[inputs.logits_indices].nonzero().flatten())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +67,13 @@ class OperationsWithAdapters(Operations):
     """The operations of a step with adapters.
 
     plain: the operations of the model; rows: the rows of each adapter; total: the number of rows of the step
+    gather: see operations_of_rows
     """
 
     plain: Operations
-    rows: Sequence[AdapterRows]
+    rows: Sequence[RowsOfStep]
     total: int
+    gather: Gather | None = None
 
     def in_c(self) -> StepAdaptersC | None:
         found = [
@@ -71,6 +82,11 @@ class OperationsWithAdapters(Operations):
             if one.adapter.in_c is not None
         ]
         return StepAdaptersC(found) if len(found) == len(self.rows) else None
+
+    @property
+    def adapters(self) -> list[AdapterRows]:
+        """The adapters of the step, without the rows with logits."""
+        return [AdapterRows(one.adapter, one.scale, one.of_all) for one in self.rows]
 
     def rows_of(self, x: Tensor) -> list[tuple[Tensor, LoadedAdapter, float]]:
         """Returns (indices of rows, adapter, scale) for each adapter of the rows of x [T, K]."""
@@ -86,13 +102,23 @@ class OperationsWithAdapters(Operations):
     def linear_add_norm(
         self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
     ) -> tuple[Tensor, Tensor]:
-        if not self.changing(x, packed):
+        if self.gather is None and not self.changing(x, packed):
             return self.plain.linear_add_norm(x, packed, residual, weight, eps, **how)
         return self.plain.add_rms_norm(self.linear(x, packed), residual, weight, eps, **how)
 
 
 def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Operations:
     """Returns the operations for a step whose chunks have adapters."""
+    return operations_of_rows(plain, rows_of_adapters(chunks, inputs.positions.device), inputs)
+
+
+def operations_of_rows(
+    plain: Operations, adapters: Sequence[AdapterRows], inputs: ForwardInputs, gather: Gather | None = None
+) -> Operations:
+    """Returns the operations for a step in which some rows have adapters.
+
+    gather: returns the columns of all ranks for the columns of this one, if ranks share every layer (model/parts)
+    """
 
     def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
         changing = made.changing(x, packed)
@@ -128,14 +154,29 @@ def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs:
         return y
 
     bound = {item.name: getattr(plain, item.name) for item in fields(Operations)}
-    bound |= {"linear": linear, "gated_linear": gated_linear}
-    rows, on_gpu = rows_of_adapters(chunks, inputs), _on_gpu(plain, inputs.positions)
+    bound |= {"linear": linear if gather is None else _gathering(linear, gather), "gated_linear": gated_linear}
+    rows, on_gpu = [_with_logits(one, inputs) for one in adapters], _on_gpu(plain, inputs.positions)
     if any([one.adapter.of_experts for one in rows]):
         from worker.adapters.experts import experts_with_adapters
 
-        bound |= {"experts": experts_with_adapters(plain, lambda h: made.rows_of(h))}
-    made = OperationsWithAdapters(**bound, plain=plain, rows=rows, total=len(inputs.positions))
+        bound |= {"experts": experts_with_adapters(plain, lambda h: made.rows_of(h), gather)}
+    made = OperationsWithAdapters(**bound, plain=plain, rows=rows, total=len(inputs.positions), gather=gather)
     return made
+
+
+def _gathering(linear: Callable[..., Tensor], gather: Gather) -> Callable[..., Tensor]:
+    """Returns the operation `linear` of a rank, which gathers inputs and outputs as the loop in C does.
+
+    The layer before a linear has computed only this rank's columns of its inputs, or the inputs are whole already.
+    """
+
+    def whole(x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
+        assert packed.cpu is not None
+        if x.shape[1] == packed.cpu.k:
+            return linear(x, packed, **how)
+        return gather(linear(gather(x), packed, **how))
+
+    return whole
 
 
 def _on_gpu(plain: Operations, positions: Tensor) -> "ProductsOnGpu | None":

@@ -23,6 +23,8 @@ from worker.model.layer import Weights
 from worker.model.layer_names import LayerNames
 from worker.model.layer_parts import StoredPart
 from worker.model.mixers.kinds import mixer
+from worker.model.parts.part import Part
+from worker.model.parts.share import Share
 from worker.model.source import open_source
 from worker.spec import LayerSpec, ModelSpec
 
@@ -34,11 +36,12 @@ TOGETHER = {"q_proj k_proj v_proj": "qkv_proj", "gate_proj up_proj": "gate_up_pr
 class Rows:
     """Maps the output rows of a module to the output rows of a linear layer in memory.
 
+    linear: None if another process has the layer
     places: for each row of the module, its row in memory, [module rows] int64; -1 if this linear lacks the row
     expert: the number of the expert, if `linear` holds experts
     """
 
-    linear: PackedLinear | PackedExperts
+    linear: PackedLinear | PackedExperts | None
     inputs: int
     outputs: int  # the number of output rows of the linear in memory
     places: Tensor
@@ -53,56 +56,81 @@ class Sites:
     rows: Mapping[tuple[int, str], tuple[Rows, ...]]
 
 
-def sites_of(folder: Path, spec: ModelSpec, weights: Weights) -> Sites:
-    """Returns the Sites of the model whose checkpoint is in `folder`. Raises CheckpointError."""
+def sites_of(folder: Path, spec: ModelSpec, weights: Weights, part: Part | None = None) -> Sites:
+    """Returns the Sites of the model whose checkpoint is in `folder`. Raises CheckpointError.
+
+    spec: of the whole model. part: the part that `weights` hold; None if they hold the whole model.
+    """
     source = open_source(folder, None)
     try:
         prefix = (find_embedding(source.tensors) or EMBED).removesuffix(EMBED)
         names = LayerNames.of(spec, source.tensors.names(), prefix)
     finally:
         source.close()
+    first, share = (0, None) if part is None else (part.stage.first, part.share)
+    held = dict(enumerate(weights.layers, first))
     found: dict[tuple[int, str], tuple[Rows, ...]] = {}
-    for index, (layer, own) in enumerate(zip(spec.layers, weights.layers, strict=True)):
-        for part, held in (
-            (mixer(layer.mixer).stored, own.mixer),
-            (feed_forward(layer.feed_forward).stored, own.feed_forward),
+    for index, layer in enumerate(spec.layers):
+        own = held.get(index)
+        for half in (
+            Half(mixer(layer.mixer).stored, own and own.mixer, spec, layer, share),
+            Half(feed_forward(layer.feed_forward).stored, own and own.feed_forward, spec, layer, share),
         ):
-            where = part, held, spec, layer, names
-            for module, rows in chain(_of_part(*where), _of_experts(*where).items()):
+            for module, rows in chain(_of_linears(half, names), _of_experts(half, names).items()):
                 found[index, module] = (*found.get((index, module), ()), rows)
     return Sites(spec, found)
 
 
-def _of_part(
-    part: StoredPart, held: Any, spec: ModelSpec, layer: LayerSpec, names: LayerNames
-) -> Iterator[tuple[str, Rows]]:
-    """Yields (module name, rows) for a mixer or a feed-forward network. A module may have several names."""
-    common, spelled = part.linears(spec, layer, names), part.spelled_linears(spec, layer, names)
-    for field, stacked in spelled.items():
-        owner = held if hasattr(held, field) else getattr(held, "shared", None)
-        linear = getattr(owner, field, None)
-        if stacked.exact or not isinstance(linear, PackedLinear):
+@dataclass(frozen=True, slots=True)
+class Half:
+    """The mixer or the feed-forward network of a layer.
+
+    held: its weights; None if another process has the layer. share: what this process has of it; None: all.
+    """
+
+    stored: StoredPart
+    held: Any
+    spec: ModelSpec
+    layer: LayerSpec
+    share: Share | None
+
+    def owner(self, field: str) -> Any:
+        """Returns the record that has a linear: the weights themselves, or their shared expert."""
+        return self.held if hasattr(self.held, field) else getattr(self.held, "shared", None)
+
+    def cut(self, field: str, stacked: StackedLinear) -> StackedLinear:
+        return stacked if self.share is None else self.share.cut(field, stacked, self.spec, self.layer)
+
+
+def _of_linears(half: Half, names: LayerNames) -> Iterator[tuple[str, Rows]]:
+    """Yields (module name, rows) for the linears of a layer's half. A module may have several names."""
+    stored, where = half.stored, (half.spec, half.layer, names)
+    common, spelled = stored.linears(*where), stored.spelled_linears(*where)
+    for field, whole_linear in spelled.items():
+        if whole_linear.exact:
             continue
+        stacked, owner = half.cut(field, whole_linear), half.owner(field)
+        linear, gates = getattr(owner, field, None), getattr(owner, GATES, None)
         modules = list(zip(stacked.modules, common[field].modules, _places(stacked), strict=True))
         for name, other, places in modules:
             for each in {name, other}:
-                yield from ((each, rows) for rows in _divided(stacked, linear, getattr(owner, GATES, None), places))
+                yield from ((each, rows) for rows in _divided(stacked, linear, gates, places))
         if (together := _together(common[field])) and len(set(stacked.modules)) == len(modules):
             whole = torch.cat([places for _, _, places in modules])
-            yield from ((together, rows) for rows in _divided(stacked, linear, getattr(owner, GATES, None), whole))
+            yield from ((together, rows) for rows in _divided(stacked, linear, gates, whole))
 
 
-def _of_experts(
-    part: StoredPart, held: Any, spec: ModelSpec, layer: LayerSpec, names: LayerNames
-) -> Mapping[str, Rows]:
+def _of_experts(half: Half, names: LayerNames) -> Mapping[str, Rows]:
     """Returns the rows of each expert's modules, both by the checkpoint's names and by the names of Qwen."""
     found: dict[str, Rows] = {}
     for spelled in (replace(names, modules=frozenset()), names):
-        for field, linears in part.stacks(spec, layer, spelled).items():
-            packed, places = getattr(held.experts, field.removeprefix("expert_")), _places(linears[0])
+        for field, linears in half.stored.stacks(half.spec, half.layer, spelled).items():
+            packed = half.held and getattr(half.held.experts, field.removeprefix("expert_"))
+            cut = half.cut(field, linears[0])
+            places, outputs = _places(cut), cut.kept_rows
             whole = torch.cat(places)
             for expert, stacked in enumerate(linears):
-                inputs, outputs = stacked.columns, sum(stacked.rows)
+                inputs = stacked.columns
                 rows = [Rows(packed, inputs, outputs, own, expert) for own in places]
                 found |= zip(stacked.modules, rows, strict=True)
                 if together := _together(stacked):
@@ -114,27 +142,27 @@ def _places(stacked: StackedLinear) -> list[Tensor]:
     """Returns Rows.places for each module: the row in memory of each row of the module."""
     found, start = [], 0
     for rows, order in zip(stacked.rows, stacked.orders(torch.device("cpu")), strict=True):
-        places = torch.empty(rows, dtype=torch.int64)
-        places[order] = torch.arange(start, start + rows)
+        in_memory = torch.arange(rows)[order]
+        places = torch.full((rows,), -1)
+        places[in_memory] = torch.arange(start, start + len(in_memory))
         found.append(places)
-        start += rows
+        start += len(in_memory)
     return found
 
 
 def _divided(
-    stacked: StackedLinear, linear: PackedLinear, gates: PackedLinear | None, places: Tensor
+    stacked: StackedLinear, linear: PackedLinear | None, gates: PackedLinear | None, places: Tensor
 ) -> Iterator[Rows]:
     """Yields the rows of a module in the linear `linear`, and its rows in the separate linear `gates`, if any."""
-    total = sum(stacked.rows)
+    total = stacked.kept_rows
     if not stacked.apart:
         yield Rows(linear, stacked.columns, total, places)
         return
-    assert gates is not None
-    begin, end = stacked.rows[0] - stacked.apart, stacked.rows[0]
+    begin, end = stacked.first_rows - stacked.apart, stacked.first_rows
     inside = (places >= begin) & (places < end)
-    behind = torch.where(places >= end, places - stacked.apart, places)
-    if not inside.all():
-        yield Rows(linear, stacked.columns, total - stacked.apart, behind.masked_fill(inside, -1))
+    behind = torch.where(places >= end, places - stacked.apart, places).masked_fill(inside, -1)
+    if (behind >= 0).any():
+        yield Rows(linear, stacked.columns, total - stacked.apart, behind)
     if inside.any():
         yield Rows(gates, stacked.columns, stacked.apart, (places - begin).masked_fill(~inside, -1))
 

@@ -45,6 +45,11 @@ class StoredProduct:
         """The shape [outputs, inputs] of the weight that the product changes."""
         return self.low.b.shape[0], self.low.a.shape[1]
 
+    def check(self, factors: Factors) -> None:
+        """Reads both matrices. Raises AdapterError if one cannot be used."""
+        for factor in (self.low.a, self.low.b):
+            factors.read(factor)
+
     def a(self, factors: Factors) -> Tensor:
         """Returns the matrix A, [rank, inputs] float32. Raises AdapterError."""
         values = factors.read(self.low.a)

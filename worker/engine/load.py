@@ -47,6 +47,7 @@ from worker.schedule.scheduler import Scheduler
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
+    from worker.ranks.adapters import AdaptersOfRanks
     from worker.ranks.hosts.rendezvous import Hosts
     from worker.vision.vision import Tower, Vision
 
@@ -79,6 +80,7 @@ class Engine:
     folder: Path = Path()  # the folder of the checkpoint
     weights: Weights | None = None
     ranks: tuple[int, ...] = ()  # process ids of the ranks, if several ranks compute the model together
+    adapters_of_ranks: "AdaptersOfRanks | None" = None  # gives adapters to the other ranks, if there are several
     stages: int = 1  # how many pipeline stages the ranks form
     tower: "Tower | None" = None  # the vision tower; None if config.json has none
 
@@ -103,6 +105,10 @@ def load_engine(
         DeviceBroken: a kernel has left the GPU unusable.
     """
     device = _device(worker, hosts)
+    if device.type == "cuda" and worker.ranks > 1:
+        from worker.ranks.gpu.devices import check_features
+
+        check_features(model, worker)
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
@@ -138,7 +144,7 @@ def build_engine(
     with explain_out_of_memory(loaded.gpu):
         decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress)
     worker = _resolve_speculation(replace(worker, batch_invariant=invariant), files.folder, formats, device)
-    loads = decoder.count_loads() if worker.expert_metrics else None
+    loads = _count_loads(decoder, loaded) if worker.expert_metrics else None
     vision = _vision(loaded.tower, decoder, worker)
     runner = _ready_runner(decoder, cache, loaded, worker, size, vision, on_progress)
     pools, slots = size.pools(), size.slots()
@@ -173,6 +179,7 @@ def build_engine(
         ),
         expert_loads=dict if loads is None else _counting(loads, spec),
         ranks=() if loaded.ranks is None else loaded.ranks.pids,
+        adapters_of_ranks=None if loaded.ranks is None else loaded.ranks.adapters,
         stages=worker.pipeline_parallel_size,
     )
 
@@ -251,6 +258,10 @@ def _ready_runner(
         runner.pipeline = shared.pipeline
     runner.capture_graphs(on_progress)
     return runner
+
+
+def _count_loads(decoder: Decoder, loaded: LoadedModel) -> Tensor:
+    return decoder.count_loads() if loaded.ranks is None else loaded.ranks.count_loads(decoder)
 
 
 def _counting(loads: Tensor, spec: ModelSpec) -> Callable[[], ExpertLoads]:

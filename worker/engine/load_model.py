@@ -164,10 +164,14 @@ def load_model(
         ranks = Leader(files.stored(worker), _parts(files, worker), device, model, worker, elsewhere)
     part = None if ranks is None else ranks.part
     with explain_out_of_memory(gpu):
-        weights = load_weights(
+        weights, keep = load_weights(
             files.folder, files.spec, files.formats, device, model, worker, gpu, on_progress, part,
             _tower_bytes(files), drafter, 1 if hosts is None else hosts.group.machines,
         )  # fmt: skip
+        if ranks is None:
+            keep(lambda done, total: on_progress(1, 1))
+        else:
+            ranks.keep = keep
         tower = _tower(files, weights)
     return LoadedModel(files, weights, gpu, hashes, ranks, tower)
 

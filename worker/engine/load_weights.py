@@ -2,8 +2,10 @@
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -24,6 +26,10 @@ from worker.spec import ModelSpec
 log = logging.getLogger("sluice.load")
 
 
+class Keep(Protocol):
+    def __call__(self, on_progress: Progress = ...) -> None: ...
+
+
 def load_weights(
     folder: Path,
     spec: ModelSpec,
@@ -37,8 +43,11 @@ def load_weights(
     beside: int = 0,
     drafter: int = 0,
     hosts: int = 1,
-) -> Weights:
+) -> tuple[Weights, Keep]:
     """Loads all weights to the device, or those of one rank's part.
+
+    Returns the weights, and a function that writes them to --weights-cache. The function does nothing without the flag,
+    or if the weights come from there. Ranks call it when they have compared their weights.
 
     gpu: None on the CPU. beside: bytes of other weights that must also fit in the memory. drafter: bytes that a draft
     model takes in the memory. hosts: how many hosts have parts of the model, including this one.
@@ -68,27 +77,37 @@ def load_weights(
     if part is not None:
         read = partial(read, share=part.share, stage=part.stage)
     if gpu is not None:
-        return read()
+        return read(), _keep_nothing
     begun = time.perf_counter()
-    kept = _cache(worker, folder, formats) if part is None else None
-    weights = kept.read(on_progress) if kept else None
-    if weights is None:
-        weights = read()
-        if kept:
-            kept.write(weights, lambda done, total: on_progress(1, 1))
+    weights, keep = through_cache(read, worker, folder, formats, part, on_progress)
     took, resident, peak = time.perf_counter() - begun, *_resident_bytes()
     log.info(
         "weights: %.2f GB, loaded in %.1f s; resident memory: %.2f GB, at most %.2f GB",
         weights.nbytes / 1e9, took, resident / 1e9, peak / 1e9,
     )  # fmt: skip
-    return weights
+    return weights, keep
 
 
-def _cache(worker: WorkerConfig, folder: Path, formats: Formats) -> WeightsCache | None:
-    """Returns the cache of packed weights; None without --weights-cache, or if the C library does not pack weights."""
-    if not worker.weights_cache or not bindings.available(formats.dtype):
-        return None
-    return WeightsCache.of(Path(worker.weights_cache), folder, formats.dtype, formats.memory)
+def through_cache(
+    read: Callable[[], Weights],
+    worker: WorkerConfig,
+    folder: Path,
+    formats: Formats,
+    part: Part | None,
+    on_progress: Progress = lambda done, total: None,
+) -> tuple[Weights, Keep]:
+    """Returns the weights from --weights-cache, or else from `read`; and a function as load_weights does."""
+    if not worker.weights_cache or not bindings.available(formats.dtype):  # only the C library packs weights
+        return read(), _keep_nothing
+    cache = WeightsCache.of(Path(worker.weights_cache), folder, formats.dtype, formats.memory, part)
+    if (found := cache.read(on_progress)) is not None:
+        return found, _keep_nothing
+    weights = read()
+    return weights, partial(cache.write, weights)
+
+
+def _keep_nothing(on_progress: Progress = lambda done, total: None) -> None:
+    pass
 
 
 def _resident_bytes() -> tuple[int, int]:

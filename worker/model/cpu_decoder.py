@@ -20,7 +20,7 @@ from worker.model.feed_forward.kinds import feed_forward
 from worker.model.inputs.columns_in_c import STEP_COLUMNS, columns_in_c
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer import Layer
-from worker.model.layer_inputs import in_c
+from worker.model.layer_inputs import in_c, vectors_of_layers
 from worker.model.layer_parts import Place
 from worker.model.mixers.kinds import mixer
 
@@ -59,7 +59,7 @@ class CpuDecoder:
             x *= decoder.embed_scale
         if inputs.replaced is not None:
             x.index_copy_(0, *inputs.replaced)
-        own = decoder.layer_inputs(inputs.token_ids, x)
+        own = vectors_of_layers(decoder.weights.layer_inputs, inputs, x, self.spec.norm_eps, self.operations)
         count = len(self.spec.layers)
         of_all = 1 + self.spec.last_kept if inputs.few_logits else count
         tables = None if inputs.rotary is None else rope.at_columns(decoder.ropes, inputs.rotary)[0]

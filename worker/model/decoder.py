@@ -50,11 +50,8 @@ class Decoder:
         do, spec, last = self.exchange(self.operations), self.spec, len(self.weights.layers) - 1
         kept = spec.last_kept if inputs.few_logits else last
         eps, offset, scale = spec.norm_eps, spec.norm_offset, spec.residual_scale
-        x = embedding(inputs.token_ids, self.weights.embed)  # [T, H]
-        x = x if self.embed_scale == 1.0 else x * self.embed_scale
-        if inputs.replaced is not None:
-            x = x.index_copy(0, *inputs.replaced)
-        own = self.layer_inputs(inputs.token_ids, x)
+        x = self.embedded(inputs)
+        own = vectors_of_layers(self.weights.layer_inputs, inputs, x, eps, do)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         h = h if inputs.first is None else inputs.first
         step = Step(do, spec, rope.at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
@@ -85,12 +82,12 @@ class Decoder:
                 h = do.rms_norm(x, weight, eps, offset=offset)
         return h
 
-    def layer_inputs(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
-        """Returns the per-layer embeddings [T, L, P], None if the model has none. x [T, H]: scaled embeddings."""
-        weights, do = self.weights.layer_inputs, self.operations
-        if weights is None:
-            return None
-        return vectors_of_layers(weights, token_ids, x, self.spec.norm_eps, do.linear, do.rms_norm)
+    def embedded(self, inputs: ForwardInputs) -> Tensor:
+        """Returns the scaled embeddings of all rows, [T, H], or what replaces them."""
+        x = embedding(inputs.token_ids, self.weights.embed)
+        if self.embed_scale != 1.0:
+            x = x * self.embed_scale
+        return x if inputs.replaced is None else x.index_copy(0, *inputs.replaced)
 
     def logits(self, h: Tensor) -> Tensor:
         """Computes the logits [R, vocab] float32. h: the normed output of the last layer [R, H]."""
@@ -106,11 +103,15 @@ class Decoder:
         """Counts the layers of a forward replayed from a CUDA graph, because a replay does not run forward()."""
         self.layers_started.value += len(self.weights.layers)
 
-    def count_loads(self) -> Tensor:
-        """Makes every step count the rows that choose each expert. Returns the running counts, [layers, E] int64."""
+    def count_loads(self, loads: Tensor | None = None) -> Tensor:
+        """Makes every step add the rows that choose each expert to `loads` [layers, E] int64 (None: new zeros).
+
+        Returns `loads`.
+        """
         layers, spec = self.weights.layers, self.spec.experts
-        shape = (len(layers), 0 if spec is None else spec.count)
-        loads = torch.zeros(shape, dtype=torch.int64, device=self.weights.embed.device)
+        if loads is None:
+            shape = (len(layers), 0 if spec is None else spec.count)
+            loads = torch.zeros(shape, dtype=torch.int64, device=self.weights.embed.device)
         counting = [
             replace(layer, feed_forward=feed_forward(layer.feed_forward.kind).counting(layer.feed_forward, load))
             for layer, load in zip(layers, loads, strict=True)

@@ -3,7 +3,7 @@
 Some names in the code call these vectors the inputs of a layer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,16 +140,13 @@ def in_c(own: OwnInput) -> dict[str, Any]:
 
 
 def vectors_of_layers(
-    weights: LayerInputs,
-    token_ids: Tensor,
-    x: Tensor,
-    eps: float,
-    linear: Callable[[Tensor, PackedLinear], Tensor],
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor],
-) -> Tensor:
-    """Returns the per-layer embeddings [T, L, P] of token_ids [T]. x [T, H]: the scaled embeddings of the tokens"""
+    weights: LayerInputs | None, inputs: ForwardInputs, x: Tensor, eps: float, do: Operations
+) -> Tensor | None:
+    """Returns the per-layer embeddings [T, L, P]; None if the model has none. x [T, H]: the scaled embeddings"""
+    if weights is None or inputs.of_layers is not None:
+        return inputs.of_layers
     size = len(weights.norm)
     scale = torch.tensor(size**0.5).to(x.dtype).item()  # the scale is rounded as in training
-    of_tokens = embedding(token_ids, weights.table).to(x.dtype).view(len(x), -1, size) * scale
-    of_context = (linear(x, weights.projection) * x.shape[1] ** -0.5).view(len(x), -1, size)
-    return (rms_norm(of_context, weights.norm, eps) + of_tokens) * 2**-0.5
+    of_tokens = embedding(inputs.token_ids, weights.table).to(x.dtype).view(len(x), -1, size) * scale
+    of_context = (do.linear(x, weights.projection) * x.shape[1] ** -0.5).view(len(x), -1, size)
+    return (do.rms_norm(of_context, weights.norm, eps) + of_tokens) * 2**-0.5

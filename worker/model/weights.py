@@ -145,6 +145,19 @@ class Loader:
         keeper = Keeper(self.dtype, self.device)
         return [keeper.nbytes(self.weights_of_layer(*each)) for each in self._layers()]
 
+    def bytes_of_head(self) -> int:
+        """Returns how many bytes the whole output head takes in memory. Reads no weights."""
+        head = self._stored_head
+        return Keeper(self.dtype, self.device).nbytes([(head, None if self.memory.widen else head.layout)])
+
+    def whole_head(self) -> PackedLinear:
+        """Reads the output head alone."""
+        return pack_stacked([self._widened(self._stored_head)], dtype=self.dtype, invariant=self.invariant)
+
+    @property
+    def _stored_head(self) -> StoredWeight:
+        return self.embed if self.head is None else self.head
+
     def nbytes(self) -> int:
         """Returns how many bytes the model takes in memory. Reads no weights."""
         return self._needed([*self._weights()])
@@ -304,7 +317,7 @@ class Loader:
         first = stage is None or not stage.index
         if first:
             yield self.embed, None
-        if self.inputs is not None:
+        if self.inputs is not None and first:
             yield self.inputs.table, None
             yield from self.weights_of(self.inputs.projection, self.prefix)
             yield self.inputs.norm, None

@@ -13,8 +13,12 @@ inbox               receives frames in a thread, so that no sender waits for a r
 frames              the messages between rank 0 and the other ranks, and the rows that stages pass on, as bytes
 exchange            the ranks with which a rank exchanges rows
 part                the decoder of a rank that has a part of each layer
+adapters            LoRA adapters: each rank keeps its part of them
 pipeline            the decoder of a rank that has some of the layers
+layer_vectors       per-layer embeddings, which stages hand on
+taps                outputs of inner layers for a drafter, which stages hand on
 staged_model        the model in stages as rank 0 sees it, with several steps in flight
+expert_loads        counts how many rows choose each expert, in memory that all stages map
 checks              compares the ranks: their residual streams, and at start their weights
 metrics             counts ranks that had wrong numbers
 nodes               keeps a rank on the processors of one NUMA node

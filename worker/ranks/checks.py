@@ -25,6 +25,7 @@ from worker.model.parts.stages import Stage
 from worker.model.quantization.in_memory import InMemory
 from worker.model.source import open_source
 from worker.model.weights import Loader
+from worker.model.weights_cache.weights_cache import COUNTER
 from worker.spec import ModelSpec
 
 CPU = torch.device("cpu")
@@ -123,12 +124,13 @@ def _beside_layers(weights: Weights) -> dict[str, int]:
 
 
 def _of_parts(path: str, value: Any) -> Iterator[tuple[str, int]]:
-    """Yields (path, checksum) for every tensor in a record."""
+    """Yields (path, checksum) for every tensor in a record, without counters."""
     if isinstance(value, Tensor):
         yield path, checksum(value)
     elif is_dataclass(value):
         for field in fields(value):
-            yield from _of_parts(f"{path}.{field.name}", getattr(value, field.name))
+            if field.name != COUNTER:
+                yield from _of_parts(f"{path}.{field.name}", getattr(value, field.name))
     elif isinstance(value, list | tuple):
         for index, one in enumerate(value):
             yield from _of_parts(f"{path}.{index}", one)

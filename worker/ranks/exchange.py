@@ -66,7 +66,7 @@ class Exchange:
     def decoder(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
         """Returns the decoder of this rank. decoder: has the rank's spec and weights. Raises CannotShare."""
         own = self._of_stage(decoder, cache)
-        return own if self.ring is None else StageDecoder(own, self.part, decoder.weights.embed, self.ring)
+        return own if self.ring is None else StageDecoder(own, self.part, decoder, self.ring)
 
     def _of_stage(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
         if self.lanes is None:

@@ -6,7 +6,8 @@ Both ends run the same version of this program: on one machine, or on hosts that
 import errno
 import socket
 import struct
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from worker.model.inputs.forward_inputs import ForwardInputs
 
 CPU = torch.device("cpu")
 HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # values of Order.compute
-FIELDS = [field.name for field in fields(ForwardInputs)]
+FIELDS = [field.name for field in fields(ForwardInputs) if field.name != "tapped"]  # only its layers are sent
 LENGTH = struct.Struct("<Q")
 IN_C, ON_GPUS = "c", "gpus"  # values of Beginning.exchange
 RECEIVED = 1 << 20  # the maximum bytes of one recv()
@@ -32,6 +33,7 @@ class Beginning(msgspec.Struct, frozen=True):
     memory: bytes of the memory that all ranks of a stage share; on GPUs, the ranks find each other in this memory
     rows: the file descriptors of the connections to ranks of other stages, by rank
     exchange: how ranks exchange columns: IN_C, or ON_GPUS
+    loads: the file descriptor of the counts of experts (expert_loads.py); -1 without them
     """
 
     model: ModelConfig
@@ -40,6 +42,7 @@ class Beginning(msgspec.Struct, frozen=True):
     memory: int
     rows: dict[int, int] = {}
     exchange: str = IN_C
+    loads: int = -1
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -93,32 +96,90 @@ class Rows(msgspec.Struct, frozen=True):
     rows: TensorBytes
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True):
+class KeepWeights(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Sent when the weights of all ranks have been compared: each rank may write its own to --weights-cache."""
+
+
+class StepAdapter(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter of a step. number: see NewAdapter; rows: the indices of its rows among all rows of the step"""
+
+    number: int
+    scale: float
+    rows: TensorBytes
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One frame for each step. columns: the fields of ForwardInputs; for LOGITS, the rows of the output head's input.
 
-    checked: whether ranks compare their residual streams after this step.
+    checked: whether ranks compare their residual streams after this step. tapped: the layers in ForwardInputs.tapped.
     """
 
     compute: str
     columns: list[TensorBytes | list[TensorBytes | int] | int | None]
     checked: bool = False
+    adapters: list[StepAdapter] = []
+    tapped: list[int] = []
 
 
-def order(compute: str, inputs: ForwardInputs | Tensor, *, checked: bool = False) -> Order:
+class NewAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Announces the files of a LoRA adapter (AdapterFiles). `nbytes` bytes of AdapterPiece follow, between orders.
+
+    number: by which later frames name the adapter
+    """
+
+    number: int
+    config: bytes | None
+    nbytes: int
+
+
+class AdapterPiece(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The next bytes of an adapter's weights."""
+
+    number: int
+    data: bytes
+
+
+class AdapterGone(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """No later step uses the adapter."""
+
+    number: int
+
+
+AdapterFrame = NewAdapter | AdapterPiece | AdapterGone
+
+
+def order(
+    compute: str,
+    inputs: ForwardInputs | Tensor,
+    *,
+    checked: bool = False,
+    adapters: Sequence[tuple[int, float, Tensor]] = (),
+) -> Order:
+    """adapters: number, scale and rows of each StepAdapter"""
     if isinstance(inputs, Tensor):
         return Order(compute, [_bytes_of(inputs)])
-    return Order(compute, [_packed(getattr(inputs, name)) for name in FIELDS], checked)
+    used = [StepAdapter(number, scale, _bytes_of(rows)) for number, scale, rows in adapters]
+    columns, tapped = [_packed(getattr(inputs, name)) for name in FIELDS], [layer for layer, _ in inputs.tapped]
+    return Order(compute, columns, checked, used, tapped)
 
 
-def inputs_of(given: Order, device: torch.device = CPU) -> ForwardInputs:
+def inputs_of(given: Order, like: Tensor) -> ForwardInputs:
+    """Returns the inputs of a step on the device of `like`, a tensor [..., H] with the dtype of the residual stream."""
     columns = zip(FIELDS, given.columns, strict=True)
-    return ForwardInputs(**{name: _unpacked(value, device) for name, value in columns})
+    inputs = ForwardInputs(**{name: _unpacked(value, like.device) for name, value in columns})
+    shape = len(inputs.logits_indices), like.shape[-1]
+    return replace(inputs, tapped=tuple((layer, like.new_empty(shape)) for layer in given.tapped))
 
 
 def rows_of(given: Order, device: torch.device = CPU) -> Tensor:
     (rows,) = given.columns
     assert isinstance(rows, TensorBytes)
     return _tensor_of(rows).to(device)
+
+
+def adapters_of(given: Order) -> list[tuple[int, float, Tensor]]:
+    """Returns number, scale and rows of each adapter of a step."""
+    return [(one.number, one.scale, _tensor_of(one.rows)) for one in given.adapters]
 
 
 def rows_frame(rows: Tensor) -> Rows:

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 from torch import Tensor
 
 from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.hf_hub import Progress
 from shared.machine import available_bytes
 from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
 from worker.kernels.operations import Operations
@@ -26,8 +29,10 @@ from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.layer import Weights
 from worker.model.parts.part import Part
 from worker.model.parts.share import CannotShare, largest_inner
+from worker.ranks.adapters import AdaptersOfRanks, adapters_in
 from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
 from worker.ranks.exchange import Exchange, exchange_of_hosts, exchange_of_machine
+from worker.ranks.expert_loads import make_loads, map_loads, own_loads
 from worker.ranks.frames import (
     BOTH,
     HIDDEN,
@@ -37,6 +42,7 @@ from worker.ranks.frames import (
     Free,
     Join,
     Joining,
+    KeepWeights,
     Loaded,
     Sizes,
     order,
@@ -50,6 +56,9 @@ from worker.ranks.nodes import stay_on_node
 from worker.ranks.pipeline import RankDecoder
 from worker.ranks.staged_model import ReturnedRows, StagedModel
 from worker.spec import ModelSpec
+
+if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
+    from worker.adapters.operations import AdapterRows
 
 log = logging.getLogger("sluice.ranks")
 
@@ -105,12 +114,16 @@ class Leader:
         elsewhere: None if this process starts all other ranks
         """
         self.part, self._stored, self._worker, self._elsewhere = parts[0], stored, worker, elsewhere
+        self.keep: Callable[[Progress], None] = lambda on_progress: None  # writes the weights to --weights-cache
         self._steps = 0
+        self._sending = threading.Lock()  # held while a frame is sent to the ranks: frames must not mix
         self._differs: RankDiffers | None = None
         self._own: Loaded | None = None
         size = shared_bytes(round_bytes(stored.spec, worker.max_step_tokens))
+        counted = elsewhere is None and worker.expert_metrics and self.part.stage.count > 1
+        self._loads = make_loads(stored.spec) if counted else -1
         if elsewhere is None:
-            self._exchange, self._followers = _start_all(parts, model, worker, size, device)
+            self._exchange, self._followers = _start_all(parts, model, worker, size, self._loads, device)
             stay_on_node(0, len(parts))
         else:
             gathered = elsewhere.gather()
@@ -126,6 +139,16 @@ class Leader:
     def pids(self) -> tuple[int, ...]:
         """The process ids of all ranks, in order."""
         return os.getpid(), *(follower.pid for follower in self._followers)
+
+    @property
+    def adapters(self) -> AdaptersOfRanks:
+        """The way by which the other ranks get LoRA adapters."""
+        return AdaptersOfRanks(self.part, self.tell_all)
+
+    def count_loads(self, decoder: Decoder) -> Tensor:
+        """Counts how many rows choose each expert: returns [layers, E] int64 for all layers. decoder: of this rank"""
+        own = decoder.count_loads(own_loads(self._loads, self._stored.spec, self.part))
+        return own if self._loads < 0 else map_loads(self._loads, self._stored.spec)
 
     def join(self, on_progress: Callable[[], None]) -> None:
         """Connects the ranks, if they are on GPUs. Raises ConfigError and RankLost as free() does."""
@@ -195,11 +218,13 @@ class Leader:
             raise ConfigError(str(error)) from error
         self._check_content(loaded, on_progress)
         self._check_weights(loaded)
+        self.tell_all(KeepWeights())
+        self.keep(lambda done, total: on_progress())
         if self._exchange.ring is None:
             return SharedModel(self._stored.spec, decoder, part, self)
-        others, stages = [follower.orders for follower in self._followers], self.part.stage.count
-        returned = ReturnedRows(self._exchange.ring, others, decoder.layers_started, stages)
-        return StagedModel(self._stored.spec, decoder, part, self.all, returned, stages)
+        others, stage = [follower.orders for follower in self._followers], self.part.stage
+        returned = ReturnedRows(self._exchange.ring, others, decoder.layers_started, stage.count)
+        return StagedModel(self._stored.spec, decoder, part, self.all, returned, stage)
 
     def sum_weights(self, weights: Weights, on_progress: Callable[[], None]) -> Loaded:
         """Returns the checksums of this rank, which it computes once: on a GPU, before the cache takes its memory."""
@@ -228,15 +253,23 @@ class Leader:
             self._end(error)
             raise
 
-    def all(self, compute: str, inputs: ForwardInputs | Tensor, own: Callable[[bool], Tensor]) -> Tensor:
+    def all(
+        self,
+        compute: str,
+        inputs: ForwardInputs | Tensor,
+        own: Callable[[bool], Tensor],
+        adapters: Sequence["AdapterRows"] = (),
+    ) -> Tensor:
         """Lets all ranks compute a step. Raises RankLost, and passes on every exception of `own`.
 
         own: computes the step on this rank, and compares residual streams with other ranks if its argument is true.
+        adapters: those of the step.
         After an error, ranks may wait for one another forever, so no rank computes any more.
         """
         checked = compute != LOGITS and self._is_checked()
         try:
-            frame = order(compute, inputs, checked=checked)
+            used = [(one.adapter.number, one.scale, one.of_all) for one in adapters]
+            frame = order(compute, inputs, checked=checked, adapters=used)
             self._tell(frame, [one for one in self._followers if compute != LOGITS or not one.part.stage.index])
             return own(checked)
         except BaseException as error:
@@ -255,14 +288,19 @@ class Leader:
             log.error("%s: all ranks end", error)
         self._exchange.end()
 
+    def tell_all(self, frame: msgspec.Struct) -> None:
+        """Sends a frame to all other ranks. Any thread may call it. Raises RankLost."""
+        self._tell(frame, self._followers)
+
     def _tell(self, frame: msgspec.Struct, followers: Sequence[Follower]) -> None:
         if self._differs is not None:
             raise self._differs
         if self._exchange.lost:
             raise RankLost("a process that computes a part of the model has died")
         try:
-            for follower in followers:
-                send(follower.orders, frame)
+            with self._sending:
+                for follower in followers:
+                    send(follower.orders, frame)
         except OSError as error:
             raise RankLost(f"a process that computes a part of the model does not listen: {error.strerror}") from error
 
@@ -297,19 +335,29 @@ class SharedModel:
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
         self._part, self._leader = part, leader
+        self._adapters: Sequence[AdapterRows] = ()
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         part = self._part
-        return self._leader.all(BOTH, inputs, lambda checked: part.logits(part.hidden(inputs, checked=checked)))
+
+        def own(checked: bool) -> Tensor:
+            return part.logits(part.hidden(inputs, checked=checked))
+
+        return self._leader.all(BOTH, inputs, own, self._adapters)
 
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
-        return self._leader.all(HIDDEN, inputs, lambda checked: self._part.hidden(inputs, checked=checked))
+        part = self._part
+        return self._leader.all(HIDDEN, inputs, lambda checked: part.hidden(inputs, checked=checked), self._adapters)
 
     def logits(self, h: Tensor) -> Tensor:
         return self._leader.all(LOGITS, h, lambda checked: self._part.logits(h))
 
-    def with_operations(self, operations: Operations) -> Decoder:
-        raise NotImplementedError("settings_check.py refuses what needs other operations with several ranks")
+    def with_operations(self, operations: Operations) -> "SharedModel":
+        """Returns the model for a step with adapters."""
+        other = copy(self)
+        other._adapters = adapters_in(operations)
+        other._part = self._part.with_adapters(other._adapters)
+        return other
 
 
 def round_bytes(spec: ModelSpec, tokens: int) -> int:
@@ -319,9 +367,12 @@ def round_bytes(spec: ModelSpec, tokens: int) -> int:
 
 
 def _start_all(
-    parts: Sequence[Part], model: ModelConfig, worker: WorkerConfig, size: int, device: torch.device
+    parts: Sequence[Part], model: ModelConfig, worker: WorkerConfig, size: int, loads: int, device: torch.device
 ) -> tuple[Exchange, list[Follower]]:
-    """Starts all ranks but this one. size: bytes that the ranks of a stage share. device: of this rank"""
+    """Starts all ranks but this one.
+
+    size: bytes that the ranks of a stage share. loads: see Beginning. device: of this rank
+    """
     exchanged = exchange_on(device)
     size = 0 if exchanged == ON_GPUS else size
     shared = [os.memfd_create("sluice-ranks", os.MFD_CLOEXEC) for _ in range(parts[0].stage.count)]
@@ -330,7 +381,7 @@ def _start_all(
     rows = _connected(parts)
     followers = [
         _start(
-            part, Beginning(model, worker, part.rank, size, exchange=exchanged), shared[part.stage.index],
+            part, Beginning(model, worker, part.rank, size, exchange=exchanged, loads=loads), shared[part.stage.index],
             rows[part.rank],
         )
         for part in parts[1:]
@@ -356,7 +407,7 @@ def _start(part: Part, begin: Beginning, shared: int, rows: Mapping[int, socket.
         sys.executable, *FOLLOWER, str(os.getpid()), str(theirs.fileno()), str(shared),
     )  # fmt: skip
     files = {rank: link.fileno() for rank, link in rows.items()}
-    passed = (theirs.fileno(), shared, *files.values())
+    passed = (theirs.fileno(), shared, *files.values(), *([begin.loads] if begin.loads >= 0 else []))
     process = subprocess.Popen(words, pass_fds=passed, stdin=subprocess.DEVNULL)
     send(ours, msgspec.structs.replace(begin, rows=files))
     for link in (theirs, *rows.values()):

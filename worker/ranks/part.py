@@ -1,7 +1,9 @@
 """The decoder of one rank. It has a part of the model, and computes each step together with the other ranks."""
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,11 @@ from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.share import CannotShare
+from worker.ranks.adapters import with_adapters
 from worker.ranks.checks import RankDiffers, checksum, differing
+
+if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
+    from worker.adapters.operations import AdapterRows
 
 
 class PartDecoder:
@@ -29,18 +35,27 @@ class PartDecoder:
         if not isinstance(layers, CpuDecoder):
             raise CannotShare("--tensor-parallel-size needs the C library, which does not compute this model here")
         self._layers, self._cache, self._ranks, self._first = layers, cache, ranks, first
+        self._adapters: Sequence[AdapterRows] = ()
         self._head = decoder.with_operations(replace(FAST, linear=self._whole_linear))
+
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "PartDecoder":
+        """Returns the decoder for a step in which some rows have adapters."""
+        other = copy(self)
+        other._adapters = adapters
+        return other
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
         """Computes the same as Decoder.hidden of the whole model. Raises RankLost.
 
         checked: whether ranks compare the residual stream and its norm, which every rank has in full. If they differ,
-            rank 0 raises RankDiffers.
+            the first rank raises RankDiffers.
         """
         self._cache.reach(inputs.max_pages)
-        h = self._layers.hidden(inputs, self._cache)
-        if checked:
-            self._compare(checksum(h, checksum(self._layers.residual(len(inputs.token_ids)))))
+        layers = with_adapters(self._layers, self._adapters, inputs, self._ranks.gather)
+        h = layers.hidden(inputs, self._cache)
+        if checked:  # the loop in Python, for adapters of experts, keeps no residual stream
+            stream = checksum(layers.residual(len(inputs.token_ids))) if isinstance(layers, CpuDecoder) else 0
+            self._compare(checksum(h, stream))
         return h
 
     def _compare(self, own: int) -> None:

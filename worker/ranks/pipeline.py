@@ -10,11 +10,12 @@ step at the same time. Every rank computes all steps in the same order.
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from ctypes import c_uint64
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -25,8 +26,14 @@ from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.part import Part
+from worker.ranks.adapters import with_adapters
 from worker.ranks.frames import CPU, rows_frame, rows_in, send
 from worker.ranks.inbox import Inbox
+from worker.ranks.layer_vectors import LayerVectors
+from worker.ranks.taps import StageTaps, joined
+
+if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
+    from worker.adapters.operations import AdapterRows
 
 PROGRESS_S = 0.2  # pause between two progress bytes
 LOST = "a process that computes other layers of the model has died"
@@ -37,6 +44,7 @@ class RankDecoder(Protocol):
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor: ...
     def logits(self, h: Tensor) -> Tensor: ...
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "RankDecoder": ...
 
 
 class AllHeads:
@@ -44,11 +52,18 @@ class AllHeads:
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self._layers, self._cache = fastest_decoder(decoder, cache), cache
+        self._adapters: Sequence[AdapterRows] = ()
+
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "AllHeads":
+        """Returns the decoder for a step in which some rows have adapters."""
+        other = copy(self)
+        other._adapters = adapters
+        return other
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
         """Does the same as Decoder.hidden. checked: has no effect, because no other rank has the same numbers."""
         self._cache.reach(inputs.max_pages)
-        return self._layers.hidden(inputs, self._cache)
+        return with_adapters(self._layers, self._adapters, inputs).hidden(inputs, self._cache)
 
     def logits(self, h: Tensor) -> Tensor:
         return self._layers.logits(h)
@@ -103,9 +118,10 @@ class Ring:
 class StageDecoder:
     """The decoder of one rank of a stage. All ranks call it with the same inputs for a step."""
 
-    def __init__(self, own: RankDecoder, part: Part, like: Tensor, ring: Ring) -> None:
-        """own: the decoder of this stage's layers. like: a tensor [..., H] with the dtype of the residual stream."""
-        self._own, self._part, self._like, self._ring = own, part, like, ring
+    def __init__(self, own: RankDecoder, part: Part, decoder: Decoder, ring: Ring) -> None:
+        """own: the decoder of this rank. decoder: has the same layers and weights."""
+        self._own, self._part, self._like, self._ring = own, part, decoder.weights.embed, ring
+        self._vectors = LayerVectors(decoder, part.stage)
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
         """Waits for the rows of the stage before, computes the layers of this stage, and sends the rows on.
@@ -114,16 +130,28 @@ class StageDecoder:
         of the last stage are the result of Decoder.hidden. Raises RankLost.
         """
         stage, ring = self._part.stage, self._ring
+        taps, earlier = StageTaps(inputs.tapped, stage, self._like), None
         if stage.index:
-            inputs = _continued(inputs, ring.take())
-        if stage.is_last:
-            computed = self._own.hidden(inputs, checked=checked)
+            rows, earlier = taps.apart(ring.take())
+            inputs, later = self._vectors.take(inputs, rows)
         else:
-            computed = self._like.new_empty(len(inputs.token_ids), self._like.shape[-1])
-            self._own.hidden(_all_rows(inputs, ((len(stage) - 1, computed),)), checked=checked)
+            inputs, later = self._vectors.begin(inputs)
+        wanted = inputs if stage.is_last else _all_rows(inputs)
+        outputs = taps.buffers(len(wanted.logits_indices))
+        result = self._own.hidden(replace(wanted, tapped=tuple(outputs.items())), checked=checked)
+        stream = result if stage.is_last else outputs[len(stage) - 1]
+        vectors = [] if later is None else [later.flatten(1)]
+        onward = taps.onward(earlier, outputs, inputs.logits_indices)
+        computed = joined([stream, *([] if stage.is_last else vectors), *onward])
         if not stage.is_last or not self._part.lane:
             ring.give(computed)
         return computed
+
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "StageDecoder":
+        """Returns the decoder for a step in which some rows have adapters."""
+        other = copy(self)
+        other._own = self._own.with_adapters(adapters)
+        return other
 
     def logits(self, h: Tensor) -> Tensor:
         """Does the same as Decoder.logits. Only the first stage has the LM head."""
@@ -141,13 +169,7 @@ def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:
                 orders.sendall(b"+")
 
 
-def _continued(inputs: ForwardInputs, rows: Tensor) -> ForwardInputs:
-    """Returns inputs in which the rows of the stage before replace the embeddings."""
-    all_rows = torch.arange(len(rows), device=rows.device)
-    return replace(inputs, token_ids=torch.zeros_like(inputs.token_ids), replaced=(all_rows, rows), added=())
-
-
-def _all_rows(inputs: ForwardInputs, tapped: tuple[tuple[int, Tensor], ...]) -> ForwardInputs:
+def _all_rows(inputs: ForwardInputs) -> ForwardInputs:
     """Returns inputs that request logits for all rows, because the last layer would drop other rows."""
     every = torch.arange(len(inputs.token_ids), device=inputs.token_ids.device)
-    return replace(inputs, logits_indices=every, tapped=tapped)
+    return replace(inputs, logits_indices=every)

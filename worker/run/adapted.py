@@ -1,22 +1,20 @@
-"""Prepares steps with LoRA adapters or pictures. The first such step imports the modules for adapters or pictures."""
+"""Prepares steps with LoRA adapters, pictures or a drafter that reads hidden states.
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+The modules of these features are imported only by the first such step.
+"""
 
-from worker.kernels.operations import Operations
+from typing import TYPE_CHECKING, TypeVar
+
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.model import Forward, Model, Pipeline
 from worker.schedule.sequence import Plan
 
 if TYPE_CHECKING:
+    from worker.run.drafters.hidden_rows import Reader
     from worker.vision.vision import Vision
 
 
-class _Model(Protocol):
-    @property
-    def operations(self) -> Operations: ...
-    def with_operations(self, operations: Operations) -> Any: ...
-
-
-M = TypeVar("M", bound=_Model)
+M = TypeVar("M", Model, Pipeline)
 
 
 def has_adapters(plan: Plan) -> bool:
@@ -29,8 +27,30 @@ def has_pictures(plan: Plan) -> bool:
     return any([each is not None and (start < each.end or each.rotary is not None) for start, each in pictures])
 
 
-def model_for(model: M, plan: Plan, inputs: ForwardInputs) -> M:
-    """Returns the model that computes a step: one with adapters, or `model` itself if no sequence has an adapter."""
+def model_for(model: Model, plan: Plan, inputs: ForwardInputs, reader: "Reader | None") -> Forward:
+    """Returns the model that computes a step: with its adapters, and with a drafter that reads its hidden states.
+
+    It is `model` itself if no sequence has an adapter, and no drafter reads.
+    """
+    step = None if reader is None else reader.reads(inputs, plan)
+    if step is None:
+        return _adapted(model, plan, inputs)
+    from worker.run.drafters.hidden_rows import ReadModel
+
+    return ReadModel(_adapted(model, plan, step.inputs), step)
+
+
+def begun_by(pipeline: Pipeline, plan: Plan, inputs: ForwardInputs, reader: "Reader | None") -> Forward:
+    """Begins a step in a pipeline. Returns what computes the rest, see Pipeline.begin and model_for."""
+    step = None if reader is None else reader.reads(inputs, plan)
+    if step is None:
+        return _adapted(pipeline, plan, inputs).begin(inputs)
+    from worker.run.drafters.hidden_rows import ReadModel
+
+    return ReadModel(_adapted(pipeline, plan, step.inputs).begin(step.inputs), step)
+
+
+def _adapted(model: M, plan: Plan, inputs: ForwardInputs) -> M:
     if not has_adapters(plan):
         return model
     from worker.adapters.operations import operations_with_adapters

@@ -34,6 +34,8 @@ class Model(Forward, Protocol):
 class Pipeline(Protocol):
     """A model whose layers are cut into stages (worker/ranks/staged_model.py)."""
 
+    operations: Operations
+
     @property
     def stages(self) -> int:
         """How many steps may be in flight: as many as there are stages."""
@@ -43,3 +45,5 @@ class Pipeline(Protocol):
 
         Returns what computes the rest of this step: its `hidden` waits for the rows of the last stage.
         """
+
+    def with_operations(self, operations: Operations) -> "Pipeline": ...

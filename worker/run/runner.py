@@ -16,7 +16,7 @@ from torch import Tensor
 from shared.messages import Sampling
 from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.adapted import has_adapters, has_pictures, inputs_for, model_for
+from worker.run.adapted import begun_by, has_adapters, has_pictures, inputs_for, model_for
 from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
 from worker.run.graphs.graph_shapes import Shapes
 from worker.run.graphs.graphs import StepGraphs
@@ -107,10 +107,11 @@ class Runner:
         if (replayed := self._replay(plan, rows, known)) is not None:
             return self._finish(plan, rows, replayed)
         inputs, use = self._inputs(plan, known)
+        reader = None if use.pooled else self.hidden_reader
         if self.pipeline is not None:
-            rest = partial(self._run, self.pipeline.begin(inputs), inputs, plan, rows, use)
-            return UnfinishedStep(plan, self.pipeline.stages - 1, rest)
-        return self._run(model_for(self._model, plan, inputs), inputs, plan, rows, use)
+            begun = begun_by(self.pipeline, plan, inputs, reader)
+            return UnfinishedStep(plan, self.pipeline.stages - 1, partial(self._run, begun, inputs, plan, rows, use))
+        return self._run(model_for(self._model, plan, inputs, reader), inputs, plan, rows, use)
 
     def _finish(self, plan: Plan, rows: list[Row], done: _Computed) -> InFlightStep:
         """Samples the rows of a step that is computed, or is being computed on the device."""
@@ -154,8 +155,6 @@ class Runner:
     def _outputs(self, model: Forward, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> tuple[Tensor, ReadPooled]:
         """Returns the logits [N, V] float32, and a function that returns the pooled rows."""
         if not use.pooled:
-            if self.hidden_reader is not None:
-                return self.hidden_reader.logits(model, inputs, plan, self._cache), no_rows
             return model.forward(inputs, self._cache), no_rows
         from worker.run.pooling import launch_pooling
 

@@ -64,8 +64,6 @@ def test_what_is_wrong_is_refused_by_name(told: Any, words: str) -> None:
         ({"speculation": "off"}, "--speculation off"),
         ({"max_draft_tokens": 3}, "--max-draft-tokens 3"),
         ({"batch_invariant": False}, "--batch-invariant"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
-        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
     ],
 )
 def test_settings_that_contradict_it_are_refused_by_name(others: dict[str, Any], words: str) -> None:

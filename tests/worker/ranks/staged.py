@@ -3,7 +3,7 @@
 import mmap
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shared.adapters.files import read_files
 from shared.config import WorkerConfig
 from tests.worker.model.harness import CPU, cache_for
-from worker.follower import compute
+from worker.adapters.operations import AdapterRows
+from worker.follower import LoadedPart, compute
 from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
 from worker.model.checkpoint.checkpoint import read_config
 from worker.model.decoder import Decoder
@@ -22,6 +24,7 @@ from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.part import Part, parts_of
 from worker.model.quantization.in_memory import AS_STORED, InMemory
 from worker.model.weights import load
+from worker.ranks.adapters import AdaptersOfRanks, OwnAdapters
 from worker.ranks.exchange import Exchange
 from worker.ranks.frames import LOGITS, order, send
 from worker.ranks.leader import _connected
@@ -67,11 +70,11 @@ def decoder_of(
     return decoder, exchange.decoder(decoder, cache_for(decoder, tokens=POSITIONS))
 
 
-def follow(computing: RankDecoder, orders: socket.socket, exchange: Exchange) -> None:
+def follow(loaded: LoadedPart, orders: socket.socket, exchange: Exchange) -> None:
     """Computes the orders of rank 0. The connections of a rank end with it, as those of a process do."""
     with orders, suppress(RankLost, EOFError, OSError):
         try:
-            compute(computing, orders)
+            compute(loaded, orders)
         finally:
             exchange.end()
 
@@ -83,27 +86,45 @@ def staged(
     dtype: torch.dtype,
     memory: InMemory = AS_STORED,
     prepare: Callable[[list[RankDecoder]], None] = lambda ranks: None,
+    adapters: Sequence[Path] = (),
 ) -> Iterator[StagedModel]:
-    """The model as rank 0 sees it, while all other ranks compute in threads. prepare: gets the decoders of all ranks"""
+    """The model as rank 0 sees it, while all other ranks compute in threads. prepare: gets the decoders of all ranks
+
+    adapters: their folders; the other ranks get them with the numbers 1, 2, ...
+    """
     with exchanges(parts) as found, ExitStack() as stack:
         (decoder, own), *others = [decoder_of(folder, one, dtype, memory) for one in found]
         prepare([own, *(computing for _, computing in others)])
         orders = dict[Part, socket.socket]()
-        for exchange, (_, computing) in zip(found[1:], others, strict=True):
+        for exchange, (other, computing) in zip(found[1:], others, strict=True):
             ours, theirs = socket.socketpair()
             orders[exchange.part] = stack.enter_context(ours)
-            threading.Thread(target=follow, args=(computing, theirs, exchange), daemon=True).start()
+            loaded = loaded_part(folder, exchange.part, other, computing)
+            threading.Thread(target=follow, args=(loaded, theirs, exchange), daemon=True).start()
+        given = AdaptersOfRanks(parts[0], lambda frame: [send(link, frame) for link in orders.values()])
+        for number, one in enumerate(adapters, 1):
+            given.give(number, read_files(str(one)))
         ring = found[0].ring
         assert ring is not None
-        stages, order_all = parts[0].stage.count, partial(_order_all, orders)
-        returned = ReturnedRows(ring, list(orders.values()), decoder.layers_started, stages)
-        yield StagedModel(spec_of(folder), decoder, own, order_all, returned, stages)
+        stage, order_all = parts[0].stage, partial(_order_all, orders)
+        returned = ReturnedRows(ring, list(orders.values()), decoder.layers_started, stage.count)
+        yield StagedModel(spec_of(folder), decoder, own, order_all, returned, stage)
+
+
+def loaded_part(folder: Path, part: Part, decoder: Decoder, computing: RankDecoder) -> LoadedPart:
+    own = OwnAdapters(folder, spec_of(folder), decoder.weights, part, 64)
+    return LoadedPart(computing, own, decoder.weights.embed, lambda: None)
 
 
 def _order_all(
-    orders: dict[Part, socket.socket], name: str, inputs: ForwardInputs | Tensor, own: Callable[[bool], Tensor]
+    orders: dict[Part, socket.socket],
+    name: str,
+    inputs: ForwardInputs | Tensor,
+    own: Callable[[bool], Tensor],
+    adapters: Sequence[AdapterRows] = (),
 ) -> Tensor:
+    used = [(one.adapter.number, one.scale, one.of_all) for one in adapters]
     for part, link in orders.items():
         if name != LOGITS or not part.stage.index:
-            send(link, order(name, inputs, checked=True))
+            send(link, order(name, inputs, checked=True, adapters=used))
     return own(True)

@@ -81,8 +81,8 @@ def check_oldest(begun: deque[tuple[BegunStep, ForwardInputs, Tensor]], cache: K
 
 
 KINDS = (
-    "llama", "llama-biased", "qwen3", "gemma3", "gemma4-dense", "olmo2", "cohere2", "gpt-oss", "qwen2-moe",
-    "gemma4-moe", "qwen3_5", "qwen3-next", "lfm2-moe", "granite-hybrid",
+    "llama", "llama-biased", "qwen3", "gemma3", "gemma4-inputs", "gemma4-dense", "olmo2", "cohere2", "gpt-oss",
+    "qwen2-moe", "gemma4-moe", "qwen3_5", "qwen3-next", "lfm2-moe", "granite-hybrid",
 )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_stages_give_the_bits_of_the_whole_model(
 
 
 @needs_library
-@pytest.mark.parametrize(("kind", "stages"), [("llama-biased", 2), ("qwen2-moe", 3), ("qwen3_5", 2)])
+@pytest.mark.parametrize(("kind", "stages"), [("llama-biased", 2), ("qwen2-moe", 3), ("qwen3_5", 2), ("gemma4", 2)])
 def test_stages_of_two_ranks_each_give_the_bits_of_the_whole_model(
     checkpoints: Checkpoints, kind: str, stages: int
 ) -> None:
@@ -243,7 +243,7 @@ def test_stages_are_cut_so_that_the_largest_is_small(
 
 def test_layers_that_read_the_same_keys_stay_together(checkpoints: Checkpoints) -> None:
     """Layers 4 and 5 of this model read the K/V of layers 2 and 1."""
-    plain = replace(spec_of(checkpoints("gemma4-dense")), layer_inputs=None)
+    plain = spec_of(checkpoints("gemma4-dense"))
     one = plain.layers[0]
     spec = replace(plain, layers=(one, one, one, one, replace(one, shares=2), replace(one, shares=1), one))
     assert bounds_of_stages(spec, [1] * 7, 0, 2) == (0, 1, 7)
@@ -258,7 +258,7 @@ def test_layers_that_read_the_same_keys_stay_together(checkpoints: Checkpoints) 
     ("kind", "count", "words"),
     [
         ("llama", 4, "--pipeline-parallel-size 4 is more than the model's 3 layers"),
-        ("gemma4", 2, "--pipeline-parallel-size 2: stages do not hand over per-layer embeddings yet"),
+        ("gemma4", 4, "--pipeline-parallel-size 4: this model can be cut into"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(checkpoints: Checkpoints, kind: str, count: int, words: str) -> None:

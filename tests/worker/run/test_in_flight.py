@@ -15,5 +15,5 @@ def test_host_copy_keeps_values_that_are_overwritten_later() -> None:
 
 def test_read_returns_ids_without_logprobs_by_default() -> None:
     ids = torch.tensor([5, 6])
-    output = InFlightStep(Plan([]), True, ids, HostCopy(ids)).read()
+    output = InFlightStep(Plan([]), 1, ids, HostCopy(ids)).read()
     assert output.ids == [5, 6] and output.logprobs == []

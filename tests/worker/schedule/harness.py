@@ -88,7 +88,7 @@ class Rig:
     windows: sliding window → number of pages, for each further group of layers
     slots: number of slots for recurrent states, with the scratch slot; 0: the model is not recurrent
     overlap: whether step() leaves the last launched step in flight
-    stages: number of the model's stages; step() leaves one step less in flight
+    stages: number of stages of the model; step() leaves one step less in flight
     token_s: seconds that computing a token takes
     """
 
@@ -106,9 +106,8 @@ class Rig:
     ) -> None:
         self.steps_behind = stages - 1 or int(overlap)  # how many steps step() leaves in flight
         self.token_s = token_s
-        self.in_flight: deque[tuple[Plan, list[int]]] = (
-            deque()
-        )  # plans that are launched but not applied, with their ids
+        # plans that are launched but not applied, with their ids
+        self.in_flight: deque[tuple[Plan, list[int]]] = deque()
         self.config = SchedulerConfig(
             **{"max_seq_len": 64, "overlap": overlap, "pipeline_parallel_size": stages, **settings}
         )

@@ -4,8 +4,8 @@
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,10 @@ from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.config.speculation import read_speculative_config
 from shared.hf_hub import Progress
 from worker.engine.load_model import LoadedModel, ModelFiles, find_model, load_model
+from worker.kernels.linear import PackedLinear
 from worker.kv_cache.sizing import longest_sequence
 from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.model.checkpoint.staging import Staging
 from worker.model.layer import Weights
 from worker.model.quantization.in_memory import in_memory
 from worker.model.source import open_source
@@ -93,10 +95,12 @@ def _find_mtp(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> Fo
     from worker.run.drafters.head_drafter import HeadDrafter
     from worker.run.drafters.mtp_head import check_head, load_head
 
-    spec, nbytes = check_head(files.folder, files.spec, files.formats.dtype, files.formats.memory)
+    output_head = _bytes_of_head(files, worker)
+    spec, nbytes = check_head(files.folder, files.spec, files.formats.dtype, files.formats.memory, output_head)
 
     def add_to(runner: Runner, speculation: Speculation, weights: Weights, longest: int) -> None:
-        head = load_head(files.folder, files.spec, weights, files.formats.memory, longest)
+        whole = _whole_head(files, worker)
+        head = load_head(files.folder, files.spec, weights, files.formats.memory, longest, whole)
         runner.hidden_reader = speculation.proposer = HeadDrafter(head, files.spec, drafters_budget(worker))
 
     return FoundDrafter(nbytes + _cache_bytes(spec, files, model, worker), add_to)
@@ -112,11 +116,13 @@ def _find_eagle(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> 
         folder = draft_folder(worker)
         config = read_eagle_config(folder, files.spec)
         memory = in_memory(config.spec.stored, worker.quantization, files.device)
-        nbytes = check_eagle(folder, config, files.spec, files.formats.dtype, memory)
+        output_head = _bytes_of_head(files, worker)
+        nbytes = check_eagle(folder, config, files.spec, files.formats.dtype, memory, output_head)
 
     def add_to(runner: Runner, speculation: Speculation, weights: Weights, longest: int) -> None:
         with explain_draft_model():
-            head = load_eagle(folder, config, files.spec, weights, memory, longest)
+            whole = _whole_head(files, worker)
+            head = load_eagle(folder, config, files.spec, weights, memory, longest, whole)
         runner.hidden_reader = speculation.proposer = HeadDrafter(head, files.spec, drafters_budget(worker))
 
     return FoundDrafter(nbytes + _cache_bytes(config.spec, files, model, worker), add_to)
@@ -141,9 +147,35 @@ def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfi
 
 
 def _weights_bytes(files: ModelFiles) -> int:
+    with _loader(files) as loader:
+        return loader.nbytes()
+
+
+def _bytes_of_head(files: ModelFiles, worker: WorkerConfig) -> int:
+    """Returns the bytes of a whole output head for drafts; 0 if this process has the served model's whole head."""
+    if worker.tensor_parallel_size == 1:
+        return 0
+    with _loader(files) as loader:
+        return loader.bytes_of_head()
+
+
+def _whole_head(files: ModelFiles, worker: WorkerConfig) -> Callable[[], PackedLinear] | None:
+    """Returns a function that loads the served model's output head; None if this process has the whole head."""
+    if worker.tensor_parallel_size == 1:
+        return None
+
+    def load() -> PackedLinear:
+        with _loader(files) as loader:
+            return loader.whole_head()
+
+    return load
+
+
+@contextmanager
+def _loader(files: ModelFiles) -> Iterator[Loader]:
     formats = files.formats
-    with closing(open_source(files.folder, None)) as source:
-        return Loader(source, files.spec, formats.dtype, files.device, True, formats.memory).nbytes()
+    with closing(open_source(files.folder, Staging(files.device))) as source:
+        yield Loader(source, files.spec, formats.dtype, files.device, True, formats.memory)
 
 
 def _cache_bytes(spec: ModelSpec, files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> int:

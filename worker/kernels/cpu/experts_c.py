@@ -46,12 +46,13 @@ class CExperts:
     normalized: bool  # if true, the weights of a row's experts are divided by their sum
     activation: int  # its index in ACTIVATIONS of activate.py
 
-    def struct(self, ranks: RanksC | None = None) -> ExpertsStruct:
+    def struct(self, ranks: RanksC | None = None, parts: int = 0) -> ExpertsStruct:
         """Returns a struct that is valid as long as this record exists.
 
         ranks: the processes that hold the other rows of gate_up and down; None if this process holds all rows
+        parts: how many processes hold rows of gate_up and down; 0: as many as `ranks` says
         """
-        parts = 1 if ranks is None else ranks.count
+        parts = parts or (1 if ranks is None else ranks.count)
         count, hidden, inner = self.gate_up.count, self.gate_up.k, self.down.k
         assert self.router.n == self.down.count == count and 0 < self.chosen <= min(count, MAX_CHOSEN)
         assert self.router.k == parts * self.down.n == hidden and parts * self.gate_up.n == 2 * inner
@@ -115,7 +116,8 @@ def experts(
 def choose(logits: Tensor, layer: CExperts) -> tuple[Tensor, Tensor]:
     """Chooses each row's experts as `experts` does, by logits [T, E] float32. Returns the experts [T, chosen] int32 and
     their weights [T, chosen] float32."""
-    found, struct, shape = library(), layer.struct(), (len(logits), layer.chosen)
+    parts = layer.router.k // layer.down.n  # other processes may hold the other rows of gate_up and down, not read here
+    found, struct, shape = library(), layer.struct(parts=parts), (len(logits), layer.chosen)
     assert found is not None and logits.shape[1] == layer.router.n
     assert logits.dtype == torch.float32 and logits.is_contiguous()
     numbers, weights = torch.empty(shape, dtype=torch.int32), torch.empty(shape)

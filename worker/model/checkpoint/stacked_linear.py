@@ -29,6 +29,11 @@ class StackedLinear:
         """How many rows of the first module are used."""
         return self.rows[0] if self.kept is None else len(self.kept[0])
 
+    @property
+    def kept_rows(self) -> int:
+        """How many rows of all modules are used."""
+        return sum(self.rows if self.kept is None else map(len, self.kept))
+
     def orders(self, device: torch.device) -> list[Tensor | slice]:
         """Returns for each module an index that selects its used rows in memory order."""
         if self.kept is not None:

@@ -50,6 +50,7 @@ class ForwardInputs:
     replaced: tuple[Tensor, Tensor] | None = None  # rows [N], and the vectors [N, H] that replace their embeddings
     added: tuple[Tensor, ...] = ()  # [i]: vectors [N, H] that are added to the replaced rows after layer i
     first: Tensor | None = None  # [T, K]: input of the first layer's mixer, in place of the normed embeddings
+    of_layers: Tensor | None = None  # [T, L, P]: per-layer embeddings that another process has computed
     tapped: tuple[tuple[int, Tensor], ...] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
 
     @property

@@ -72,8 +72,6 @@ def bounds_of_stages(
     Returns the first layer of each stage, and then the number of layers. Raises CannotShare if the model cannot be cut.
     """
     flag, total = f"--pipeline-parallel-size {count}", len(layers)
-    if count > 1 and spec.layer_inputs is not None:
-        raise CannotShare(f"{flag}: stages do not hand over per-layer embeddings yet; use --tensor-parallel-size")
     if count > total:
         raise CannotShare(f"{flag} is more than the model's {total} layers")
     cuts = [cut for cut in range(1, total) if _can_cut(spec, cut) and cut >= for_pictures]

@@ -1,8 +1,9 @@
 """Keeps the packed weights of a model on disk, so that the next start reads them and packs nothing.
 
-A folder has one file (tensor_file.py) for each checkpoint, dtype, quantization and layout in memory. The file also
-says from which checkpoint it was made: the config, and the sizes and times of the weight files. If these differ, or
-if the file is damaged, it is not used but written again. A failure to write is logged, and the model is served anyway.
+A folder has one file (tensor_file.py) for each checkpoint, dtype, quantization and layout in memory. If several
+processes compute the model, each process has a file for its part. The file also says from which checkpoint it was made:
+the config, and the sizes and times of the weight files. If these differ, or if the file is damaged, it is not used but
+written again. A failure to write is logged, and the model is served anyway.
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ from worker.model.feed_forward.kinds import feed_forward
 from worker.model.layer import Layer, Weights
 from worker.model.layer_inputs import LayerInputs
 from worker.model.mixers.kinds import mixer
+from worker.model.parts.part import Part
 from worker.model.quantization.in_memory import InMemory
 from worker.model.weights_cache import tensor_file
 from worker.model.weights_cache.tensor_file import BrokenFile
@@ -56,15 +58,19 @@ class WeightsCache:
     key: str
 
     @classmethod
-    def of(cls, directory: Path, folder: Path, dtype: torch.dtype, memory: InMemory) -> "WeightsCache":
+    def of(
+        cls, directory: Path, folder: Path, dtype: torch.dtype, memory: InMemory, part: Part | None = None
+    ) -> "WeightsCache":
         """directory: the cache's folder; folder: the checkpoint; memory: how linears are kept in memory
+        part: the part of the model that this process has; None if it has the whole model
 
         Raises CheckpointError if a weight file is missing.
         """
         files = weight_files(folder)
         if missing := [file for file in files if not file.exists()]:
             raise CheckpointError(f"{missing[0]} is missing")
-        name = _digest([str(file.resolve()) for file in files], str(dtype), repr(memory), layout(dtype))[:16]
+        of_part = () if part is None else (repr(part),)
+        name = _digest([str(file.resolve()) for file in files], str(dtype), repr(memory), layout(dtype), *of_part)[:16]
         stats = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         key = _digest(LAYOUT, STRUCTURE, name, stats, read_config(folder))
         return cls(directory / f"{files[0].stem}-{name}.safetensors", key)

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from shared.config import ConfigError, WorkerConfig
+from shared.config import ConfigError, ModelConfig, WorkerConfig
 from worker.model.device import pick_device
 from worker.ranks.frames import IN_C, ON_GPUS
 
@@ -41,6 +41,16 @@ def check_count(worker: WorkerConfig, found: int, here: int = 0) -> None:
         f"{flags} needs {needed} GPUs{there}, one for each process, and there {'is' if found == 1 else 'are'} "
         f"{found}{named}; use fewer processes, or --device cpu"
     )
+
+
+def check_features(model: ModelConfig, worker: WorkerConfig) -> None:
+    """Raises ConfigError for settings that several GPUs computing one model together do not support."""
+    given = {
+        "--lora-modules": model.lora_modules, "--allow-runtime-lora": model.allow_runtime_lora,
+        "--expert-metrics": worker.expert_metrics,
+    }  # fmt: skip
+    if wrong := next((flag for flag, value in given.items() if value), ""):
+        raise ConfigError(f"{wrong} does not work with {worker.ranks_flag} above 1 on GPUs; leave one of both out")
 
 
 def exchange_on(device: torch.device) -> str:

@@ -24,7 +24,7 @@ class OperationsOfRank(Operations):
 
     columns: Gather
 
-    def gather(self, x: Tensor) -> Tensor:
+    def all_columns(self, x: Tensor) -> Tensor:
         return self.columns(x)
 
     def linear_add_norm(

@@ -1,6 +1,8 @@
 """The decoder of a rank on a GPU that has a part of each layer. It computes each step together with the other ranks."""
 
+from collections.abc import Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +14,9 @@ from worker.ranks.checks import RankDiffers, checksum, differing
 from worker.ranks.gpu.lanes import Lanes
 from worker.ranks.gpu.operations import gathering
 
+if TYPE_CHECKING:  # a feature, which no rank on a GPU has
+    from worker.adapters.operations import AdapterRows
+
 
 class GatheringDecoder:
     """The decoder of one rank. All ranks call the same methods with equal arguments, and get equal results."""
@@ -21,6 +26,11 @@ class GatheringDecoder:
         self._decoder = copy(decoder)
         self._decoder.exchange = gathering(lanes.rank, lanes.count, lanes.gather)
         self._cache, self._lanes, self._first = cache, lanes, first
+
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "GatheringDecoder":
+        """Returns the decoder for a step: this one, as workers with several GPUs are refused to have adapters."""
+        assert not adapters
+        return self
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
         """Computes the same as Decoder.hidden of the whole model, and waits for the result. Raises RankLost.

@@ -16,11 +16,12 @@ POOL_SHARE = 8  # a drafter's K/V takes at most 1 / POOL_SHARE of the served mod
 
 
 def draft_settings(model: ModelConfig, worker: WorkerConfig) -> tuple[ModelConfig, WorkerConfig]:
-    """Returns the settings to load the draft model with."""
+    """Returns the settings to load the draft model with. One process has it whole, also if several serve the model."""
     config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
+    alone = replace(worker, tensor_parallel_size=1, pipeline_parallel_size=1, rank_group="local")
     return (
         replace(model, model=config.model, mmproj="off", revision="", max_seq_len=0, task="generate"),
-        replace(worker, kv_cache_gb=0.0, kv_cache_dtype="auto"),
+        replace(alone, kv_cache_gb=0.0, kv_cache_dtype="auto"),
     )
 
 

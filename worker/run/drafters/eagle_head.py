@@ -7,7 +7,7 @@ only the most frequent tokens. The tensor `d2t` is then the difference between t
 Sources: EAGLE-3 (arXiv 2503.01840), and the tensors of published checkpoints.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,25 +76,38 @@ class EagleHead:
         return normed
 
 
-def check_eagle(folder: Path, config: EagleConfig, served: ModelSpec, dtype: torch.dtype, memory: InMemory) -> int:
+def check_eagle(
+    folder: Path, config: EagleConfig, served: ModelSpec, dtype: torch.dtype, memory: InMemory, output_head: int = 0
+) -> int:
     """Returns how many bytes the head takes in memory. Reads no weights.
+
+    output_head: bytes of the served model's output head, if it must be loaded again for drafts.
 
     Raises CheckpointError if the checkpoint lacks a tensor of the head, or has unknown tensors.
     """
     with closing(open_source(folder, None)) as source:
-        return _Stored(source, config, served, dtype, memory).check()
+        return _Stored(source, config, served, dtype, memory).check(output_head)
 
 
 def load_eagle(
-    folder: Path, config: EagleConfig, served: ModelSpec, weights: Weights, memory: InMemory, max_positions: int
+    folder: Path,
+    config: EagleConfig,
+    served: ModelSpec,
+    weights: Weights,
+    memory: InMemory,
+    max_positions: int,
+    output_head: Callable[[], PackedLinear] | None = None,
 ) -> EagleHead:
     """Loads a head to the CPU.
 
-    served, weights, memory: the spec, weights and format of the served model. max_positions: see Decoder.
+    served, weights, memory: the spec, weights and format of the served model. output_head: loads the served model's
+    output head if `weights` have only a part of it. max_positions: see Decoder.
+
     Raises the same errors as check_eagle, and CheckpointError if `d2t` gives invalid ids.
     """
     with closing(open_source(folder, Staging(weights.embed.device))) as source:
-        return _Stored(source, config, served, weights.embed.dtype, memory).load(weights, max_positions)
+        stored = _Stored(source, config, served, weights.embed.dtype, memory)
+        return stored.load(weights, max_positions, output_head or (lambda: weights.head))
 
 
 class _Stored:
@@ -119,15 +132,15 @@ class _Stored:
         shared = self._size == served.vocab_size and HEAD + WEIGHT not in self._tensors
         self._head = None if shared else source.weight(HEAD + WEIGHT, (self._size, self._hidden))
 
-    def check(self) -> int:
+    def check(self, output_head: int = 0) -> int:
         kept = [*self._weights()]
         if self._embedding is None or self._head is None:
             self._check_size()
         check_tensors(self._source, [weight for weight, _ in kept], "", UNREAD)
         self._target_ids()
-        return Keeper(self._loader.dtype, self._loader.device).nbytes(kept)
+        return Keeper(self._loader.dtype, self._loader.device).nbytes(kept) + (output_head if self._head is None else 0)
 
-    def load(self, served: Weights, max_positions: int) -> EagleHead:
+    def load(self, served: Weights, max_positions: int, output_head: Callable[[], PackedLinear]) -> EagleHead:
         self.check()
         loader, config = self._loader, self._config
         self._tensors.expect(tensor.name for weight, _ in self._weights() for tensor in weight.tensors())
@@ -135,7 +148,7 @@ class _Stored:
         last, embedding_norm, hidden_norm = (loader.norm(parts) for parts in self._norms())
         norms_before = tuple(loader.norm(self._norm(*each)) for each in self._norms_before)
         join = loader.linear(self._join, "")
-        head = served.head if self._head is None else self._own_head(self._head)
+        head = output_head() if self._head is None else self._own_head(self._head)
         embed = served.embed if self._embedding is None else self._own_embedding(self._embedding, served.embed)
         decoder = Decoder(config.spec, Weights(embed, [layer], last, head), max_positions)
         return EagleHead(

@@ -18,7 +18,7 @@ from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.run.drafters.drafter_base import PAGE_SIZE, CpuDrafter, page_count
 from worker.run.drafters.head_sequences import HeadSequence, HeadSequences
-from worker.run.drafters.hidden_rows import CONTEXT, HiddenStates, Model, logits_and_hidden
+from worker.run.drafters.hidden_rows import CONTEXT, HiddenStates, ReadStep, read_step
 from worker.run.inputs import build_inputs
 from worker.run.sampler import sample_rows
 from worker.schedule.sequence import Chunk, Plan, Sequence
@@ -75,11 +75,9 @@ class HeadDrafter(CpuDrafter):
         self.sequences = HeadSequences(PagePool(pages, PAGE_SIZE))
         self.hidden_states = HiddenStates(head.layers, served.hidden_size, dtype)
 
-    def logits(self, model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache) -> Tensor:
-        """Returns the logits of a step of the served model, and stores the hidden states of its sequences."""
-        if self.failed:
-            return model.forward(inputs, cache)
-        return logits_and_hidden(model, inputs, plan, cache, self.hidden_states, self.sequences.read)
+    def reads(self, inputs: ForwardInputs, plan: Plan) -> ReadStep | None:
+        """Returns a step of the served model that stores the hidden states of its sequences."""
+        return None if self.failed else read_step(inputs, plan, self.hidden_states, self.sequences.read)
 
     def forget(self, target: Sequence) -> None:
         """Frees the memory of a sequence that has ended."""

@@ -1,7 +1,7 @@
 """Gives a draft head the hidden states of the served model that a step computes.
 
-The runner only has a hook for this, `Runner.hidden_reader`, which computes the logits of a step. The logits have the
-same bits as without the hook, because the bits of a row do not depend on other rows.
+The runner only has a hook for this, `Runner.hidden_reader`, which says how a step is computed. The logits have the same
+bits as without the hook, because the bits of a row do not depend on other rows.
 """
 
 from collections.abc import Callable
@@ -14,22 +14,17 @@ from torch import Tensor
 
 from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.model import Forward
 from worker.schedule.sequence import Chunk, Plan, Sequence
 
 CONTEXT = 256  # how many of the last tokens' hidden states are kept; the head does not read the start of long prompts
 
 
-class Model(Protocol):
-    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
-    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
-    def logits(self, h: Tensor) -> Tensor: ...
-
-
 class Reader(Protocol):
     """The interface of `Runner.hidden_reader`."""
 
-    def logits(self, model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache) -> Tensor:
-        """Returns the logits of a step, with the same bits as model.forward."""
+    def reads(self, inputs: ForwardInputs, plan: Plan) -> "ReadStep | None":
+        """Returns how a step is computed so that its hidden states are read; None if it is computed as any other."""
 
 
 Read = Callable[[Sequence, int, Tensor], None]  # (sequence, position of the first row, hidden states [N, W])
@@ -51,36 +46,85 @@ class HiddenStates:
         """W, the size of the hidden state of a token."""
         return self.hidden_size * (len(self.layers) or 1)
 
-    def of_step(self, model: Model, inputs: ForwardInputs, cache: KVCache) -> tuple[Tensor, Tensor]:
+    def of_step(self, model: Forward, inputs: ForwardInputs, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Returns the output of the last norm [R, H], which the next step may overwrite, and hidden states [R, W]."""
+        tapped, outputs = self.tapped(inputs)
+        normed = model.hidden(tapped, cache)
+        return normed, states_in(normed, outputs)
+
+    def tapped(self, inputs: ForwardInputs) -> tuple[ForwardInputs, Tensor | None]:
+        """Returns inputs with which the model writes the outputs of the layers to a tensor [L, R, H], and this tensor.
+
+        The tensor is None if the hidden states are the output of the last norm.
+        """
         if not self.layers:
-            normed = model.hidden(inputs, cache)
-            return normed, normed.clone()
+            return inputs, None
         outputs = torch.empty(len(self.layers), len(inputs.logits_indices), self.hidden_size, dtype=self.dtype)
-        tapped = tuple(zip(self.layers, outputs, strict=True))
-        return model.hidden(replace(inputs, tapped=tapped), cache), outputs.transpose(0, 1).flatten(1)
+        return replace(inputs, tapped=tuple(zip(self.layers, outputs, strict=True))), outputs
 
 
-def logits_and_hidden(
-    model: Model, inputs: ForwardInputs, plan: Plan, cache: KVCache, states_of: HiddenStates, read: Read
-) -> Tensor:
-    """Returns the logits of a step. Calls `read` for each sequence that may have drafts; `read` may keep the tensor."""
+def states_in(normed: Tensor, outputs: Tensor | None) -> Tensor:
+    """Returns the hidden states [R, W] of a step. outputs: see HiddenStates.tapped"""
+    return normed.clone() if outputs is None else outputs.transpose(0, 1).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStep:
+    """A step whose hidden states are read.
+
+    inputs: those with which the model computes the step: all rows that are read have logits, too.
+    outputs: see HiddenStates.tapped. with_logits, read_rows: the indices of the rows whose logits are returned, and of
+    those that are read, among the rows of the model's output; None: all rows. wanted: see rows_to_read.
+    """
+
+    inputs: ForwardInputs
+    outputs: Tensor | None
+    with_logits: Tensor | None
+    read_rows: Tensor | None
+    wanted: list[tuple[int, Chunk, int]]
+    read: Read
+
+    def logits(self, model: Forward, cache: KVCache) -> Tensor:
+        """Computes the step, and returns its logits. Gives hidden states to `read`, which may keep the tensor."""
+        normed = model.hidden(self.inputs, cache)
+        every = states_in(normed, self.outputs)
+        logits = model.logits(normed if self.with_logits is None else normed[self.with_logits])
+        states = every if self.read_rows is None else every[self.read_rows]
+        for (_, chunk, skipped), own in zip(
+            self.wanted, states.split_with_sizes([c.length - s for _, c, s in self.wanted]), strict=True
+        ):
+            self.read(chunk.sequence, chunk.start + skipped, own)
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModel:
+    """A model that computes one step, whose hidden states are read. It has the interface of Forward."""
+
+    model: Forward
+    step: ReadStep
+
+    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        return self.step.logits(self.model, cache)
+
+    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        return self.model.hidden(self.step.inputs, cache)
+
+    def logits(self, h: Tensor) -> Tensor:
+        return self.model.logits(h)
+
+
+def read_step(inputs: ForwardInputs, plan: Plan, states_of: HiddenStates, read: Read) -> ReadStep:
+    """Returns a step that calls `read` for each sequence that may have drafts."""
     wanted = rows_to_read(plan.chunks)
     rows = [row for first, chunk, skipped in wanted for row in range(first + skipped, first + chunk.length)]
     if inputs.all_logits and len(rows) == len(inputs.token_ids):  # the step has only decodes
-        normed, states = states_of.of_step(model, inputs, cache)
-        logits = model.logits(normed)
-    else:
-        at = torch.tensor(rows, dtype=torch.int64)
-        indices = torch.unique(torch.cat((inputs.logits_indices, at)))  # ascending
-        normed, every = states_of.of_step(model, replace(inputs, logits_indices=indices), cache)
-        logits = model.logits(normed[torch.searchsorted(indices, inputs.logits_indices)])
-        states = every[torch.searchsorted(indices, at)]
-    for (_, chunk, skipped), own in zip(
-        wanted, states.split_with_sizes([c.length - s for _, c, s in wanted]), strict=True
-    ):
-        read(chunk.sequence, chunk.start + skipped, own)
-    return logits
+        return ReadStep(*states_of.tapped(inputs), None, None, wanted, read)
+    at = torch.tensor(rows, dtype=torch.int64)
+    indices = torch.unique(torch.cat((inputs.logits_indices, at)))  # ascending
+    more, outputs = states_of.tapped(replace(inputs, logits_indices=indices))
+    of_logits, of_states = torch.searchsorted(indices, inputs.logits_indices), torch.searchsorted(indices, at)
+    return ReadStep(more, outputs, of_logits, of_states, wanted, read)
 
 
 def rows_to_read(chunks: Seq[Chunk]) -> list[tuple[int, Chunk, int]]:

@@ -8,7 +8,7 @@ additional 4-bit copy (few_bits.py).
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), which introduced these heads, and the checkpoints' tensors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,24 +102,34 @@ def has_head(folder: Path, spec: ModelSpec) -> bool:
         return bool(_found(source.tensors, embed.removesuffix(EMBED), spec))
 
 
-def check_head(folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemory) -> tuple[ModelSpec, int]:
+def check_head(
+    folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemory, output_head: int = 0
+) -> tuple[ModelSpec, int]:
     """Returns the spec of a model with only the head's layer, and how many bytes the head takes. Reads no weights.
 
-    spec, memory: the served model's spec and format. Raises CheckpointError unless the checkpoint has a head with all
-    its tensors.
+    spec, memory: the served model's spec and format. output_head: bytes of the served model's output head, if it must
+    be loaded again for drafts. Raises CheckpointError unless the checkpoint has a head with all its tensors.
     """
     with closing(open_source(folder, None)) as source:
-        return _Head(source, spec, dtype, memory).check()
+        return _Head(source, spec, dtype, memory).check(output_head)
 
 
-def load_head(folder: Path, spec: ModelSpec, served: Weights, memory: InMemory, max_positions: int) -> MtpHead:
+def load_head(
+    folder: Path,
+    spec: ModelSpec,
+    served: Weights,
+    memory: InMemory,
+    max_positions: int,
+    output_head: Callable[[], PackedLinear] | None = None,
+) -> MtpHead:
     """Loads the head of a checkpoint to the CPU.
 
-    spec, served, memory: the spec, weights and format of the served model. max_positions: see Decoder. Raises the same
-    errors as check_head.
+    spec, served, memory: the spec, weights and format of the served model. output_head: loads the served model's output
+    head if `served` has only a part of it. max_positions: see Decoder. Raises the same errors as check_head.
     """
     with closing(open_source(folder, Staging(served.embed.device))) as source:
-        return _Head(source, spec, served.embed.dtype, memory).load(served, max_positions)
+        head = _Head(source, spec, served.embed.dtype, memory)
+        return head.load(served, max_positions, output_head or (lambda: served.head))
 
 
 class _Head:
@@ -135,7 +145,7 @@ class _Head:
         hidden = self._spec.hidden_size
         self._join = StackedLinear((self._names.join,), (hidden,), 2 * hidden, bias=False)
 
-    def check(self) -> tuple[ModelSpec, int]:
+    def check(self, output_head: int = 0) -> tuple[ModelSpec, int]:
         copies = tuple(f"{self._names.outer}{module}." for module in self._names.copies)
         names = self._names
         outer = (names.join, names.embedding_norm, names.hidden_norm, names.last_norm)
@@ -143,15 +153,16 @@ class _Head:
         kept = [*self._weights()]
         check_tensors(self._source, [weight for weight, _ in kept], names.layer, (*copies, *modules))
         keeper, stored = Keeper(self._loader.dtype, self._loader.device), self._stored_head
-        copy = keeper.nbytes_as(stored.shape, few_bits.LAYOUT) if self._copies_head else 0
+        copy = keeper.nbytes_as(stored.shape, few_bits.LAYOUT) if self._copies_head else output_head
         return self._spec, keeper.nbytes(kept) + copy
 
-    def load(self, served: Weights, max_positions: int) -> MtpHead:
+    def load(self, served: Weights, max_positions: int, output_head: Callable[[], PackedLinear]) -> MtpHead:
         self.check()
         names, loader = self._names, self._loader
         self._source.tensors.expect(tensor.name for weight, _ in self._weights() for tensor in weight.tensors())
         layer = loader.layer(names.layer, self._spec.layers[0])
-        weights = Weights(served.embed, [layer], loader.norm(self._norm(names.last_norm)), self._head(served))
+        head = self._copied_head(served) if self._copies_head else output_head()
+        weights = Weights(served.embed, [layer], loader.norm(self._norm(names.last_norm)), head)
         join = loader.linear(self._join, names.outer)
         embedding_norm, hidden_norm = (
             loader.norm(self._norm(name)) for name in (names.embedding_norm, names.hidden_norm)
@@ -169,9 +180,7 @@ class _Head:
         layout = None if self._loader.memory.widen else self._stored_head.layout
         return few_bits.pays(self._stored_head.shape, layout, self._loader.dtype)
 
-    def _head(self, served: Weights) -> PackedLinear:
-        if not self._copies_head:
-            return served.head
+    def _copied_head(self, served: Weights) -> PackedLinear:
         loader = self._loader
         return few_bits.pack(served.embed if loader.head is None else loader.read(loader.head), loader.dtype)
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from shared.config import ConfigError, WorkerConfig
+from shared.config import ConfigError, ModelConfig, WorkerConfig
 from worker.ranks.gpu import devices
-from worker.ranks.gpu.devices import check_count, device_of_rank
+from worker.ranks.gpu.devices import check_count, check_features, device_of_rank
 
 
 def test_ranks_on_the_cpu_share_it() -> None:
@@ -46,3 +46,10 @@ def test_a_refusal_names_the_variable_that_hides_gpus(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ConfigError, match=r"there is 1 \(CUDA_VISIBLE_DEVICES is '0'\); use fewer processes, or"):
         check_count(WorkerConfig(tensor_parallel_size=2), 1)
+
+
+def test_features_that_were_not_tried_on_several_gpus_are_refused() -> None:
+    worker = WorkerConfig(tensor_parallel_size=2)
+    check_features(ModelConfig(), worker)
+    with pytest.raises(ConfigError, match="--allow-runtime-lora does not work with --tensor-parallel-size above 1 on"):
+        check_features(ModelConfig(allow_runtime_lora=True), worker)

@@ -70,11 +70,11 @@ def decoder_for(folder: Path, quantization: str, device: torch.device, share: Sh
     return decoder, cache
 
 
-def steps(cache: KVCache, device: torch.device) -> Iterator[ForwardInputs]:
+def steps(cache: KVCache, like: Tensor) -> Iterator[ForwardInputs]:
     rows = rows_for(cache, prompts_of(LENGTHS), 0)
     for chunk in CHUNKS:
         chunks = advance(rows, chunk)
-        yield inputs_of(order(HIDDEN, pack(chunks, cache.page_size)), device)
+        yield inputs_of(order(HIDDEN, pack(chunks, cache.page_size)), like)
         for row, length in chunks:
             row.advance(length)
 
@@ -91,7 +91,7 @@ def compare(folder: Path, quantization: str, device: torch.device) -> None:
     for rank in range(RANKS):
         lanes: Any = Meeting(rank, given, barrier)
         parts.append(GatheringDecoder(*decoder_for(folder, quantization, device, Share(rank, RANKS)), lanes))
-    for number, inputs in enumerate(steps(cache, device)):
+    for number, inputs in enumerate(steps(cache, whole.weights.embed)):
         with torch.inference_mode():
             expected = whole.forward(inputs, cache)
         for logits in together([partial(computed, part, inputs) for part in parts]):

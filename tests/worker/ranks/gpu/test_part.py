@@ -87,7 +87,7 @@ def test_shared_expert_is_added_in_the_columns_of_a_rank() -> None:
     plain: Any = SimpleNamespace(**{name: None for name in TORCH.__slots__} | {"experts": experts})
     found = exchange(plain).experts(torch.ones(1, 2), add=torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
     assert found.tolist() == [[13.0, 14.0]]
-    assert rehearsing(3)(plain).gather(torch.tensor([[1.0, 2.0]])).tolist() == [[1.0, 2.0] * 3]
+    assert rehearsing(3)(plain).all_columns(torch.tensor([[1.0, 2.0]])).tolist() == [[1.0, 2.0] * 3]
 
 
 @needs_library
