@@ -85,8 +85,7 @@ class Decoder:
     def embedded(self, inputs: ForwardInputs) -> Tensor:
         """Returns the scaled embeddings of all rows, [T, H], or what replaces them."""
         x = embedding(inputs.token_ids, self.weights.embed)
-        if self.embed_scale != 1.0:
-            x = x * self.embed_scale
+        x = x if self.embed_scale == 1.0 else x * self.embed_scale
         return x if inputs.replaced is None else x.index_copy(0, *inputs.replaced)
 
     def logits(self, h: Tensor) -> Tensor:
