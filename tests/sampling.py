@@ -92,6 +92,8 @@ TESTS = {  # file or function → how many of its tests run, after the draw from
     "tests/worker/kernels/recurrent/test_short_conv.py": 3,
     "tests/worker/kernels/test_sample.py": 6,
     "tests/worker/model/checkpoint/test_staging.py": 2,
+    "tests/worker/ranks/gpu/test_bits.py": 1,
+    "tests/worker/ranks/gpu/test_rehearsal.py": 0,
     "tests/worker/run/checks/test_kernel_check.py": 4,
 }
 

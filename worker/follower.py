@@ -8,14 +8,13 @@ first error. After an error, the whole worker is restarted, as after every crash
 
 import contextlib
 import ctypes
-import mmap
 import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
@@ -23,12 +22,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig
+from shared.config import ModelConfig, WorkerConfig
 from shared.machine import available_bytes
 from worker.engine.load_model import ModelFiles, find_model
 from worker.engine.load_weights import through_cache
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.huge_pages import huge_pages
+from worker.kernels.operations import FAST, Operations
 from worker.kv_cache.sizing import WeightsSize
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
@@ -38,15 +38,19 @@ from worker.model.parts.part import Part
 from worker.model.weights import load
 from worker.ranks.adapters import OwnAdapters
 from worker.ranks.checks import checksums, checksums_from_checkpoint
-from worker.ranks.exchange import Exchange
+from worker.ranks.exchange import Exchange, exchange_of_machine
 from worker.ranks.expert_loads import own_loads
 from worker.ranks.frames import (
     BOTH,
+    CPU,
     HIDDEN,
+    IN_C,
     LOGITS,
     AdapterFrame,
     Beginning,
     Free,
+    Join,
+    Joining,
     KeepWeights,
     Loaded,
     Order,
@@ -57,6 +61,7 @@ from worker.ranks.frames import (
     rows_of,
     send,
 )
+from worker.ranks.gpu.devices import device_of_rank
 from worker.ranks.inbox import Inbox
 from worker.ranks.nodes import stay_on_node
 from worker.ranks.pipeline import RankDecoder, tell_progress
@@ -70,16 +75,42 @@ def main(orders: socket.socket, memory: int) -> None:
     rows = {rank: socket.socket(fileno=file) for rank, file in begin.rows.items()}
     stay_on_node(begin.rank, worker.ranks)
     torch.set_num_threads(threads_of(worker))
-    files = find_model(begin.model, worker, torch.device("cpu"), prefer_cache=True)
+    device = CPU if begin.exchange == IN_C else device_of_rank(worker, begin.rank)
+    files = find_model(begin.model, worker, device, prefer_cache=True)
     part = files.parts(worker)[begin.rank]
-    exchange = Exchange.of(part, mmap.mmap(memory, begin.memory), rows, by_tcp=False)
+    exchange = exchange_of_machine(part, begin.exchange, memory, begin.memory, rows, device)
 
-    def tell_free() -> None:
+    def ready(weights: Weights) -> Operations:
+        join(exchange, orders)
+        if device.type == "cuda":
+            return measured_on_gpu(files, begin.model, worker, part, orders, weights)
         if part.stage.count > 1:
             send(orders, Free(available_bytes()))
+        return FAST
 
     loads = own_loads(begin.loads, files.spec, part)
-    compute(load_part(files, worker, orders, exchange, on_weights=tell_free, loads=loads), orders)
+    compute(load_part(files, worker, orders, exchange, on_weights=ready, loads=loads), orders)
+
+
+def join(exchange: Exchange, orders: socket.socket) -> None:
+    """Connects this rank to others, if it is on a GPU, when all have loaded their weights. Raises RankLost."""
+    if exchange.join is not None:
+        send(orders, Joining())
+        msgspec.msgpack.decode(receive(orders), type=Join)
+        exchange.join()
+
+
+def measured_on_gpu(
+    files: ModelFiles, model: ModelConfig, worker: WorkerConfig, part: Part, orders: socket.socket, weights: Weights
+) -> Operations:
+    """Checks the GPU of this rank, and tells rank 0 how much memory is left. Returns the operations to compute with."""
+    from worker.engine.features.ranks_on_gpu import measure
+    from worker.kv_cache.gpu_memory import GpuMemoryReader
+
+    gpu = GpuMemoryReader(files.device, worker.gpu_memory_utilization)
+    operations, free = measure(part, files, weights, model, worker, gpu, lambda: None)
+    send(orders, free)
+    return operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +136,7 @@ def compute(loaded: LoadedPart, orders: socket.socket) -> NoReturn:
 
     by_name: dict[str, Callable[[Order], object]] = {
         HIDDEN: hidden,
-        LOGITS: lambda given: part.logits(rows_of(given)),
+        LOGITS: lambda given: part.logits(rows_of(given, loaded.like.device)),
         BOTH: lambda given: part.logits(hidden(given)),
     }
     decoder, inbox = msgspec.msgpack.Decoder(Order | AdapterFrame | KeepWeights), Inbox(orders)
@@ -127,7 +158,7 @@ def load_part(
     exchange: Exchange,
     content: Callable[[], str] = str,
     on_size: Callable[[WeightsSize], None] = lambda size: None,
-    on_weights: Callable[[], None] = lambda: None,
+    on_weights: Callable[[Weights], Operations] = lambda weights: FAST,
     loads: Tensor | None = None,
 ) -> LoadedPart:
     """Loads the part of this rank, and tells rank 0 when it is ready. Raises CheckpointError and CannotShare.
@@ -135,7 +166,7 @@ def load_part(
     content: returns the hash of the weight files, which rank 0 compares with its own hash; "" if both ranks read the
         same files
     on_size: as for load() of worker/model/weights.py
-    on_weights: called when the weights are loaded
+    on_weights: called when the weights are loaded; returns the operations to compute with
     loads: as for Decoder.count_loads; None: this rank counts nothing
     """
     part, device, formats = exchange.part, files.device, files.formats
@@ -143,19 +174,22 @@ def load_part(
         load, files.folder, files.spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
         on_size=on_size, share=part.share, stage=part.stage,
     )  # fmt: skip
-    weights, keep = through_cache(read, worker, files.folder, formats, part)
-    on_weights()
+    cached = worker if device.type == "cpu" else replace(worker, weights_cache="")  # only the CPU has such a cache
+    weights, keep = through_cache(read, cached, files.folder, formats, part)
+    operations = on_weights(weights)
+    loaded = _loaded(files, worker, weights, part)
     size = msgspec.msgpack.decode(receive(orders), type=Sizes).size
     spec, groups = part.spec(files.spec), part.stage.groups(size.groups)
     cache = KVCache(spec, size.pages, size.page_size, formats.kv_dtype, device, groups, size.state_slots, formats.dtype)
-    for tensor in (*cache.k, *cache.v):
-        huge_pages(tensor)
-    cache.prefault_ahead(bindings.touch_pages)
-    decoder = Decoder(spec, weights, size.max_seq_len)
+    if device.type == "cpu":
+        for tensor in (*cache.k, *cache.v):
+            huge_pages(tensor)
+        cache.prefault_ahead(bindings.touch_pages)
+    decoder = Decoder(spec, weights, size.max_seq_len, operations)
     if loads is not None:
         decoder.count_loads(loads)
     computing = exchange.decoder(decoder, cache)
-    send(orders, msgspec.structs.replace(_loaded(files, worker, weights, part), content=content()))
+    send(orders, msgspec.structs.replace(loaded, content=content()))
     if part.stage.index and not part.lane:
         threading.Thread(
             target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
@@ -168,7 +202,7 @@ def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Par
     if not worker.rank_check_weights:
         return Loaded()
     following = part.next
-    read = checksums_from_checkpoint(files.stored(worker), following.share, lambda: None, following.stage)
+    read = checksums_from_checkpoint(files.stored(worker), following.share, lambda: None, following.stage, files.device)
     return Loaded(checksums(weights, part.stage.first), read)
 
 

@@ -7,10 +7,10 @@ torchrun or the LeaderWorkerSet starts it again. Then all ranks find each other 
 
 import contextlib
 import logging
-import mmap
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,15 +21,20 @@ import torch
 from shared.config import ConfigError, Settings
 from shared.machine import available_bytes, memory
 from worker.engine.load_model import content_of, explain_out_of_memory, find_model
-from worker.follower import compute, load_part
+from worker.follower import compute, join, load_part, measured_on_gpu
 from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
+from worker.kernels.operations import FAST, Operations
 from worker.kv_cache.host_memory import check_host_of_several
+from worker.kv_cache.sizing import WeightsSize
 from worker.model.checkpoint.checkpoint import CheckpointError, weight_files
 from worker.model.checkpoint.content_hash import ContentHashes
-from worker.model.device import pick_device, threads_of
+from worker.model.device import threads_of
+from worker.model.layer import Weights
 from worker.model.parts.share import CannotShare
-from worker.ranks.exchange import Exchange
+from worker.ranks.exchange import Exchange, exchange_of_hosts
 from worker.ranks.frames import Free, Loaded, send
+from worker.ranks.gpu.devices import device_of_rank
+from worker.ranks.hosts.links import wait_for_end
 from worker.ranks.hosts.rendezvous import Hosts
 from worker.ranks.leader import round_bytes
 from worker.ranks.nodes import stay_on_node
@@ -48,9 +53,8 @@ def follow(settings: Settings, hosts: Hosts) -> None:
     group, worker = hosts.group, settings.worker
     stay_on_node(group.place, group.here)
     torch.set_num_threads(threads_of(worker, group.here))
-    if pick_device(worker.device).type != "cpu":
-        raise ConfigError("--rank-group is for the CPU so far; use --device cpu")
-    files = find_model(settings.model, worker, torch.device("cpu"), prefer_cache=True)
+    device = device_of_rank(worker, group.place, group.here)
+    files = find_model(settings.model, worker, device, prefer_cache=True)
     try:
         part = files.parts(worker)[group.rank]
     except CannotShare as error:
@@ -58,16 +62,29 @@ def follow(settings: Settings, hosts: Hosts) -> None:
     hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
     joined = hosts.join(files.facts(worker))
     stop = _Stop.install(worker.drain_timeout)
-    room = mmap.mmap(-1, shared_bytes(round_bytes(files.spec, joined.worker.max_step_tokens)))
-    exchange = Exchange.of(part, room, joined.rows, by_tcp=True)
+    size = shared_bytes(round_bytes(files.spec, joined.worker.max_step_tokens))
+    exchange = exchange_of_hosts(part, size, joined.rows, (group.leader, group.port), device)
+    if device.type == "cuda":
+        threading.Thread(target=_end_with, args=(joined.orders, exchange), name="rank 0", daemon=True).start()
     own_settings = replace(joined.worker, weights_cache=worker.weights_cache)  # a folder on this host
     log.info("rank %d of %d has found all others", group.rank, group.count)
+
+    def check_size(size: WeightsSize) -> None:
+        if device.type == "cpu":
+            check_host_of_several(size, 0, group.machines, memory())
+
+    def ready(weights: Weights) -> Operations:
+        join(exchange, joined.orders)
+        if device.type == "cuda":
+            return measured_on_gpu(files, settings.model, joined.worker, part, joined.orders, weights)
+        send(joined.orders, Free(available_bytes() // group.here))
+        return FAST
+
     try:
         with _told(joined.orders):
             computing = load_part(
                 files, own_settings, joined.orders, exchange, partial(content_of, hashes),
-                lambda size: check_host_of_several(size, 0, group.machines, memory()),
-                lambda: send(joined.orders, Free(available_bytes() // group.here)),
+                check_size, ready,
             )  # fmt: skip
         log.info("rank %d is ready", group.rank)
         compute(computing, joined.orders)
@@ -75,6 +92,12 @@ def follow(settings: Settings, hosts: Hosts) -> None:
         if stop.requested:
             return
         raise RankLost(_why(error)) from error
+
+
+def _end_with(orders: socket.socket, exchange: Exchange) -> None:
+    """Ends the exchange when rank 0 has ended. A rank that waits for its GPU does not see the end of `orders`."""
+    wait_for_end(orders)
+    exchange.end()
 
 
 def _why(error: Exception) -> str:

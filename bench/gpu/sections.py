@@ -160,6 +160,11 @@ SECTIONS: tuple[Section, ...] = (
         "bench.gpu.measure.startup:measure", _first_model, 60, 240,
     ),
     Section(
+        "ranks", "Several GPUs for one model: decode steps and a prompt without HTTP, with one GPU and with more",
+        ("model", "GPUs", "what", "tokens/s", "of one GPU"),
+        "bench.gpu.measure.ranks:measure", _first_model, 60, 300,
+    ),
+    Section(
         "served", "Workloads through HTTP, random weights, ignore_eos",
         ("engine", "workload", "requests", "failed", "tokens/s", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99"),
         "bench.gpu.measure.served:measure", _first_model, 60, 200,

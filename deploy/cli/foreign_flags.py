@@ -32,9 +32,8 @@ class Foreign:
 _DETECTED = "Sluice detects it from the chat template; set it with"
 FOREIGN = (
     Foreign(
-        "Sluice splits a model among processes of the CPU with --tensor-parallel-size and --pipeline-parallel-size, "
-        "and not among GPUs; use "
-        "--workers N for one copy on each of N GPUs, and --quantization for a model that is too large for one",
+        "Sluice splits a model, experts included, among GPUs or processes of the CPU with --tensor-parallel-size N and "
+        "--pipeline-parallel-size N; use --workers N for one copy on each of N GPUs",
         vllm="-tp -pp --enable-expert-parallel",
         sglang="--tp-size --tp --pp-size --ep-size",
         llama_cpp="--tensor-split -ts --split-mode -sm",

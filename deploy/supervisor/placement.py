@@ -37,10 +37,11 @@ def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[
         return [WorkerPlacement("worker", "worker.heartbeat", own, {})]
     if not count:
         return []
-    devices = [] if settings.worker.device == "cpu" else list(gpus)
-    if len(devices) < count and (devices or settings.worker.device == "cuda"):
+    devices, each = [] if settings.worker.device == "cpu" else list(gpus), settings.worker.ranks
+    if len(devices) < count * each and (devices or settings.worker.device == "cuda"):
+        needs = "one GPU" if each == 1 else f"{each} GPUs"
         raise ConfigError(
-            f"--workers {count} needs one GPU per worker, but there are {len(devices)}; or use --device cpu"
+            f"--workers {count} needs {needs} per worker, but there are {len(devices)}; or use --device cpu"
         )
     if set(settings.wire.run_dir) & set(", \t\n"):
         raise ConfigError(
@@ -59,7 +60,7 @@ def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[
                     **_kv_events(settings, i),
                 },
             ),
-            {"CUDA_VISIBLE_DEVICES": devices[i]} if devices else {},
+            {"CUDA_VISIBLE_DEVICES": ",".join(devices[i * each : (i + 1) * each])} if devices else {},
         )
         for i in range(count)
     ]

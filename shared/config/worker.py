@@ -39,15 +39,16 @@ class WorkerConfig:
     )  # fmt: skip
     threads: int = setting(0, "compute threads on the CPU; 0: one per core", unit="threads", at_least=0, at_most=1024)
     tensor_parallel_size: int = setting(
-        1, "processes that compute the model together on the CPU, each with a part of its weights and of the K/V; they "
-        "divide --threads, and answers have the same bytes with any number of them",
+        1, "processes that compute the model together, each with a part of its weights and of the K/V; on GPUs, each "
+        "has a GPU of its own, on the CPU they divide --threads; answers have the same bytes with any number of them",
         unit="processes", at_least=1, at_most=8,
     )  # fmt: skip
     pipeline_parallel_size: int = setting(
-        1, "stages into which the layers of the model are cut on the CPU, each a process with the weights and the K/V "
-        "of some layers, for a model that is too large for one machine; while a stage computes a step, other stages "
-        "compute steps of other sequences; they divide --threads, and answers have the same bytes with any number of "
-        "them; with --tensor-parallel-size, each stage has that many processes",
+        1, "stages into which the layers of the model are cut, each a process with the weights and the K/V of some "
+        "layers, for a model that is too large for one machine or GPU; while a stage computes a step, other stages "
+        "compute steps of other sequences; on GPUs, each has a GPU of its own, on the CPU they divide --threads; "
+        "answers have the same bytes with any number of them; with --tensor-parallel-size, each stage has that many "
+        "processes",
         unit="stages", at_least=1, at_most=16,
     )  # fmt: skip
     rank_group: str = setting(

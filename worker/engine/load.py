@@ -104,7 +104,11 @@ def load_engine(
         CheckpointError: the checkpoint cannot be loaded.
         DeviceBroken: a kernel has left the GPU unusable.
     """
-    device = pick_device(worker.device)
+    device = _device(worker, hosts)
+    if device.type == "cuda" and worker.ranks > 1:
+        from worker.ranks.gpu.devices import check_features
+
+        check_features(model, worker)
     worker = _settings_on(device, worker)
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
@@ -113,6 +117,14 @@ def load_engine(
     if drafter is not None and engine.scheduler.speculation is not None:
         drafter.add_to(engine.runner, engine.scheduler.speculation, loaded.weights, engine.size.max_seq_len)
     return engine
+
+
+def _device(worker: WorkerConfig, hosts: "Hosts | None") -> torch.device:
+    if worker.ranks == 1:
+        return pick_device(worker.device)
+    from worker.ranks.gpu.devices import device_of_rank
+
+    return device_of_rank(worker) if hosts is None else device_of_rank(worker, hosts.group.place, hosts.group.here)
 
 
 def build_engine(
@@ -176,22 +188,48 @@ def _fit_into_memory(
     loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
 ) -> tuple[Decoder, KVCache, PoolSize, bool]:
     """Returns a decoder, its cache, the sizes of the pools, and whether bits are batch-invariant on this device."""
-    spec, formats, weights, gpu = loaded.files.spec, loaded.files.formats, loaded.weights, loaded.gpu
-    free = None if loaded.ranks is None else loaded.ranks.free(on_progress)
-    size, decoder = size_pool_and_decoder(spec, weights, formats.kv_dtype, model, worker, gpu, on_progress, free)
-    groups = size.groups
-    if loaded.ranks is not None:
-        spec = loaded.part
-        decoder = Decoder(spec, weights, size.max_seq_len)
-        groups = loaded.ranks.part.stage.groups(size.groups)
-    invariant = worker.batch_invariant
-    if gpu is not None:  # this check must run before the cache takes the memory
-        invariant = keeps_bits(decoder, worker, size.max_seq_len, gpu.name)
+    formats, weights = loaded.files.formats, loaded.weights
+    if loaded.ranks is None:
+        decoder, size, invariant = _fit(loaded, model, worker, on_progress)
+    else:
+        decoder, size, invariant = _fit_ranks(loaded, model, worker, on_progress)
+    groups = size.groups if loaded.ranks is None else loaded.ranks.part.stage.groups(size.groups)
     cache = KVCache(
-        spec, size.pages, size.page_size, formats.kv_dtype, weights.embed.device, groups, size.state_slots,
+        decoder.spec, size.pages, size.page_size, formats.kv_dtype, weights.embed.device, groups, size.state_slots,
         formats.dtype,
     )  # fmt: skip
     return decoder, cache, size, invariant
+
+
+def _fit(
+    loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
+) -> tuple[Decoder, PoolSize, bool]:
+    """Returns the same without the cache, for a model that one process computes."""
+    formats, gpu, invariant = loaded.files.formats, loaded.gpu, worker.batch_invariant
+    size, decoder = size_pool_and_decoder(
+        loaded.files.spec, loaded.weights, formats.kv_dtype, model, worker, gpu, on_progress
+    )
+    if gpu is not None:  # this check must run before the cache takes the memory
+        invariant = keeps_bits(decoder, worker, size.max_seq_len, gpu.name)
+    return decoder, size, invariant
+
+
+def _fit_ranks(
+    loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
+) -> tuple[Decoder, PoolSize, bool]:
+    """Returns the same without the cache, for rank 0 of several. The sizes are of the whole model."""
+    if loaded.gpu is not None:
+        from worker.engine.features.ranks_on_gpu import fit
+
+        found = fit(loaded, model, worker, on_progress)
+        warn_if_capped(found[1], worker)
+        return found
+    assert loaded.ranks is not None
+    free, formats = loaded.ranks.free(on_progress), loaded.files.formats
+    size, _ = size_pool_and_decoder(
+        loaded.files.spec, loaded.weights, formats.kv_dtype, model, worker, None, on_progress, free
+    )
+    return Decoder(loaded.part, loaded.weights, size.max_seq_len), size, worker.batch_invariant
 
 
 def _ready_runner(
@@ -212,13 +250,12 @@ def _ready_runner(
     if gpu is None:
         warn_about_cpu(worker, formats)
         _prepare_cpu_memory(cache)
-        if loaded.ranks is None:
-            return make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=False)
+    if loaded.ranks is None:
+        runner = make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=gpu is not None)
+    else:
         shared = loaded.ranks.model(decoder, cache, size, on_progress)
-        runner = make_runner(shared, cache, worker, vision, on_gpu=False)
+        runner = make_runner(shared, cache, worker, vision, on_gpu=gpu is not None)
         runner.pipeline = shared.pipeline
-        return runner
-    runner = make_runner(fastest_decoder(decoder, cache), cache, worker, vision, on_gpu=True)
     runner.capture_graphs(on_progress)
     return runner
 
@@ -235,9 +272,17 @@ def _counting(loads: Tensor, spec: ModelSpec) -> Callable[[], ExpertLoads]:
 
 
 def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
-    """Returns the settings with the sizes and switches that fit the device."""
+    """Returns the settings with the sizes and switches that fit the device.
+
+    Ranks on GPUs do without what was never tried beside their exchanges: CUDA graphs, options that let kernels run
+    ahead of others, and steps that read the ids of the last step on the device.
+    """
     on_gpu = device.type == "cuda"
-    return with_default_sizes(replace(worker, overlap=worker.overlap and on_gpu), on_gpu=on_gpu)
+    worker = replace(worker, overlap=worker.overlap and on_gpu)
+    if on_gpu and worker.ranks > 1:
+        log.info("several GPUs compute the model: steps run without CUDA graphs, --overlap and --gpu-options")
+        worker = replace(worker, overlap=False, cuda_graphs=False, gpu_options="")
+    return with_default_sizes(worker, on_gpu=on_gpu)
 
 
 def _resolve_speculation(worker: WorkerConfig, folder: Path, formats: Formats, device: torch.device) -> WorkerConfig:

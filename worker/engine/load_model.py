@@ -159,7 +159,8 @@ def load_model(
         elsewhere = None
         if hosts is not None:
             gather = partial(hosts.gather, files.facts(worker), worker, partial(on_progress, 0, 1))
-            elsewhere = Elsewhere(gather, partial(content_of, hashes), hosts.group.here)
+            group = hosts.group
+            elsewhere = Elsewhere(gather, partial(content_of, hashes), group.here, (group.leader, group.port))
         ranks = Leader(files.stored(worker), _parts(files, worker), device, model, worker, elsewhere)
     part = None if ranks is None else ranks.part
     with explain_out_of_memory(gpu):

@@ -58,7 +58,7 @@ def load_weights(
     def check(text: WeightsSize) -> None:
         weights = text.with_others(beside, drafter)
         if gpu is not None:
-            gpu.read().check_weights(weights)
+            gpu.read().check_weights(weights if part is None else weights.of_rank(part.count))
             return
         pool = 0
         if worker.kv_cache_gb:  # without the flag, the pool takes a share of the memory that the weights leave

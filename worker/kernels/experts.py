@@ -4,7 +4,7 @@ The result of a row is the weighted sum of its experts' results, added from the 
 depends on this row only, and not on other rows that chose the same experts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
@@ -24,6 +24,7 @@ from worker.kernels.weights.quantize import dequantize
 from worker.kernels.weights.quantized_weight import QuantizedWeight
 
 Item = TypeVar("Item")
+Gather = Callable[[Tensor], Tensor]  # [T, own columns] → [T, columns of all ranks]
 LEAST_SUM = 1e-20  # added to the sum of a row's sigmoids, which may all be zero; csrc/experts.c has the same constant
 CLEAR = 1e-3  # if logits differ by more than this fraction of the largest one, rounding does not change their order
 
@@ -195,20 +196,25 @@ def experts(
     *,
     normalized: bool,
     sigmoid: bool = False,
+    gather: Gather | None = None,
     **rows: Tensor | None,
 ) -> Tensor:
     """Computes the same as experts_torch: in C if all weights are packed for the C library, or in Triton on a GPU.
 
+    gather: as for experts_torch. With it, PyTorch computes on the CPU, because the C library exchanges columns only in
+        its own loop over the layers.
     rows: the arguments router_input, add and add_gate of experts_torch
     """
-    packed = in_c(layer, chosen, activation, normalized=normalized, sigmoid=sigmoid)
+    packed = None if gather else in_c(layer, chosen, activation, normalized=normalized, sigmoid=sigmoid)
     if packed is not None:
         return experts_c.experts(h, packed, **rows)
     if h.is_cuda:
         from worker.kernels.gpu.experts.experts import experts_triton
 
-        return experts_triton(h, layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, **rows)
-    return experts_torch(h, layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, **rows)
+        return experts_triton(
+            h, layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, gather=gather, **rows
+        )
+    return experts_torch(h, layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, gather=gather, **rows)
 
 
 def experts_torch(
@@ -222,12 +228,15 @@ def experts_torch(
     router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
+    gather: Gather | None = None,
 ) -> Tensor:
     """Returns the sum over each row's experts of weight * down(act_and_mul(gate_up(h))), plus `add`, in h's dtype.
 
     h, `add` (the output of the shared expert) and the result are [T, H].
     router_input [T, H]: the input of the router, by default h
     add_gate [T, 1] float32: `add` is multiplied by the sigmoid of add_gate
+    gather: given on a rank, which has some rows of each expert's weights. It is called once, with the inputs of `down`
+        [T * chosen, I / ranks]. `add` and the result then have only the columns of this rank.
 
     The router's logits, the weights, the outputs of `down` and the sum are float32.
     """
@@ -237,11 +246,15 @@ def experts_torch(
     )
     if layer.loads is not None:
         layer.loads.add_(numbers.flatten().bincount(minlength=len(layer.loads)))
-    out = torch.empty(*numbers.shape, h.shape[1], device=h.device)  # [T, chosen, H]
-    for expert in numbers.unique().tolist():
-        rows, slots = (numbers == expert).nonzero(as_tuple=True)
-        inner = act_and_mul_torch(_linear(h[rows], layer.gate_up, expert), activation)
-        out[rows, slots] = _linear(inner, layer.down, expert, fp32_out=True)
+    places = {expert: (numbers == expert).nonzero(as_tuple=True) for expert in numbers.unique().tolist()}
+    inner = torch.cat([
+        act_and_mul_torch(_linear(h[rows], layer.gate_up, expert), activation) for expert, (rows, _) in places.items()
+    ])  # fmt: skip
+    parts = (inner if gather is None else gather(inner)).split([len(rows) for rows, _ in places.values()])
+    results = [_linear(part, layer.down, expert, fp32_out=True) for expert, part in zip(places, parts, strict=True)]
+    out = torch.empty(*numbers.shape, results[0].shape[1], device=h.device)  # [T, chosen, H]
+    for place, result in zip(places.values(), results, strict=True):
+        out[place] = result
     return combine_torch(out, weights, add, add_gate, h.dtype)
 
 

@@ -38,16 +38,18 @@ class Product:
 
 
 def library_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, fp32_out: bool = False, split_k: bool = False
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, *,
+    fp32_out: bool = False, split_k: bool = False, whole_rows: int = 0,
+) -> Tensor:  # fmt: skip
     """Computes the same as `linear_triton`, but with the library: in the same chains, rounded at the same places.
 
     Returns [T, N] in x's dtype, or in float32 if `fp32_out`. With `split_k` and S chains, returns their partial sums
-    [S, T, N] float32.
+    [S, T, N] float32. whole_rows: see PackedLinear.
     """
     from worker.kernels.gpu.products.tiles import chain_length
 
-    (columns, depth), chain = weight.shape, chain_length(*weight.shape)
+    columns, depth = weight.shape
+    chain = chain_length(whole_rows or columns, depth)
     if depth <= chain and bias is None and not fp32_out:
         return torch.mm(x, weight.T)
     begins = range(0, depth, chain)
@@ -96,7 +98,7 @@ def _linear(
 ) -> Tensor:
     if not _is_equal(equal, x, packed):
         return ours(x, packed, **how)
-    return library_linear(x, packed.weight, packed.bias, **how)
+    return library_linear(x, packed.weight, packed.bias, whole_rows=packed.whole_rows, **how)
 
 
 def _gated_linear(
@@ -104,4 +106,4 @@ def _gated_linear(
 ) -> Tensor:
     if not _is_equal(equal, x, packed):
         return ours(x, packed, activation)
-    return act_and_mul(library_linear(x, packed.weight, packed.bias), activation)
+    return act_and_mul(library_linear(x, packed.weight, packed.bias, whole_rows=packed.whole_rows), activation)

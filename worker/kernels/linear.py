@@ -35,6 +35,7 @@ class PackedLinear:
     scale: Tensor | None = None  # [N] float32
     dynamic: bool = False  # if true, rows of the input are quantized to the weight's format
     codes: tuple[PackedCodes, ...] = ()  # a weight quantized in groups, on a GPU; each part holds some of its rows
+    whole_rows: int = 0  # the rows of the whole weight if a rank has only N of them: they decide where K is split
 
     @property
     def nbytes(self) -> int:
@@ -126,8 +127,9 @@ def linear(
         from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton
 
         return quantized_linear_triton(
-            x, packed.codes, packed.bias, fp32_out=fp32_out, split_k=split_k, options=options
-        )
+            x, packed.codes, packed.bias, fp32_out=fp32_out, split_k=split_k,
+            whole_rows=packed.whole_rows, options=options,
+        )  # fmt: skip
     if x.is_cuda and packed.invariant:
         from worker.kernels.gpu.products.linear import linear_triton
 
@@ -139,6 +141,7 @@ def linear(
             dynamic=packed.dynamic,
             fp32_out=fp32_out,
             split_k=split_k,
+            whole_rows=packed.whole_rows,
             options=options,
         )
     return linear_torch(x, packed, fp32_out=fp32_out)
@@ -168,16 +171,19 @@ def gated_linear(
     if x.is_cuda and packed.codes:
         from worker.kernels.gpu.products.quantized_linear import can_be_gated, quantized_gated_linear_triton
 
-        if can_be_gated(packed.codes):
-            return quantized_gated_linear_triton(x, packed.codes[0], packed.bias, activation, options=options)
+        if can_be_gated(packed.codes, packed.whole_rows):
+            return quantized_gated_linear_triton(
+                x, packed.codes[0], packed.bias, activation, whole_rows=packed.whole_rows, options=options
+            )
     elif x.is_cuda and packed.invariant:
         from worker.kernels.gpu.products.linear import gated_linear_triton
         from worker.kernels.gpu.products.tiles import is_single_chain
 
-        if is_single_chain(packed.weight):
+        if is_single_chain(packed.weight, packed.whole_rows):
             return gated_linear_triton(
-                x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic, options=options
-            )
+                x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic,
+                whole_rows=packed.whole_rows, options=options,
+            )  # fmt: skip
     return act_and_mul(linear(x, packed, options=options), activation, options=options)
 
 

@@ -72,11 +72,27 @@ class Operations:
             return self.add_rms_norm(x, residual, weight, eps, **how)
         return self.linear_add_norm(x, packed, residual, weight, eps, **how)
 
+    def all_columns(self, x: Tensor) -> Tensor:
+        """Returns the columns of all ranks, where x [T, N] has those of this rank. Without other ranks, returns x."""
+        return x
+
+    def whole_linear(self, x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
+        """Returns linear(x, packed) with the columns of all ranks. x has them already."""
+        return self.all_columns(self.linear(x, packed, **how))
+
     def in_c(self) -> StepAdaptersC | None:
         """Returns a step's adapters for the C library's loop; None if these operations are not FAST with adapters
         added.
         """
         return None
+
+
+Exchange = Callable[[Operations], Operations]
+
+
+def alone(operations: Operations) -> Operations:
+    """The exchange of a decoder that has all weights: it adds nothing to its operations."""
+    return operations
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,10 @@ class WeightsSize:
         more = nbytes + drafter
         return WeightsSize(self.nbytes + more, None if self.int4 is None else self.int4 + more, drafter)
 
+    def of_rank(self, count: int) -> "WeightsSize":
+        """Returns about how much one of `count` ranks has of the weights."""
+        return WeightsSize(self.nbytes // count, None if self.int4 is None else self.int4 // count, self.drafter)
+
     def fewer_bits(self, room: int) -> list[str]:
         """Returns the advice to use fewer bits, if the weights would then take at most `room` bytes."""
         if self.int4 is None or self.int4 > room:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from worker.kernels.operations import FAST, Operations
+from worker.kernels.operations import FAST, Exchange, Operations, alone
 from worker.kv_cache.tensors import KVCache
 from worker.model import rope
 from worker.model.feed_forward.kinds import feed_forward
@@ -30,6 +30,7 @@ class Decoder:
     def __init__(self, spec: ModelSpec, weights: Weights, max_positions: int, operations: Operations = FAST) -> None:
         """max_positions: the rotary tables cover positions 0 .. max_positions - 1."""
         self.spec, self.weights, self.operations, self.max_positions = spec, weights, operations, max_positions
+        self.exchange: Exchange = alone  # makes operations gather the columns of other ranks, if there are any
         self.layers_started = c_uint64()  # a count over all steps, which shows that a long step makes progress
         self.ropes = [rope.tables(table, spec.head_dim, max_positions, weights.embed.device) for table in spec.ropes]
         self.query_scales = rope.query_scales(spec.query_scaling, max_positions, weights.embed.device)
@@ -46,7 +47,7 @@ class Decoder:
 
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         """Writes the K/V of every row and returns the final norm's output at inputs.logits_indices, [R, H]."""
-        do, spec, last = self.operations, self.spec, len(self.weights.layers) - 1
+        do, spec, last = self.exchange(self.operations), self.spec, len(self.weights.layers) - 1
         kept = spec.last_kept if inputs.few_logits else last
         eps, offset, scale = spec.norm_eps, spec.norm_offset, spec.residual_scale
         x = self.embedded(inputs)
@@ -84,15 +85,14 @@ class Decoder:
     def embedded(self, inputs: ForwardInputs) -> Tensor:
         """Returns the scaled embeddings of all rows, [T, H], or what replaces them."""
         x = embedding(inputs.token_ids, self.weights.embed)
-        if self.embed_scale != 1.0:
-            x = x * self.embed_scale
+        x = x if self.embed_scale == 1.0 else x * self.embed_scale
         return x if inputs.replaced is None else x.index_copy(0, *inputs.replaced)
 
     def logits(self, h: Tensor) -> Tensor:
         """Computes the logits [R, vocab] float32. h: the normed output of the last layer [R, H]."""
         if not len(h):
             return h.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
-        logits = self.operations.linear(h, self.weights.head, fp32_out=True)
+        logits = self.exchange(self.operations).whole_linear(h, self.weights.head, fp32_out=True)
         if self.spec.logit_scale != 1.0:
             logits *= self.spec.logit_scale
         cap = self.spec.logit_softcap

@@ -226,21 +226,26 @@ class Loader:
         end = linear.first_rows - linear.apart
         own, gates = slice(end), slice(end, linear.first_rows)
         own_bias = None if bias is None else torch.cat((bias[own], bias[linear.first_rows :]))
+        of_gates = linear.apart * linear.rows[0] // linear.first_rows
         return {
-            field: self._pack([_rows_of(first, own), *others], own_bias),
-            GATES: self._pack([_rows_of(first, gates)], None if bias is None else bias[gates].contiguous()),
+            field: self._pack([_rows_of(first, own), *others], own_bias, sum(linear.rows) - of_gates),
+            GATES: self._pack([_rows_of(first, gates)], None if bias is None else bias[gates].contiguous(), of_gates),
         }
 
     def linear(self, linear: StackedLinear, prefix: str) -> PackedLinear:
-        return self._pack(self._parts(linear, prefix), self._bias(linear, prefix))
+        return self._pack(self._parts(linear, prefix), self._bias(linear, prefix), sum(linear.rows))
 
-    def _pack(self, parts: Sequence[Tensor | QuantizedWeight], bias: Tensor | None) -> PackedLinear:
+    def _pack(self, parts: Sequence[Tensor | QuantizedWeight], bias: Tensor | None, whole_rows: int) -> PackedLinear:
+        """whole_rows: the rows of the weight in the checkpoint, of which a rank has only some."""
         by_row, rows = self.memory.by_row, self.memory.rows(parts)
         if by_row is None or rows is None:
-            return pack_stacked(parts, bias, dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
-        return pack_quantized(
-            *rows, bias, dtype=self.dtype, invariant=self.invariant, dynamic=by_row.dynamic, memory=self.pieces.take
-        )
+            packed = pack_stacked(parts, bias, dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
+        else:
+            packed = pack_quantized(
+                *rows, bias, dtype=self.dtype, invariant=self.invariant, dynamic=by_row.dynamic,
+                memory=self.pieces.take,
+            )  # fmt: skip
+        return packed if self.share is None else replace(packed, whole_rows=whole_rows)
 
     def _parts(self, linear: StackedLinear, prefix: str) -> list[Tensor | QuantizedWeight]:
         orders, stored = linear.orders(self.device), [self.source.weight(*weight) for weight in linear.weights(prefix)]
@@ -269,9 +274,12 @@ class Loader:
         head = embed if self.head is None else self._widened(self.head)
         if self.spec.tied and isinstance(head, Tensor) and isinstance(embed, Tensor) and torch.equal(head, embed):
             head = embed
+        whole_rows = 0
         if self.share is not None:
-            head = _rows_of(head, self.share.head(len(head.codes if isinstance(head, QuantizedWeight) else head)))
-        return pack_stacked([head], dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
+            whole_rows = len(head.codes if isinstance(head, QuantizedWeight) else head)
+            head = _rows_of(head, self.share.head(whole_rows))
+        packed = pack_stacked([head], dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
+        return replace(packed, whole_rows=whole_rows)
 
     def _widened(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
         """Reads the embedding or the head, dequantized if all linears are to be widened."""

@@ -3,10 +3,11 @@
 worker/model/parts/ defines the part of the model that each rank has. Rank 0 is the worker process with the sockets, the
 scheduler and the sampler. The other ranks are its child processes, or processes on other hosts. Rank 0 sends them the
 inputs of each step. Ranks with the same layers exchange rows in shared memory or over TCP
-(worker/kernels/cpu/csrc/ranks). Ranks with different layers pass rows on from stage to stage, and compute different
-steps at the same time.
+(worker/kernels/cpu/csrc/ranks), and on GPUs by NCCL. Ranks with different layers pass rows on from stage to stage, and
+compute different steps at the same time.
 
 leader              starts the other ranks (worker/follower.py), and sends them orders
+gpu/                lets ranks on GPUs exchange columns
 hosts/              lets ranks on several hosts find each other (worker/host_follower.py)
 inbox               receives frames in a thread, so that no sender waits for a rank that computes
 frames              the messages between rank 0 and the other ranks, and the rows that stages pass on, as bytes

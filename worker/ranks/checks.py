@@ -28,6 +28,7 @@ from worker.model.weights import Loader
 from worker.model.weights_cache.weights_cache import COUNTER
 from worker.spec import ModelSpec
 
+CPU = torch.device("cpu")
 Checksums = Mapping[str, int]  # path of a slice in Weights → checksum of the slice
 
 
@@ -52,7 +53,7 @@ class RankDiffers(RankLost):
 
 def checksum(tensor: Tensor, before: int = 0) -> int:
     """Returns the CRC-32 of the bytes of a tensor. before: the checksum of bytes before it, to continue from."""
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return zlib.crc32(data.numpy().data, before)
 
 
@@ -72,9 +73,13 @@ def checksums(weights: Weights, first: int = 0) -> dict[str, int]:
 
 
 def checksums_from_checkpoint(
-    stored: Stored, share: Share | None, on_progress: Callable[[], None], stage: Stage | None = None
-) -> dict[str, int]:
-    """Reads the slices of a rank from the checkpoint, one layer at a time, and returns their checksums."""
+    stored: Stored, share: Share | None, on_progress: Callable[[], None], stage: Stage | None = None,
+    device: torch.device = CPU,
+) -> dict[str, int]:  # fmt: skip
+    """Reads the slices of a rank from the checkpoint, one layer at a time, and returns their checksums.
+
+    device: where they are read to, which decides how they are packed
+    """
     found: dict[str, int] = {}
     count = 0 if stage is None else stage.first
 
@@ -85,7 +90,6 @@ def checksums_from_checkpoint(
         on_progress()
         return cast(Layer, None)
 
-    device = torch.device("cpu")
     with closing(open_source(stored.folder, Staging(device))) as source:
         weights = Loader(
             source, stored.spec, stored.dtype, device, stored.invariant, stored.memory, share=share, stage=stage,

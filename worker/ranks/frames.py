@@ -18,9 +18,11 @@ from shared.config import ModelConfig, WorkerConfig
 from worker.kv_cache.sizing import PoolSize
 from worker.model.inputs.forward_inputs import ForwardInputs
 
+CPU = torch.device("cpu")
 HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # values of Order.compute
 FIELDS = [field.name for field in fields(ForwardInputs) if field.name != "tapped"]  # only its layers are sent
 LENGTH = struct.Struct("<Q")
+IN_C, ON_GPUS = "c", "gpus"  # values of Beginning.exchange
 RECEIVED = 1 << 20  # the maximum bytes of one recv()
 MOST_BYTES = 1 << 30  # the maximum bytes of a frame
 
@@ -28,8 +30,9 @@ MOST_BYTES = 1 << 30  # the maximum bytes of a frame
 class Beginning(msgspec.Struct, frozen=True):
     """The first frame to a rank: the model, and the part of it to load.
 
-    memory: bytes of the memory that all ranks of a stage share
+    memory: bytes of the memory that all ranks of a stage share; on GPUs, the ranks find each other in this memory
     rows: the file descriptors of the connections to ranks of other stages, by rank
+    exchange: how ranks exchange columns: IN_C, or ON_GPUS
     loads: the file descriptor of the counts of experts (expert_loads.py); -1 without them
     """
 
@@ -38,6 +41,7 @@ class Beginning(msgspec.Struct, frozen=True):
     rank: int
     memory: int
     rows: dict[int, int] = {}
+    exchange: str = IN_C
     loads: int = -1
 
 
@@ -47,13 +51,24 @@ class Sizes(msgspec.Struct, frozen=True):
     size: PoolSize
 
 
-class Free(msgspec.Struct, frozen=True, tag=True):
-    """Sent by a rank when it has loaded its weights. nbytes: memory that is left for the rank on its machine
+class Joining(msgspec.Struct, frozen=True, tag=True):
+    """Sent by a rank on a GPU when it has loaded its weights, and is ready to join the ranks with the same layers."""
 
-    Ranks on the machine of rank 0 send it only if there are several stages, which do not load in the same time.
+
+class Join(msgspec.Struct, frozen=True):
+    """The answer to Joining, sent to all ranks when all are ready: ranks that join wait for each other only briefly."""
+
+
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """Sent by a rank when it has loaded its weights. nbytes: memory that is left for the rank on its machine or GPU
+
+    Ranks on the machine of rank 0 send it only on GPUs, or if there are several stages, which do not load in the same
+    time. kernels, invariant: what the rank's checks of its GPU have found.
     """
 
     nbytes: int
+    kernels: str = ""
+    invariant: bool = True
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -149,16 +164,17 @@ def order(
 
 
 def inputs_of(given: Order, like: Tensor) -> ForwardInputs:
-    """Returns the inputs of a step. like: a tensor [..., H] with the dtype of the residual stream"""
-    inputs = ForwardInputs(**{name: _unpacked(value) for name, value in zip(FIELDS, given.columns, strict=True)})
+    """Returns the inputs of a step on the device of `like`, a tensor [..., H] with the dtype of the residual stream."""
+    columns = zip(FIELDS, given.columns, strict=True)
+    inputs = ForwardInputs(**{name: _unpacked(value, like.device) for name, value in columns})
     shape = len(inputs.logits_indices), like.shape[-1]
     return replace(inputs, tapped=tuple((layer, like.new_empty(shape)) for layer in given.tapped))
 
 
-def rows_of(given: Order) -> Tensor:
+def rows_of(given: Order, device: torch.device = CPU) -> Tensor:
     (rows,) = given.columns
     assert isinstance(rows, TensorBytes)
-    return _tensor_of(rows)
+    return _tensor_of(rows).to(device)
 
 
 def adapters_of(given: Order) -> list[tuple[int, float, Tensor]]:
@@ -203,15 +219,15 @@ def _packed(value: Any) -> Any:
     return [_packed(one) for one in value] if isinstance(value, tuple) else value
 
 
-def _unpacked(value: Any) -> Any:
+def _unpacked(value: Any, device: torch.device) -> Any:
     if isinstance(value, TensorBytes):
-        return _tensor_of(value)
-    return tuple(map(_unpacked, value)) if isinstance(value, list) else value
+        return _tensor_of(value).to(device)
+    return tuple(_unpacked(one, device) for one in value) if isinstance(value, list) else value
 
 
 def _bytes_of(tensor: Tensor) -> TensorBytes:
     plain = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # numpy has no bfloat16
-    return TensorBytes(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), plain.numpy().tobytes())
+    return TensorBytes(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), plain.cpu().numpy().tobytes())
 
 
 def _tensor_of(packed: TensorBytes) -> Tensor:

@@ -50,5 +50,5 @@ class LayerVectors:
 
 def _continued(inputs: ForwardInputs, stream: Tensor) -> ForwardInputs:
     """Returns inputs in which the residual stream of the stage before replaces the embeddings."""
-    all_rows = torch.arange(len(stream))
+    all_rows = torch.arange(len(stream), device=stream.device)
     return replace(inputs, token_ids=torch.zeros_like(inputs.token_ids), replaced=(all_rows, stream), added=())

@@ -1,7 +1,6 @@
 """Rank 0's side: it starts the other ranks, or waits for them on other hosts, and sends them every step to compute."""
 
 import logging
-import mmap
 import os
 import select
 import socket
@@ -27,13 +26,30 @@ from worker.kv_cache.sizing import PoolSize
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.model.layer import Weights
 from worker.model.parts.part import Part
 from worker.model.parts.share import CannotShare, largest_inner
 from worker.ranks.adapters import AdaptersOfRanks, adapters_in
 from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
-from worker.ranks.exchange import Exchange
+from worker.ranks.exchange import Exchange, exchange_of_hosts, exchange_of_machine
 from worker.ranks.expert_loads import make_loads, map_loads, own_loads
-from worker.ranks.frames import BOTH, HIDDEN, LOGITS, Beginning, Free, KeepWeights, Loaded, Sizes, order, receive, send
+from worker.ranks.frames import (
+    BOTH,
+    HIDDEN,
+    LOGITS,
+    ON_GPUS,
+    Beginning,
+    Free,
+    Join,
+    Joining,
+    KeepWeights,
+    Loaded,
+    Sizes,
+    order,
+    receive,
+    send,
+)
+from worker.ranks.gpu.devices import exchange_on
 from worker.ranks.hosts.links import wait_for_end
 from worker.ranks.hosts.rendezvous import Gathered
 from worker.ranks.nodes import stay_on_node
@@ -46,6 +62,7 @@ if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
 
 log = logging.getLogger("sluice.ranks")
 
+Answer = Joining | Free | Loaded
 MOST_BYTES = 4  # the maximum bytes of a number that is exchanged
 POLL_S = 0.2
 FOLLOWER: tuple[str, ...] = ("-m", "worker.follower")  # arguments of Python that start another rank
@@ -70,12 +87,13 @@ class Elsewhere:
     """How to find the other ranks if they are on other hosts (hosts/).
 
     gather: waits for the other ranks. content: returns the hash of this rank's weight files, which must be the same
-        for all ranks. here: how many ranks share the memory of this machine.
+        for all ranks. here: how many ranks share the memory of this machine. address: host and port of rank 0.
     """
 
     gather: Callable[[], Gathered]
     content: Callable[[Callable[[], None]], str]
     here: int
+    address: tuple[str, int]
 
 
 class Leader:
@@ -95,22 +113,21 @@ class Leader:
         parts: the parts of all ranks
         elsewhere: None if this process starts all other ranks
         """
-        if device.type != "cpu":
-            raise ConfigError(f"{worker.ranks_flag} above 1 is for the CPU so far; use 1, or --device cpu")
         self.part, self._stored, self._worker, self._elsewhere = parts[0], stored, worker, elsewhere
         self.keep: Callable[[Progress], None] = lambda on_progress: None  # writes the weights to --weights-cache
         self._steps = 0
         self._sending = threading.Lock()  # held while a frame is sent to the ranks: frames must not mix
         self._differs: RankDiffers | None = None
+        self._own: Loaded | None = None
         size = shared_bytes(round_bytes(stored.spec, worker.max_step_tokens))
         counted = elsewhere is None and worker.expert_metrics and self.part.stage.count > 1
         self._loads = make_loads(stored.spec) if counted else -1
         if elsewhere is None:
-            self._exchange, self._followers = _start_all(parts, model, worker, size, self._loads)
+            self._exchange, self._followers = _start_all(parts, model, worker, size, self._loads, device)
             stay_on_node(0, len(parts))
         else:
             gathered = elsewhere.gather()
-            self._exchange = Exchange.of(self.part, mmap.mmap(-1, size), gathered.rows, by_tcp=True)
+            self._exchange = exchange_of_hosts(self.part, size, gathered.rows, elsewhere.address, device)
             self._followers = [
                 Follower(parts[one.rank], one.pid, one.orders, partial(wait_for_end, one.orders))
                 for one in gathered.members
@@ -133,23 +150,52 @@ class Leader:
         own = decoder.count_loads(own_loads(self._loads, self._stored.spec, self.part))
         return own if self._loads < 0 else map_loads(self._loads, self._stored.spec)
 
+    def join(self, on_progress: Callable[[], None]) -> None:
+        """Connects the ranks, if they are on GPUs. Raises ConfigError and RankLost as free() does."""
+        if self._exchange.join is None:
+            return
+        for follower in self._followers:
+            answer = self._answer(follower, on_progress)
+            assert isinstance(answer, Joining)
+        self._tell(Join(), self._followers)
+        self._exchange.join()
+
+    def agree(self, own: Free, on_progress: Callable[[], None]) -> Free:
+        """Returns what holds for all ranks on GPUs; nbytes: of the K/V and states of the whole model on all of them.
+
+        Waits until they have measured their GPUs. Raises ConfigError, also if their kernels differ, and RankLost.
+        """
+        found = {self.part: own} | self._free_of_others(on_progress)
+        if other := next((part.rank for part, free in found.items() if free.kernels != own.kernels), 0):
+            raise ConfigError(
+                f"rank {other} computes with other kernels than rank 0, because a check of its GPU ended otherwise "
+                "(see the log): use --kernels torch"
+            )
+        nbytes = min(part.whole_kv(free.nbytes, self._stored.spec) for part, free in found.items())
+        return Free(nbytes, own.kernels, all(free.invariant for free in found.values()))
+
     def free(self, on_progress: Callable[[], None]) -> int | None:
         """Waits until all ranks have loaded their weights. Returns how many bytes are free for the pool on all hosts.
 
         Returns None if all ranks are on this machine. Raises ConfigError if another rank cannot load its weights, and
         RankLost if another rank has ended.
         """
+        self.join(on_progress)
         if self._elsewhere is None and self.part.stage.count == 1:
             return None
-        others = dict[Part, int]()
+        others = self._free_of_others(on_progress)
+        if self._elsewhere is None:
+            return None
+        free = {self.part: Free(available_bytes() // self._elsewhere.here)} | others
+        return min(part.whole_kv(one.nbytes, self._stored.spec) for part, one in free.items())
+
+    def _free_of_others(self, on_progress: Callable[[], None]) -> dict[Part, Free]:
+        found = dict[Part, Free]()
         for follower in self._followers:
             answer = self._answer(follower, on_progress)
             assert isinstance(answer, Free)
-            others[follower.part] = answer.nbytes
-        if self._elsewhere is None:
-            return None
-        free = {self.part: available_bytes() // self._elsewhere.here} | others
-        return min(part.whole_kv(nbytes, self._stored.spec) for part, nbytes in free.items())
+            found[follower.part] = answer
+        return found
 
     def model(
         self, decoder: Decoder, cache: KVCache, size: PoolSize, on_progress: Callable[[], None]
@@ -162,7 +208,7 @@ class Leader:
         try:
             part = self._exchange.decoder(decoder, cache)
             self._tell(Sizes(size), self._followers)
-            own = self._own_checksums(decoder, on_progress)
+            own = self.sum_weights(decoder.weights, on_progress)
             loaded = [own, *(self._wait_until_ready(follower, on_progress) for follower in self._followers)]
         except CannotShare as error:
             raise ConfigError(str(error)) from error
@@ -180,12 +226,16 @@ class Leader:
         returned = ReturnedRows(self._exchange.ring, others, decoder.layers_started, stage.count)
         return StagedModel(self._stored.spec, decoder, part, self.all, returned, stage)
 
-    def _own_checksums(self, decoder: Decoder, on_progress: Callable[[], None]) -> Loaded:
-        if not self._worker.rank_check_weights:
-            return Loaded()
-        following = self.part.next
-        own = checksums(decoder.weights)
-        return Loaded(own, checksums_from_checkpoint(self._stored, following.share, on_progress, following.stage))
+    def sum_weights(self, weights: Weights, on_progress: Callable[[], None]) -> Loaded:
+        """Returns the checksums of this rank, which it computes once: on a GPU, before the cache takes its memory."""
+        if self._own is None:
+            self._own = self._checksums(weights, on_progress) if self._worker.rank_check_weights else Loaded()
+        return self._own
+
+    def _checksums(self, weights: Weights, on_progress: Callable[[], None]) -> Loaded:
+        following, device = self.part.next, weights.embed.device
+        of_next = checksums_from_checkpoint(self._stored, following.share, on_progress, following.stage, device)
+        return Loaded(checksums(weights), of_next)
 
     def _check_content(self, loaded: Sequence[Loaded], on_progress: Callable[[], None]) -> None:
         """Raises ConfigError if the weight files of a rank on another host differ from those of this rank."""
@@ -259,11 +309,11 @@ class Leader:
         assert isinstance(answer, Loaded)
         return answer
 
-    def _answer(self, follower: Follower, on_progress: Callable[[], None]) -> Free | Loaded:
+    def _answer(self, follower: Follower, on_progress: Callable[[], None]) -> Answer:
         while not select.select([follower.orders], [], [], POLL_S)[0]:
             on_progress()
         try:
-            answer: Free | Loaded = msgspec.msgpack.decode(receive(follower.orders), type=Free | Loaded)
+            answer: Answer = msgspec.msgpack.decode(receive(follower.orders), type=Answer)
         except (EOFError, OSError):
             raise RankLost(f"rank {follower.rank}: {follower.wait_for_end()} while it loaded") from None
         if isinstance(answer, Loaded) and answer.problem:
@@ -317,18 +367,26 @@ def round_bytes(spec: ModelSpec, tokens: int) -> int:
 
 
 def _start_all(
-    parts: Sequence[Part], model: ModelConfig, worker: WorkerConfig, size: int, loads: int
+    parts: Sequence[Part], model: ModelConfig, worker: WorkerConfig, size: int, loads: int, device: torch.device
 ) -> tuple[Exchange, list[Follower]]:
-    """Starts all ranks but this one. size: bytes that the ranks of a stage share. loads: see Beginning"""
+    """Starts all ranks but this one.
+
+    size: bytes that the ranks of a stage share. loads: see Beginning. device: of this rank
+    """
+    exchanged = exchange_on(device)
+    size = 0 if exchanged == ON_GPUS else size
     shared = [os.memfd_create("sluice-ranks", os.MFD_CLOEXEC) for _ in range(parts[0].stage.count)]
     for memory in shared:
         os.ftruncate(memory, size)
     rows = _connected(parts)
     followers = [
-        _start(part, Beginning(model, worker, part.rank, size, loads=loads), shared[part.stage.index], rows[part.rank])
+        _start(
+            part, Beginning(model, worker, part.rank, size, exchange=exchanged, loads=loads), shared[part.stage.index],
+            rows[part.rank],
+        )
         for part in parts[1:]
-    ]
-    exchange = Exchange.of(parts[0], mmap.mmap(shared[0], size), rows[0], by_tcp=False)
+    ]  # fmt: skip
+    exchange = exchange_of_machine(parts[0], exchanged, shared[0], size, rows[0], device)
     for memory in shared:
         os.close(memory)
     return exchange, followers

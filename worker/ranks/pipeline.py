@@ -27,7 +27,7 @@ from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.model.parts.part import Part
 from worker.ranks.adapters import with_adapters
-from worker.ranks.frames import rows_frame, rows_in, send
+from worker.ranks.frames import CPU, rows_frame, rows_in, send
 from worker.ranks.inbox import Inbox
 from worker.ranks.layer_vectors import LayerVectors
 from worker.ranks.taps import StageTaps, joined
@@ -75,6 +75,7 @@ class Ring:
 
     before: socket.socket
     after: socket.socket
+    device: torch.device = CPU  # of the rows that arrive; they travel through the memory of hosts
     lost: bool = False
     inbox: Inbox = field(init=False)  # of rows from the stage before
 
@@ -89,13 +90,13 @@ class Ring:
     def take(self) -> Tensor:
         """Waits for the rows of the stage before. Raises RankLost."""
         with self.ending():
-            return rows_in(self.inbox.take())
+            return rows_in(self.inbox.take()).to(self.device)
 
     def take_within(self, seconds: float) -> Tensor | None:
         """Returns the rows of the stage before; None if none arrive within `seconds`. Raises RankLost."""
         with self.ending():
             frame = self.inbox.take_within(seconds)
-        return None if frame is None else rows_in(frame)
+        return None if frame is None else rows_in(frame).to(self.device)
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -170,4 +171,5 @@ def tell_progress(layers_started: c_uint64, orders: socket.socket) -> None:
 
 def _all_rows(inputs: ForwardInputs) -> ForwardInputs:
     """Returns inputs that request logits for all rows, because the last layer would drop other rows."""
-    return replace(inputs, logits_indices=torch.arange(len(inputs.token_ids)))
+    every = torch.arange(len(inputs.token_ids), device=inputs.token_ids.device)
+    return replace(inputs, logits_indices=every)

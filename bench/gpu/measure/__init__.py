@@ -11,6 +11,7 @@ idle                time in which the device waits between steps
 ablations           steps with single optimizations switched off
 trace               kernels of a decode step, from the profiler
 startup             from the start of `sluice serve` to the first token
+ranks               decodes and a prompt on several GPUs that compute one model together
 served              workloads over HTTP
 transformers_peer   the same workloads through transformers' continuous batching
 """

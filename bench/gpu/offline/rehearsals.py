@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},
 }
 EXPERTS = 9  # more experts than a token chooses in any of EXPERT_MODELS
-APART = ("start", "served", "peer")  # sections that start other processes
+APART = ("start", "ranks", "served", "peer")  # sections that start other processes
 BRIEF = replace(FULL, steps=1, rounds=2)  # keeps every size that decides which kernels are compiled
 SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_split_kernel", 6.0, 5.0)]
 

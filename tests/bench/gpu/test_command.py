@@ -14,6 +14,7 @@ from bench.gpu.checks.random_inputs import Case
 from bench.gpu.clock import HostClock
 from bench.gpu.environment import Environment, spec_of
 from bench.gpu.measure import tile_sweep
+from bench.gpu.measure.ranks import rates
 from bench.gpu.measure.transformers_peer import OLDER
 from bench.gpu.setup.checkpoint import tokenizer
 from bench.gpu.setup.profiler import Span, extent, gaps
@@ -65,6 +66,7 @@ def test_gpu_command_runs_all_sections_on_the_cpu(tmp_path: Path, capsys: pytest
     _figures(tables, "peer", "tokens/s", 0 if older else 2)
     assert all(row.get("failed", 0) == 0 for name in ("served", "peer") for row in tables[name]["rows"])
     assert [row["note"] for row in tables["idle"]["rows"] if "note" in row] == ["needs CUDA"]
+    assert [row["note"] for row in tables["ranks"]["rows"]] == ["not measured: it needs at least 2 GPUs"]
     assert json.loads(files["trace"].read_text())["traceEvents"] and len(tables["trace"]["rows"]) > 3
 
 
@@ -87,6 +89,15 @@ def test_gpu_command_invalid_flags_give_one_sentence(
 ) -> None:
     assert bench(*words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_ranks_are_measured_beside_one_process(env: Environment) -> None:
+    """On a CPU, where one process is measured as one GPU is."""
+    rows = [*rates(env, "tiny", [1, 2], ("decode 1", "prefill 32"))]
+    assert [(row["GPUs"], row["what"]) for row in rows] == [
+        (count, line) for count in (1, 2) for line in ("decode 1", "prefill 32")
+    ]
+    assert [row["of one GPU"] for row in rows[:2]] == [1.0, 1.0] and all(float(row["tokens/s"]) > 0 for row in rows)
 
 
 def test_every_named_kernel_has_cases() -> None:

@@ -68,6 +68,14 @@ def test_each_worker_gets_its_own_gpu() -> None:
         place_workers(settings_with(workers=2, device="cuda"), [], same_port)
 
 
+def test_a_worker_of_several_processes_gets_a_gpu_for_each() -> None:
+    settings = settings_with(workers=2, tensor_parallel_size=2)
+    placements = place_workers(settings, ["0", "1", "2", "3"], same_port)
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in placements] == ["0,1", "2,3"]
+    with pytest.raises(ConfigError, match="--workers 2 needs 2 GPUs per worker, but there are 3"):
+        place_workers(settings, ["0", "1", "2"], same_port)
+
+
 def test_external_addresses_come_after_own() -> None:
     external = "tcp://a:5700,tcp://b:5700"
     assert addresses(settings_with(worker_addresses=external, insecure=True)) == f"ipc:///run/s,{external}"

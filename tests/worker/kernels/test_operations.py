@@ -85,19 +85,23 @@ def on_triton(model: Decoder) -> Decoder:
     from worker.kernels.gpu.rowwise.qkv_rope_write import qkv_rope_write_triton
 
     def linear(x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
+        how["whole_rows"] = packed.whole_rows
         if packed.codes:
             return quantized_linear_triton(x, packed.codes, packed.bias, **how)
         return linear_triton(x, packed.weight, packed.bias, packed.scale, dynamic=packed.dynamic, **how)
 
     def gated_linear(x: Tensor, packed: PackedLinear, activation: str, **how: Any) -> Tensor:
-        if packed.codes and can_be_gated(packed.codes):
-            return quantized_gated_linear_triton(x, packed.codes[0], packed.bias, activation, **how)
-        if packed.codes:
+        whole_rows = packed.whole_rows
+        if packed.codes and can_be_gated(packed.codes, whole_rows):
+            return quantized_gated_linear_triton(
+                x, packed.codes[0], packed.bias, activation, whole_rows=whole_rows, **how
+            )
+        if packed.codes or not is_single_chain(packed.weight, whole_rows):
             return act_and_mul_triton(linear(x, packed, **how), activation, **how)
-        assert is_single_chain(packed.weight)
         return gated_linear_triton(
-            x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic, **how
-        )
+            x, packed.weight, packed.bias, activation, packed.scale, dynamic=packed.dynamic, whole_rows=whole_rows,
+            **how,
+        )  # fmt: skip
 
     triton: Operations = replace(
         FAST, rms_norm=rms_norm_triton, add_rms_norm=add_rms_norm_triton, qkv_rope_write=qkv_rope_write_triton,

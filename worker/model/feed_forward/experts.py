@@ -74,7 +74,9 @@ class MixtureWeights:
 def forward(h: Tensor, x: Tensor, own: MixtureWeights, step: Step) -> tuple[Tensor, PackedLinear | None]:
     do, spec = step.do, step.spec.experts
     assert spec is not None
-    added = None if own.shared is None else do.linear(dense.inner(h, own.shared, step), own.shared.down)
+    added = None
+    if own.shared is not None:
+        added = do.whole_linear(do.all_columns(dense.inner(h, own.shared, step)), own.shared.down)
     if own.norms is not None and added is not None:
         return _beside_mlp(added, x, own.experts, own.norms, step), None
     gate = None if own.shared_gate is None else do.linear(h, own.shared_gate, fp32_out=True)

@@ -32,12 +32,14 @@ def first_layers(decoder: Decoder, length: int, operations: Operations, least: i
     renumbered = (
         replace(layer, shares=None if layer.shares is None else chosen.index(layer.shares)) for layer in layers
     )
-    return Decoder(
+    small = Decoder(
         replace(spec, layers=tuple(renumbered)),
         replace(weights, layers=[weights.layers[index] for index in chosen]),
         length,
         operations,
     )
+    small.exchange = decoder.exchange
+    return small
 
 
 def sequences_of(kinds: Iterable[tuple[int, Sampling]], limits: StepLimits, vocab: int) -> list[Sequence]:

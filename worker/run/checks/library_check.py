@@ -81,7 +81,7 @@ def _problem(x: Tensor, packed: PackedLinear, ours: Multiply, library: Multiply)
     try:
         for wide in (False, True):
             alone, expected = (ours(rows, packed, fp32_out=wide) for rows in (x[:1], x))
-            found = library(x, packed.weight, packed.bias, fp32_out=wide)
+            found = library(x, packed.weight, packed.bias, fp32_out=wide, whole_rows=packed.whole_rows)
             if not same_bits(found, expected):
                 return "has other bits"
             if not same_bits(found[:1], alone):
@@ -100,7 +100,7 @@ def _shapes(weights: Weights) -> Iterator[tuple[PackedLinear, int]]:
     of_layers = (packed for layer in weights.layers for packed in layer.linears if isinstance(packed, PackedLinear))
     seen: set[tuple[object, ...]] = set()
     for packed, most in (*((packed, ANY) for packed in of_layers), (weights.head, MOST_HEAD_ROWS)):
-        shape = *packed.weight.shape, packed.bias is None, most
+        shape = *packed.weight.shape, packed.whole_rows, packed.bias is None, most
         if can_be_library(packed) and shape not in seen:
             seen.add(shape)
             yield packed, most

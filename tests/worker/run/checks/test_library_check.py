@@ -17,7 +17,7 @@ from worker.run.checks.library_check import compare, row_counts, with_equal_libr
 PACKED = PackedLinear(torch.arange(48.0).view(4, 12) / 7, None, True)
 
 
-def same(x: Tensor, weight: Tensor, bias: Tensor | None, **how: Any) -> Tensor:
+def same(x: Tensor, weight: Tensor, bias: Tensor | None, whole_rows: int = 0, **how: Any) -> Tensor:
     return linear_by_rows(x, PackedLinear(weight, bias, True), **how)
 
 
@@ -29,7 +29,7 @@ def other_bits(x: Tensor, *rest: Any, **how: Any) -> Tensor:
     return same(x, *rest, **how).nextafter(torch.tensor(torch.inf)) if len(x) == 300 else same(x, *rest, **how)
 
 
-def other_bits_in_float32(x: Tensor, *rest: Any, fp32_out: bool) -> Tensor:
+def other_bits_in_float32(x: Tensor, *rest: Any, fp32_out: bool, whole_rows: int) -> Tensor:
     return same(x, *rest) * (1 + 2**-20 if fp32_out else 1)
 
 
@@ -56,7 +56,7 @@ def test_compare_finds_a_row_that_depends_on_the_others() -> None:
     def together(x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
         return linear_by_rows(x, packed, **how) * (1 if len(x) == 1 else 1 + 2**-20)
 
-    def library(x: Tensor, weight: Tensor, bias: Tensor | None, **how: Any) -> Tensor:
+    def library(x: Tensor, weight: Tensor, bias: Tensor | None, whole_rows: int, **how: Any) -> Tensor:
         return together(x, PackedLinear(weight, bias, True), **how)
 
     assert [problem for _, problem in compare(PACKED, [256], together, library)] == [

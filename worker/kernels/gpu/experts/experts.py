@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.experts import Experts, PackedExperts
+from worker.kernels.experts import Experts, Gather, PackedExperts
 from worker.kernels.gpu.experts.grouped_linear import grouped_linear_triton
 from worker.kernels.gpu.experts.quantized_grouped_linear import can_be_gated, quantized_grouped_linear_triton
 from worker.kernels.gpu.experts.routing import (
@@ -67,6 +67,7 @@ def experts_triton(
     router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
+    gather: Gather | None = None,
 ) -> Tensor:
     """Computes the same as `experts_torch` in worker/kernels/experts.py: [T, H] in h's dtype."""
     assert activation in ACTIVATIONS and len(h)
@@ -76,10 +77,10 @@ def experts_triton(
     )
     if layer.loads is not None:
         count_loads_triton(numbers, layer.loads)
-    out, rows = torch.empty_like(h, memory_format=torch.contiguous_format), max(1, MAX_SLOTS // chosen)
+    out, rows = h.new_empty(len(h), _columns(layer.down)), max(1, MAX_SLOTS // chosen)
     for begin in range(0, len(h), rows):
         part = slice(begin, begin + rows)
-        results = _multiply(h[part], layer, logits.shape[1], numbers[part], activation)
+        results = _multiply(h[part], layer, logits.shape[1], numbers[part], activation, gather)
         _combine(results, weights[part], _rows(add, part), _rows(add_gate, part), out[part])
     return out
 
@@ -88,13 +89,16 @@ def _rows(x: Tensor | None, part: slice) -> Tensor | None:
     return None if x is None else x[part]
 
 
-def _multiply(h: Tensor, layer: Experts, count: int, numbers: Tensor, activation: Activation) -> Tensor:
+def _multiply(
+    h: Tensor, layer: Experts, count: int, numbers: Tensor, activation: Activation, gather: Gather | None
+) -> Tensor:
     """Returns the results of the rows' experts, which are not weighted yet: [T * chosen, H] float32."""
     rows, chosen = numbers.shape
     is_sorted = rows * chosen > max(chosen, count // 2)
     tile_rows = _tile_rows(layer, rows * chosen, count, h) if is_sorted else tiles.EXPERT_TILE_ROWS[0]
     groups = group_slots_triton(numbers, count, tile_rows, is_sorted=is_sorted)
     inner = _linear(h, layer.gate_up, groups, tile_rows, activation, h.dtype)
+    inner = inner if gather is None else gather(inner)
     return _linear(inner, layer.down, groups, tile_rows, None, torch.float32)
 
 
@@ -132,8 +136,12 @@ def _linear(
     )  # fmt: skip
 
 
+def _columns(packed: PackedExperts) -> int:
+    return packed.weight.shape[1] if packed.codes is None else packed.codes.rows
+
+
 def _tile(packed: PackedExperts, rows: int, products: int, x: Tensor) -> Tile:
-    columns = packed.weight.shape[1] if packed.codes is None else packed.codes.rows
+    columns = _columns(packed)
     tokens = packed.weight.dtype if packed.dynamic else x.dtype
     return tiles.choose_expert_tile(rows, columns // products, products, tokens)
 

@@ -154,6 +154,7 @@ def linear_triton(
     dynamic: bool = False,
     fp32_out: bool = False,
     split_k: bool = False,
+    whole_rows: int = 0,
     options: GpuOptions = NO_OPTIONS,
     tile: Tile | None = None,
 ) -> Tensor:
@@ -162,13 +163,14 @@ def linear_triton(
     scale [N]: given if the weight is int8 or float8_e4m3fn
     dynamic: if true, tokens are quantized to the weight's format, too
     split_k: if true, the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py)
+    whole_rows: see PackedLinear
     tile: for measurements, a tile that replaces the chosen one
     """
     columns, dtype = weight.shape[0], torch.float32 if fp32_out else x.dtype
     rows, depth = _check(x, weight, bias, scale, columns)
     device = tiles.kind_of(x.device, plain=scale is None)
     x, token_scale = quantize_tokens_triton(x, weight.dtype) if dynamic else (x, None)
-    chain = tiles.chain_length(columns, depth)
+    chain = tiles.chain_length(whole_rows or columns, depth)
     chains = cdiv(depth, chain)
     tile = tile or tiles.choose_tile(rows, columns, depth, x.dtype, device, split_k=split_k)
     count = tile.count(rows, columns)
@@ -199,17 +201,18 @@ def gated_linear_triton(
     scale: Tensor | None = None,
     *,
     dynamic: bool = False,
+    whole_rows: int = 0,
     options: GpuOptions = NO_OPTIONS,
     tile: Tile | None = None,
 ) -> Tensor:
     """Returns act(x @ gate) * (x @ up), [T, I], for x [T, K], weight [2 I, K] and bias and scale [2 I].
 
     The weight has the rows of gate first, then the rows of up. All of K must be one chain (see the top of this file).
-    Both products have the same bits as with `linear_triton`.
+    Both products have the same bits as with `linear_triton`. whole_rows: see PackedLinear.
     """
     columns = weight.shape[0] // 2
     rows, depth = _check(x, weight, bias, scale, 2 * columns)
-    assert tiles.is_single_chain(weight) and activation in ACTIVATIONS
+    assert tiles.is_single_chain(weight, whole_rows) and activation in ACTIVATIONS
     device = tiles.kind_of(x.device, plain=scale is None)
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     x, token_scale = quantize_tokens_triton(x, weight.dtype) if dynamic else (x, None)

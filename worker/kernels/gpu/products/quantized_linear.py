@@ -122,6 +122,7 @@ def quantized_linear_triton(
     *,
     fp32_out: bool = False,
     split_k: bool = False,
+    whole_rows: int = 0,
     options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Returns x [T, K] @ weight [N, K].T + bias [N], [T, N] in x's dtype, or in float32 if `fp32_out`.
@@ -129,10 +130,11 @@ def quantized_linear_triton(
     The rows of the weight are the rows of `parts`, one part after another. Additions over K are in the order of the
     codes, which an input order may change.
     split_k: if true, the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py)
+    whole_rows: see PackedLinear
     """
     rows, depth = _check(x, parts, bias)
     columns, dtype = sum(part.shape[0] for part in parts), torch.float32 if fp32_out else x.dtype
-    chain = tiles.chain_length(columns, depth)
+    chain = tiles.chain_length(whole_rows or columns, depth)
     chains = cdiv(depth, chain)
     device = tiles.kind_of(x.device)
     choices = [tiles.choose_tile(rows, part.shape[0], depth, x.dtype, device, split_k=split_k) for part in parts]
@@ -155,15 +157,17 @@ def quantized_linear_triton(
 
 
 def quantized_gated_linear_triton(
-    x: Tensor, weight: PackedCodes, bias: Tensor | None, activation: str, *, options: GpuOptions = NO_OPTIONS
-) -> Tensor:
+    x: Tensor, weight: PackedCodes, bias: Tensor | None, activation: str, *,
+    whole_rows: int = 0, options: GpuOptions = NO_OPTIONS,
+) -> Tensor:  # fmt: skip
     """Returns act(x @ gate) * (x @ up), [T, I], for x [T, K], weight [2 I, K] and bias [2 I].
 
     The weight has the rows of gate first, then the rows of up. Both products have the same bits as with
-    `quantized_linear_triton`. Allowed only if can_be_gated([weight]).
+    `quantized_linear_triton`. Allowed only if can_be_gated([weight], whole_rows).
+    whole_rows: see PackedLinear.
     """
     rows, depth = _check(x, [weight], bias)
-    assert can_be_gated([weight]) and activation in ACTIVATIONS
+    assert can_be_gated([weight], whole_rows) and activation in ACTIVATIONS
     columns, tokens = weight.shape[0] // 2, _ordered(x, weight)
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     tile = fitted(tiles.choose_gated_tile(rows, columns, depth, x.dtype, tiles.kind_of(x.device)), 2, weight, x)
@@ -175,12 +179,12 @@ def quantized_gated_linear_triton(
     return out
 
 
-def can_be_gated(parts: Sequence[PackedCodes]) -> bool:
+def can_be_gated(parts: Sequence[PackedCodes], whole_rows: int = 0) -> bool:
     """Returns whether one kernel can compute gate and up. It can if they have the same format, K is one chain, and gate
     consists of whole tiles.
     """
     columns, depth = parts[0].shape
-    return len(parts) == 1 and columns % (2 * ROWS) == 0 and tiles.chain_length(columns, depth) >= depth
+    return len(parts) == 1 and columns % (2 * ROWS) == 0 and tiles.chain_length(whole_rows or columns, depth) >= depth
 
 
 def fitted(tile: Tile, products: int, weight: PackedCodes, x: Tensor) -> Tile:

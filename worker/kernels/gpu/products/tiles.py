@@ -33,6 +33,8 @@ GROUP = 8
 def chain_length(columns: int, depth: int) -> int:
     """Returns the length of the chains into which K is split. It depends only on the weight's shape.
 
+    columns: of the whole product, also where a rank computes only some of them
+
     If a product has few columns, K is split so that there is a program for every multiprocessor.
     """
     chains = min(cdiv(NUM_SMS + 12, cdiv(columns, 64)), MAX_CHAINS, max(1, depth // MIN_CHAIN))
@@ -131,9 +133,13 @@ def block_k_for(tile: Tile, dtype: torch.dtype, weight_dtype: torch.dtype) -> in
     return 128 // (weight_dtype if few_tokens else dtype).itemsize
 
 
-def is_single_chain(weight: Tensor) -> bool:
-    """Returns whether a product with a weight [N, K] has a single chain, so that an element is one sum over K."""
-    return chain_length(*weight.shape) >= weight.shape[1]
+def is_single_chain(weight: Tensor, whole_rows: int = 0) -> bool:
+    """Returns whether a product with a weight [N, K] has a single chain, so that an element is one sum over K.
+
+    whole_rows: see PackedLinear
+    """
+    columns, depth = weight.shape
+    return chain_length(whole_rows or columns, depth) >= depth
 
 
 def needs_split_k(rows: int, count: int, *chosen: Tile) -> bool:
