@@ -83,6 +83,7 @@ PARTS = (
     Part("served", "Workloads through HTTP", 90, 260, sections=("served",), packages=SERVER),
     Part("others", "The other models", 60, 480, sections=("correct", "decode", "attention", "prefill"), others=True),
     Part("peer", "transformers' continuous batching", 60, 260, sections=("peer",), packages=SERVER),
+    Part("ranks", "One model on several GPUs", 60, 115, sections=("ranks",)),
 )  # fmt: skip
 
 
