@@ -116,7 +116,7 @@ def _ratio(value: float) -> str:
 
 
 def _prepare(case: Case) -> None:
-    """Builds llama.cpp and makes only this case's file, because a large shape has no file in full precision."""
+    """Builds llama.cpp and makes the GGUF file of this case, which a large shape gets without a file in bfloat16."""
     install(in_weights(PEERS["llama.cpp"], case.weights, case.isa, case.safetensors), case.root, case.folder)
 
 

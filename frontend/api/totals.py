@@ -55,7 +55,7 @@ class Totals:
 
     @property
     def timings(self) -> response_types.Timings | UnsetType:
-        """The largest times of all choices, if requested. This process measures the times between tokens."""
+        """The times, if requested: the largest of all choices. Times between tokens are measured in this process."""
         if not self.request.shown.timings:
             return UNSET
         gaps = sorted(self._gaps) or [0.0]

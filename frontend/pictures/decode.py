@@ -90,7 +90,7 @@ def _grid(image: Any, side: int, cuts: bool, resample: int, area: Sequence[int],
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
-    """Returns the width and height: the longer side is `longest`, the shorter side is an even number."""
+    """Returns the width and height: the longer side is `longest`, the shorter side is an even number or 1."""
     ratio = width / height
     if width >= height:
         other = int(longest / ratio)

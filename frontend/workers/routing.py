@@ -20,7 +20,7 @@ KEY_TOKENS = 256
 HOMES = 8  # homes of a key, tried in pairs: two workers get all prompts with this key while their load allows
 MAX_HOMES = 4096  # number of keys whose homes are remembered
 NOTHING: Mapping[Stream, int] = {}
-_MIX, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1  # multiplication by _MIX spreads the bits of a key over its weight
+_MIX, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1  # multiplying by _MIX mixes the bits of keys, see homes()
 # A worker with a cached prefix is preferred while its load exceeds the least load by at most this many tokens, a
 # quarter of the least load, or the tokens that the prefix saves, whichever is most.
 AFFINITY_MARGIN = 1024

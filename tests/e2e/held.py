@@ -40,9 +40,10 @@ class Hold:
 
     @contextmanager
     def at(self, tokens: int, step_s: float | None = None) -> Iterator[None]:
-        """Holds a worker from `tokens` output tokens of one of its sequences to release() or the end of the `with`.
+        """Holds a worker as soon as one of its sequences has `tokens` output tokens.
 
-        With `step_s`, the worker is only slowed down: each further token takes at least `step_s` seconds.
+        It is held until release() or the end of the `with`. With `step_s`, it is only slowed down: each further step
+        takes at least `step_s` seconds.
         """
         self.reached.unlink(missing_ok=True)
         written = self.file.with_suffix(".new")

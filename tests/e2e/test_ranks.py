@@ -108,7 +108,7 @@ def test_later_starts_read_the_packed_weights_of_every_rank(
 
 
 def differed(server: Server) -> dict[str, float]:
-    """Returns how often each rank was reported to differ."""
+    """Returns how often each rank had wrong numbers, according to the metrics."""
     ready = server.until(lambda stats: stats["workers"][0]["ready"])
     assert ready
     text = httpx.get(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=PATIENCE_S).text

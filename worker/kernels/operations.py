@@ -91,7 +91,7 @@ Exchange = Callable[[Operations], Operations]
 
 
 def alone(operations: Operations) -> Operations:
-    """The exchange of a decoder that has all weights: it adds nothing to its operations."""
+    """Returns the operations unchanged: a decoder without other ranks has no columns to gather."""
     return operations
 
 

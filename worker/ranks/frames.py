@@ -20,7 +20,7 @@ from worker.model.inputs.forward_inputs import ForwardInputs
 
 CPU = torch.device("cpu")
 HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # values of Order.compute
-FIELDS = [field.name for field in fields(ForwardInputs) if field.name != "tapped"]  # only its layers are sent
+FIELDS = [field.name for field in fields(ForwardInputs) if field.name != "tapped"]  # see Order.tapped
 LENGTH = struct.Struct("<Q")
 IN_C, ON_GPUS = "c", "gpus"  # values of Beginning.exchange
 RECEIVED = 1 << 20  # the maximum bytes of one recv()

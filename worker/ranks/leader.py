@@ -175,10 +175,10 @@ class Leader:
         return Free(nbytes, own.kernels, all(free.invariant for free in found.values()))
 
     def free(self, on_progress: Callable[[], None]) -> int | None:
-        """Waits until all ranks have loaded their weights. Returns how many bytes are free for the pool on all hosts.
+        """Waits until all ranks have loaded their weights. Returns the bytes that the pool of the whole model may have.
 
-        Returns None if all ranks are on this machine. Raises ConfigError if another rank cannot load its weights, and
-        RankLost if another rank has ended.
+        On each host, the ranks have room for their parts of it. Returns None if all ranks are on this machine. Raises
+        ConfigError if another rank cannot load its weights, and RankLost if another rank has ended.
         """
         self.join(on_progress)
         if self._elsewhere is None and self.part.stage.count == 1:

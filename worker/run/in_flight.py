@@ -66,7 +66,7 @@ class InFlightStep:
 
     @torch.inference_mode()
     def read(self) -> StepOutput:
-        """Waits for the step and returns its results. Passes on every exception of the device."""
+        """Waits for the step and returns its results. Catches no exception of the device."""
         ids: list[int] = self.host_ids.read().tolist()
         return StepOutput(ids, self.read_logprobs(), self.read_pooled())
 
@@ -84,7 +84,7 @@ class UnfinishedStep:
 
     @torch.inference_mode()
     def read(self) -> StepOutput:
-        """Waits for the step, finishes it, and returns its results. Passes on every exception."""
+        """Waits for the step, finishes it, and returns its results. Catches no exception."""
         return self.finish().read()
 
 

@@ -97,7 +97,7 @@ class Runner:
         return self._model.forward(inputs, self._cache)
 
     def step(self, plan: Plan) -> StepOutput:
-        """Computes the chunks of a plan. Passes on every exception of the device. Never changes a sequence."""
+        """Computes the chunks of a plan. Catches no exception of the device. Never changes a sequence."""
         return self.launch(plan).read()
 
     @torch.inference_mode()

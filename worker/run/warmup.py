@@ -146,7 +146,7 @@ class StepRunner(Protocol):
 
 
 def warm_up(runner: StepRunner, plans: Iterable[Plan], on_progress: Callable[[], None]) -> None:
-    """Runs the plans one after another, and calls `on_progress` after each. Passes on every exception of the device."""
+    """Runs the plans one after another, and calls `on_progress` after each. Catches no exception of the device."""
     for plan in plans:
         runner.step(plan)
         on_progress()

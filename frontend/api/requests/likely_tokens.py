@@ -37,7 +37,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, prompts: Sequence[list[int]], n: int, most: int, echoed: bool) -> Self:
-        """Returns the positions of `n` answers of up to `most` tokens to each prompt."""
+        """Counts the positions if each prompt gets `n` answers, which have up to `most` tokens."""
         return cls(len(prompts) * n * most, n * sum(map(len, prompts)), echoed)
 
 

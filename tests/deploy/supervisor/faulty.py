@@ -17,7 +17,7 @@ from typing import Any
 
 POISON = [101, 102, 103, 104, 105, 106, 107]
 HERE = str(Path(__file__))
-HOLD = "log.hold"  # serving() writes its log into the folder of this file
+HOLD = "log.hold"  # the file that holds workers (tests/e2e/held.py), beside the log of serving()
 
 
 def serve(folder: str, words: list[str]) -> int:

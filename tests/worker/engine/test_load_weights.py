@@ -36,7 +36,7 @@ def test_weights_larger_than_the_machine_are_refused(checkpoints: Checkpoints, m
 def test_pool_larger_than_what_is_available_is_refused(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pool is never larger than all sequences of a step need, even if --kv-cache-gb is more."""
+    """`max_batch_size` is large here, because the pool is never larger than so many sequences need."""
     monkeypatch.setattr(load_weights, "memory", lambda: Memory(GIB, GIB // 2, 0))
     with pytest.raises(ConfigError) as caught:
         load(checkpoints("llama"), kv_cache_gb=9.0, max_batch_size=20_000, max_step_tokens=20_000)

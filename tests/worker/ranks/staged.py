@@ -47,7 +47,7 @@ def parts_for(spec: ModelSpec, stages: int, lanes: int = 1) -> tuple[Part, ...]:
 
 @contextmanager
 def exchanges(parts: tuple[Part, ...]) -> Iterator[list[Exchange]]:
-    """The exchanges of all ranks. They end, and then their connections are closed."""
+    """Yields the exchanges of all ranks. At the end, ends them, and then closes their connections."""
     rows = _connected(parts)
     shared = [mmap.mmap(-1, shared_bytes(ROUND)) for _ in range(parts[0].stage.count)]
     found = [Exchange.of(part, shared[part.stage.index], rows[part.rank], by_tcp=False) for part in parts]

@@ -1,4 +1,4 @@
-"""Vectors of prompts agree with transformers, and have the same bits however prompts are cut, in any company."""
+"""Vectors of prompts agree with transformers. Neither chunks of prompts nor other requests change their bits."""
 
 import random
 from pathlib import Path

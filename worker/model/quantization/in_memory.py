@@ -28,7 +28,7 @@ class InMemory:
     kind: the format of quantized weights; "" if no weight is quantized
     widen: if true, stored quantized weights are dequantized to full precision
     plain: the layout to which weights stored in full precision are quantized; None: they stay in full precision
-    finer: the layout to which stored quantized weights without one scale per row are quantized again; None: they stay
+    finer: the layout for stored quantized weights that have several scales per row; None: they keep their own
     by_row: how the kernels for weights with one scale per row multiply; None: these kernels are not used
     """
 

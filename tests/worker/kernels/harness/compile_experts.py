@@ -142,7 +142,7 @@ def check_product(binary: Any, one: Compilation, format: Format) -> str:
     assert not format.dynamic or from_zero(binary), "float32 takes over the sum of every stage"
     copied = copies(binary)
     if format.codes:
-        assert 16 in copied, (one.key, copied)  # scales are copied in fewer bytes
+        assert 16 in copied, (one.key, copied)  # copies of scales may be smaller
     else:
         assert copied == ({8, 16} if format.rows and not format.dynamic else {16}), (one.key, copied)
     return f"wgmma {', '.join(sorted(step.partition('.')[0] for step in steps))}; copies of {sorted(copied)} bytes"

@@ -50,7 +50,7 @@ INLINE void store_columns(const Gemm *g, const float *acc, long rows, long panel
     }
 }
 
-/* Returns the address in the output of a row's first column of a panel. */
+/* Returns the address of the output element in this row and in the first column of this panel. */
 INLINE char *result_at(const Gemm *g, long row, long panel) {
     return g->out + (row * g->ldo + panel * PANEL) * (g->out_bf16 ? 2 : 4);
 }

@@ -101,7 +101,7 @@ INLINE IntegerRows integer_rows(const Gemm *g, char *buffer, long rows) {
     return x;
 }
 
-/* Writes the table of the integers of 4-bit codes, shifted to be at least 0. Returns the amount of the shift. */
+/* Writes the integers that 4-bit codes stand for, all raised so that the lowest is not below 0. Returns by how much. */
 INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
     float lowest = 0;
     if (w->kind != INTEGER4) return 0;
