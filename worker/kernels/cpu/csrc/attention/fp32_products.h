@@ -149,7 +149,7 @@ INLINE void accumulate_steps(const Values *v, long first, const float *weights, 
         for (int j = 0; j < 2 * steps; j++) store_f32(out + r * stride + j * SIMD_WIDTH, sum[r][j]);
 }
 
-/* Computes the outputs of up to MAX_VALUE_ROWS rows, in pieces of STEP columns: as many at a time as registers allow. */
+/* Computes the outputs of up to MAX_VALUE_ROWS rows, in pieces of STEP columns, as many at once as registers allow. */
 INLINE void accumulate_rows(const Values *v, const float *weights, float *out, long stride, const float *rescale,
                             int rows, const int format) {
     const int most_rows = format == PACKED ? MAX_VALUE_ROWS : MAX_ROWS_IN_PLACE;
