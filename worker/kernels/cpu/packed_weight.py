@@ -233,8 +233,8 @@ def _whole_panels(weights: Sequence[Rows], join: Callable[[list[Rows]], Rows]) -
 
 
 def _with_groups_of_a_block(weight: QuantizedWeight) -> QuantizedWeight:
-    """Returns the same weight with groups of CODE_BLOCK inputs, half a step. Groups of, for example, 48 inputs would end
-    within a step."""
+    """Returns the same weight with groups of CODE_BLOCK inputs, half a step. Groups of 48 inputs, for example, would
+    end within a step."""
     groups = -(-weight.shape[1] // CODE_BLOCK)
 
     def repeated(numbers: Tensor) -> Tensor:
