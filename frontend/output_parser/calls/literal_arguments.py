@@ -174,7 +174,8 @@ class LiteralArguments(StateScanner):
             try:
                 shown = _inner(chr(int(after[:digits], 16)), escaped=True)
             except (ValueError, OverflowError):
-                return self._break()
+                self._text = text[at:]  # the string up to the escape is returned first, in whatever pieces it came
+                return before or self._break()
         else:
             shown = ESCAPES.get(char, f"\\\\{char}")
         self._text = after[digits:]

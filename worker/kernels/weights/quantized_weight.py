@@ -32,7 +32,7 @@ class CodeMap:
         """Returns the numbers of codes, float32 in the shape of `codes`."""
         if self.values == _signed(self.bits):  # much faster than a table
             return (codes << 8 - self.bits).view(torch.int8).bitwise_right_shift_(8 - self.bits).float()
-        return torch.tensor(self.values, device=codes.device)[codes.int()]
+        return torch.tensor(self.values).to(codes.device)[codes.int()]
 
 
 def _signed(bits: int) -> tuple[float, ...]:

@@ -96,6 +96,13 @@ def test_broken_calls_have_the_same_events_in_any_pieces(data: st.DataObject) ->
     assert events_of(config(tool_format), *cut(text, sizes)) == events == events_of(config(tool_format), *text)
 
 
+def test_string_up_to_an_impossible_escape_has_the_same_events_in_any_pieces() -> None:
+    text = r'[get_weather(city="Ulm \xzz", days=[1])]'
+    events = events_of(config(ToolFormat.PYTHONIC), text)
+    assert events == events_of(config(ToolFormat.PYTHONIC), *text)
+    assert [arguments for _, arguments in calls_of(events)] == ['{"city": "Ulm '], text_of(events)
+
+
 def test_name_of_a_forced_call_that_was_cut_off_is_told() -> None:
     forced = config(ToolFormat.HERMES, must_call=True)
     assert events_of(forced, '<tool_call>\n{"name": "add", "argum') == [CallStart(0, "add")]
