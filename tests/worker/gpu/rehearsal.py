@@ -136,13 +136,13 @@ class Heard(logging.Handler):
 def eager_steps(engine: Engine) -> list[Plan]:
     """Returns a list to which every later step that no graph replays is added."""
     found: list[Plan] = []
-    compute = engine.runner._compute
+    inputs = engine.runner._inputs
 
-    def computed(plan: Plan, before: Any) -> Any:
+    def inputs_of(plan: Plan, before: Any) -> Any:
         found.append(plan)
-        return compute(plan, before)
+        return inputs(plan, before)
 
-    engine.runner._compute = computed  # type: ignore[method-assign]
+    engine.runner._inputs = inputs_of  # type: ignore[method-assign]
     return found
 
 
