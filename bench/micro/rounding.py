@@ -1,7 +1,7 @@
 """Rounds weights to the few-bit formats that published checkpoints use, for bench/micro/quantization.py.
 
 Each function rounds weight [N, K] to nearest and returns codes, scales and minimums as a checkpoint would have them.
-None of them uses calibration text. Tools that search for better scales lose less accuracy.
+No function uses calibration text. Tools that search for better scales lose less accuracy.
 """
 
 from collections.abc import Callable, Sequence

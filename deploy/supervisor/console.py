@@ -25,7 +25,7 @@ class Sink(Protocol):
 
 
 class LineSplitter:
-    """Splits arbitrary chunks of bytes into lines. Of a line that is redrawn with \\r, only the last state is kept."""
+    """Splits arbitrary chunks of bytes into lines. A line that is redrawn with \\r keeps only its last state."""
 
     def __init__(self, limit: int = 1 << 16) -> None:
         self._rest = b""

@@ -1,6 +1,6 @@
 """The launcher behind `sluice serve`: keeps N workers and M frontends running until it is stopped.
 
-The launcher owns what must outlive its children (the run folder, the listening sockets). Of its children it sees only
+The launcher owns what must outlive its children (the run folder, the listening sockets). It sees only its children's
 exit codes, log lines, heartbeats (watchdog.py) and /ready. The children die with the launcher, whatever the cause of
 its death (parent_death.py). SIGHUP replaces the frontends, one after another, without refusing a request.
 """

@@ -204,7 +204,7 @@ def _fit_into_memory(
 def _fit(
     loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
 ) -> tuple[Decoder, PoolSize, bool]:
-    """Returns the same without the cache, for a model that one process computes."""
+    """Returns a decoder, the sizes of the pools, and whether bits are batch-invariant. For a model in one process."""
     formats, gpu, invariant = loaded.files.formats, loaded.gpu, worker.batch_invariant
     size, decoder = size_pool_and_decoder(
         loaded.files.spec, loaded.weights, formats.kv_dtype, model, worker, gpu, on_progress
@@ -217,7 +217,7 @@ def _fit(
 def _fit_ranks(
     loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
 ) -> tuple[Decoder, PoolSize, bool]:
-    """Returns the same without the cache, for rank 0 of several. The sizes are of the whole model."""
+    """Returns what _fit() does, for rank 0 of several. The sizes are those of the pools of the whole model."""
     if loaded.gpu is not None:
         from worker.engine.features.ranks_on_gpu import fit
 

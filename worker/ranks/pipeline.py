@@ -126,8 +126,8 @@ class StageDecoder:
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
         """Waits for the rows of the stage before, computes the layers of this stage, and sends the rows on.
 
-        The first stage does not wait: its rows are the embeddings. Returns the rows that this stage has computed. Those
-        of the last stage are the result of Decoder.hidden. Raises RankLost.
+        The first stage does not wait: its rows are the embeddings. Returns the rows that this stage has computed. The
+        last stage's rows are the result of Decoder.hidden. Raises RankLost.
         """
         stage, ring = self._part.stage, self._ring
         taps, earlier = StageTaps(inputs.tapped, stage, self._like), None

@@ -300,7 +300,7 @@ def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.Comp
 
 
 def _top(context: ResponseContext, token: TokenLogprob) -> dict[str, float | None]:
-    """Returns the likeliest tokens and the drawn token by text. Of two tokens of the same text, the likelier stays."""
+    """Returns the likeliest tokens and the drawn token by text. If two have the same text, the likelier stays."""
     text = context.token_text
     return {text(id): logprob for id, logprob in reversed(token.top_with_token)}
 

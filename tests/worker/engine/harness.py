@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared import messages as m
 from shared.wire.codec import pack_u32, unpack_u32
-from tests.wire.harness import VOCAB, Done, next_id
+from tests.wire.harness import VOCAB, Done, expected, next_id
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
 from worker.engine.validation import no_pictures
@@ -123,3 +123,17 @@ class Bench:
 
 def submit(id: int, prompt: list[int], max_tokens: int = 5, **options: object) -> m.Submit:
     return m.Submit(id, pack_u32(prompt), m.Sampling(max_tokens), **options)  # type: ignore[arg-type]
+
+
+def check_only_one_failed(bench: Bench, culprit: int) -> None:
+    """Checks that of the requests 0 to 5, whose prompts are 20 times their number + 1, only `culprit` has failed.
+
+    The culprit has sent its first two tokens, the others are complete, and no page is in use any more.
+    """
+    outputs, ends = bench.received()
+    for i in range(6):
+        wanted = expected([i + 1] * 20, 5)
+        assert outputs[i] == (wanted[:2] if i == culprit else wanted)
+        assert ends[i].outcome is (m.Outcome.ERROR if i == culprit else m.Outcome.LENGTH)
+    assert "unlucky" in ends[culprit].error
+    assert bench.scheduler.state.paging.pools[0].counts().owned == 0

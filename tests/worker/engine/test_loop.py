@@ -4,7 +4,7 @@ import pytest
 
 from shared import messages as m
 from tests.wire.harness import expected
-from tests.worker.engine.harness import ME, Bench, submit
+from tests.worker.engine.harness import ME, Bench, check_only_one_failed, submit
 from worker.schedule.sequence import Chunk
 
 
@@ -19,13 +19,7 @@ def test_failing_step_fails_only_the_culprit(culprit: int) -> None:
     bench.iterate(2)
     bench.send(*(submit(i, [i + 1] * 20) for i in range(3, 6)))
     bench.iterate(8)
-    outputs, ends = bench.received()
-    for i in range(6):
-        wanted = expected([i + 1] * 20, 5)
-        assert outputs[i] == (wanted[:2] if i == culprit else wanted)
-        assert ends[i].outcome is (m.Outcome.ERROR if i == culprit else m.Outcome.LENGTH)
-    assert "unlucky" in ends[culprit].error
-    assert bench.scheduler.state.paging.pools[0].counts().owned == 0
+    check_only_one_failed(bench, culprit)
 
 
 def test_out_of_memory_shrinks_the_step_and_fails_no_request() -> None:

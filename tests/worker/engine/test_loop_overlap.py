@@ -8,7 +8,7 @@ import pytest
 from shared import messages as m
 from shared.wire.codec import pack_u32
 from tests.wire.harness import expected, next_id
-from tests.worker.engine.harness import ME, YOU, Bench, FakeRunner, submit
+from tests.worker.engine.harness import ME, YOU, Bench, FakeRunner, check_only_one_failed, submit
 from worker.run.in_flight import StepOutput
 from worker.schedule.sequence import Chunk, Plan, Sequence
 from worker.transport.server import FrontendGone
@@ -141,13 +141,7 @@ def test_failing_step_fails_only_the_culprit(culprit: int, late: bool) -> None:
     bench.iterate(2)
     bench.send(*(submit(i, [i + 1] * 20) for i in range(3, 6)))
     bench.drain()
-    outputs, ends = bench.received()
-    for i in range(6):
-        wanted = expected([i + 1] * 20, 5)
-        assert outputs[i] == (wanted[:2] if i == culprit else wanted)
-        assert ends[i].outcome is (m.Outcome.ERROR if i == culprit else m.Outcome.LENGTH)
-    assert "unlucky" in ends[culprit].error
-    assert bench.scheduler.state.paging.pools[0].counts().owned == 0
+    check_only_one_failed(bench, culprit)
 
 
 def test_failure_whose_culprit_was_aborted_fails_no_request() -> None:

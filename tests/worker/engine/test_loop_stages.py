@@ -8,7 +8,7 @@ import pytest
 from shared import messages as m
 from shared.wire.codec import pack_u32
 from tests.wire.harness import expected
-from tests.worker.engine.harness import CONFIG, ME, Bench, submit
+from tests.worker.engine.harness import CONFIG, ME, Bench, check_only_one_failed, submit
 from tests.worker.engine.test_loop_overlap import Device, Overlapped, mixture
 from worker.schedule.sequence import Chunk, Plan, Sequence
 
@@ -69,14 +69,8 @@ def test_failing_step_fails_only_the_culprit(culprit: int, late: bool) -> None:
         bench.device.trouble = trouble
     bench.send(*(submit(i, [i + 1] * 20) for i in range(6)))
     bench.drain()
-    outputs, ends = bench.received()
     assert bench.most_in_flight == 3
-    for i in range(6):
-        wanted = expected([i + 1] * 20, 5)
-        assert outputs[i] == (wanted[:2] if i == culprit else wanted)
-        assert ends[i].outcome is (m.Outcome.ERROR if i == culprit else m.Outcome.LENGTH)
-    assert "unlucky" in ends[culprit].error
-    assert bench.scheduler.state.paging.pools[0].counts().owned == 0
+    check_only_one_failed(bench, culprit)
 
 
 def test_out_of_memory_in_one_of_several_steps_fails_no_request() -> None:

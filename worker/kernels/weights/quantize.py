@@ -24,7 +24,7 @@ LARGEST: Mapping[Kind, float] = {"int8": 127.0, "fp8": 448.0}
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a linear layer is quantized. As text, a scheme is fp8, int8, fp8-dynamic or int8-dynamic."""
+    """How a linear layer is quantized. Its text is fp8, int8, fp8-dynamic or int8-dynamic."""
 
     kind: Kind
     dynamic: bool = False  # if true, inputs are quantized, too, with a scale for each token

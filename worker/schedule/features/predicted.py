@@ -61,7 +61,7 @@ class PredictedDrafter:
     def _found(self, tokens: list[int], end: int, before: int) -> int | None:
         """Looks up the tokens before `end` in the prediction. Returns the index after the match, or None.
 
-        Of several matches, it takes the first one that ends at `before` or later. If none does, it takes the first.
+        If there are several matches, the first that ends at `before` or later counts, or else the first of all.
         """
         for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
             if end - length < self._begin:

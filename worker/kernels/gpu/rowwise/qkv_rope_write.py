@@ -2,7 +2,7 @@
 cache.
 
 It computes the same as the kernels of norm.py, rotary.py and store_kv.py one after another, with their roundings: a
-normed value is rounded to the dtype before it is rotated. As in norm.py, no multiplication is fused into an addition,
+normed value is rounded to the dtype before it is rotated. No multiplication is fused into an addition, as in norm.py,
 so a head has the same bits whether or not qkv is split-K partial sums.
 """
 
