@@ -33,7 +33,7 @@ FORBIDDEN = {
 
 # what a format of weights, or a kind of mixer or feed-forward network, may import: never another format or kind
 STORED = (
-    "worker.model.checkpoint.checkpoint", "worker.model.rooms", "worker.spec", "worker.model.checkpoint.stored_weight",
+    "worker.model.checkpoint.checkpoint", "worker.spec", "worker.model.checkpoint.stored_weight",
     "worker.kernels", "shared",
 )  # fmt: skip
 LAYER_PARTS = (

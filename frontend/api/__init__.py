@@ -27,5 +27,4 @@ The formats share these modules:
     totals              usage and timings of a response
     chat/               chat messages as a prompt, and the features that chats and completions share
     fingerprint         the frontend's part of the fingerprint
-    rooms               the error for a feature whose module was deleted
 """

@@ -18,7 +18,6 @@ feed_forward/       kinds of feed-forward networks: the MLP, and mixtures of exp
 layer               the weights of a layer, and of a model
 layer_parts         the records that all kinds of mixers and feed-forward networks share
 layer_names         the names of a layer's modules and norms in a checkpoint
-rooms               imports modules that only some checkpoints need
 layer_inputs        per-layer embeddings (Gemma 4)
 weights             reads a checkpoint's weights and packs them for the decoder
 weights_size        predicts how many bytes the weights take in memory

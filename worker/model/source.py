@@ -9,7 +9,6 @@ from worker.model.checkpoint.checkpoint import Checkpoint, read_config
 from worker.model.checkpoint.staging import Staging
 from worker.model.checkpoint.stored_weight import PlainWeight, Shape, StoredWeight, WeightSource
 from worker.model.quantization.methods import Method, method_of
-from worker.model.rooms import room
 
 if TYPE_CHECKING:
     from worker.model.gguf.tensors import GgufTensors
@@ -26,8 +25,9 @@ def open_source(folder: Path, staging: Staging | None) -> WeightSource:
     """
     method = method_of(read_config(folder))
     if (folder / GGUF_INDEX).exists():
-        files: GgufTensors = room("gguf.tensors", "GGUF files").GgufTensors(folder, staging)
-        return FileSource(files, method)
+        from worker.model.gguf.tensors import GgufTensors
+
+        return FileSource(GgufTensors(folder, staging), method)
     return FileSource(Checkpoint(folder, staging), method)
 
 

@@ -16,7 +16,6 @@ from frontend.api.api_formats import ApiFormat, api_format
 from frontend.api.app_state import AppState
 from frontend.api.model_context import check_task
 from frontend.api.response_context import ResponseContext
-from frontend.api.rooms import missing_modules_refused
 from frontend.generation.generation import Generation
 from frontend.observability.access_log import RequestRecord
 from frontend.server.middleware import API_FORMAT, CLOSED, DIRECT, RECORD, REQUEST_ID, SEND, client_error
@@ -36,8 +35,7 @@ async def generate(app: AppState, request: Request) -> Response:
     model = await app.usable_model(decoded)
     context = model.context.at(created := int(time.time()))
     check_task(request.scope["path"], ("generate",), context)
-    with missing_modules_refused():
-        generation_request = await chosen.parse(decoded, context)
+    generation_request = await chosen.parse(decoded, context)
     del body, decoded  # they may take many MiB, and the answer may take long
     app.bodies.release(request)
     if isinstance(generation_request, bytes):  # the whole response, if no generation is needed
@@ -45,8 +43,7 @@ async def generate(app: AppState, request: Request) -> Response:
     if record.admission:
         generation_request = generation_request.admitted(**record.admission)
     record.generation_request = generation_request
-    with missing_modules_refused():
-        generation = await while_connected(request, model.service.start(generation_request, begun))
+    generation = await while_connected(request, model.service.start(generation_request, begun))
     record.generation = generation
     fingerprint = app.sign(request, model, generation.fingerprint)
     response_context = ResponseContext(

@@ -15,7 +15,6 @@ from frontend.api.model_context import check_task
 from frontend.api.receipts.claim import VerifyRequest
 from frontend.api.receipts.verify import read_claim
 from frontend.api.requests.request_model import RequestModel
-from frontend.api.rooms import missing_modules_refused
 from frontend.api.routes.generate import while_connected
 from frontend.observability.access_log import RequestRecord
 from frontend.server.middleware import RECORD
@@ -36,13 +35,11 @@ async def verify(app: AppState, request: Request) -> Response:
     def decode_for(sent: bytes, kind: type[RequestModel], path: str) -> Any:
         return app.decode(request, sent, kind, path)
 
-    with missing_modules_refused():
-        claim = await read_claim(asked, context, model.pool.membership.fingerprints, API_FORMATS, decode_for)
+    claim = await read_claim(asked, context, model.pool.membership.fingerprints, API_FORMATS, decode_for)
     if claim.generation is None:
         return json_response(await claim.verdict(None, model.fingerprint, app.signer))
     asking = record.generation_request = claim.generation.admitted(**record.admission)
-    with missing_modules_refused():
-        generation = await while_connected(request, model.service.start(asking, begun))
+    generation = await while_connected(request, model.service.start(asking, begun))
     record.generation = generation
     try:
         fingerprint = app.sign(request, model, generation.fingerprint)

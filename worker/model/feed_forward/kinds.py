@@ -5,6 +5,7 @@ A kind is imported only when a model has layers of that kind.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch import Tensor
 from worker.kernels.linear import PackedLinear
 from worker.model.family import Config, FamilyExperts
 from worker.model.layer_parts import StoredPart
-from worker.model.rooms import room
 from worker.spec import ExpertsSpec, ModelSpec
 
 
@@ -45,10 +45,10 @@ class FeedForward:
     counting: Callable[[Any, Tensor], Any] = nothing_to_count
 
 
-KINDS = {"dense": "layers with an MLP", "experts": "mixtures of experts"}  # kind → what an error message calls it
+KINDS = ("dense", "experts")  # each a module beside this one
 
 
 def feed_forward(kind: str) -> FeedForward:
-    """Returns the functions of a kind. Raises UnsupportedModel if this installation lacks the kind's module."""
-    found: FeedForward = room(f"feed_forward.{kind}", KINDS[kind]).FEED_FORWARD
+    """Returns the functions of a kind, which is one of KINDS."""
+    found: FeedForward = import_module(f"{__package__}.{kind}").FEED_FORWARD
     return found

@@ -5,13 +5,13 @@ A kind is imported only when a model has layers of that kind.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
 from worker.kernels.recurrent.recurrent_state import RecurrentShape
 from worker.model.layer_parts import Place, StoredPart
-from worker.model.rooms import room
 from worker.spec import LayerSpec, ModelSpec
 
 Config = Mapping[str, Any]
@@ -45,15 +45,10 @@ class Mixer:
     in_c: Callable[[Any, Place], dict[str, Any]]
 
 
-KINDS = {  # kind → what an error message calls its layers
-    "attention": "layers with attention",
-    "delta_net": "layers with the gated delta rule",
-    "mamba2": "Mamba-2 layers",
-    "short_conv": "layers with short convolutions",
-}
+KINDS = ("attention", "delta_net", "mamba2", "short_conv")  # each a module beside this one
 
 
 def mixer(kind: str) -> Mixer:
-    """Returns the functions of a kind. Raises UnsupportedModel if this installation lacks the kind's module."""
-    found: Mixer = room(f"mixers.{kind}", KINDS[kind]).MIXER
+    """Returns the functions of a kind, which is one of KINDS."""
+    found: Mixer = import_module(f"{__package__}.{kind}").MIXER
     return found

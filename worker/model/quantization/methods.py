@@ -1,11 +1,11 @@
 """Chooses the reader of a quantized checkpoint by `quant_method` in its quantization_config."""
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, Protocol
 
 from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.stored_weight import Shape, StoredTensors, StoredWeight
-from worker.model.rooms import room
 from worker.spec import StoredQuantization
 
 Config = Mapping[str, Any]
@@ -25,10 +25,10 @@ class Method(Protocol):
         """Returns how the weight is stored; None if the checkpoint does not store it quantized."""
 
 
-METHODS = {  # quant_method → the module under worker/model that reads such checkpoints; it is imported when needed
-    "compressed-tensors": "quantization.compressed_tensors", "fp8": "quantization.fp8", "gptq": "quantization.gptq",
-    "awq": "quantization.awq", "mxfp4": "quantization.mxfp4", "bitsandbytes": "quantization.bitsandbytes",
-    "gguf": "gguf.method",
+METHODS = {  # quant_method → the module that reads such checkpoints; it is imported when needed
+    "compressed-tensors": "worker.model.quantization.compressed_tensors", "fp8": "worker.model.quantization.fp8", "gptq": "worker.model.quantization.gptq",
+    "awq": "worker.model.quantization.awq", "mxfp4": "worker.model.quantization.mxfp4", "bitsandbytes": "worker.model.quantization.bitsandbytes",
+    "gguf": "worker.model.gguf.method",
 }  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def method_of(config: Config) -> Method | None:
         raise CheckpointError(
             f"quantization_config: quant_method {name!r} is not supported; supported are {', '.join(METHODS)}"
         )
-    read: Callable[[Config], Method] = room(module, f"checkpoints with quant_method {name!r}").read
+    read: Callable[[Config], Method] = import_module(module).read
     try:
         return read(settings)
     except (AttributeError, KeyError, TypeError) as error:  # for example, a list where a number belongs
