@@ -24,7 +24,10 @@ BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -q
 FULL ?=
 DAY ?= $(shell date +%F)
-SAMPLE = $(if $(FULL),,--sample $(DAY))
+SAMPLE = --durations=20 $(if $(FULL),,--sample $(DAY))
+SHARED = $(if $(FULL),-n logical --maxprocesses 4 --dist worksteal)  # reading the files costs each process as much as a sample
+# Python keeps what it compiles beside the sources (git ignores it), or each process of each server compiles it again.
+unexport PYTHONDONTWRITEBYTECODE
 NATIVE := $(shell find worker/kernels/cpu/csrc -name "*.[ch]")
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
         $(if $(FRONTENDS),--frontends '$(FRONTENDS)') $(if $(WORKERS),--workers '$(WORKERS)')
@@ -39,8 +42,8 @@ run: $(VENV)/.native
 test: $(VENV)/.native $(VENV)/.dev $(VENV)/.helm $(VENV)/.smollm2
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
-else  # the worker's tests only compute: they run at low priority beside the others, which mostly wait
-	@worker_log=$$(mktemp); nice -n 19 $(PYTEST) -n logical --maxprocesses 4 --dist worksteal $(SAMPLE) tests/worker >$$worker_log 2>&1 & worker=$$!; \
+else  # the worker's tests only compute: they run at lower priority beside the others, which mostly wait
+	@worker_log=$$(mktemp); nice -n 3 $(PYTEST) $(SHARED) $(SAMPLE) tests/worker >$$worker_log 2>&1 & worker=$$!; \
 	trap 'kill $$worker 2>/dev/null; rm -f $$worker_log' EXIT; trap 'exit 130' INT TERM; \
 	$(PYTEST) $(SAMPLE) --ignore=tests/worker; code=$$?; \
 	wait $$worker || code=$$?; cat $$worker_log; exit $$code

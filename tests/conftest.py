@@ -1,6 +1,6 @@
 """Fixtures and settings that several folders of tests share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -68,22 +68,41 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m gpu`, ignores files without tests for a GPU, so that their imports need not be installed."""
+    """With `-m gpu`, ignores files without tests for a GPU, so that their imports need not be installed.
+
+    With `--sample`, ignores the files that are not drawn.
+    """
+    if config.option.sample and collection_path in _unread(config.option.sample):
+        return True
     if config.option.markexpr != "gpu" or not collection_path.name.startswith("test_"):
         return None
     return None if any(word in collection_path.read_text() for word in ON_GPU) else True
 
 
+@cache
+def _unread(day: str) -> set[Path]:
+    return sampling.unread(Path(__file__).parents[1], day, sampling.FILES)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests marked `browser`, unless `-m` names the mark.
 
-    With `--sample`, also deselects the tests that are not drawn.
+    With `--sample`, also deselects the tests that are not drawn, and gives Hypothesis fewer examples.
     """
     if "browser" not in config.option.markexpr:
         _deselect(config, items, {item.nodeid for item in items if item.get_closest_marker("browser")})
     if day := config.option.sample:
         names = [item.nodeid for item in items]
         _deselect(config, items, sampling.left_out(names, day, sampling.CASES, sampling.TESTS))
+        for function in {item.obj for item in items if hypothesis.is_hypothesis_test(getattr(item, "obj", None))}:
+            limit_examples(getattr(function, "__func__", function))
+
+
+def limit_examples(function: Callable[..., object]) -> None:
+    """Limits the examples of a test. Hypothesis has no public way to change the settings of a decorated test."""
+    name = "_hypothesis_internal_use_settings"
+    given = getattr(function, name)
+    setattr(function, name, hypothesis.settings(given, max_examples=min(given.max_examples, sampling.EXAMPLES)))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -1,14 +1,25 @@
-"""Draws the tests that `make test` runs, because the whole suite needs up to half an hour of two cores.
+"""Draws the tests that `make test` runs, because the whole suite takes far longer than a newcomer waits.
 
-`make test` passes `--sample DAY`. Of the tests in the tables below, only the stated numbers are then run. They are
-drawn anew each day, so that every test runs on some day. Tests that are in no table always run. `make test FULL=1`, and
-pytest without `--sample`, run all tests.
+`make test` passes `--sample DAY`. Of the files and tests in the tables below, only the stated numbers are then run.
+They are drawn anew each day, so that every test runs on some day. Tests that are in no table always run, those of
+Hypothesis with at most EXAMPLES examples. `make test FULL=1`, and pytest without `--sample`, run all tests with all
+examples.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
+EXAMPLES = 20
+FILES = {  # folder or file → how many of its test files are read at all; most of these start servers of their own
+    "tests/bench": 6,
+    "tests/e2e": 4,
+    "tests/e2e/test_contract.py": 1,
+    "tests/e2e/test_sdks.py": 1,
+    "tests/e2e/test_serve.py": 1,
+    "tests/fuzz": 1,
+}
 CASES = {  # folder, file or function → how many parametrized cases of each test function run
     "tests/bench/simulate/test_modes.py": 2,
     "tests/deploy/supervisor/test_recovery.py": 1,
@@ -96,6 +107,17 @@ TESTS = {  # file or function → how many of its tests run, after the draw from
     "tests/worker/ranks/gpu/test_rehearsal.py": 0,
     "tests/worker/run/checks/test_kernel_check.py": 4,
 }
+
+
+def unread(root: Path, day: str, files: Mapping[str, int]) -> set[Path]:
+    """Returns the test files that the sample of a day does not even import. files: a table like FILES."""
+    names = [path.relative_to(root).as_posix() for row in files for path in _test_files(root / row)]
+    drawn = _drawn(sorted({*names}), day, files, key=lambda name: _row(name, files) or name)
+    return {root / name for name in {*names}.difference(drawn)}
+
+
+def _test_files(place: Path) -> list[Path]:
+    return [place] if place.suffix else [*place.rglob("test_*.py")]
 
 
 def left_out(names: Sequence[str], day: str, cases: Mapping[str, int], tests: Mapping[str, int]) -> set[str]:

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings, strategies
 
-from tests.sampling import CASES, TESTS, left_out
+from tests.conftest import limit_examples
+from tests.sampling import CASES, EXAMPLES, FILES, TESTS, left_out, unread
 
 NAMES = [f"tests/a/test_b.py::test_c[{case}]" for case in range(9)] + [
     "tests/a/test_b.py::test_d",
@@ -39,7 +41,33 @@ def test_samples_of_many_days_together_leave_nothing_out() -> None:
     assert set().union(*(kept(str(day), {"tests/a": 2}, {}) for day in range(60))) == set(NAMES)
 
 
-@pytest.mark.parametrize("row", sorted({*CASES, *TESTS}))
+def test_sample_reads_as_many_files_of_a_folder_as_its_table_says(tmp_path: Path) -> None:
+    for name in ("a/test_1.py", "a/test_2.py", "a/b/test_3.py", "a/helper.py", "test_4.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    rows = {"a": 1, "a/test_2.py": 1}
+    days = [unread(tmp_path, str(day), rows) for day in range(20)]
+    assert {frozenset(day) for day in days} == {
+        frozenset({tmp_path / "a/test_1.py"}),
+        frozenset({tmp_path / "a/b/test_3.py"}),
+    }
+
+
+def test_sample_gives_hypothesis_fewer_examples() -> None:
+    """The settings of a test are changed from outside, by an attribute which Hypothesis may rename."""
+    drawn: list[int] = []
+
+    @settings(max_examples=60, database=None)
+    @given(strategies.integers())
+    def many(number: int) -> None:
+        drawn.append(number)
+
+    limit_examples(many)
+    many()
+    assert 0 < len(drawn) <= EXAMPLES
+
+
+@pytest.mark.parametrize("row", sorted({*CASES, *FILES, *TESTS}))
 def test_row_names_what_exists(row: str) -> None:
     path, _, function = row.partition("::")
     place = Path(__file__).parent.parent / path
