@@ -193,7 +193,7 @@ async def test_deadline_is_504_before_the_headers_and_an_error_event_after(
 ) -> None:
     # one token, after which the worker hangs or is lost
     pool = FakePool(lambda pool, stream: pool.send_tokens(stream, [65]))
-    body = {"model": MODEL, "max_tokens": 8, "deadline_ms": 50}
+    body = {"model": MODEL, "max_tokens": 8, "deadline_ms": 1000}
     body |= {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
     async with http_client(pool, tokenizer) as http:
         whole = await http.post(f"/v1/{path}", json=body)
