@@ -18,6 +18,7 @@ from deploy.supervisor.child_command import (
 from shared.config import ConfigError, Settings
 from shared.flags import given_values
 from shared.logs.log_lines import set_up
+from shared.machine import visible_gpus
 from shared.processes.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
     if settings.launch.workers:
         require_worker_packages()
     _check_instruction_set()
+    if settings.launch.workers:
+        _begin_kernels(settings)
     from deploy.cli.start_checks import check_before_start
     from deploy.supervisor import serve as launch
     from deploy.supervisor.listen_sockets import ListenError
@@ -54,6 +57,7 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
 def worker(settings: Settings, namespace: argparse.Namespace) -> int:
     require_worker_packages()
     _check_instruction_set()
+    _begin_kernels(settings)
     from worker.kernels.cpu.openmp import spin_briefly
 
     spin_briefly()
@@ -126,6 +130,15 @@ def _check_instruction_set() -> None:
         highest_allowed(os.environ)
     except ValueError as error:
         raise ConfigError(error) from error
+
+
+def _begin_kernels(settings: Settings) -> None:
+    """Begins to compile the C library if it is missing: the model is fetched and packages are imported meanwhile."""
+    on_gpu = settings.worker.device == "cuda" or (settings.worker.device == "auto" and visible_gpus())
+    if not on_gpu and os.environ.get("SLUICE_NATIVE", "1") != "0":
+        from worker.kernels.cpu.build import begin
+
+        begin()
 
 
 def _share_metrics(namespace: argparse.Namespace) -> None:
