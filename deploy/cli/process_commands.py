@@ -20,6 +20,7 @@ from shared.flags import given_values
 from shared.logs.log_lines import set_up
 from shared.machine import visible_gpus
 from shared.processes.heartbeat import Heartbeat
+from shared.wire.address import check_socket_path
 
 if TYPE_CHECKING:
     from socket import socket
@@ -173,6 +174,10 @@ def _prepare(settings: Settings, namespace: argparse.Namespace) -> Settings:
             "set --run-dir, or --request-address and --event-address, to the same values for worker and frontend "
             "(or, for a frontend, --worker-addresses or --workers-file)"
         )
+    try:
+        check_socket_path(wire.requests)
+    except ValueError as error:
+        raise ConfigError(f"--run-dir: {error}") from None
     set_up(settings.frontend.log_level, as_json=settings.frontend.log_format == "json")
     return settings if settings.many else with_local_model(settings)
 
