@@ -134,13 +134,13 @@ class Building:
 
         on_wait: called several times a second
         """
-        reported = time.monotonic()
+        reported, told = time.monotonic(), ""
         while self._thread.is_alive():
             self._thread.join(5 * POLL_S)
             on_wait()
-            if time.monotonic() - reported > REPORT_S:
-                reported = time.monotonic()
-                log.info("%s", progress_line(*self.progress))
+            if time.monotonic() - reported > REPORT_S and (line := progress_line(*self.progress)) != told:
+                reported, told = time.monotonic(), line
+                log.info("%s", line)
         return self._future.result()
 
     def _run(self, sets: tuple[str, ...]) -> None:
