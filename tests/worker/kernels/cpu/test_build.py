@@ -5,6 +5,7 @@ one.
 import logging
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -170,6 +171,13 @@ def test_longest_units_are_compiled_first_and_all_are_linked_in_order(
     assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
     assert linked.split()[2:-3] == [f"{tmp_path}/{i}.o" for i in range(len(units))]
     assert told == sorted(told) and told[-1] == (len(units), len(units))
+
+
+def test_compiling_needs_no_packages() -> None:
+    """`make run` compiles while pip installs them."""
+    root = str(Path(__file__).parents[4])
+    code = f"import sys; sys.path.insert(0, {root!r}); import worker.kernels.cpu.build"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_failing_unit_ends_the_compilation_with_its_message(compiler: Compiler, tmp_path: Path, x86: None) -> None:
