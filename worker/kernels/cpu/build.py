@@ -101,6 +101,14 @@ REPORT_S = 5.0  # a process that waits for the library logs the progress this of
 Progress = Callable[[int, int], None]
 
 
+def _quietly(done: int, total: int) -> None:
+    pass
+
+
+class NotCompiled(Exception):
+    """There is no library. The message is one sentence that says why, and what to do."""
+
+
 class Stopped(Exception):
     """The process ends before the library is complete."""
 
@@ -114,7 +122,9 @@ def begin() -> "Building":
 
 
 def built() -> Path | None:
-    """Returns the library that `begin` builds, and begins if need be. Returns None if it cannot be compiled."""
+    """Returns the library that `begin` builds, and begins if need be. Returns None if it cannot be compiled; the reason
+    is on stderr.
+    """
     return begin().result()
 
 
@@ -123,6 +133,7 @@ class Building:
 
     def __init__(self, sets: Sequence[str]) -> None:
         self.progress = (0, 0)  # units: compiled, and in total
+        self._told = False  # whether the reason of a failure was told
         self._future: Future[Path | None] = Future()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(tuple(sets),), name="compile", daemon=True)
@@ -131,6 +142,9 @@ class Building:
 
     def result(self, on_wait: Callable[[], None] = lambda: None) -> Path | None:
         """Waits for the library and returns what `build` does; logs the progress meanwhile.
+
+        Only here is the reason of a failure written to stderr, once: a process that has begun to compile for others,
+        which will wait for the library, writes nothing.
 
         on_wait: called several times a second
         """
@@ -141,11 +155,16 @@ class Building:
             if time.monotonic() - reported > REPORT_S and (line := progress_line(*self.progress)) != told:
                 reported, told = time.monotonic(), line
                 log.info("%s", line)
+        if isinstance(failure := self._future.exception(), NotCompiled):
+            if not self._told:
+                print(failure, file=sys.stderr)
+            self._told = True
+            return None
         return self._future.result()
 
     def _run(self, sets: tuple[str, ...]) -> None:
         try:
-            self._future.set_result(build(sets, on_progress=self._note))
+            self._future.set_result(_found_or_compiled(sets, on_progress=self._note))
         except BaseException as error:
             self._future.set_exception(error)
 
@@ -163,26 +182,33 @@ def progress_line(done: int, total: int) -> str:
     return f"Building the CPU kernels: {done} of {total}" if total else "Building the CPU kernels"
 
 
-def build(
-    sets: Sequence[str] = EVERY_SET, *, force: bool = False, on_progress: Progress = lambda done, total: None
-) -> Path | None:
+def build(sets: Sequence[str] = EVERY_SET, *, force: bool = False, on_progress: Progress = _quietly) -> Path | None:
     """Returns a library of the current sources with kernels for at least these instruction sets, and compiles it if
     needed. Returns None if it cannot be compiled.
 
     Writes the reason for a failure to stderr. Several processes may call this function at the same time.
     """
+    try:
+        return _found_or_compiled(sets, force, on_progress)
+    except NotCompiled as reason:
+        print(reason, file=sys.stderr)
+        return None
+
+
+def _found_or_compiled(sets: Sequence[str], force: bool = False, on_progress: Progress = _quietly) -> Path | None:
+    """Does what `build` does, but raises NotCompiled with the reason. Returns None on other architectures."""
     if machine() not in ("x86_64", "aarch64"):
         return None
     try:
         return (None if force else existing(sets)) or _compile_library(sets, force, on_progress)
     except subprocess.CalledProcessError as failure:
         needed = "gcc 12 or newer and libc6-dev" + (" and libsimde-dev (SIMDe 0.7.4 or newer)" if ON_ARM else "")
-        _warn(f"the C kernels do not compile ({_first_error(failure.stderr)})", f"install {needed}")
+        raise _failure(
+            f"the C kernels do not compile ({_first_error(failure.stderr)})", f"install {needed}"
+        ) from failure
     except (OSError, RuntimeError) as error:  # for example, the private folder is not writable, or gcc gets no memory
-        _warn(
-            f"the C kernels cannot be compiled ({error})", "set XDG_CACHE_HOME to a folder that only you can write to"
-        )
-    return None
+        remedy = "set XDG_CACHE_HOME to a folder that only you can write to"
+        raise _failure(f"the C kernels cannot be compiled ({error})", remedy) from error
 
 
 def existing(sets: Sequence[str]) -> Path | None:
@@ -207,11 +233,10 @@ def _file_name(sets: Sequence[str]) -> str:
     return f"libsluice-{_key()}-{'+'.join(one for one in TIERS if one in sets) or TIERS[0]}.so"
 
 
-def _compile_library(sets: Sequence[str], force: bool, on_progress: Progress) -> Path | None:
+def _compile_library(sets: Sequence[str], force: bool, on_progress: Progress) -> Path:
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
     if compiler is None:
-        _warn("no C compiler was found", "install gcc (Debian, Ubuntu: apt install gcc libc6-dev)")
-        return None
+        raise _failure("no C compiler was found", "install gcc (Debian, Ubuntu: apt install gcc libc6-dev)")
     target = _folder() / _file_name(sets)
     # If several processes start together, only one compiles.
     with _locked(target.parent / ".build-lock", on_progress) as share_progress:
@@ -262,7 +287,7 @@ def units_of(sets: Sequence[str]) -> Units:
     return tuple((source, flags) for source, flags in UNITS if SETS.get(flags) in (None, *sets))
 
 
-def _compile(compiler: str, folder: Path, units: Units, on_progress: Progress = lambda done, total: None) -> Path:
+def _compile(compiler: str, folder: Path, units: Units, on_progress: Progress = _quietly) -> Path:
     """Compiles units, as many at a time as there are cores, and links them. Returns the library, a file in `folder`."""
     objects = {unit: folder / f"{i}.o" for i, unit in enumerate(units)}
     waiting = sorted(units, key=lambda unit: SECONDS.get(unit[0], 0.0))  # the longest unit is the last one
@@ -321,8 +346,8 @@ def _first_error(output: str) -> str:
     return next((line for line in lines if "error" in line), lines[0] if lines else "without a message")
 
 
-def _warn(reason: str, remedy: str) -> None:
-    print(f"sluice: {reason}, so plain PyTorch computes, which is several times slower: {remedy}", file=sys.stderr)
+def _failure(reason: str, remedy: str) -> NotCompiled:
+    return NotCompiled(f"sluice: {reason}, so plain PyTorch computes, which is several times slower: {remedy}")
 
 
 class Shown:

@@ -209,7 +209,7 @@ def test_whoever_waits_for_the_library_logs_its_progress(
 ) -> None:
     logged, waited = threading.Event(), threading.Event()
 
-    def slowly(sets: object, *, on_progress: build.Progress) -> Path:
+    def slowly(sets: object, on_progress: build.Progress) -> Path:
         on_progress(7, 23)
         assert logged.wait(PATIENCE_S) and waited.wait(PATIENCE_S)
         return Path("library.so")
@@ -219,7 +219,7 @@ def test_whoever_waits_for_the_library_logs_its_progress(
             if record.getMessage() == "Building the CPU kernels: 7 of 23":
                 logged.set()
 
-    monkeypatch.setattr(build, "build", slowly)
+    monkeypatch.setattr(build, "_found_or_compiled", slowly)
     monkeypatch.setattr(build, "REPORT_S", 0.01)
     seen = Seen()
     build.log.addHandler(seen)
@@ -271,3 +271,16 @@ def test_library_of_another_user_is_compiled_again(made: Made, tmp_path: Path, m
     assert cached is not None and len(made) == 1
     monkeypatch.setattr(build, "is_trusted", lambda path: path != cached)
     assert build.build() == cached and len(made) == 2
+
+
+def test_reason_of_a_failure_is_told_once_to_those_who_need_the_library(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("PATH", "")
+    building = build.Building(build.EVERY_SET)
+    building._thread.join(PATIENCE_S)
+    assert capsys.readouterr().err == ""  # a launcher only begins
+    assert building.result() is building.result() is None
+    told = capsys.readouterr().err
+    assert told.count("no C compiler was found") == told.count("\n") == 1
