@@ -18,7 +18,7 @@ from pathlib import Path
 from shared.build import version
 from shared.flags import Parser
 from shared.machine import usable_cores, visible_gpus
-from worker.kernels.cpu.build import Shown, build, existing
+from worker.kernels.cpu.build import EVERY_SET, Shown, build, existing
 from worker.kernels.cpu.instruction_set import (
     TIERS,
     VARIABLE,
@@ -57,7 +57,7 @@ def env(words: list[str]) -> int:
     args = parser().read(words)
     if args.build:
         with closing(Shown()) as shown:
-            build(on_progress=shown)
+            build(EVERY_SET, on_progress=shown)
     facts = {name: find() for name, find in FACTS.items()} | (_floors() if args.measure else {})
     width = max(map(len, facts))
     lines = (f"{name:<{width}}  {fact}" for name, fact in facts.items())
