@@ -4,7 +4,7 @@
 # make lowest  run the tests on the oldest versions that pyproject.toml admits:  make lowest [ARGS="..."]
 # make browser test the page in the system's Chromium (BROWSER_PROGRAM=/path/to/another)
 # make bench   measure:        make bench [ARGS="..."]
-# make helm    install Helm and kubectl into .venv/bin, which the tests of deploy/helm and deploy/kubernetes use
+# make helm    install Helm and kubectl into .venv/bin, which tests of deploy/helm and deploy/kubernetes use in FULL=1
 # make lint    ruff and mypy
 # make audit   look for known vulnerabilities in what requirements.txt pins (needs the network's advisories)
 # make clean   take away everything that these made
@@ -25,9 +25,13 @@ PYTEST = $(BIN)/python -m pytest -q
 FULL ?=
 DAY ?= $(shell date +%F)
 SAMPLE = --durations=20 $(if $(FULL),,--sample $(DAY))
-SHARED = $(if $(FULL),-n logical --maxprocesses 4 --dist worksteal)  # reading the files costs each process as much as a sample
+# Each process reads all files, which takes as long as a sample.
+SHARED = $(if $(FULL),-n logical --maxprocesses 4 --dist worksteal)
 # Python keeps what it compiles beside the sources (git ignores it), or each process of each server compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
+# Which CPU kernels are compiled beside the installation: those that a start on this processor uses (empty), --here: also
+# those of its lower instruction sets, which tests use; --all: also those of other processors; or none.
+KERNELS = $(if $(FULL),--all,--here)
 NATIVE := $(shell find worker/kernels/cpu/csrc -name "*.[ch]")
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
         $(if $(FRONTENDS),--frontends '$(FRONTENDS)') $(if $(WORKERS),--workers '$(WORKERS)')
@@ -36,10 +40,12 @@ FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $
 .DEFAULT_GOAL := run
 .DELETE_ON_ERROR:
 
-run: $(VENV)/.native
+run: KERNELS =
+run: $(VENV)/.run  # whoever needs the CPU kernels compiles them if they are missing
 	@exec $(BIN)/sluice serve $(FLAGS) $(ARGS)
 
-test: $(VENV)/.native $(VENV)/.dev $(VENV)/.helm $(VENV)/.smollm2
+test: export SLUICE_TESTS_NEED_HELM = $(if $(FULL),$(filter x86_64,$(shell uname -m)))
+test: $(VENV)/.native$(KERNELS) $(VENV)/.dev $(VENV)/.smollm2 $(if $(FULL),$(VENV)/.helm)
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
 else  # the worker's tests only compute: they run at lower priority beside the others, which mostly wait
@@ -49,16 +55,20 @@ else  # the worker's tests only compute: they run at lower priority beside the o
 	wait $$worker || code=$$?; cat $$worker_log; exit $$code
 endif
 
-lowest: $(VENV)/.native $(VENV)/.lowest
+lowest: $(VENV)/.native$(KERNELS) $(VENV)/.lowest
 	@$(VENV)/lowest/bin/python -m pytest -q $(ARGS)
 
-browser: $(VENV)/.native $(VENV)/.dev
+browser: KERNELS =
+browser: $(VENV)/.run $(VENV)/.dev
 	@$(PYTEST) -m browser $(ARGS) tests/web
 
+bench: KERNELS =
 bench: $(VENV)/.native $(VENV)/.dev
 	@$(BIN)/sluice bench $(ARGS)
 
 helm: $(VENV)/.helm
+
+lint audit helm: KERNELS = none
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -88,8 +98,9 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.run: pyproject.toml requirements.txt requirements-frontend.txt | $(VENV)/.python
-	@echo "Installing what Sluice runs on (once; torch is large)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt || { \
+	@echo "Installing what Sluice runs on (once; torch is large)$(if $(filter none,$(KERNELS)),,; building the CPU kernels)"
+	@$(if $(filter none,$(KERNELS)),,$(BIN)/python -m worker.kernels.cpu.build $(KERNELS) >/dev/null 2>&1 & )\
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt || { \
 	    echo "The packages that Sluice runs on were not installed; pip says why above. The first run needs a network or a"; \
 	    echo "mirror that pip knows. What was downloaded is kept: make run goes on from there."; exit 1; }
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
@@ -125,7 +136,8 @@ $(VENV)/.lowest: pyproject.toml | $(VENV)/.python
 	    --all-extras -r pyproject.toml
 	@touch $@
 
-$(VENV)/.native: $(NATIVE) | $(VENV)/.run
-	@if [ -f worker/kernels/cpu/build.py ]; then echo "Building the CPU kernels (once; half a minute)"; $(BIN)/python -m worker.kernels.cpu.build \
-	    || echo "The CPU kernels could not be built; plain torch does their work, more slowly."; fi
+# Compiles nothing that is there.
+$(VENV)/.native $(VENV)/.native--here $(VENV)/.native--all: $(NATIVE) | $(VENV)/.run
+	@$(BIN)/python -m worker.kernels.cpu.build $(KERNELS) \
+	    || echo "The CPU kernels could not be built; plain torch does their work, more slowly."
 	@touch $@

@@ -18,10 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from bench.checkpoints import checkpoint
 from bench.micro.adapters import write_adapter
+from bench.packages import httpx
 from bench.ranks.faults import DEMO, REQUEST_S, Seen, read, serving
 
 MODELS = ("m", "one", "two")  # the models that streams request: the base model, and two adapters

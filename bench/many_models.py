@@ -25,9 +25,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import torch
 from safetensors.torch import load_file, save_file
+
+from bench.packages import httpx
 
 DEMO = Path(__file__).parents[1] / "deploy" / "demo" / "model"
 NOISE = 1.0  # size of the noise, relative to the standard deviation of the embeddings: large enough that texts differ

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
+from bench.packages import httpx
 
 PROMPT = "Once upon a time there was a small house at the edge of a large forest, and in it"
 START_S, ANSWER_S = 120.0, 300.0

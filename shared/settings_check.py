@@ -22,7 +22,7 @@ from shared.config import (
 )
 from shared.config.frontend import ALIASES
 from shared.config.speculation import read_speculative_config
-from shared.wire.address import parse_all, with_port_offset
+from shared.wire.address import check_socket_path, parse_all, with_port_offset
 
 
 def check(settings: Settings, explicit: Collection[str] | None = None) -> Settings:
@@ -94,6 +94,10 @@ def _check_wire(wire: WireConfig) -> None:
             raise ConfigError(
                 f"--request-address and --event-address must begin with ipc:// or tcp://, not {address!r}"
             )
+        try:
+            check_socket_path(address)
+        except ValueError as error:
+            raise ConfigError(f"--request-address and --event-address: {error}") from None
     remote = [address for address in addresses if address.startswith("tcp://")]
     if len(remote) == 1:
         raise ConfigError("--request-address and --event-address must both be tcp:// or both be ipc://")

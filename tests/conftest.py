@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -33,6 +34,21 @@ def _certificates_are_read_once() -> Iterator[None]:
 
             patch.setattr(default, "create_ssl_context", cache(default.create_ssl_context))
         yield
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Replaces pytest's fixture, which names the folder after the test: the path of a socket has at most 107
+    bytes.
+    """
+    return tmp_path_factory.mktemp("t")
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets, wherever pytest keeps temporary files."""
+    with TemporaryDirectory(prefix="s-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,9 @@ import argparse
 import random
 import time
 
-import httpx
-
 from bench.client.server import served
 from bench.client.summary import aligned, number
+from bench.packages import httpx
 from shared.arguments import positive_int
 
 TURN = 200  # tokens of the next turn

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from bench.client.load_client import Target
 from bench.client.server import BenchError, free_port
+from bench.packages import psutil
 from bench.peers.catalog import Peer
 from bench.peers.llama_cpp import Command
 

@@ -6,11 +6,10 @@ The process that listens on the port carries the streams; the other processes co
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from bench.client.summary import aligned
 from bench.micro.frontend import DONE, Process
 from bench.micro.scripted_worker import connected_streams, request
+from bench.packages import psutil
 from bench.peers.catalog import Peer
 from bench.peers.servers import PeerServer, started_peers
 

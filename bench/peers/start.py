@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 from tokenizers import Tokenizer
 
 from bench.checkpoints import ALL_SHAPES, cache_folder, checkpoint
 from bench.client.load_client import Call, run
 from bench.client.server import BenchError
 from bench.client.summary import aligned, number
+from bench.packages import psutil
 from bench.peers.catalog import PEERS, Peer, configured, in_weights
 from bench.peers.llama_cpp import ANY_WEIGHTS, ISAS, gguf
 from bench.peers.scenarios import PROMPT, Prompts

@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from bench.client.server import free_port
+from bench.packages import httpx
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "model"
 START_S, REQUEST_S = 300.0, 600.0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+from bench.packages import httpx
 
 Body = dict[str, Any]
 

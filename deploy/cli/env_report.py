@@ -11,15 +11,22 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import metadata
 from pathlib import Path
 
 from shared.build import version
 from shared.flags import Parser
 from shared.machine import usable_cores, visible_gpus
-from shared.private_files import cache_folder
-from worker.kernels.cpu.instruction_set import TIERS, VARIABLE, best_of, highest_allowed
+from worker.kernels.cpu.build import EVERY_SET, Shown, build, existing
+from worker.kernels.cpu.instruction_set import (
+    TIERS,
+    VARIABLE,
+    best_of,
+    highest_allowed,
+    sets_in_use,
+    sets_of_processor,
+)
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "pyzmq", "msgspec", "starlette", "uvicorn")
 # the flags in /proc/cpuinfo that matter to kernels for CPUs
@@ -27,7 +34,6 @@ CPU_FLAGS = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
     "amx_bf16",
 )  # fmt: skip
-CSRC = Path(__file__).resolve().parents[2] / "worker" / "kernels" / "cpu" / "csrc"
 GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 GIB = 1 << 30
 
@@ -40,7 +46,9 @@ def parser() -> Parser:
         help="measure for a second how fast the CPU reads memory and multiplies; builds the C kernels if need be",
     )  # fmt: skip
     parser.add_argument(
-        "--build", action="store_true", help="build the C kernels now; otherwise the first worker builds them"
+        "--build", action="store_true",
+        help="build the C kernels now, for every processor of this architecture; otherwise the first worker builds "
+        "those that its processor uses",
     )  # fmt: skip
     return parser
 
@@ -48,9 +56,8 @@ def parser() -> Parser:
 def env(words: list[str]) -> int:
     args = parser().read(words)
     if args.build:
-        from worker.kernels.cpu.build import build
-
-        build()
+        with closing(Shown()) as shown:
+            build(EVERY_SET, on_progress=shown)
     facts = {name: find() for name, find in FACTS.items()} | (_floors() if args.measure else {})
     width = max(map(len, facts))
     lines = (f"{name:<{width}}  {fact}" for name, fact in facts.items())
@@ -80,22 +87,27 @@ def _cpu() -> str:
 
 
 def _native() -> str:
-    """Describes the built CPU library and its instruction set; a worker rebuilds an outdated library at its start."""
+    """Describes the library that a worker would use, and its instruction set."""
     if os.environ.get("SLUICE_NATIVE") == "0":
         return "switched off (SLUICE_NATIVE=0)"
-    libraries = sorted(CSRC.glob("libsluice-*.so")) or sorted(cache_folder().glob("libsluice-*.so"))
-    if not libraries:
-        compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
-        return f"not built; a worker builds it with {compiler}" if compiler else "not built, and there is no C compiler"
+    found = sets_of_processor()
     try:
-        library, allowed = ctypes.CDLL(str(libraries[-1])), highest_allowed(os.environ)
-        used, best = best_of(library, allowed), best_of(library)
+        file = existing(sets_in_use(os.environ, found))
+        if file is None:
+            compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
+            return (
+                f"not built; a worker builds it with {compiler}"
+                if compiler
+                else "not built, and there is no C compiler"
+            )
+        used = best_of(ctypes.CDLL(str(file)), highest_allowed(os.environ))
     except ValueError as error:
         return str(error)
-    except (OSError, AttributeError) as error:
-        return f"{libraries[-1]} cannot be loaded: {error}"
-    cap = f", as {VARIABLE} says; this processor has {TIERS[best]}" if used < best else ""
-    return f"{TIERS[used]}{cap} ({libraries[-1]})"
+    except OSError as error:
+        return f"the library cannot be loaded: {error}"
+    best = found[-1] if found else TIERS[used]
+    cap = f", as {VARIABLE} says; this processor has {best}" if os.environ.get(VARIABLE) and TIERS[used] != best else ""
+    return f"{TIERS[used]}{cap} ({file})"
 
 
 def _kernels() -> str:

@@ -18,7 +18,9 @@ from deploy.supervisor.child_command import (
 from shared.config import ConfigError, Settings
 from shared.flags import given_values
 from shared.logs.log_lines import set_up
+from shared.machine import visible_gpus
 from shared.processes.heartbeat import Heartbeat
+from shared.wire.address import check_socket_path
 
 if TYPE_CHECKING:
     from socket import socket
@@ -30,6 +32,8 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
     if settings.launch.workers:
         require_worker_packages()
     _check_instruction_set()
+    if settings.launch.workers:
+        _begin_kernels(settings)
     from deploy.cli.start_checks import check_before_start
     from deploy.supervisor import serve as launch
     from deploy.supervisor.listen_sockets import ListenError
@@ -54,6 +58,7 @@ def serve(settings: Settings, namespace: argparse.Namespace) -> int:
 def worker(settings: Settings, namespace: argparse.Namespace) -> int:
     require_worker_packages()
     _check_instruction_set()
+    _begin_kernels(settings)
     from worker.kernels.cpu.openmp import spin_briefly
 
     spin_briefly()
@@ -128,6 +133,15 @@ def _check_instruction_set() -> None:
         raise ConfigError(error) from error
 
 
+def _begin_kernels(settings: Settings) -> None:
+    """Begins to compile the C library if it is missing: the model is fetched and packages are imported meanwhile."""
+    on_gpu = settings.worker.device == "cuda" or (settings.worker.device == "auto" and visible_gpus())
+    if not on_gpu and os.environ.get("SLUICE_NATIVE", "1") != "0":
+        from worker.kernels.cpu.build import begin
+
+        begin()
+
+
 def _share_metrics(namespace: argparse.Namespace) -> None:
     """Makes prometheus-client write metrics to shared files. This must happen before anything is counted.
 
@@ -160,6 +174,10 @@ def _prepare(settings: Settings, namespace: argparse.Namespace) -> Settings:
             "set --run-dir, or --request-address and --event-address, to the same values for worker and frontend "
             "(or, for a frontend, --worker-addresses or --workers-file)"
         )
+    try:
+        check_socket_path(wire.requests)
+    except ValueError as error:
+        raise ConfigError(f"--run-dir: {error}") from None
     set_up(settings.frontend.log_level, as_json=settings.frontend.log_format == "json")
     return settings if settings.many else with_local_model(settings)
 

@@ -12,9 +12,11 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from shared.wire.address import LONGEST_SOCKET_PATH
+
 _PREFIX = "sluice-run-"
 _METRICS_FILE_BYTES = 1 << 18  # ten times what metrics without labels need
-_SOCKET_PATH_LIMIT = 100  # the system's limit is 107 bytes including the socket's name
+_LONGEST = LONGEST_SOCKET_PATH - len("/w999/requests.sock")  # bytes: several workers have folders in the run folder
 
 
 class RunDirError(Exception):
@@ -30,6 +32,7 @@ def run_dir(path: str = "") -> Iterator[Path]:
     _remove_dead()
     folder = Path(path).absolute() if path else _make_temporary()
     try:
+        _check_length(folder, given=bool(path))
         with _locked(_private(folder)) as lock:
             _prepare(folder, lock)
             yield folder
@@ -107,9 +110,16 @@ def reserve_metrics(folder: Path, name: str) -> bool:
     return True
 
 
+def _check_length(folder: Path, *, given: bool) -> None:
+    if (size := len(os.fsencode(folder))) <= _LONGEST:
+        return
+    limit = f"is too long for the paths of sockets ({size} bytes of at most {_LONGEST})"
+    if given:
+        raise RunDirError(f"--run-dir {folder} {limit}; name a shorter one")
+    raise RunDirError(f"the folder for temporary files, {folder.parent}, {limit}; name a shorter one with --run-dir")
+
+
 def _private(folder: Path) -> Path:
-    if len(os.fsencode(folder / "requests.sock")) > _SOCKET_PATH_LIMIT:
-        raise RunDirError(f"--run-dir {folder} is too long for a socket path; name a shorter one")
     with _as_run_dir_error(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.geteuid():

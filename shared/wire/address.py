@@ -4,8 +4,20 @@ Knows the syntax only; resolves nothing and opens nothing.
 """
 
 import ipaddress
+import os
 import re
 from dataclasses import dataclass
+
+LONGEST_SOCKET_PATH = 107  # bytes: the system's limit
+
+
+def check_socket_path(address: str) -> None:
+    """Raises ValueError, whose message is a sentence, if `address` is ipc:// with a path that is too long for a socket:
+    it could never be connected.
+    """
+    path = address.removeprefix("ipc://")
+    if path != address and (size := len(os.fsencode(path))) > LONGEST_SOCKET_PATH:
+        raise ValueError(f"{path} has {size} bytes, but the path of a socket has at most {LONGEST_SOCKET_PATH}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,9 @@ def parse(text: str) -> Address:
     """
     if text.startswith("ipc:///"):
         folder = text.removeprefix("ipc://").rstrip("/")
-        return Address(f"ipc://{folder}", f"ipc://{folder}/requests.sock", f"ipc://{folder}/events.sock")
+        address = Address(f"ipc://{folder}", f"ipc://{folder}/requests.sock", f"ipc://{folder}/events.sock")
+        check_socket_path(address.requests)
+        return address
     match = re.fullmatch(r"tcp://([^:\s]+|\[[^\]\s]+\]):(\d{1,5})", text)
     if not match or not 0 < int(match[2]) < 65535:
         raise ValueError(f"a worker's address is tcp://HOST:PORT or ipc:///FOLDER, not {text!r}")

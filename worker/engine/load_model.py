@@ -18,6 +18,7 @@ from shared.task import Task, TaskError, read_task
 from worker.engine.fingerprint import numerics_of
 from worker.engine.formats import Formats, choose_formats, dtype_name
 from worker.engine.load_weights import load_weights
+from worker.kernels.cpu.library import wait_for_library
 from worker.kv_cache.gpu_memory import GpuMemoryReader
 from worker.kv_cache.sizing import longest_sequence
 from worker.model.checkpoint.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends, weight_files
@@ -152,6 +153,8 @@ def load_model(
     device = files.device
     gpu = GpuMemoryReader(device, worker.gpu_memory_utilization) if device.type == "cuda" else None
     hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
+    if device.type == "cpu":  # weights are packed by the C library; the hashing threads read the files meanwhile
+        wait_for_library(partial(on_progress, 0, 1))
     ranks = None
     if worker.ranks > 1:
         from worker.ranks.leader import Elsewhere, Leader

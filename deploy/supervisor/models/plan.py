@@ -1,6 +1,5 @@
 """Makes the table of models from the settings, and the settings of each model's worker. Starts no process."""
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +20,9 @@ from shared.machine import CPU_SHARE, available_bytes, visible_gpus
 from shared.models.durations import seconds_of
 from shared.models.entries import Entry, checked, encode_entries, find_entries, read_entries, worker_folder
 from shared.settings_check import check
+from shared.wire.address import check_socket_path
 
 FREE_SHARE = 0.9  # without --memory-gb, models may take this share of the free memory
-LONGEST_SOCKET_PATH = 107  # the system's limit in bytes
 FRONTEND_SETTINGS = (
     "chat_template", "tool_format", "reasoning_format", "sampling_defaults", "special_tokens_in_content",
 )  # fmt: skip
@@ -117,8 +116,12 @@ def plan(settings: Settings, explicit: Collection[str]) -> Plan:
         raise ConfigError("a server with many models needs --workers 1, and no workers started elsewhere")
     if settings.wire.request_address or settings.wire.event_address:
         raise ConfigError("a server with many models needs workers under --run-dir, without --request-address")
-    if len(os.fsencode(worker_folder(settings.wire.run_dir, "") / "requests.sock")) > LONGEST_SOCKET_PATH:
-        raise ConfigError(f"--run-dir {settings.wire.run_dir} is too long for the sockets of many models")
+    try:
+        check_socket_path(f"ipc://{worker_folder(settings.wire.run_dir, '')}/requests.sock")
+    except ValueError as error:
+        raise ConfigError(
+            f"--run-dir {settings.wire.run_dir} is too long for the sockets of many models: {error}"
+        ) from None
     most = ours.max_loaded_models
     if settings.worker.device != "cpu" and visible_gpus():
         if most > 1 and "max_loaded_models" in explicit:

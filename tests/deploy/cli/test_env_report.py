@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from deploy.cli import env_report
 from tests.deploy.cli.harness import sluice
 from tests.patience import PATIENCE_S
 from worker.kernels.cpu import floors, library
-from worker.kernels.cpu.instruction_set import best_of
+from worker.kernels.cpu.instruction_set import TIERS, best_of
 
 
 def test_env_lists_versions_and_machine_without_keys(
@@ -54,3 +56,24 @@ def test_env_measures_only_if_asked(capsys: pytest.CaptureFixture[str], monkeypa
     assert facts["reading memory"].startswith("30.0 GB/s")
     assert facts["fp32 multiply-add"] == "200 GFLOP/s"
     assert facts["bf16 products"] == "not by this instruction set"
+
+
+def test_env_builds_the_kernels_of_every_processor(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image is built on one processor, and runs on others."""
+    built: list[tuple[str, ...]] = []
+    monkeypatch.setattr(env_report, "build", lambda sets, on_progress: built.append(sets))
+    assert sluice(capsys, "env", "--build")[0] == 0 and built == [TIERS[1:]]
+    assert "sluice env --build" in (Path(__file__).parents[3] / "deploy/docker/Dockerfile").read_text()
+
+
+def test_env_says_that_only_a_library_of_another_processor_is_built(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env_report, "existing", lambda sets: None)
+    monkeypatch.setenv("CC", sys.executable)
+    assert (
+        json.loads(sluice(capsys, "env", "--json")[1])["cpu kernels"]
+        == f"not built; a worker builds it with {sys.executable}"
+    )

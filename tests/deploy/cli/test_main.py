@@ -55,6 +55,12 @@ def test_no_command_lists_all_commands() -> None:
         (["serve", "demo", "other"], 2, "unexpected argument 'other'"),
         (["serve", "demo", "--model=other"], 2, "'demo' and --model both name the model"),
         (["serve", "--model", "demo", "--run-dir", "/" + "x" * 120], 1, "--run-dir"),
+        (["worker", "--model", "demo", "--run-dir", "/" + "x" * 120], 2, "--run-dir: /x+/requests.sock has 135"),
+        (
+            ["frontend", "--model", "demo", "--run-dir", "/" + "x" * 120],
+            2,
+            "--run-dir: /x+/requests.sock has 135",
+        ),
         (["worker"], 2, "--run-dir"),
         (["frontend"], 2, "--run-dir"),
         (["worker", "--frontends", "2"], 2, "unknown flag --frontends"),

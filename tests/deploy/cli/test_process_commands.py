@@ -2,8 +2,10 @@
 
 import pytest
 
-from deploy.cli import main
+from deploy.cli import main, process_commands
 from deploy.supervisor.listen_sockets import listen, reachable
+from shared.config import Settings, with_values
+from worker.kernels.cpu import build
 from worker.kernels.cpu.instruction_set import TIERS
 
 
@@ -36,3 +38,36 @@ def test_unknown_instruction_set_is_a_usage_error(
     code, text = fail(capsys, command)
     known = ", ".join(TIERS[1:])
     assert (code, text) == (2, f"sluice {command}: SLUICE_ISA must be one of {known}, not 'sse'")
+
+
+@pytest.mark.parametrize(
+    "device, gpus, native, begins",
+    [
+        ("auto", [], "1", True), ("cpu", ["0"], "1", True),
+        ("auto", ["0"], "1", False), ("cuda", [], "1", False), ("cpu", [], "0", False),
+    ],
+)  # fmt: skip
+def test_kernels_for_the_cpu_are_begun_where_they_are_needed(
+    device: str, gpus: list[str], native: str, begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(build, "begin", lambda: begun.append(True))
+    monkeypatch.setattr(process_commands, "visible_gpus", lambda: gpus)
+    monkeypatch.setenv("SLUICE_NATIVE", native)
+    process_commands._begin_kernels(with_values(Settings(), {"device": device}))
+    assert begun == [True] * begins
+
+
+def test_serve_begins_the_kernels_before_it_fetches_a_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    def fetch(settings: Settings) -> Settings:
+        steps.append("fetch")
+        raise process_commands.CliError("no model", 3)
+
+    monkeypatch.setattr(build, "begin", lambda: steps.append("begin"))
+    monkeypatch.setattr(process_commands, "with_default_model", fetch)
+    monkeypatch.setattr(process_commands, "visible_gpus", list)
+    assert fail(capsys, "serve") == (3, "sluice serve: no model") and steps == ["begin", "fetch"]

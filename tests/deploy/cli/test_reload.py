@@ -12,9 +12,9 @@ from deploy.supervisor.run_dir import run_dir, running_servers
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def temporary(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(socket_folder))
+    return socket_folder
 
 
 def test_needs_one_server(temporary: Path) -> None:

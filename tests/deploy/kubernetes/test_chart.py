@@ -1,6 +1,6 @@
 """deploy/helm/sluice: the output of `helm template` for several sets of values fits the schemas of Kubernetes.
 
-These tests need Helm, which `make test` installs on x86-64. The files of deploy/kubernetes are the chart's rendered
+These tests need Helm (tests/deploy/kubernetes_programs.py). The files of deploy/kubernetes are the chart's rendered
 defaults; their tests need no Helm.
 """
 
@@ -14,18 +14,20 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.release.manifests import CHART, NoHelm, helm, template
+from deploy.release.manifests import CHART, helm, template
 from frontend.server.bodies import largest_body
 from shared.default_sizes import GPU_SEQUENCES, SEQUENCES
 from shared.flags import Parser, add_flags, read
 from tests.deploy.kubernetes.objects import Object, check, objects, pods
+from tests.deploy.kubernetes_programs import program
 from tests.deploy.starts import DEFAULTS, FLAGS
 from tests.patience import PATIENCE_S
 
-try:
-    helm()
-except NoHelm as missing:
-    pytest.skip(str(missing), allow_module_level=True)
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_helm() -> None:
+    program("helm")
+
 
 SETS: dict[str, dict[str, Any]] = {
     "defaults": {},

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from deploy.release.manifests import FILES, FOLDER
 from tests.deploy.kubernetes.objects import Object, check, objects, of_files, pods
+from tests.deploy.kubernetes_programs import program
 from tests.patience import PATIENCE_S
 
 PLAIN = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.name != "kustomization.yaml"]
@@ -59,9 +59,7 @@ def test_workers_on_gpus_and_on_cpus_differ_in_device_and_size_alone() -> None:
 
 @pytest.mark.parametrize("component", [None, *sorted(path.name for path in (FOLDER / "components").iterdir())])
 def test_kustomize_builds_every_component(tmp_path: Path, component: str | None) -> None:
-    """This test needs kubectl, which `make test` installs on x86-64."""
-    if (kubectl := shutil.which("kubectl")) is None:
-        pytest.skip("kubectl is not installed: make helm")
+    kubectl = program("kubectl")
     to = os.path.relpath(FOLDER, tmp_path)
     components = f"\ncomponents: [{to}/components/{component}]" if component else ""
     (tmp_path / "kustomization.yaml").write_text(f"resources: [{to}]{components}\n")

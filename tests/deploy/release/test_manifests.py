@@ -5,25 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from deploy.release.manifests import CHART, FILES, FOLDER, NoHelm, helm, render
-
-HEAD = "needs Helm: make helm"
-
-
-def has_helm() -> bool:
-    try:
-        return bool(helm())
-    except NoHelm:
-        return False
+from deploy.release.manifests import CHART, FILES, FOLDER, render
+from tests.deploy.kubernetes_programs import program
 
 
-@pytest.mark.skipif(not has_helm(), reason=HEAD)
+@pytest.fixture(scope="module", autouse=True)
+def needs_helm() -> None:
+    program("helm")
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_manifests_are_up_to_date(name: str) -> None:
     assert (FOLDER / name).read_text() == render(FILES[name]), "python -m deploy.release writes it"
 
 
-@pytest.mark.skipif(not has_helm(), reason=HEAD)
 def test_rendering_of_another_chart_shows_its_version(tmp_path: Path) -> None:
     shutil.copytree(CHART, tmp_path / "sluice")
     chart = tmp_path / "sluice/Chart.yaml"

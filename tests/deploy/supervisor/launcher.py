@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.patience import PATIENCE_S
 
@@ -44,14 +45,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 class Launcher:
-    """The launcher's process and its log."""
+    """The launcher's process, its log, and the folder for its temporary files."""
 
-    def __init__(self, folder: Path, *argv: str, streams: str = "") -> None:
+    def __init__(self, folder: Path, temporary: Path, *argv: str, streams: str = "") -> None:
         """`streams`: shell redirections of the launcher."""
-        self.log = folder / "log"
+        self.log, self.temporary = folder / "log", temporary
         for name in ("config.json", "model.safetensors"):
             (folder / name).touch()
-        environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(folder)}
+        environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(temporary)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 ["sh", "-c", f'exec "$@" {streams}', "sh",
@@ -64,11 +65,14 @@ class Launcher:
         return self.log.read_text()
 
     def until(self, pattern: str, count: int = 1) -> list[str]:
+        """Waits until a pattern has occurred `count` times; fails at once if the launcher ends before."""
         deadline = time.monotonic() + PATIENCE_S
-        while len(found := re.findall(pattern, self.text)) < count:
-            assert time.monotonic() < deadline, self.text
+        while True:
+            ended = self.process.poll() is not None
+            if len(found := re.findall(pattern, self.text)) >= count:
+                return found
+            assert not ended and time.monotonic() < deadline, self.text
             time.sleep(0.02)
-        return found
 
     def pids(self, count: int) -> list[int]:
         return [int(pid) for pid in self.until(r"pid (\d+)\n", count)]
@@ -76,12 +80,14 @@ class Launcher:
 
 @contextlib.contextmanager
 def launcher(folder: Path, *argv: str, streams: str = "") -> Iterator[Launcher]:
-    started = Launcher(folder, *argv, streams=streams)
-    try:
-        yield started
-    finally:
-        started.process.kill()
-        started.process.wait(PATIENCE_S)
+    """Runs a launcher. folder: for its model and its log; its sockets are elsewhere, as their paths must be short"""
+    with TemporaryDirectory(prefix="s-", dir="/tmp") as temporary:
+        started = Launcher(folder, Path(temporary), *argv, streams=streams)
+        try:
+            yield started
+        finally:
+            started.process.kill()
+            started.process.wait(PATIENCE_S)
 
 
 def alive(pid: int) -> bool:

@@ -153,15 +153,16 @@ class Load:
             thread.join()
 
 
-def test_reload_refuses_no_request(tmp_path: Path) -> None:
-    with serving("demo", tmp_path / "log", "--frontends", "2", "--run-dir", str(tmp_path / "run"), held=True) as server:
+def test_reload_refuses_no_request(tmp_path: Path, socket_folder: Path) -> None:
+    run = str(socket_folder / "run")
+    with serving("demo", tmp_path / "log", "--frontends", "2", "--run-dir", run, held=True) as server:
         old = {peer["pid"] for peer in server.stats()["frontends"]}
         whole = server.events([20, 30, 40], 200, ignore_eos=True).ids
         with Load(server.url) as load, ThreadPoolExecutor(1) as pool, server.hold.at(1, 0.03):
             stream = pool.submit(server.events, [20, 30, 40], 200, ignore_eos=True)
             server.until(lambda s: s["running"] > 0 and load.served > 0)
             for replaced in (2, 4):
-                reload_now(["--run-dir", str(tmp_path / "run")])
+                reload_now(["--run-dir", run])
                 server.until(lambda s: server.log.read_text().count("was replaced") == replaced)  # noqa: B023
             server.until(lambda s: load.served > 20)
             server.hold.release()

@@ -11,13 +11,14 @@ import pytest
 from deploy.supervisor.run_dir import RunDirError, reserve_metrics, run_dir, running_servers
 from deploy.supervisor.serve import watchdog_for
 from shared.config import Settings
+from shared.wire.address import LONGEST_SOCKET_PATH
 from tests.strangers import give_away
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def temporary(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(socket_folder))
+    return socket_folder
 
 
 def test_temporary_run_dir_is_private_and_removed_at_the_end(temporary: Path) -> None:
@@ -28,24 +29,36 @@ def test_temporary_run_dir_is_private_and_removed_at_the_end(temporary: Path) ->
     assert not folder.exists()
 
 
-def test_named_run_dir_is_kept_and_belongs_to_one_server(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "run"
+def test_named_run_dir_is_kept_and_belongs_to_one_server(socket_folder: Path) -> None:
+    folder = socket_folder / "deep" / "run"
     with run_dir(str(folder)), pytest.raises(RunDirError, match="belongs to a running server"), run_dir(str(folder)):
         pass
     assert folder.is_dir()
     with run_dir(str(folder)) as again:
         assert again == folder
-    with pytest.raises(RunDirError, match="too long"), run_dir(str(tmp_path / ("x" * 100))):
-        pass
-    (tmp_path / "file").touch()
-    with pytest.raises(RunDirError, match="cannot use"), run_dir(str(tmp_path / "file")):
+    (socket_folder / "file").touch()
+    with pytest.raises(RunDirError, match="cannot use"), run_dir(str(socket_folder / "file")):
         pass
 
 
-def test_run_dir_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "run").mkdir(mode=0o700)
-    give_away(tmp_path / "run", monkeypatch)
-    with pytest.raises(RunDirError, match="run belongs to another user"), run_dir(str(tmp_path / "run")):
+def test_run_dir_that_is_too_long_for_sockets_is_refused(
+    socket_folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = socket_folder / ("x" * (LONGEST_SOCKET_PATH - len(f"{socket_folder}//w999/requests.sock")))
+    with run_dir(str(longest)):
+        pass
+    with pytest.raises(RunDirError, match=rf"--run-dir {longest}x is too long"), run_dir(f"{longest}x"):
+        pass
+    monkeypatch.setattr(tempfile, "tempdir", str(longest))
+    with pytest.raises(RunDirError, match=rf"the folder for temporary files, {longest}, is too long"), run_dir():
+        pass
+    assert not [*longest.glob("sluice-run-*")]
+
+
+def test_run_dir_of_another_user_is_refused(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (socket_folder / "run").mkdir(mode=0o700)
+    give_away(socket_folder / "run", monkeypatch)
+    with pytest.raises(RunDirError, match="run belongs to another user"), run_dir(str(socket_folder / "run")):
         pass
 
 
@@ -61,9 +74,9 @@ def test_folders_of_killed_servers_are_removed_and_others_kept(temporary: Path) 
         assert not dead.exists()
 
 
-def test_unusable_run_dir_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_run_dir_is_one_line(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lock", "metrics"):
-        folder = tmp_path / name
+        folder = socket_folder / name
         folder.mkdir()
         (folder / "lock").mkdir() if name == "lock" else (folder / "metrics").touch()
         with pytest.raises(RunDirError, match=f"cannot use --run-dir {folder}: "), run_dir(str(folder)):

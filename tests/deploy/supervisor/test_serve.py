@@ -84,7 +84,7 @@ def test_server_starts_restarts_its_worker_and_stops_cleanly(tmp_path: Path) -> 
         run.until("worker was killed by SIGKILL; restarting in 0.5 s")
         run.until("epoch 2")
         assert "epoch 1" in run.text
-        [folder] = tmp_path.glob("sluice-run-*")
+        [folder] = run.temporary.glob("sluice-run-*")
         run.process.send_signal(signal.SIGTERM)
         assert run.process.wait(PATIENCE_S) == 0, run.text
         until_dead([*pids, *run.pids(4)])
@@ -99,7 +99,7 @@ def test_server_signalled_until_it_has_ended_exits_cleanly_without_its_run_folde
             started.process.send_signal(signal.SIGTERM)
             time.sleep(0.002)
         assert started.process.wait(PATIENCE_S) == 0
-        assert not list(tmp_path.glob("sluice-run-*"))
+        assert not list(started.temporary.glob("sluice-run-*"))
 
 
 def test_server_runs_with_closed_standard_streams(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from shared.config import ConfigError, Settings, with_values
 from shared.settings_check import check
-from shared.wire.address import parse
+from shared.wire.address import LONGEST_SOCKET_PATH, parse
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,16 @@ def test_parse_names_both_sockets(text: str, requests: str, events: str) -> None
 def test_invalid_address_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--worker-addresses.*tcp://HOST:PORT or ipc:///FOLDER, not"):
         check(with_values(Settings(), {"worker_addresses": text, "insecure": True}))
+
+
+def test_path_that_is_too_long_for_a_socket_is_named() -> None:
+    """A frontend would wait for such a worker for ever."""
+    longest = "ipc:///" + "x" * (LONGEST_SOCKET_PATH - len("//requests.sock"))
+    assert len(parse(longest).requests.removeprefix("ipc://")) == LONGEST_SOCKET_PATH
+    with pytest.raises(ConfigError, match=r"^--worker-addresses: /x+/requests.sock has 108 bytes, .* at most 107$"):
+        check(with_values(Settings(), {"worker_addresses": f"{longest}x"}))
+    with pytest.raises(ConfigError, match=r"^--request-address and --event-address: /x+/y+ has 113 bytes"):
+        check(with_values(Settings(), {"request_address": f"{longest}/{'y' * 19}", "event_address": "ipc:///e"}))
 
 
 @pytest.mark.parametrize(

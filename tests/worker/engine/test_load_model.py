@@ -9,6 +9,7 @@ from shared.config import ConfigError, ModelConfig, WorkerConfig
 from shared.default_sizes import with_default_sizes
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
+from worker.engine import load_model as load_models
 from worker.engine.load import build_engine, load_engine
 from worker.engine.load_model import LoadedModel, find_model, load_model
 from worker.grammar.compiler import GrammarCompiler
@@ -49,3 +50,24 @@ def test_lengths_that_the_model_does_not_have_are_refused_before_its_weights_are
     model = ModelConfig(model=str(checkpoints("llama")), max_seq_len=1 << 30)
     with pytest.raises(ConfigError, match="--max-seq-len"):
         find_model(model, WORKER, CPU)
+
+
+def test_weights_are_hashed_while_the_kernels_are_compiled(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    class Hashes(load_models.ContentHashes):
+        def __init__(self, *arguments: object) -> None:
+            steps.append("hash")
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def wait(on_wait: Callable[[], None]) -> None:
+        steps.append("wait")
+        on_wait()
+
+    monkeypatch.setattr(load_models, "ContentHashes", Hashes)
+    monkeypatch.setattr(load_models, "wait_for_library", wait)
+    monkeypatch.setattr(
+        load_models, "load_weights", lambda *_, read=load_models.load_weights: steps.append("read") or read(*_)
+    )
+    load("llama")
+    assert steps == ["hash", "wait", "read"]

@@ -53,8 +53,7 @@ def unpack_blocks(
     name: the block format; blocks: how many blocks a row has
     Returns False, and does nothing, if the library does not know the format or is not available.
     """
-    found = library()
-    if name not in BLOCK_FORMATS or rows.is_cuda or found is None or not kernels():
+    if name not in BLOCK_FORMATS or rows.is_cuda or not kernels() or (found := library()) is None:
         return False
     assert all(tensor is None or tensor.is_contiguous() for tensor in (rows, codes, scale, minimum))
     found.unpack_blocks(

@@ -1,9 +1,15 @@
-"""Compiles the C library for CPUs with gcc. It compiles only when sources or flags have changed.
+"""Compiles the C library for CPUs with gcc, if sources or flags have changed, for the instruction sets that are wanted.
 
-This module knows file names and compiler flags, not what the functions do. A missing compiler is not an error: the
-worker then uses plain PyTorch.
+    python -m worker.kernels.cpu.build            compiles what this processor uses
+    python -m worker.kernels.cpu.build --here     compiles what this processor can run: SLUICE_ISA may lower it
+    python -m worker.kernels.cpu.build --all      compiles everything, for other processors, too
+
+A library has its instruction sets in its name, so a processor takes only a library that has what it uses. This module
+knows file names and compiler flags, not what the functions do. It imports no packages, so that it can compile while
+packages are installed. A missing compiler is not an error: the worker then uses plain PyTorch.
 """
 
+import atexit
 import fcntl
 import hashlib
 import logging
@@ -12,12 +18,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from platform import machine
 
 from shared.private_files import cache_folder, is_trusted, private_cache
-from worker.kernels.cpu.instruction_set import ON_ARM
+from worker.kernels.cpu.instruction_set import ON_ARM, TIERS, sets_in_use, sets_of_processor
 
 log = logging.getLogger("sluice.kernels")
 
@@ -44,7 +55,8 @@ ROWS = (
 PLAIN = ("gemm/gemm_simd.c", "attention/attention_simd.c", "floors/floors_simd.c")
 
 # Each source with its compiler flags. From the flags, simd.h derives the suffix of the functions' names.
-Units = tuple[tuple[str, tuple[str, ...]], ...]
+Unit = tuple[str, tuple[str, ...]]
+Units = tuple[Unit, ...]
 X86_UNITS: Units = (
     *((source, ()) for source in ANY),
     ("gemm/unpack_blocks.c", ROUND_TWICE),
@@ -66,69 +78,240 @@ ARM_UNITS: Units = (
     ("gemm/gemm_simd.c", DOTPROD),
 )
 UNITS = ARM_UNITS if ON_ARM else X86_UNITS
+# The instruction set of each group of flags. Units with other flags are part of every library.
+SETS = {
+    AVX2: "avx2", AVXVNNI: "avxvnni", AVX512: "avx512", AVX512BF16: "avx512bf16", AVX512VNNI: "avx512bf16", AMX: "amx",
+    NEON: "neon", DOTPROD: "dotprod",
+}  # fmt: skip
+EVERY_SET = tuple(one for one in TIERS if one in SETS.values())
+
+# How many seconds of CPU time gcc 12 took at most for a unit of each source. The longest units are compiled first, so
+# that no core is left with a long one at the end. Sources that took less than half a second are left out.
+SECONDS = {
+    "attention/attention_simd.c": 5.8, "gemm/gemm_simd.c": 4.5, "gemm/gemm_bf16.c": 4.3, "gemm/amx/gemm_amx.c": 4.3,
+    "adapters/few_rows.c": 2.5, "attention/attention_bf16.c": 1.9, "rowwise.c": 1.8, "attention/attention_amx.c": 1.2,
+    "adapters/few_rows_tiles.c": 0.8, "recurrent/delta_net.c": 0.7, "recurrent/mamba2.c": 0.6,
+}  # fmt: skip
+POLL_S = 0.02
+PROGRESS_DIGITS = 4  # the size of each of the two numbers in the file that other processes read
+REPORT_S = 5.0  # a process that waits for the library logs the progress this often
+
+# Called with (done, total) units several times a second; (0, 0) before the total is known. An exception that it raises
+# ends the compilation.
+Progress = Callable[[int, int], None]
 
 
-def build(force: bool = False) -> Path | None:
-    """Returns the library of the current sources, and compiles it if needed. Returns None if it cannot be compiled.
+def _quietly(done: int, total: int) -> None:
+    pass
+
+
+class NotCompiled(Exception):
+    """There is no library. The message is one sentence that says why, and what to do."""
+
+
+class Stopped(Exception):
+    """The process ends before the library is complete."""
+
+
+@cache
+def begin() -> "Building":
+    """Begins to build the library that this processor uses, once per process, in a thread: packages are imported and
+    files are read meanwhile. Raises ValueError if SLUICE_ISA is invalid.
+    """
+    return Building(sets_in_use(os.environ, sets_of_processor()))
+
+
+def built() -> Path | None:
+    """Returns the library that `begin` builds, and begins if need be. Returns None if it cannot be compiled; the reason
+    is on stderr.
+    """
+    return begin().result()
+
+
+class Building:
+    """Builds a library in a daemon thread. If the process ends before, the compiler is ended, too."""
+
+    def __init__(self, sets: Sequence[str]) -> None:
+        self.progress = (0, 0)  # units: compiled, and in total
+        self._told = False  # whether the reason of a failure was told
+        self._future: Future[Path | None] = Future()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(tuple(sets),), name="compile", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def result(self, on_wait: Callable[[], None] = lambda: None) -> Path | None:
+        """Waits for the library and returns what `build` does; logs the progress meanwhile.
+
+        Only here is the reason of a failure written to stderr, once: a process that has begun to compile for others,
+        which will wait for the library, writes nothing.
+
+        on_wait: called several times a second
+        """
+        reported, told = time.monotonic(), ""
+        while self._thread.is_alive():
+            self._thread.join(5 * POLL_S)
+            on_wait()
+            if time.monotonic() - reported > REPORT_S and (line := progress_line(*self.progress)) != told:
+                reported, told = time.monotonic(), line
+                log.info("%s", line)
+        if isinstance(failure := self._future.exception(), NotCompiled):
+            if not self._told:
+                print(failure, file=sys.stderr)
+            self._told = True
+            return None
+        return self._future.result()
+
+    def _run(self, sets: tuple[str, ...]) -> None:
+        try:
+            self._future.set_result(_found_or_compiled(sets, on_progress=self._note))
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    def _note(self, done: int, total: int) -> None:
+        if self._stopping.is_set():
+            raise Stopped
+        self.progress = (done, total)
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(1.0)
+
+
+def progress_line(done: int, total: int) -> str:
+    return f"Building the CPU kernels: {done} of {total}" if total else "Building the CPU kernels"
+
+
+def build(sets: Sequence[str] = EVERY_SET, *, force: bool = False, on_progress: Progress = _quietly) -> Path | None:
+    """Returns a library of the current sources with kernels for at least these instruction sets, and compiles it if
+    needed. Returns None if it cannot be compiled.
 
     Writes the reason for a failure to stderr. Several processes may call this function at the same time.
     """
+    try:
+        return _found_or_compiled(sets, force, on_progress)
+    except NotCompiled as reason:
+        print(reason, file=sys.stderr)
+        return None
+
+
+def _found_or_compiled(sets: Sequence[str], force: bool = False, on_progress: Progress = _quietly) -> Path | None:
+    """Does what `build` does, but raises NotCompiled with the reason. Returns None on other architectures."""
     if machine() not in ("x86_64", "aarch64"):
         return None
     try:
-        return (None if force else _existing()) or _compile_library(force)
+        return (None if force else existing(sets)) or _compile_library(sets, force, on_progress)
     except subprocess.CalledProcessError as failure:
         needed = "gcc 12 or newer and libc6-dev" + (" and libsimde-dev (SIMDe 0.7.4 or newer)" if ON_ARM else "")
-        _warn(f"the C kernels do not compile ({_first_error(failure.stderr)})", f"install {needed}")
+        raise _failure(
+            f"the C kernels do not compile ({_first_error(failure.stderr)})", f"install {needed}"
+        ) from failure
     except (OSError, RuntimeError) as error:  # for example, the private folder is not writable, or gcc gets no memory
-        _warn(
-            f"the C kernels cannot be compiled ({error})", "set XDG_CACHE_HOME to a folder that only you can write to"
-        )
-    return None
+        remedy = "set XDG_CACHE_HOME to a folder that only you can write to"
+        raise _failure(f"the C kernels cannot be compiled ({error})", remedy) from error
 
 
-def _existing() -> Path | None:
-    """Returns the library if it was installed with the package or compiled here before.
+def existing(sets: Sequence[str]) -> Path | None:
+    """Returns a library with kernels for these instruction sets that was installed with the package or compiled before.
 
     Raises OSError if the folder is writable for other users: these users could make this process run their code.
     """
-    name = f"libsluice-{_key()}.so"
-    if (SOURCES / name).exists():
-        return SOURCES / name
-    if not (cached := cache_folder() / name).exists():
+    if found := _with_sets(SOURCES, sets):
+        return found[0]
+    if not (cached := _with_sets(cache_folder(), sets)):
         return None
     private_cache()
-    return cached if is_trusted(cached) else None
+    return next(filter(is_trusted, cached), None)
 
 
-def _compile_library(force: bool) -> Path | None:
+def _with_sets(folder: Path, sets: Sequence[str]) -> list[Path]:
+    found = sorted(folder.glob(f"libsluice-{_key()}-*.so"))
+    return [path for path in found if set(sets) <= set(path.stem.split("-")[2].split("+"))]
+
+
+def _file_name(sets: Sequence[str]) -> str:
+    return f"libsluice-{_key()}-{'+'.join(one for one in TIERS if one in sets) or TIERS[0]}.so"
+
+
+def _compile_library(sets: Sequence[str], force: bool, on_progress: Progress) -> Path:
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
     if compiler is None:
-        _warn("no C compiler was found", "install gcc (Debian, Ubuntu: apt install gcc libc6-dev)")
-        return None
-    target = _folder() / f"libsluice-{_key()}.so"
-    with (target.parent / ".build-lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # If several workers start together, only one compiles.
-        if not force and (found := _existing()):
+        raise _failure("no C compiler was found", "install gcc (Debian, Ubuntu: apt install gcc libc6-dev)")
+    target = _folder() / _file_name(sets)
+    # If several processes start together, only one compiles.
+    with _locked(target.parent / ".build-lock", on_progress) as share_progress:
+        if not force and (found := existing(sets)):
             return found
-        log.info("building the C kernels with %s, once; this takes half a minute", compiler)
+        for left in target.parent.glob(".build-*/"):  # a killed process left it
+            shutil.rmtree(left, ignore_errors=True)
+        log.info("building the CPU kernels with %s, once", compiler)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
-            os.replace(_compile(compiler, Path(scratch)), target)
+            os.replace(_compile(compiler, Path(scratch), units_of(sets), share_progress), target)
         _remove_older(target)
     return target
 
 
-def _compile(compiler: str, folder: Path) -> Path:
-    objects = [folder / f"{i}.o" for i in range(len(UNITS))]
+@contextmanager
+def _locked(file: Path, on_progress: Progress) -> Iterator[Progress]:
+    """Holds the lock of a folder. The file has the progress of the process that holds it, for those that wait.
 
-    def compile_unit(unit: tuple[str, tuple[str, ...]], to: Path) -> None:
-        source, flags = unit
-        _run(compiler, *COMMON, *flags, f"-I{SOURCES}", "-c", str(SOURCES / source), "-o", str(to))
+    Yields a function that takes the progress of this process.
+    """
+    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        while not _try_lock(lock):
+            told = os.pread(lock, 2 * PROGRESS_DIGITS, 0)
+            done, total = told[:PROGRESS_DIGITS], told[PROGRESS_DIGITS:]
+            on_progress(*((int(done), int(total)) if told.isdigit() and total else (0, 0)))
+            time.sleep(POLL_S)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_unit, UNITS, objects))
+        def share(done: int, total: int) -> None:
+            os.pwrite(lock, b"%0*d%0*d" % (PROGRESS_DIGITS, done, PROGRESS_DIGITS, total), 0)
+            on_progress(done, total)
+
+        yield share
+    finally:
+        os.close(lock)
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def units_of(sets: Sequence[str]) -> Units:
+    """Returns the units of a library with these instruction sets."""
+    return tuple((source, flags) for source, flags in UNITS if SETS.get(flags) in (None, *sets))
+
+
+def _compile(compiler: str, folder: Path, units: Units, on_progress: Progress = _quietly) -> Path:
+    """Compiles units, as many at a time as there are cores, and links them. Returns the library, a file in `folder`."""
+    objects = {unit: folder / f"{i}.o" for i, unit in enumerate(units)}
+    waiting = sorted(units, key=lambda unit: SECONDS.get(unit[0], 0.0))  # the longest unit is the last one
+    running: dict[Unit, subprocess.Popen[bytes]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < len(os.sched_getaffinity(0)):
+                source, flags = unit = waiting.pop()
+                command = (*COMMON, *flags, f"-I{SOURCES}", "-c", str(SOURCES / source), "-o", str(objects[unit]))
+                with objects[unit].with_suffix(".txt").open("wb") as said:
+                    running[unit] = subprocess.Popen((compiler, *command), stderr=said, stdin=subprocess.DEVNULL)
+            for unit in [unit for unit, process in running.items() if process.poll() is not None]:
+                ended = running.pop(unit)
+                if ended.returncode:
+                    said_text = objects[unit].with_suffix(".txt").read_text(errors="replace")
+                    raise subprocess.CalledProcessError(ended.returncode, ended.args, stderr=said_text)
+            on_progress(len(units) - len(waiting) - len(running), len(units))
+            time.sleep(POLL_S)
+    finally:
+        for process in running.values():
+            process.terminate()
+            process.wait()
     library = folder / "library.so"
-    _run(compiler, "-shared", "-fopenmp", *map(str, objects), "-lm", "-o", str(library))
+    _run(compiler, "-shared", "-fopenmp", *map(str, objects.values()), "-lm", "-o", str(library))
     return library
 
 
@@ -153,7 +336,7 @@ def _folder() -> Path:
 def _remove_older(target: Path) -> None:
     """Removes libraries of older sources. The user's cache is left alone, because other installations share it."""
     for other in SOURCES.glob("libsluice-*.so"):
-        if target.parent == SOURCES and other != target:
+        if target.parent == SOURCES and not other.name.startswith(f"libsluice-{_key()}-"):
             other.unlink(missing_ok=True)
 
 
@@ -163,11 +346,44 @@ def _first_error(output: str) -> str:
     return next((line for line in lines if "error" in line), lines[0] if lines else "without a message")
 
 
-def _warn(reason: str, remedy: str) -> None:
-    print(f"sluice: {reason}, so plain PyTorch computes, which is several times slower: {remedy}", file=sys.stderr)
+def _failure(reason: str, remedy: str) -> NotCompiled:
+    return NotCompiled(f"sluice: {reason}, so plain PyTorch computes, which is several times slower: {remedy}")
+
+
+class Shown:
+    """Shows the progress on stderr: on a terminal a line that changes, elsewhere a line every REPORT_S seconds."""
+
+    def __init__(self) -> None:
+        self._line, self._next = "", 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        line, now = progress_line(done, total), time.monotonic()
+        if line == self._line or (not sys.stderr.isatty() and now < self._next):
+            return
+        print(f"\r{line}" if sys.stderr.isatty() else line, end=self._end, file=sys.stderr, flush=True)
+        self._line, self._next = line, now + REPORT_S
+
+    def close(self) -> None:
+        """Ends the changing line."""
+        if self._line and not self._end:
+            print(file=sys.stderr)
+
+    @property
+    def _end(self) -> str:
+        return "" if sys.stderr.isatty() else "\n"
+
+
+def main(words: Sequence[str]) -> int:
+    found = sets_of_processor()
+    sets = EVERY_SET if found is None or "--all" in words else found
+    if not {"--all", "--here"} & set(words):
+        sets = sets_in_use(os.environ, found)
+    with closing(Shown()) as shown:
+        path = build(sets, force="--force" in words, on_progress=shown)
+    if path is not None:
+        print(path)
+    return 0
 
 
 if __name__ == "__main__":
-    path = build(force="--force" in sys.argv[1:])
-    if path is not None:
-        print(path)
+    sys.exit(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 
-from worker.kernels.cpu.build import build
+from worker.kernels.cpu.build import begin, built
 from worker.kernels.cpu.instruction_set import EXTENDS, TIERS, VARIABLE, best_of, highest_allowed
 
 log = logging.getLogger("sluice.kernels")
@@ -91,13 +91,22 @@ def multiplies_bf16() -> bool:
     return tier() in ("avx512bf16", "amx")
 
 
+def wait_for_library(on_wait: Callable[[], None]) -> None:
+    """Waits until the library is compiled, if it is in use. on_wait: called several times a second meanwhile"""
+    if _switched_on():
+        begin().result(on_wait)
+
+
 @cache
 def library() -> ctypes.CDLL | None:
-    """Loads the library. Returns None if it is switched off or cannot be compiled here."""
-    if os.environ.get("SLUICE_NATIVE", "1") == "0":
-        return None
-    path = build()
+    """Loads the library, and waits for it if it is being compiled. Returns None if it is switched off or cannot be
+    compiled here."""
+    path = built() if _switched_on() else None
     return ctypes.CDLL(str(path)) if path else None
+
+
+def _switched_on() -> bool:
+    return os.environ.get("SLUICE_NATIVE", "1") != "0"
 
 
 @cache

@@ -4,6 +4,7 @@ import asyncio
 import stat
 import struct
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -47,8 +48,8 @@ class Served:
 
 
 @pytest.fixture
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    folder, orders = tmp_path_factory.mktemp("c"), list[Keep | Load]()
+async def served(socket_folder: Path) -> AsyncIterator[Served]:
+    folder, orders = socket_folder, list[Keep | Load]()
 
     async def reload() -> str:
         return "it is gone"

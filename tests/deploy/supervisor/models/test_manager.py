@@ -96,10 +96,10 @@ class Managed:
 
 
 @pytest.fixture
-async def managed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Managed]:
+async def managed(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Managed]:
     monkeypatch.setattr(launcher_link, "LINGER_S", 0.0)
     monkeypatch.setattr(managers, "TICK_S", 0.005)
-    folder = tmp_path_factory.mktemp("m")
+    folder = socket_folder
     (folder / "models.toml").write_text('[models.a]\nmodel="demo"\n[models.b]\nmodel="demo"')
     given = {"models": str(folder / "models.toml"), "run_dir": str(folder), "device": "cpu", "memory_gb": 8.0}
     planned = plan(with_values(Settings(), {**given, "max_loaded_models": 1, "keep_alive": "-1"}), given.keys())

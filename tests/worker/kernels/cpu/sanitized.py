@@ -24,7 +24,7 @@ def compiled(folder: Path) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "COMMON", (*build.COMMON, *SANITIZE))
-        return build._compile(os.environ.get("CC", "gcc"), folder)
+        return build._compile(os.environ.get("CC", "gcc"), folder, build.UNITS)
 
 
 def run(library: Path, *arguments: str, beyond: str = "") -> "subprocess.CompletedProcess[str]":
@@ -42,7 +42,7 @@ def main() -> int:
         setattr(limits, name, getattr(limits, name) + 1)
     from worker.kernels.cpu import library
 
-    library.build = lambda: Path(os.environ[LIBRARY])
+    library.built = lambda: Path(os.environ[LIBRARY])
     return pytest.main(sys.argv[1:])
 
 

@@ -1,16 +1,28 @@
-"""Where a worker looks for the C library, and what it does without one."""
+"""What is compiled for a processor and in which order, where a worker looks for the C library, and what it does without
+one.
+"""
 
+import logging
 import os
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.strangers import give_away
 from worker.kernels.cpu import build
+from worker.kernels.cpu.instruction_set import OF_X86
 
 Made = list[Path]
+Compiler = Callable[[str], str]  # makes a compiler from the lines of a shell script, and returns its path
+
+ZEN3, SAPPHIRE_RAPIDS = ("avx2",), ("avx512", "avx512bf16", "amx")
 
 
 @pytest.fixture
@@ -18,7 +30,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Records compilations, with the test's own sources and cache."""
     seen: Made = []
 
-    def compiled(compiler: str, room: Path) -> Path:
+    def compiled(compiler: str, room: Path, units: build.Units, on_progress: build.Progress) -> Path:
         seen.append(room)
         (room / "library.so").touch()
         return room / "library.so"
@@ -30,6 +42,33 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.setenv("CC", "true")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return seen
+
+
+@pytest.fixture
+def x86(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "TIERS", OF_X86)
+    monkeypatch.setattr(build, "UNITS", build.X86_UNITS)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Compiler:
+    """Makes compilers: they append their arguments to the file `calls`, and make an empty output file."""
+
+    def make(last: str) -> str:
+        path = tmp_path / "compiler"
+        path.write_text(f"""#!/bin/sh
+echo "$@" >>{tmp_path}/calls
+for word; do [ "$before" = -o ] && : >"$word"; before=$word; done
+{last}
+""")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+def calls(tmp_path: Path) -> list[str]:
+    return (tmp_path / "calls").read_text().splitlines()
 
 
 def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,14 +96,138 @@ def test_build_in_a_read_only_package_uses_the_cache(
 def test_processes_that_start_together_compile_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = build._compile
 
-    def slowly(compiler: str, room: Path) -> Path:
-        time.sleep(0.2)
-        return compiled(compiler, room)
+    def slowly(compiler: str, room: Path, units: build.Units, on_progress: build.Progress) -> Path:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(told) < 4:  # the other three learn the progress of the one that compiles
+            on_progress(7, 23)
+            time.sleep(0.01)
+            assert time.monotonic() < deadline, told
+        return compiled(compiler, room, units, on_progress)
+
+    told: set[int] = set()
+
+    def tell(done: int, total: int) -> None:
+        if (done, total) == (7, 23):
+            told.add(threading.get_ident())
 
     monkeypatch.setattr(build, "_compile", slowly)
     with ThreadPoolExecutor(4) as pool:
-        found = [*pool.map(lambda _: build.build(), range(4))]
-    assert len(made) == 1 and found == [build.SOURCES / f"libsluice-{build._key()}.so"] * 4
+        found = [*pool.map(lambda _: build.build(on_progress=tell), range(4))]
+    assert len(made) == 1 and found == [build.SOURCES / build._file_name(build.EVERY_SET)] * 4
+
+
+def test_library_of_one_processor_is_not_taken_on_another(made: Made, x86: None) -> None:
+    old, new = build.build(ZEN3), build.build(SAPPHIRE_RAPIDS)
+    assert old is not None and new is not None and old != new and len(made) == 2
+    assert old.name.endswith("-avx2.so") and new.name.endswith("-avx512+avx512bf16+amx.so")
+    assert build.existing(ZEN3) == old and build.existing(SAPPHIRE_RAPIDS) == new
+    assert build.existing(("avx2", "avxvnni")) is None
+
+
+def test_library_with_more_instruction_sets_than_a_processor_uses_is_taken(made: Made, x86: None) -> None:
+    everything = build.build(OF_X86[1:])
+    assert build.build(ZEN3) == build.build(SAPPHIRE_RAPIDS) == build.build(()) == everything and len(made) == 1
+
+
+def test_library_of_other_sources_is_removed_but_not_those_of_other_processors(made: Made, x86: None) -> None:
+    older = build.SOURCES / "libsluice-0123456789abcdef-avx2.so"
+    older.touch()
+    assert build.build(ZEN3) and build.build(SAPPHIRE_RAPIDS)
+    assert not older.exists() and build.existing(ZEN3)
+
+
+def test_folders_of_killed_compilations_are_removed(made: Made) -> None:
+    left = build.SOURCES / ".build-killed"
+    left.mkdir()
+    (left / "0.o").touch()
+    assert build.build() and not left.exists()
+
+
+@pytest.mark.parametrize("sets", [(), ZEN3, ("avx2", "avxvnni"), ("avx512",), SAPPHIRE_RAPIDS, OF_X86[1:]])
+def test_units_are_those_of_the_instruction_sets(sets: tuple[str, ...], x86: None) -> None:
+    chosen = build.units_of(sets)
+    assert {build.SETS[flags] for _, flags in chosen if flags in build.SETS} == set(sets)
+    assert {source for source, flags in chosen if flags not in build.SETS} == {*build.ANY, "gemm/unpack_blocks.c"}
+    assert [unit for unit in build.X86_UNITS if unit in chosen] == [*chosen]  # in the order in which all are linked
+
+
+def test_every_unit_belongs_to_an_instruction_set_or_to_every_library() -> None:
+    for units in (build.X86_UNITS, build.ARM_UNITS):
+        assert {flags for _, flags in units} - build.SETS.keys() == {(), build.ROUND_TWICE}
+    assert build.SECONDS.keys() <= {source for source, _ in build.X86_UNITS}
+
+
+def test_longest_units_are_compiled_first_and_all_are_linked_in_order(
+    compiler: Compiler, tmp_path: Path, x86: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    told: list[tuple[int, int]] = []
+    units = build.units_of(ZEN3)
+    build._compile(compiler(""), tmp_path, units, lambda *progress: told.append(progress))
+    *compiled, linked = calls(tmp_path)
+    sources = [line.partition(" -c ")[2].split()[0].removeprefix(f"{build.SOURCES}/") for line in compiled]
+    seconds = [build.SECONDS.get(source, 0.0) for source in sources]
+    assert sorted(sources) == sorted(source for source, _ in units)
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
+    assert linked.split()[2:-3] == [f"{tmp_path}/{i}.o" for i in range(len(units))]
+    assert told == sorted(told) and told[-1] == (len(units), len(units))
+
+
+def test_compiling_needs_no_packages() -> None:
+    """`make run` compiles while pip installs them."""
+    root = str(Path(__file__).parents[4])
+    code = f"import sys; sys.path.insert(0, {root!r}); import worker.kernels.cpu.build"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=PATIENCE_S)
+
+
+def test_failing_unit_ends_the_compilation_with_its_message(compiler: Compiler, tmp_path: Path, x86: None) -> None:
+    failing = compiler('case "$*" in *rowwise.c*) echo "error: no such header" >&2; exit 1;; esac')
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        build._compile(failing, tmp_path, build.units_of(ZEN3))
+    assert raised.value.stderr == "error: no such header\n"
+
+
+def test_process_that_ends_ends_its_compiler(
+    compiler: Compiler, tmp_path: Path, x86: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    monkeypatch.setattr(build, "machine", lambda: "x86_64")
+    monkeypatch.setenv("CC", compiler("exec sleep 600"))
+    building = build.Building(ZEN3)
+    deadline = time.monotonic() + PATIENCE_S
+    while building.progress == (0, 0):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    building._stop()  # as at the end of the interpreter
+    with pytest.raises(build.Stopped):
+        building.result()
+    assert not [*tmp_path.glob(".build-*/")] and build.existing(ZEN3) is None
+
+
+def test_whoever_waits_for_the_library_logs_its_progress(
+    made: Made, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged, waited = threading.Event(), threading.Event()
+
+    def slowly(sets: object, on_progress: build.Progress) -> Path:
+        on_progress(7, 23)
+        assert logged.wait(PATIENCE_S) and waited.wait(PATIENCE_S)
+        return Path("library.so")
+
+    class Seen(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == "Building the CPU kernels: 7 of 23":
+                logged.set()
+
+    monkeypatch.setattr(build, "_found_or_compiled", slowly)
+    monkeypatch.setattr(build, "REPORT_S", 0.01)
+    seen = Seen()
+    build.log.addHandler(seen)
+    try:
+        with caplog.at_level(logging.INFO, "sluice.kernels"):
+            assert build.Building(()).result(waited.set) == Path("library.so")
+    finally:
+        build.log.removeHandler(seen)
 
 
 def test_build_without_a_writable_folder_returns_none(
@@ -108,3 +271,16 @@ def test_library_of_another_user_is_compiled_again(made: Made, tmp_path: Path, m
     assert cached is not None and len(made) == 1
     monkeypatch.setattr(build, "is_trusted", lambda path: path != cached)
     assert build.build() == cached and len(made) == 2
+
+
+def test_reason_of_a_failure_is_told_once_to_those_who_need_the_library(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("PATH", "")
+    building = build.Building(build.EVERY_SET)
+    building._thread.join(PATIENCE_S)
+    assert capsys.readouterr().err == ""  # a launcher only begins
+    assert building.result() is building.result() is None
+    told = capsys.readouterr().err
+    assert told.count("no C compiler was found") == told.count("\n") == 1

@@ -36,7 +36,8 @@ def test_library_at_a_lower_tier_uses_that_instruction_set() -> None:
 def test_library_above_the_processors_tier_warns_once_and_uses_the_best(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(library, "library", lambda: SimpleNamespace(supports=lambda index: index == 1))
+    found = SimpleNamespace(supports=lambda index: index == 1, gemm_bf16_avx2=None)
+    monkeypatch.setattr(library, "library", lambda: found)
     monkeypatch.setenv("SLUICE_ISA", "amx")
     library.level.cache_clear()
     try:

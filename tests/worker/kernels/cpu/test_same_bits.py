@@ -1,5 +1,7 @@
 """AVX-VNNI and ARM's dot products multiply integers faster, and give the bits of the slower instruction sets."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -35,10 +37,13 @@ def test_only_products_are_other_functions(which: str, monkeypatch: pytest.Monke
 
 
 def test_an_instruction_set_that_the_processor_lacks_is_passed_over() -> None:
-    class Zen4:
-        def supports(self, index: int) -> bool:
-            return OF_X86[index] in ("avx2", "avx512", "avx512bf16")
-
-    assert [OF_X86[best_of(Zen4(), allowed)] for allowed in range(len(OF_X86))] == [
+    everything = {f"gemm_bf16_{one}": None for one in OF_X86}
+    zen4 = SimpleNamespace(supports=lambda index: OF_X86[index] in ("avx2", "avx512", "avx512bf16"), **everything)
+    assert [OF_X86[best_of(zen4, allowed)] for allowed in range(len(OF_X86))] == [
         "none", "avx2", "avx2", "avx512", "avx512bf16", "avx512bf16",
     ]  # fmt: skip
+
+
+def test_an_instruction_set_that_the_library_lacks_is_passed_over() -> None:
+    of_zen3 = SimpleNamespace(supports=lambda index: True, gemm_bf16_avx2=None)
+    assert OF_X86[best_of(of_zen3)] == "avx2"

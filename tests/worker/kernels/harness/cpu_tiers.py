@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness import emulated_amx
-from worker.kernels.cpu import bindings, library
+from worker.kernels.cpu import bindings, build, library
 from worker.kernels.cpu.instruction_set import SAME_BITS, TIERS, VARIABLE
 
 MOST = TIERS.index(bindings.tier())
@@ -30,7 +30,7 @@ def use(which: str) -> Iterator[None]:
         if which == EMULATED:
             emulated_amx.library().emulated_machine(1, 1)
             patch.delenv(VARIABLE, raising=False)
-            patch.setattr(library, "build", emulated_amx.path)
+            patch.setattr(library, "built", emulated_amx.path)
         else:
             patch.setenv(VARIABLE, which)
         _forget()
@@ -50,7 +50,7 @@ def as_written(cache_v: Tensor) -> Tensor:
 
 
 def _forget() -> None:
-    for cached in (library.library, library.level, library.kernels):
+    for cached in (build.begin, library.library, library.level, library.kernels):
         cached.cache_clear()
 
 
