@@ -40,6 +40,7 @@ def prepare() -> None:
     interpreter.ReduceOps.sum = _sum
     interpreter._get_np_dtype = _KnownTypes(interpreter._get_np_dtype)
     interpreter._patch_lang = _Language(interpreter)
+    _remember_shapes(interpreter.tl)
     # The interpreter computes overflow checks of integers, but without `debug` looks at none of them.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
@@ -112,6 +113,29 @@ def _sum(self: Any, operand: Any) -> Any:
     if self.keep_dims:
         found = found.reshape([1] * data.ndim) if self.axis is None else np.expand_dims(found, self.axis)
     return self.to_tensor(found, operand.dtype)
+
+
+def _remember_shapes(tl: Any) -> None:
+    """Lets types of blocks and tensors look up what they would compute from the same shape each time."""
+    begin_block, begin_tensor = tl.block_type.__init__, tl.tensor.__init__
+
+    def init_block(block: Any, element: Any, shape: Any) -> None:
+        known = vars(element).setdefault("known_blocks", {})  # what was computed for blocks of this type, by shape
+        sizes = tuple(size.value if type(size) is tl.constexpr else size for size in shape)
+        if sizes not in known:
+            begin_block(block, element, shape)
+            known[sizes] = dict(vars(block))
+        vars(block).update(known[sizes])
+
+    def init_tensor(tensor: Any, handle: Any, of: Any) -> None:
+        if "known_tensor" not in vars(of):
+            begin_tensor(tensor, handle, of)
+            of.known_tensor = {name: value for name, value in vars(tensor).items() if name not in ("handle", "type")}
+            if of.is_block():
+                of.element_ty.known_blocks[tuple(of.shape)]["known_tensor"] = of.known_tensor
+        vars(tensor).update(of.known_tensor, handle=handle, type=of)
+
+    tl.block_type.__init__, tl.tensor.__init__ = init_block, init_tensor
 
 
 class _KnownTypes:
