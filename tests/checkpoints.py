@@ -7,92 +7,14 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import transformers  # imports the code of a family when that is first used
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import (
-    ApertusConfig,
-    ApertusForCausalLM,
-    ArceeConfig,
-    ArceeForCausalLM,
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
-    Dots1Config,
-    Dots1ForCausalLM,
-    Ernie4_5Config,
-    Ernie4_5ForCausalLM,
-    Exaone4Config,
-    Exaone4ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Gemma4ForCausalLM,
-    Gemma4TextConfig,
-    Glm4Config,
-    Glm4ForCausalLM,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    GraniteMoeConfig,
-    GraniteMoeForCausalLM,
-    GraniteMoeHybridConfig,
-    GraniteMoeHybridForCausalLM,
-    HunYuanDenseV1Config,
-    HunYuanDenseV1ForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    Lfm2MoeConfig,
-    Lfm2MoeForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MiniMaxM2Config,
-    MiniMaxM2ForCausalLM,
-    Ministral3Config,
-    Ministral3ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    NemotronConfig,
-    NemotronForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Olmo3Config,
-    Olmo3ForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5MoeForCausalLM,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-    SeedOssConfig,
-    SeedOssForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-    Starcoder2Config,
-    Starcoder2ForCausalLM,
-)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 VOCAB, EOS, WINDOW = 512, 2, 16
 TEXT = (
@@ -108,7 +30,7 @@ CHAT = (
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-def byte_level_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
+def byte_level_tokenizer(vocab: int = VOCAB) -> "PreTrainedTokenizerFast":
     """BPE over bytes, like the tokenizers of Llama 3 and Qwen: a token may be part of a character."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -121,7 +43,7 @@ def byte_level_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
     return _wrap(tokenizer, vocab)
 
 
-def byte_fallback_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
+def byte_fallback_tokenizer(vocab: int = VOCAB) -> "PreTrainedTokenizerFast":
     """BPE over characters with "▁" for spaces and <0xNN> for bytes of unknown characters, like Gemma's tokenizer.
 
     It puts a beginning-of-text token before plain text, and its chat template adds one, too, as Gemma's do.
@@ -146,10 +68,10 @@ def byte_fallback_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
     return _wrap(tokenizer, vocab, chat="{{ bos_token }}" + CHAT)
 
 
-def _wrap(tokenizer: Tokenizer, vocab: int, chat: str = CHAT) -> PreTrainedTokenizerFast:
+def _wrap(tokenizer: Tokenizer, vocab: int, chat: str = CHAT) -> "PreTrainedTokenizerFast":
     """Fills the vocabulary up to `vocab` with words, so that every id that a model can sample has a text."""
     tokenizer.add_tokens([f" word{i}" for i in range(vocab - tokenizer.get_vocab_size())])
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=SPECIAL[2], bos_token=SPECIAL[0], pad_token=SPECIAL[0],
         additional_special_tokens=[SPECIAL[1]], chat_template=chat, clean_up_tokenization_spaces=False,
     )  # fmt: skip
@@ -174,39 +96,45 @@ GEMMA_ROPE = {
 }
 
 
-def _llama(tied: bool) -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied, rope_parameters=LLAMA3_ROPE))
+def _llama(tied: bool) -> "PreTrainedModel":
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, tie_word_embeddings=tied, rope_parameters=LLAMA3_ROPE)
+    )
 
 
-def _llama_biased() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True))
+def _llama_biased() -> "PreTrainedModel":
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True))
 
 
-def _mistral() -> PreTrainedModel:
-    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW))
+def _mistral() -> "PreTrainedModel":
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=WINDOW))
 
 
-def _qwen2() -> PreTrainedModel:
+def _qwen2() -> "PreTrainedModel":
     sizes = {**SIZES, "head_dim": 16}  # hidden / heads, because this family has no setting head_dim
-    return Qwen2ForCausalLM(Qwen2Config(**sizes, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1))
+    return transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(**sizes, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+    )
 
 
-def _qwen3(tied: bool) -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied))
+def _qwen3(tied: bool) -> "PreTrainedModel":
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, tie_word_embeddings=tied))
 
 
-def _gemma2() -> PreTrainedModel:
+def _gemma2() -> "PreTrainedModel":
     caps = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 20.0}
-    return Gemma2ForCausalLM(Gemma2Config(**SIZES, **caps, sliding_window=WINDOW, query_pre_attn_scalar=24))
+    return transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(**SIZES, **caps, sliding_window=WINDOW, query_pre_attn_scalar=24)
+    )
 
 
-def _gemma3() -> PreTrainedModel:
+def _gemma3() -> "PreTrainedModel":
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     sizes = {**SIZES, "hidden_size": 96}  # the scale of the embedding, its square root, is no round number
-    config = Gemma3TextConfig(
+    config = transformers.Gemma3TextConfig(
         **sizes, sliding_window=WINDOW, layer_types=types, rope_parameters=GEMMA_ROPE, query_pre_attn_scalar=24
     )
-    return Gemma3ForCausalLM(config)
+    return transformers.Gemma3ForCausalLM(config)
 
 
 GEMMA4_SIZES: dict[str, Any] = {
@@ -221,9 +149,9 @@ GEMMA4_SIZES: dict[str, Any] = {
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def _gemma4(**more: Any) -> PreTrainedModel:
+def _gemma4(**more: Any) -> "PreTrainedModel":
     """A model whose attention scores are not scaled, but small enough that rounding errors are not amplified."""
-    model = Gemma4ForCausalLM(Gemma4TextConfig(**{**GEMMA4_SIZES, **more}))
+    model = transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**{**GEMMA4_SIZES, **more}))
     for name, weight in model.named_parameters():
         if name.endswith("q_norm.weight"):
             weight.data.uniform_(0.2, 0.4)
@@ -233,7 +161,7 @@ def _gemma4(**more: Any) -> PreTrainedModel:
     return model
 
 
-def _gemma4_small() -> PreTrainedModel:
+def _gemma4_small() -> "PreTrainedModel":
     """A model like Gemma 4 E2B: per-layer embeddings, and three last layers with shared K/V and wider MLPs."""
     return _gemma4(
         num_hidden_layers=6, layer_types=[SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], num_kv_shared_layers=3,
@@ -242,7 +170,7 @@ def _gemma4_small() -> PreTrainedModel:
     )  # fmt: skip
 
 
-def _gemma4_inputs() -> PreTrainedModel:
+def _gemma4_inputs() -> "PreTrainedModel":
     """Per-layer embeddings, and no layer that shares the K/V of others, so that it can be cut between any layers."""
     return _gemma4(
         num_hidden_layers=4, layer_types=[SLIDING, FULL, SLIDING, FULL], num_kv_shared_layers=0,
@@ -250,7 +178,7 @@ def _gemma4_inputs() -> PreTrainedModel:
     )  # fmt: skip
 
 
-def _gemma4_dense() -> PreTrainedModel:
+def _gemma4_dense() -> "PreTrainedModel":
     """A model like Gemma 4 31B: full layers have one K/V head for all query heads, and use projected keys as values."""
     return _gemma4(
         num_hidden_layers=4, layer_types=[SLIDING, FULL, SLIDING, FULL], attention_k_eq_v=True,
@@ -258,7 +186,7 @@ def _gemma4_dense() -> PreTrainedModel:
     )  # fmt: skip
 
 
-def _gemma4_moe() -> PreTrainedModel:
+def _gemma4_moe() -> "PreTrainedModel":
     experts = {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 48, "enable_moe_block": True}
     model = _gemma4(
         num_hidden_layers=3, layer_types=[SLIDING, SLIDING, FULL], attention_k_eq_v=True,
@@ -270,34 +198,38 @@ def _gemma4_moe() -> PreTrainedModel:
     return model
 
 
-def _phi3(**more: Any) -> PreTrainedModel:
+def _phi3(**more: Any) -> "PreTrainedModel":
     """A model that rotates three quarters of each head."""
     sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}  # hidden / heads
     part = {"partial_rotary_factor": 0.75}
     rope = {"rope_theta": 10_000.0, **part, **more}  # transformers 5.0 reads the factor only from rope_parameters
-    return Phi3ForCausalLM(
-        Phi3Config(**sizes, **part, sliding_window=WINDOW, original_max_position_embeddings=512, rope_parameters=rope)
+    return transformers.Phi3ForCausalLM(
+        transformers.Phi3Config(
+            **sizes, **part, sliding_window=WINDOW, original_max_position_embeddings=512, rope_parameters=rope
+        )
     )
 
 
-def _smollm3() -> PreTrainedModel:
-    return SmolLM3ForCausalLM(SmolLM3Config(**SIZES, no_rope_layer_interval=2))
+def _smollm3() -> "PreTrainedModel":
+    return transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**SIZES, no_rope_layer_interval=2))
 
 
-def _qwen2_moe() -> PreTrainedModel:
+def _qwen2_moe() -> "PreTrainedModel":
     """A model with a shared expert, windows in its first and third layers, and router weights whose sum is not 1."""
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
-    config = Qwen2MoeConfig(
+    config = transformers.Qwen2MoeConfig(
         **{**SIZES, **experts, "head_dim": 16}, shared_expert_intermediate_size=128, use_sliding_window=True,
         sliding_window=WINDOW, norm_topk_prob=False,
     )  # fmt: skip
-    return Qwen2MoeForCausalLM(config)
+    return transformers.Qwen2MoeForCausalLM(config)
 
 
-def _qwen3_moe(**more: Any) -> PreTrainedModel:
+def _qwen3_moe(**more: Any) -> "PreTrainedModel":
     """A model whose second layer has no experts."""
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "mlp_only_layers": [1]}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SIZES, **experts, "norm_topk_prob": True, **more}))
+    return transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(**{**SIZES, **experts, "norm_topk_prob": True, **more})
+    )
 
 
 SIGMOID_EXPERTS: dict[str, Any] = {
@@ -306,51 +238,61 @@ SIGMOID_EXPERTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _glm4_moe() -> PreTrainedModel:
+def _glm4_moe() -> "PreTrainedModel":
     """A model without experts in the first layer; router scores are sigmoids, and half of each head is rotated."""
-    return Glm4MoeForCausalLM(Glm4MoeConfig(**SIZES, **SIGMOID_EXPERTS, attention_bias=True, use_qk_norm=True))
+    return transformers.Glm4MoeForCausalLM(
+        transformers.Glm4MoeConfig(**SIZES, **SIGMOID_EXPERTS, attention_bias=True, use_qk_norm=True)
+    )
 
 
-def _dots1() -> PreTrainedModel:
+def _dots1() -> "PreTrainedModel":
     """A model whose last layer has a window."""
-    return Dots1ForCausalLM(Dots1Config(**SIZES, **SIGMOID_EXPERTS, sliding_window=WINDOW, max_window_layers=2))
+    return transformers.Dots1ForCausalLM(
+        transformers.Dots1Config(**SIZES, **SIGMOID_EXPERTS, sliding_window=WINDOW, max_window_layers=2)
+    )
 
 
-def _minimax_m2() -> PreTrainedModel:
+def _minimax_m2() -> "PreTrainedModel":
     """A model that rotates half of each head and normalizes all heads together."""
     sizes = {**SIZES, "intermediate_size": 96, "num_local_experts": 8, "num_experts_per_tok": 3}
-    return MiniMaxM2ForCausalLM(MiniMaxM2Config(**sizes, rotary_dim=SIZES["head_dim"] // 2))
+    return transformers.MiniMaxM2ForCausalLM(transformers.MiniMaxM2Config(**sizes, rotary_dim=SIZES["head_dim"] // 2))
 
 
-def _lfm2_moe() -> PreTrainedModel:
+def _lfm2_moe() -> "PreTrainedModel":
     """A model whose first layer has no experts."""
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "num_dense_layers": 1}
     types = {"layer_types": ["conv", "full_attention", "conv"]}
-    return Lfm2MoeForCausalLM(Lfm2MoeConfig(**OF_HIDDEN, **experts, **types, routed_scaling_factor=1.3))
+    return transformers.Lfm2MoeForCausalLM(
+        transformers.Lfm2MoeConfig(**OF_HIDDEN, **experts, **types, routed_scaling_factor=1.3)
+    )
 
 
-def _mixtral() -> PreTrainedModel:
+def _mixtral() -> "PreTrainedModel":
     sizes = {**SIZES, "intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2}
-    return MixtralForCausalLM(MixtralConfig(**sizes, sliding_window=WINDOW))
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, sliding_window=WINDOW))
 
 
-def _gpt_oss() -> PreTrainedModel:
+def _gpt_oss() -> "PreTrainedModel":
     """A model whose positions were extended from 64 by YaRN."""
     sizes = {**SIZES, "intermediate_size": 96, "num_local_experts": 8, "num_experts_per_tok": 4}
     yarn = {"factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
     rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "original_max_position_embeddings": 64, **yarn}
-    return GptOssForCausalLM(GptOssConfig(**sizes, sliding_window=WINDOW, rope_parameters=rope))
+    return transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(**sizes, sliding_window=WINDOW, rope_parameters=rope)
+    )
 
 
-def _olmoe() -> PreTrainedModel:
+def _olmoe() -> "PreTrainedModel":
     sizes = {**SIZES, "head_dim": 16, "intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 3}
-    return OlmoeForCausalLM(OlmoeConfig(**sizes))
+    return transformers.OlmoeForCausalLM(transformers.OlmoeConfig(**sizes))
 
 
-def _granite_moe() -> PreTrainedModel:
+def _granite_moe() -> "PreTrainedModel":
     sizes = {**SIZES, "head_dim": 16, "intermediate_size": 96, "num_local_experts": 8, "num_experts_per_tok": 3}
     factors = {"embedding_multiplier": 6.0, "logits_scaling": 0.5, "residual_multiplier": 0.7}
-    return GraniteMoeForCausalLM(GraniteMoeConfig(**sizes, **factors, attention_multiplier=0.2))
+    return transformers.GraniteMoeForCausalLM(
+        transformers.GraniteMoeConfig(**sizes, **factors, attention_multiplier=0.2)
+    )
 
 
 MAMBA: dict[str, Any] = {
@@ -361,101 +303,117 @@ MAMBA: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _granite_hybrid(**more: Any) -> PreTrainedModel:
-    return GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**{**MAMBA, "num_local_experts": 0, **more}))
+def _granite_hybrid(**more: Any) -> "PreTrainedModel":
+    return transformers.GraniteMoeHybridForCausalLM(
+        transformers.GraniteMoeHybridConfig(**{**MAMBA, "num_local_experts": 0, **more})
+    )
 
 
-def _granite_hybrid_moe() -> PreTrainedModel:
+def _granite_hybrid_moe() -> "PreTrainedModel":
     """A model that rotates queries and keys, and has a shared expert beside the routed experts."""
     experts = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96}
     return _granite_hybrid(**experts, position_embedding_type="rope")
 
 
-def _olmo2() -> PreTrainedModel:
-    return Olmo2ForCausalLM(Olmo2Config(**{**SIZES, "hidden_size": 96}))
+def _olmo2() -> "PreTrainedModel":
+    return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**{**SIZES, "hidden_size": 96}))
 
 
-def _olmo3() -> PreTrainedModel:
+def _olmo3() -> "PreTrainedModel":
     types = ["sliding_attention", "sliding_attention", "full_attention"]
     rope = {
         kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in zip(types[1:], (1e4, 1e5), strict=True)
     }
     sizes = {**SIZES, "hidden_size": 128}
-    return Olmo3ForCausalLM(Olmo3Config(**sizes, sliding_window=WINDOW, layer_types=types, rope_parameters=rope))
+    return transformers.Olmo3ForCausalLM(
+        transformers.Olmo3Config(**sizes, sliding_window=WINDOW, layer_types=types, rope_parameters=rope)
+    )
 
 
-def _glm4() -> PreTrainedModel:
+def _glm4() -> "PreTrainedModel":
     """A model that rotates pairs of neighbouring dimensions in half of each head."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
-    return Glm4ForCausalLM(Glm4Config(**SIZES, attention_bias=True, rope_parameters=rope))
+    return transformers.Glm4ForCausalLM(transformers.Glm4Config(**SIZES, attention_bias=True, rope_parameters=rope))
 
 
-def _granite() -> PreTrainedModel:
+def _granite() -> "PreTrainedModel":
     factors = {"embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.4}
-    return GraniteForCausalLM(GraniteConfig(**{**SIZES, "hidden_size": 128}, **factors, attention_multiplier=0.3))
+    return transformers.GraniteForCausalLM(
+        transformers.GraniteConfig(**{**SIZES, "hidden_size": 128}, **factors, attention_multiplier=0.3)
+    )
 
 
-def _ministral3() -> PreTrainedModel:
+def _ministral3() -> "PreTrainedModel":
     """A model whose queries are scaled up from position 32 on."""
     yarn = {"factor": 16.0, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0}
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.3}
     sizes = {**SIZES, "max_position_embeddings": 512}
-    return Ministral3ForCausalLM(Ministral3Config(**sizes, rope_parameters={**yarn, **rope}))
+    return transformers.Ministral3ForCausalLM(transformers.Ministral3Config(**sizes, rope_parameters={**yarn, **rope}))
 
 
-def _seed_oss() -> PreTrainedModel:
-    return SeedOssForCausalLM(SeedOssConfig(**SIZES, attention_bias=True, attention_out_bias=True))
+def _seed_oss() -> "PreTrainedModel":
+    return transformers.SeedOssForCausalLM(
+        transformers.SeedOssConfig(**SIZES, attention_bias=True, attention_out_bias=True)
+    )
 
 
-def _ernie() -> PreTrainedModel:
-    return Ernie4_5ForCausalLM(Ernie4_5Config(**SIZES, use_bias=True))
+def _ernie() -> "PreTrainedModel":
+    return transformers.Ernie4_5ForCausalLM(transformers.Ernie4_5Config(**SIZES, use_bias=True))
 
 
-def _exaone4() -> PreTrainedModel:
+def _exaone4() -> "PreTrainedModel":
     sizes = {**SIZES, "head_dim": 16}  # hidden size / heads
-    return Exaone4ForCausalLM(Exaone4Config(**sizes, sliding_window=WINDOW, sliding_window_pattern=2))
+    return transformers.Exaone4ForCausalLM(
+        transformers.Exaone4Config(**sizes, sliding_window=WINDOW, sliding_window_pattern=2)
+    )
 
 
 OF_HIDDEN = {**SIZES, "head_dim": 16}  # hidden size / heads: these families have no head_dim of their own
 
 
-def _cohere() -> PreTrainedModel:
-    return CohereForCausalLM(CohereConfig(**OF_HIDDEN, attention_bias=True, logit_scale=0.5))
+def _cohere() -> "PreTrainedModel":
+    return transformers.CohereForCausalLM(transformers.CohereConfig(**OF_HIDDEN, attention_bias=True, logit_scale=0.5))
 
 
-def _cohere2() -> PreTrainedModel:
+def _cohere2() -> "PreTrainedModel":
     types = ["sliding_attention", "full_attention", "sliding_attention"]
-    return Cohere2ForCausalLM(Cohere2Config(**OF_HIDDEN, sliding_window=WINDOW, layer_types=types, logit_scale=0.5))
+    return transformers.Cohere2ForCausalLM(
+        transformers.Cohere2Config(**OF_HIDDEN, sliding_window=WINDOW, layer_types=types, logit_scale=0.5)
+    )
 
 
-def _starcoder2() -> PreTrainedModel:
-    return Starcoder2ForCausalLM(Starcoder2Config(**OF_HIDDEN, sliding_window=WINDOW))
+def _starcoder2() -> "PreTrainedModel":
+    return transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**OF_HIDDEN, sliding_window=WINDOW))
 
 
-def _hunyuan() -> PreTrainedModel:
+def _hunyuan() -> "PreTrainedModel":
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0}
-    return HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**SIZES, rope_parameters=rope))
+    return transformers.HunYuanDenseV1ForCausalLM(transformers.HunYuanDenseV1Config(**SIZES, rope_parameters=rope))
 
 
-def _apertus() -> PreTrainedModel:
+def _apertus() -> "PreTrainedModel":
     rope = {**LLAMA3_ROPE, "rope_theta": 100_000.0}
-    return ApertusForCausalLM(ApertusConfig(**OF_HIDDEN, rope_parameters=rope, dtype="float32"))
+    return transformers.ApertusForCausalLM(
+        transformers.ApertusConfig(**OF_HIDDEN, rope_parameters=rope, dtype="float32")
+    )
 
 
-def _nemotron() -> PreTrainedModel:
+def _nemotron() -> "PreTrainedModel":
     """A model that rotates half of each head."""
-    return NemotronForCausalLM(NemotronConfig(**{**SIZES, "initializer_range": 0.15}, mlp_bias=True))
+    return transformers.NemotronForCausalLM(
+        transformers.NemotronConfig(**{**SIZES, "initializer_range": 0.15}, mlp_bias=True)
+    )
 
 
-def _lfm2() -> PreTrainedModel:
+def _lfm2() -> "PreTrainedModel":
     """A model of short convolutions and one attention. Its feed-forward is 176 wide: 2 / 3 * 200 * 1.3, rounded up."""
     width = {"intermediate_size": 200, "block_ffn_dim_multiplier": 1.3, "block_multiple_of": 8}
     types = {"layer_types": ["conv", "full_attention", "conv"]}
-    return Lfm2ForCausalLM(Lfm2Config(**{**OF_HIDDEN, **width}, **types))
+    return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**{**OF_HIDDEN, **width}, **types))
 
 
-def _arcee() -> PreTrainedModel:
-    return ArceeForCausalLM(ArceeConfig(**SIZES))
+def _arcee() -> "PreTrainedModel":
+    return transformers.ArceeForCausalLM(transformers.ArceeConfig(**SIZES))
 
 
 DELTA: dict[str, Any] = {
@@ -467,29 +425,33 @@ DELTA: dict[str, Any] = {
 DELTA_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
 
 
-def _qwen3_5() -> PreTrainedModel:
+def _qwen3_5() -> "PreTrainedModel":
     """A model whose last layer is recurrent, with rotary settings that have sections for images."""
     rope = {**DELTA["rope_parameters"], "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
-    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**DELTA, "rope_parameters": rope, "attention_bias": True}))
+    return transformers.Qwen3_5ForCausalLM(
+        transformers.Qwen3_5TextConfig(**{**DELTA, "rope_parameters": rope, "attention_bias": True})
+    )
 
 
-def _qwen3_5_moe() -> PreTrainedModel:
+def _qwen3_5_moe() -> "PreTrainedModel":
     sizes = {name: size for name, size in DELTA.items() if name not in ("layer_types", "intermediate_size")}
     experts = {**DELTA_EXPERTS, "shared_expert_intermediate_size": 128, "full_attention_interval": 2}
     rope = {**sizes["rope_parameters"], "mrope_section": [2, 1, 1]}
-    return Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**{**sizes, **experts, "rope_parameters": rope}))
+    return transformers.Qwen3_5MoeForCausalLM(
+        transformers.Qwen3_5MoeTextConfig(**{**sizes, **experts, "rope_parameters": rope})
+    )
 
 
-def _qwen3_next() -> PreTrainedModel:
+def _qwen3_next() -> "PreTrainedModel":
     """A model whose second layer has no experts."""
     experts = {**DELTA_EXPERTS, "shared_expert_intermediate_size": 128, "mlp_only_layers": [1]}
-    return Qwen3NextForCausalLM(Qwen3NextConfig(**{**DELTA, **experts}))
+    return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**{**DELTA, **experts}))
 
 
 @dataclass(frozen=True)
 class Kind:
-    model: Callable[[], PreTrainedModel]
-    tokenizer: Callable[[], PreTrainedTokenizerFast] = byte_level_tokenizer
+    model: Callable[[], "PreTrainedModel"]
+    tokenizer: Callable[[], "PreTrainedTokenizerFast"] = byte_level_tokenizer
 
 
 KINDS = {
@@ -549,7 +511,7 @@ HYBRID = (*GATED_DELTA, "lfm2", "granite-hybrid", "granite-hybrid-moe")  # kinds
 GEMMA4 = ("gemma4", "gemma4-dense", "gemma4-moe")
 
 
-def build(kind: str, seed: int = 0) -> PreTrainedModel:
+def build(kind: str, seed: int = 0) -> "PreTrainedModel":
     """Returns a float32 model of that kind, with norms and biases that differ from their initial values."""
     torch.manual_seed(seed)
     model = KINDS[kind].model()
@@ -567,7 +529,7 @@ def build(kind: str, seed: int = 0) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
-    return cast(PreTrainedModel, model.eval())
+    return cast("PreTrainedModel", model.eval())
 
 
 def save(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "50GB", seed: int = 0) -> Path:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -54,6 +53,8 @@ def test_answers_with_an_adapter_of_experts_are_those_of_merged_weights(
 def test_products_of_all_experts_together_are_those_of_peft(
     family: str, parameters: tuple[str, ...], checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
+    import peft  # takes two seconds, and few tests need it
+
     base = checkpoints(family)
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     targets = [f"mlp.experts.{name}" for name in parameters]

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -45,6 +44,8 @@ def merged(base: Path, adapter: Path, folder: Path) -> Path:
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys")  # PEFT warns about adapters of experts
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_with_an_adapter_are_those_of_peft(family: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    import peft  # takes two seconds, and few tests need it
+
     base = checkpoints(family)
     linears = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
     folder = draw_adapter(

@@ -1,7 +1,6 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -101,16 +100,6 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(attention, "SPLIT_SIZE", 128)
     monkeypatch.setattr(attention, "SHORT_SPLITS", 4)
-
-
-@pytest.fixture
-def steady_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces NumPy's product, whose bits depend on a row's place in the tile, unlike a GPU's."""
-
-    def matmul(a: Any, b: Any, dtype: Any) -> Any:
-        return np.add.reduce(a.astype(dtype)[:, :, None] * b.astype(dtype)[None], axis=1)
-
-    monkeypatch.setattr(np, "matmul", matmul)
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
@@ -265,7 +254,6 @@ def test_triton_bits_do_not_depend_on_chunking_or_company(
     extended: bool,
     device: str,
     short_splits: None,
-    steady_products: None,
 ) -> None:
     """The last row of a chunk has the same bits as when it is decoded alone, or beside sequences of any length."""
     chunk = batch([(20, 1100)], *shape, 16, dtype)
@@ -308,7 +296,7 @@ def test_triton_bits_do_not_depend_on_bounds_programs_or_padding(
 )
 def test_triton_bits_do_not_depend_on_which_rows_are_split(
     heads: int, kv_heads: int, size: int, window: int, dtype: torch.dtype,
-    device: str, short_splits: None, steady_products: None, monkeypatch: pytest.MonkeyPatch,
+    device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Splits sequences of one row, of up to two rows, or all sequences. Tiles of a sequence see different splits."""
     from worker.kernels.gpu.attention import attention

@@ -79,7 +79,6 @@ def test_chain_length_depends_on_the_weight_shape_only() -> None:
     )
 
 
-@pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize(("rows", "columns", "depth", "cut"), [
     (150, 130, 700, True),
@@ -105,7 +104,6 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
         assert torch.equal(sum_split_k(part, 2, dtype), whole[begin:end])
 
 
-@pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("chains", ["together", "split", "parked"])
 def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
     chains: Chains, device: str, monkeypatch: pytest.MonkeyPatch
@@ -129,7 +127,6 @@ def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
         assert torch.equal(sum_split_k(found, 2, torch.float16), expected), size
 
 
-@pytest.mark.usefixtures("dot_in_order")
 def test_every_tile_of_a_gated_product_gives_the_same_bits(device: str) -> None:
     from worker.kernels.gpu.products.linear import gated_linear_triton
     from worker.kernels.gpu.products.tile_table import CANDIDATES
@@ -140,7 +137,6 @@ def test_every_tile_of_a_gated_product_gives_the_same_bits(device: str) -> None:
         assert torch.equal(gated_linear_triton(x, weight, None, "silu", tile=tile), expected), tile
 
 
-@pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize(("rows", "columns", "depth"), [
     (70, 80, 96),

@@ -132,7 +132,6 @@ def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: s
         close(got, expected)
 
 
-@pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("scheme", ["", "int8", "int8-dynamic", "fp8-dynamic", "int4"])
 def test_sequence_has_the_same_bits_alone_and_in_a_batch(scheme: str) -> None:
     """The batches have one row, a few rows, or more rows than a tile."""

@@ -96,7 +96,6 @@ def test_quantize_tokens_keeps_zero_rows_and_isolates_non_finite_rows(kind: Kind
         near(got[[0, 4]], linear_quantized_torch(x[[0, 4]], *eight, None, dynamic=True))
 
 
-@pytest.mark.usefixtures("dot_in_order")  # NumPy adds in another order for the shape of tiles with split K
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -127,7 +126,6 @@ def test_linear_with_dynamic_quantization_triton_agrees_with_torch(
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [3, 70])
-@pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_triton_gated(rows: int, kind: Kind, dtype: torch.dtype, device: str) -> None:
     from worker.kernels.gpu.products.linear import gated_linear_triton
@@ -150,7 +148,6 @@ ALIKE = [
 ]
 
 
-@pytest.mark.usefixtures("dot_in_order")
 # the dtype of activations matters where they are quantized and where a product is rounded, not in between
 @pytest.mark.parametrize(
     ("kind", "dtype"),

@@ -78,7 +78,6 @@ def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> Any:
         chosen.cache_clear()
 
 
-@pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize(("spec", "scheme"), [(SANDWICH, ""), (PLAIN, "int4"), (PLAIN, "int8-dynamic")])
 def test_ranks_give_the_bits_of_one_decoder(spec: ModelSpec, scheme: str) -> None:
     model, turns = decoder_of(spec), Turns()

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.checkpoints import Checkpoints
+from tests.patience import PATIENCE_S
 from worker.model.checkpoint.checkpoint import DTYPES, Checkpoint, CheckpointError, read_config
 from worker.model.checkpoint.staging import Buffer, Extent, Staging
 from worker.model.families.families import spec_from_config
@@ -109,7 +110,7 @@ def test_model_is_loaded_exactly_and_in_the_announced_order(
 def test_reads_continue_between_copies_without_overwriting_buffers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading, together = threading.Barrier(3, lambda: together.append(1), timeout=10), []
+    reading, together = threading.Barrier(3, lambda: together.append(1), timeout=PATIENCE_S), []
     fill = Buffer.fill
 
     def met(buffer: Buffer, extent: Extent) -> None:

@@ -100,7 +100,6 @@ def test_all_rows_may_choose_the_same_experts(format: Format, device: str) -> No
     close(run(h, layer, 1, normalized=False), experts_torch(h, layer, 1, "silu", normalized=False))
 
 
-@pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 def test_bits_of_a_row_do_not_depend_on_the_others(format: Format, device: str) -> None:
     """A row alone has a tile for each of its slots. With other rows, slots are grouped in tiles of 16 or 32 rows."""
@@ -111,7 +110,6 @@ def test_bits_of_a_row_do_not_depend_on_the_others(format: Format, device: str) 
         assert torch.equal(run(h[begin:end], layer), whole[begin:end])
 
 
-@pytest.mark.usefixtures("dot_in_order")
 def test_steps_with_many_slots_are_computed_in_parts_with_the_same_bits(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +122,6 @@ def test_steps_with_many_slots_are_computed_in_parts_with_the_same_bits(
     assert torch.equal(run(h, layer, add=add, add_gate=gate), whole)
 
 
-@pytest.mark.usefixtures("dot_in_order")
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 def test_bits_are_those_of_the_linear_kernels_and_a_sum_in_the_order_of_the_slots(format: Format, device: str) -> None:
     """The weights are so small that `linear` does not split their K, as the kernels of experts never do."""

@@ -14,7 +14,6 @@ from worker.kernels.split_k import sum_split_k
 from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, CodeMap, QuantizedWeight, stack
 
 pytestmark = [
-    pytest.mark.usefixtures("dot_in_order"),
     pytest.mark.filterwarnings("ignore:overflow encountered in exp"),
 ]
 SCALES = [torch.float32, torch.bfloat16, torch.float16]
