@@ -142,7 +142,7 @@ def test_quantizing_never_divides_by_a_number() -> None:
             quantize(torch.ones(3, 4), kind)
             quantize_tokens(torch.ones(3, 4), FORMATS[kind])
         for code_map in (INT4, INT8):
-            quantize_groups(torch.ones(3, 4), code_map, 2)
+            quantize_groups(torch.ones(3, 32), code_map, 16)
         for dtype in (torch.int8, torch.float8_e4m3fn):
             quantize_rows(torch.ones(3, 4), dtype)
     with NoDivisionByNumbers(), pytest.raises(AssertionError):
