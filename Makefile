@@ -36,7 +36,7 @@ FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $
 run: $(VENV)/.native
 	@exec $(BIN)/sluice serve $(FLAGS) $(ARGS)
 
-test: $(VENV)/.native $(VENV)/.dev $(VENV)/.helm $(VENV)/.smollm2
+test: $(VENV)/.native $(VENV)/.dev $(VENV)/.helm $(VENV)/.smollm2 $(if $(FULL),$(VENV)/.triton-3.6)
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
 else  # the worker's tests only compute: they run at low priority beside the others, which mostly wait
@@ -113,6 +113,12 @@ $(VENV)/.helm: | $(VENV)/.python
 # tests that need it are skipped.
 $(VENV)/.smollm2: | $(VENV)/.run
 	@$(BIN)/sluice fetch smollm2 && touch $@ || true
+
+# The lowest Triton of pyproject.toml, beside the installed one: tests compile the kernels with both.
+$(VENV)/.triton-3.6: | $(VENV)/.python
+	@echo "Installing Triton 3.6.0 beside the other one"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target $(VENV)/triton-3.6 triton==3.6.0
+	@touch $@
 
 $(VENV)/.lowest: pyproject.toml | $(VENV)/.python
 	@echo "Installing the oldest versions"

@@ -75,7 +75,8 @@ def test_flags_named_in_docs_exist() -> None:
 OTHERS = {  # flags of smaller commands, which are no settings
     "--add", "--force", "--compare", "--json", "--serve", "--help", "--budget", "--only", "--tiles", "--trace",
     "--models", "--call", "--results", "--last", "--checks", "--minutes", "--precompile", "--compile-table",
-    "--capability", "--python-version", "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry", "--torch-index", "--set", "--url",
+    "--capability", "--python-version", "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry",
+    "--torch-index", "--set", "--url",
 }  # fmt: skip
 
 

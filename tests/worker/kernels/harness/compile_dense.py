@@ -179,7 +179,9 @@ SMALL = [
         rotary._rotary_kernel, [X, X, F, F, L, X, X] + ["i32"] * 4,
         {"HALF": 48, "BLOCK": 64, "Q_BLOCK": 32, "K_BLOCK": 8}, EXACT, odd=("q_heads", "k_heads"),
     ),
-    Variant(store_kv._store_kv_kernel, [X, X, F8, F8, L, "i32", "i32"], {"CLAMP": True, "ROW": 768, "BLOCK": 1024}, EXACT),
+    Variant(
+        store_kv._store_kv_kernel, [X, X, F8, F8, L, "i32", "i32"], {"CLAMP": True, "ROW": 768, "BLOCK": 1024}, EXACT,
+    ),
     Variant(act_and_mul._act_and_mul_kernel, [X, X, "i32"], {"ACTIVATION": "gelu_tanh", "BLOCK": 1024}, EXACT),
     Variant(
         delta_net._advance_kernel, [X, X, F, F, F, X, F, I32, I32, I32, F, "i32", "fp32"],

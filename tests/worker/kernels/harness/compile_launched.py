@@ -1,4 +1,4 @@
-"""Compiles small kernels as their callers launch them: norms, rotary embeddings, recurrent layers, unpacked codes.
+"""Compiles kernels as their callers launch them: norms, rotary embeddings, recurrent layers, gates, adapters, codes.
 
 Launches are caught on the fake GPU. Checks that the compiler never turns a product and a sum into one instruction
 (FFMA), which rounds once instead of twice: two kernels that compute the same formula could then have different bits.
@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from bench.gpu.checks.cases import CASES
 from bench.gpu.offline.cuda import gpu
@@ -17,6 +18,8 @@ from bench.gpu.offline.launches import Compilation
 from bench.gpu.offline.rehearsals import bench_environment
 from bench.gpu.offline.triton_offline import SHARED, contracted, usage
 from tests.worker.kernels.harness.compile_quantized import FORMATS, weight
+from worker.kernels.forms import output_gate
+from worker.kernels.gpu.products.adapter_products import add_products_triton, part_table, tiles_of
 from worker.kernels.gpu.products.unpack import unpack_triton
 
 NAMES = ("norm", "rotary", "store_kv", "qkv_rope_write", "act_and_mul", "recurrent")
@@ -24,11 +27,14 @@ COLUMNS, DEPTH = 4096, 14336
 
 
 def launched() -> list[Compilation]:
-    """Returns the compilations that the bench's checks of these kernels need, and those of unpacking two formats."""
+    """Returns the compilations of the bench's checks, an output gate, an adapter, and of unpacking two formats."""
     with gpu() as machine, tempfile.TemporaryDirectory() as folder, bench_environment(Path(folder), ("tiny",)) as env:
         for name in NAMES:
             for case in CASES[name](env):
                 case.got()
+        x, y = (torch.empty(70, size, dtype=torch.bfloat16, device=env.device) for size in (DEPTH, COLUMNS))
+        output_gate(y, y)
+        _add_adapter(x, y)
         for format in FORMATS[:5:4]:
             packed = weight(COLUMNS, DEPTH, *format)
             names = [name for name in ("codes", "scale", "minimum", "table") if getattr(packed, name) is not None]
@@ -36,6 +42,13 @@ def launched() -> list[Compilation]:
             unpack_triton([replace(packed, **on_gpu)], torch.bfloat16)
     assert not machine.findings, machine.findings
     return machine.launches.compilations
+
+
+def _add_adapter(x: Tensor, y: Tensor) -> None:
+    """Adds the product of x with an adapter of 32 ranks to y."""
+    a, b = (torch.empty(*shape, dtype=x.dtype, device=x.device) for shape in ((32, x.shape[1]), (y.shape[1], 32)))
+    table = part_table(a, torch.empty(y.shape[1], device=x.device), [(b, 0, 32, 0)])
+    add_products_triton(y, x, tiles_of([torch.arange(len(x), device=x.device)], [1.0]), [table], 32)
 
 
 def first_of_each(compilations: list[Compilation]) -> Iterator[Compilation]:
