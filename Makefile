@@ -45,7 +45,7 @@ run: $(VENV)/.run  # whoever needs the CPU kernels compiles them if they are mis
 	@exec $(BIN)/sluice serve $(FLAGS) $(ARGS)
 
 test: export SLUICE_TESTS_NEED_HELM = $(if $(FULL),$(filter x86_64,$(shell uname -m)))
-test: $(VENV)/.native$(KERNELS) $(VENV)/.dev $(VENV)/.smollm2 $(if $(FULL),$(VENV)/.helm)
+test: $(VENV)/.native$(KERNELS) $(VENV)/.dev $(VENV)/.smollm2 $(if $(FULL),$(VENV)/.helm $(VENV)/.triton-3.6)
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
 else  # the worker's tests only compute: they run at lower priority beside the others, which mostly wait
@@ -127,6 +127,12 @@ $(VENV)/.helm: | $(VENV)/.python
 # tests that need it are skipped.
 $(VENV)/.smollm2: | $(VENV)/.run
 	@$(BIN)/sluice fetch smollm2 && touch $@ || true
+
+# The lowest Triton of pyproject.toml, beside the installed one: tests compile the kernels with both.
+$(VENV)/.triton-3.6: | $(VENV)/.python
+	@echo "Installing Triton 3.6.0 beside the other one"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target $(VENV)/triton-3.6 triton==3.6.0
+	@touch $@
 
 $(VENV)/.lowest: pyproject.toml | $(VENV)/.python
 	@echo "Installing the oldest versions"

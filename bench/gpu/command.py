@@ -12,13 +12,15 @@ from pathlib import Path
 from types import FrameType
 
 from bench.client.summary import to_json
+from bench.gpu.calls.parts import CALLS
+from bench.gpu.calls.runner import MINUTES, run_call
 from bench.gpu.driver import Driver, Interrupted
-from bench.gpu.first_hour.runner import MINUTES, first_hour
 from bench.gpu.offline.devices import DEVICES
-from bench.gpu.sections import ON_REQUEST, SECTIONS, Options, tasks
+from bench.gpu.sections import CHECKS, KERNELS, ON_REQUEST, SECTIONS, Options, tasks
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
 from bench.gpu.tables import Table, as_data, page
 from shared.arguments import comma_separated, new_file, positive_float
+from shared.config import ConfigError
 from shared.flags import Parser
 
 HOPPER = 90
@@ -32,8 +34,8 @@ sections:
 def main(words: Sequence[str]) -> int:
     """Returns 0 if all is well, 1 if a check or a measurement failed. Raises ConfigError and BenchError."""
     args = _parser().read(list(words))
-    if args.first_hour:
-        return _first_hour(args)
+    if args.call:
+        return _call(args)
     if args.precompile or args.compile_table:
         return _offline(args)
     options = _options(args)
@@ -66,17 +68,19 @@ def _offline(args: argparse.Namespace) -> int:
     return precompile(args.precompile, args.capability or (HOPPER,), args.models, args.python_version)
 
 
-def _first_hour(args: argparse.Namespace) -> int:
-    """Runs the first hour. The first SIGTERM or SIGINT ends the current part; earlier results are kept."""
+def _call(args: argparse.Namespace) -> int:
+    """Runs the parts of --call. The first SIGTERM or SIGINT ends the current parts; earlier results are kept."""
+    if args.results is None:
+        raise ConfigError("--call needs --results DIR, the folder for the archives of its results")
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, end)
     try:
-        return first_hour(args.first_hour, args.device, args.models, args.minutes)
+        return run_call(args.call, args.results, args.last or args.results, args.device, args.models, args.minutes)
     except KeyboardInterrupt:
-        print("ended; the same command continues with what is missing")
+        print("ended; the same command with --last continues with what is missing")
         return 1
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -122,7 +126,7 @@ def _capabilities(text: str) -> tuple[int, ...]:
 
 def _options(args: argparse.Namespace) -> Options:
     seed = args.seed if args.seed >= 0 else random.randrange(1 << 31)
-    return Options(args.device, args.models, args.device == "cpu", seed, args.trace, args.tiles)
+    return Options(args.device, args.models, args.device == "cpu", seed, args.trace, args.tiles, args.checks)
 
 
 def _parser() -> Parser:
@@ -148,12 +152,26 @@ def _parser() -> Parser:
     add("--trace", type=new_file, metavar="FILE", help="write a trace for Perfetto, and measure its kernels")
     add("--json", type=new_file, metavar="FILE", help="write all rows")
     add("--out", type=new_file, metavar="FILE", help="write the tables as Markdown")
+    every = (*KERNELS, *CHECKS)
     add(
-        "--first-hour", type=Path, metavar="OUT",
-        help="run everything, with tests, each part in its own process; results go to the folder OUT, and the same "
-        "command continues with what is missing",
+        "--checks",
+        type=comma_separated(every),
+        default=(),
+        metavar="NAME,...",
+        help=f"of section correct: {', '.join(every)}",
+    )
+    add(
+        "--call", choices=CALLS,
+        help="run one of three sets of parts, each part in a process of its own; together they run everything, tests "
+        "included",
     )  # fmt: skip
-    add("--minutes", type=positive_float, default=MINUTES, help="time for --first-hour [default %(default).0f]")
+    add(
+        "--results", type=Path, metavar="DIR", help="for --call: at most 8 files of 16 MB, results and compiled kernels"
+    )
+    add(
+        "--last", type=Path, metavar="DIR", help="for --call: the files of an earlier one [default: those in --results]"
+    )
+    add("--minutes", type=positive_float, default=MINUTES, help="time for --call [default %(default).0f]")
     add(
         "--precompile", type=Path, metavar="DIR",
         help="on a machine without a GPU: compile what a start and this command need, into a cache that is packed and "

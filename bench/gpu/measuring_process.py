@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from bench.gpu.calls.packages import explained
 from bench.gpu.clock import clock_of
 from bench.gpu.compile_time import watch_compilations
 from bench.gpu.environment import Environment, Row
-from bench.gpu.first_hour.packages import explained
 from bench.gpu.sections import NOTE
 from bench.gpu.shapes import FULL, SMALL
 from bench.gpu.tables import FAIL

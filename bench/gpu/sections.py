@@ -14,6 +14,7 @@ KERNELS = (
     "qkv_rope_write",
     "attention",
     "act_and_mul",
+    "recurrent",
     "linear",
     "quantized",
     "few_bits",
@@ -34,6 +35,7 @@ class Options:
     seed: int
     trace: Path | None = None
     tiles: Path | None = None
+    checks: tuple[str, ...] = ()
 
 
 Arguments = Callable[[Options], tuple[str, ...]]
@@ -80,7 +82,9 @@ def _with_experts(options: Options) -> tuple[str, ...]:
 
 
 def _checks(options: Options) -> tuple[str, ...]:
-    return (*KERNELS, *(f"{check} {model}" for check in CHECKS for model in options.models))
+    wanted = options.checks or (*KERNELS, *CHECKS)
+    kernels = (kernel for kernel in KERNELS if kernel in wanted)
+    return (*kernels, *(f"{check} {model}" for check in CHECKS if check in wanted for model in options.models))
 
 
 def _traces(options: Options) -> tuple[str, ...]:
@@ -122,6 +126,11 @@ SECTIONS: tuple[Section, ...] = (
         "graphs", "CUDA graphs: captured at start, after their kernels are compiled",
         ("model", "batches up to", "graphs", "s", "ms a graph", "GB"),
         "bench.gpu.measure.graph_capture:measure", _models, 20, 120,
+    ),
+    Section(
+        "formats", "Whole steps in more formats, with long batches and with options; prompts in the server's chunks",
+        ("model", "format", "batch", "context", "options", "ms", "tokens/s", "floor ms", "% of floor"),
+        "bench.gpu.measure.formats:measure", _first_model, 15, 240,
     ),
     Section(
         "ablations", "Ablations: ms with each optimization and without it",
@@ -170,6 +179,11 @@ SECTIONS: tuple[Section, ...] = (
         "bench.gpu.measure.served:measure", _first_model, 60, 200,
     ),
     Section(
+        "killed", "The same requests twice through HTTP; the second time, their worker gets SIGKILL",
+        ("model", "what", "requests", "failed", "same texts", "s"),
+        "bench.gpu.measure.killed:measure", _first_model, 45, 150,
+    ),
+    Section(
         "peer", "The same through transformers' continuous batching, in its own process: no HTTP, no text",
         ("engine", "workload", "requests", "failed", "tokens/s", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99"),
         "bench.gpu.measure.transformers_peer:measure", _first_model, 45, 200,
@@ -181,11 +195,13 @@ COMPILING = Section(
     "compiling", "Compiling: kernels that were not in Triton's cache, and their launchers",
     ("section", "compiled", "s"), "", _once, 0, 0,
 )  # fmt: skip
+CORRECT = "correct"
 ALWAYS = ("floors",)  # always measured, because other sections report shares of these limits
 ON_REQUEST = ("sweep",)  # only measured if named, because it takes minutes per model
 
 
 def tasks(names: tuple[str, ...], options: Options) -> list[Task]:
     """Returns the tasks of the named sections, in the order of SECTIONS."""
-    chosen = [section for section in SECTIONS if section.name in names or section.name in ALWAYS]
+    always = ALWAYS if {*names} - {CORRECT} else ()  # checks report no shares, and several of them may run at once
+    chosen = [section for section in SECTIONS if section.name in names or section.name in always]
     return [Task(section, argument) for section in chosen for argument in section.arguments(options)]

@@ -149,8 +149,8 @@ class WorkerConfig:
         choices=("auto", "triton", "torch"),
     )
     gpu_options: str = setting(
-        "", "ways to launch a GPU's kernels that no hardware has proven yet; each is used if test steps at start give "
-        "the same bits with it (docs/gpu.md)",
+        "library_products", "ways to compute on a GPU, used only if a test at start gives the same bits with it; all "
+        "but library_products are not proven on hardware yet; empty: none (docs/gpu.md)",
         choices=GPU_OPTIONS, many=True,
     )  # fmt: skip
     overlap: bool = setting(True, "on a GPU, launch the next step before the token ids of the last one are read")

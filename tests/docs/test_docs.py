@@ -74,8 +74,9 @@ def test_flags_named_in_docs_exist() -> None:
 
 OTHERS = {  # flags of smaller commands, which are no settings
     "--add", "--force", "--compare", "--json", "--serve", "--help", "--budget", "--only", "--tiles", "--trace",
-    "--models", "--first-hour", "--minutes", "--precompile", "--compile-table", "--capability", "--python-version",
-    "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry", "--torch-index", "--set", "--url",
+    "--models", "--call", "--results", "--last", "--checks", "--minutes", "--precompile", "--compile-table",
+    "--capability", "--python-version", "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry",
+    "--torch-index", "--set", "--url",
 }  # fmt: skip
 
 

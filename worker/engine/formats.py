@@ -10,7 +10,7 @@ from worker.kernels.cpu import bindings
 from worker.kernels.operations import TORCH
 from worker.kv_cache.tensors import kv_format
 from worker.model.decoder import Decoder
-from worker.model.device import check_format, computable
+from worker.model.device import check_format, check_kernels, computable
 from worker.model.quantization.in_memory import InMemory, describe, in_memory
 from worker.spec import ModelSpec
 
@@ -44,6 +44,7 @@ def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) 
     kv_dtype = kv_format(worker.kv_cache_dtype, dtype)
     if device.type == "cuda" and kv_dtype == torch.int8:
         raise ConfigError("--kv-cache-dtype int8 is for the CPU: on a GPU, choose fp8 or auto")
+    check_kernels(device, worker.kernels)
     for needed in (dtype, kv_dtype):
         check_format(device, needed)
     memory = in_memory(spec.stored, worker.quantization, device)

@@ -3,7 +3,8 @@ kernels.
 
 A GEMM of the library adds along K in an order that may depend on the number of rows. So the library computes only
 products whose weight shape and number of rows have been compared on this device (worker/run/checks/library_check.py).
-Our kernels compute all other products. If the K of a weight is split into chains (gpu/products/tiles.py), the library
+Our kernels compute all other products. A weight of four or eight bits in groups is first turned into a tensor for the
+one product. If the K of a weight is split into chains (gpu/products/tiles.py), the library
 computes each chain, and the partial sums are added in order.
 
 cuBLAS would split K among programs if it had memory for partial sums. The environment variables in SCARCE take this
@@ -26,15 +27,20 @@ from worker.kernels.split_k import sum_split_k
 
 SCARCE: Mapping[str, str] = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 FEWEST_ROWS = 256
+FEWEST_ROWS_OF_CODES = 2048  # with fewer rows, turning codes into a tensor takes longer than the library saves
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Product:
-    """The shape of a matrix product: x [rows, depth] @ weight [columns, depth].T."""
+    """The shape of a matrix product: x [rows, depth] @ weight [columns, depth].T.
+
+    format: describes the codes of a quantized weight; empty for a weight of numbers.
+    """
 
     columns: int
     depth: int
     rows: int
+    format: str = ""
 
 
 def library_linear(
@@ -70,15 +76,34 @@ def multiply_wide(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
 
 
 def can_be_library(packed: PackedLinear) -> bool:
-    """Returns whether the library may multiply by the weight: an unquantized tensor whose products must be
-    batch-invariant.
+    """Returns whether the library may multiply by the weight: its products must be batch-invariant, and it is a tensor
+    of numbers, or has codes whose inputs are in order.
     """
-    return packed.invariant and packed.cpu is None and not packed.codes and packed.scale is None
+    in_order = all(part.input_order is None for part in packed.codes)
+    return packed.invariant and packed.cpu is None and packed.scale is None and in_order
+
+
+def fewest_rows(packed: PackedLinear) -> int:
+    """Returns the least number of rows that the library may multiply by the weight."""
+    return FEWEST_ROWS_OF_CODES if packed.codes else FEWEST_ROWS
 
 
 def product_of(x: Tensor, packed: PackedLinear) -> Product:
-    columns, depth = packed.weight.shape
-    return Product(columns, depth, len(x))
+    if not packed.codes:
+        columns, depth = packed.weight.shape
+        return Product(columns, depth, len(x))
+    columns = sum(part.shape[0] for part in packed.codes)
+    format = ", ".join(f"{part.shape[0]} of {part.format}" for part in packed.codes)
+    return Product(columns, packed.codes[0].shape[1], len(x), format)
+
+
+def weight_of_numbers(packed: PackedLinear, dtype: torch.dtype) -> Tensor:
+    """Returns the weight [N, K] as one tensor. Codes become numbers in `dtype`, in new memory."""
+    if not packed.codes:
+        return packed.weight
+    from worker.kernels.gpu.products.unpack import unpack_triton
+
+    return unpack_triton(packed.codes, dtype)
 
 
 def with_library(operations: Operations, equal: frozenset[Product]) -> Operations:
@@ -90,7 +115,7 @@ def with_library(operations: Operations, equal: frozenset[Product]) -> Operation
 
 
 def _is_equal(equal: frozenset[Product], x: Tensor, packed: PackedLinear) -> bool:
-    return len(x) >= FEWEST_ROWS and can_be_library(packed) and product_of(x, packed) in equal
+    return len(x) >= fewest_rows(packed) and can_be_library(packed) and product_of(x, packed) in equal
 
 
 def _linear(
@@ -98,7 +123,7 @@ def _linear(
 ) -> Tensor:
     if not _is_equal(equal, x, packed):
         return ours(x, packed, **how)
-    return library_linear(x, packed.weight, packed.bias, whole_rows=packed.whole_rows, **how)
+    return library_linear(x, weight_of_numbers(packed, x.dtype), packed.bias, whole_rows=packed.whole_rows, **how)
 
 
 def _gated_linear(
@@ -106,4 +131,5 @@ def _gated_linear(
 ) -> Tensor:
     if not _is_equal(equal, x, packed):
         return ours(x, packed, activation)
-    return act_and_mul(library_linear(x, packed.weight, packed.bias, whole_rows=packed.whole_rows), activation)
+    weight = weight_of_numbers(packed, x.dtype)
+    return act_and_mul(library_linear(x, weight, packed.bias, whole_rows=packed.whole_rows), activation)

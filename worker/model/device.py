@@ -12,8 +12,11 @@ from worker.kernels.weights.quantize import FORMATS, Scheme
 
 log = logging.getLogger("sluice.load")
 
+# The lowest compute capability that the Triton kernels compile well for. On an older GPU (Turing, such as a T4), Triton
+# has no tensor cores: products spill 8 KB a thread, and attention takes more shared memory than there is.
+MIN_KERNEL_CAPABILITY = (8, 0)
 MIN_CAPABILITY = {  # for each format: the lowest compute capability that has it, and what to choose on older GPUs
-    torch.bfloat16: ((8, 0), "--dtype float16 or --device cpu"),
+    torch.bfloat16: ((8, 0), "--dtype float16"),
     torch.float8_e4m3fn: ((8, 9), "--kv-cache-dtype auto"),
 }
 # the lowest compute capability with matrix products in each format
@@ -32,6 +35,18 @@ def pick_device(name: str) -> torch.device:
     if reason := _why_no_cuda():
         raise ConfigError(f"--device {name}: {reason}")
     return torch.device("cuda")
+
+
+def check_kernels(device: torch.device, kernels: str) -> None:
+    """Raises ConfigError when the GPU is too old for the Triton kernels. kernels: the value of --kernels"""
+    if device.type != "cuda" or kernels == "torch":
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < MIN_KERNEL_CAPABILITY:
+        raise ConfigError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and the kernels for GPUs "
+            "need 8.0: choose --device cpu, or --kernels torch for plain PyTorch, which is slower"
+        )
 
 
 def check_format(device: torch.device, dtype: torch.dtype) -> None:

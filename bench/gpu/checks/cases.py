@@ -13,6 +13,7 @@ from torch import Tensor
 from bench.gpu.checks.cases_experts import experts_cases
 from bench.gpu.checks.cases_few_bits import few_bits_cases
 from bench.gpu.checks.cases_kv import attention_cases, qkv_rope_write_cases, rotary_cases, store_kv_cases
+from bench.gpu.checks.cases_recurrent import recurrent_cases
 from bench.gpu.checks.random_inputs import EPS, Case, RandomTensors, Tensors
 from bench.gpu.environment import Environment
 from worker.kernels.forms import act_and_mul, add_rms_norm, rms_norm
@@ -195,7 +196,8 @@ def _sample(logits: Tensor, kind: Kind) -> Case:
 
 CASES: Mapping[str, Callable[[Environment], Iterator[Case]]] = {
     "norm": _norm_cases, "rotary": rotary_cases, "store_kv": store_kv_cases, "qkv_rope_write": qkv_rope_write_cases,
-    "attention": attention_cases, "act_and_mul": _act_and_mul_cases, "linear": _linear_cases,
+    "attention": attention_cases, "act_and_mul": _act_and_mul_cases, "recurrent": recurrent_cases,
+    "linear": _linear_cases,
     "quantized": _quantized_cases, "few_bits": few_bits_cases, "fused": _fused_cases, "experts": experts_cases,
     "sample": _sample_cases,
 }  # fmt: skip

@@ -1,24 +1,24 @@
 """Measures the gain from each part of the fast path: runs the same steps with and without that part.
 
-All other parts are as in the server. Parts that need `--gpu-options` are switched on one by one instead.
+All other parts are as in the server. Options of `--gpu-options` that are off by default are switched on one by one.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from bench.gpu.environment import NEEDS_CUDA, Environment, Row, spec_of
 from bench.gpu.measure.decode import max_length, time_decodes
 from bench.gpu.measure.isolated_kernels import layer_alone
 from bench.gpu.measure.prefill import to_first_token
-from bench.gpu.setup.harness import Setup, build_harness
+from bench.gpu.setup.harness import SERVED, Setup, build_harness
 from bench.gpu.setup.step_kinds import DRAWN
 from bench.gpu.setup.unfused import UNFUSED, X_NORM, without
 from bench.gpu.setup.weights import random_weights
-from worker.kernels.gpu.launch.options import GPU_OPTIONS, options_named
+from worker.kernels.gpu.launch.options import GPU_OPTIONS, NO_OPTIONS, options_named
 from worker.spec import ModelSpec
 
-BASE = Setup()
+BASE = Setup(options=SERVED)
 NEEDS = {"weight_prefetch": ("pdl",)}  # option → other options without which it has no effect
 ROW_COUNTS = (1, 32, 2048)  # rows of two decode batches, and of a long prompt's step
 
@@ -35,24 +35,26 @@ class Part:
 
 
 def _without_fusion(fusion: str) -> Part:
-    return Part(fusion, Setup(operations=without(fusion)), prefill=True, cuda=True)
+    return Part(fusion, replace(BASE, operations=without(fusion)), prefill=True, cuda=True)
 
 
 def _with_option(name: str) -> Part:
     """Returns the part for an option, together with the options that it needs."""
     names = [*NEEDS.get(name, ()), name]
-    return Part(" ".join(names), Setup(options=options_named(names)), prefill=True, cuda=True, optional=True)
+    setup = Setup(options=options_named([*SERVED.names, *names]))
+    return Part(" ".join(names), setup, prefill=True, cuda=True, optional=True)
 
 
 SANDWICH_NORMS = _without_fusion(X_NORM)
 PARTS = (
-    Part("batch invariance", Setup(invariant=False), prefill=True),
-    Part("graphs", Setup(graphs=False), cuda=True),
-    Part("overlap", Setup(overlap=False), cuda=True),
-    Part("graphs and overlap", Setup(graphs=False, overlap=False), cuda=True),
+    Part("batch invariance", replace(BASE, invariant=False), prefill=True),
+    Part("graphs", replace(BASE, graphs=False), cuda=True),
+    Part("overlap", replace(BASE, overlap=False), cuda=True),
+    Part("graphs and overlap", replace(BASE, graphs=False, overlap=False), cuda=True),
     *(_without_fusion(name) for name in UNFUSED if name != X_NORM),
     SANDWICH_NORMS,
-    *map(_with_option, GPU_OPTIONS),
+    *(Part(name, Setup(options=NO_OPTIONS), prefill=True, cuda=True) for name in SERVED.names),
+    *(_with_option(name) for name in GPU_OPTIONS if name not in SERVED.names),
     Part("all GPU options", Setup(options=options_named([*GPU_OPTIONS])), prefill=True, cuda=True, optional=True),
 )
 

@@ -46,7 +46,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
 def _row(env: Environment, spec: ModelSpec, layer: Experts, rows: int, size: float) -> Row:
     assert spec.experts is not None
     h, of = RandomTensors(env)(rows, spec.hidden_size), spec.experts
-    seconds = env.clock.seconds(
+    seconds = env.clock.seconds_on_device(
         lambda: experts(h, layer, of.chosen, spec.activation, normalized=of.normalized)  # called as in the decoder
     )
     read = size * expert_parameters(spec, rows)

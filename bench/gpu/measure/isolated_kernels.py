@@ -31,15 +31,16 @@ def attention_alone(env: Environment, model: str) -> Iterator[Row]:
     spec = spec_of(model)
     count, keys = env.sizes.attention
     call, bytes_moved = _attention_call(env, spec, [keys] * count, 1)
-    seconds = env.clock.seconds(call)
+    seconds = env.clock.seconds_on_device(call)
     what: Row = {"heads of": model, "what": f"decode, {count} x {keys}"}
     share = env.share_of_copy(bytes_moved, seconds)
     yield what | {"ms": 1e3 * seconds, "rate": bytes_moved / seconds / 1e9, "unit": "GB/s", "%": share}
     yield from _uneven(env, spec, model)
     tokens = env.sizes.prompt
     call, _ = _attention_call(env, spec, [tokens], tokens)
-    yield _prefilled(env, spec, model, f"prefill, {tokens}", env.clock.seconds(call))
-    yield _prefilled(env, spec, model, f"prefill, {tokens}, torch's own", env.clock.seconds(_sdpa_call(env, spec)))
+    yield _prefilled(env, spec, model, f"prefill, {tokens}", env.clock.seconds_on_device(call))
+    own = env.clock.seconds_on_device(_sdpa_call(env, spec))
+    yield _prefilled(env, spec, model, f"prefill, {tokens}, torch's own", own)
 
 
 def _uneven(env: Environment, spec: ModelSpec, model: str) -> Iterator[Row]:
@@ -51,7 +52,7 @@ def _uneven(env: Environment, spec: ModelSpec, model: str) -> Iterator[Row]:
         f"decode, {count} x {keys} and 1 x {long}": _attention_call(env, spec, [*[keys] * count, long], 1),
     }
     for what, (call, bytes_moved) in calls.items():
-        seconds = env.clock.seconds(call)
+        seconds = env.clock.seconds_on_device(call)
         rate, share = bytes_moved / seconds / 1e9, env.share_of_copy(bytes_moved, seconds)
         yield {"heads of": model, "what": what, "ms": 1e3 * seconds, "rate": rate, "unit": "GB/s", "%": share}
 
@@ -138,7 +139,7 @@ def _product(env: Environment, spec: ModelSpec, name: str, rows: int, variant: s
             else:
                 linear(x, weight, fp32_out=name == "head", split_k=name != "head")
 
-    return env.clock.seconds(run) / len(weights)
+    return env.clock.seconds_on_device(run) / len(weights)
 
 
 def _packed(env: Environment, weight: Tensor, variant: str) -> PackedLinear:
@@ -162,7 +163,7 @@ def kernels_alone(env: Environment, model: str) -> Iterator[Row]:
     spec = spec_of(model)
     for rows in env.sizes.rows:
         for name, (call, bytes_moved) in _small_kernels(env, spec, rows).items():
-            seconds = env.clock.seconds(call)
+            seconds = env.clock.seconds_on_device(call)
             share = env.share_of_copy(bytes_moved, seconds)
             yield {"kernel": name, "rows": rows, "µs": 1e6 * seconds, "MB": bytes_moved / 1e6, "% of floor": share}
 

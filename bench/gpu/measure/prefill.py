@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from bench.gpu.environment import Environment, Row, spec_of
-from bench.gpu.setup.harness import Harness, Setup, build_harness
+from bench.gpu.setup.harness import SERVED, Harness, Setup, build_harness
 from bench.gpu.setup.roofline import prefill_operations
 from bench.gpu.setup.weights import random_weights
 from shared.default_sizes import GPU_TOKENS, TOKENS
@@ -22,7 +22,7 @@ def measure(env: Environment, model: str) -> Iterator[Row]:
             yield {"model": model, "tokens a step": step_tokens, "note": late}
             continue
         harness = build_harness(
-            env, spec, Setup(step_tokens=step_tokens), slots=2, max_length=prompt + 8, weights=weights
+            env, spec, Setup(step_tokens=step_tokens, options=SERVED), slots=2, max_length=prompt + 8, weights=weights
         )
         seconds = to_first_token(env, harness, prompt)
         work = prefill_operations(spec, prompt)

@@ -90,7 +90,8 @@ class SweptWeight:
             "result": FAIL if "other bits" in problems.values() else PASS,
         }  # fmt: skip
         if self._env.cuda and rows >= FEWEST_ROWS and not self._gated:
-            figures["µs library"] = 1e6 * self._env.clock.seconds(lambda: self._library(x)) / len(self._copies)
+            library = self._env.clock.seconds_on_device(lambda: self._library(x))
+            figures["µs library"] = 1e6 * library / len(self._copies)
         if problems:
             figures["note"] = ", ".join(f"{described(tile)}: {problem}" for tile, problem in problems.items())
         return best, figures
@@ -100,7 +101,7 @@ class SweptWeight:
             for weight in self._copies:
                 self._launch(x, weight, tile)
 
-        return self._env.clock.seconds(run) / len(self._copies)
+        return self._env.clock.seconds_on_device(run) / len(self._copies)
 
     def _library(self, x: Tensor) -> None:
         for weight in self._copies:

@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,10 +77,22 @@ class Graph:
     machine: Machine
 
 
+def recordings(machine: Machine) -> type:
+    class Recording:  # a class, as torch.cuda.graph
+        def __init__(self, graph: Graph, pool: object = None, capture_error_mode: str = "global") -> None:
+            self._recording = _recorded(machine, graph, capture_error_mode)
+
+        def __enter__(self) -> None:
+            self._recording.__enter__()
+
+        def __exit__(self, *error: Any) -> bool | None:
+            return self._recording.__exit__(*error)
+
+    return Recording
+
+
 @contextmanager
-def _recorded(
-    machine: Machine, graph: Graph, pool: object = None, capture_error_mode: str = "global"
-) -> Iterator[None]:
+def _recorded(machine: Machine, graph: Graph, capture_error_mode: str) -> Iterator[None]:
     assert not machine.recording and capture_error_mode in ("global", "thread_local", "relaxed")
     machine.wait("the beginning of a recording")
     begun = machine.operations
@@ -96,7 +107,10 @@ def _recorded(
 
 
 def _cuda(machine: Machine) -> dict[str, Any]:
-    """Returns the functions that replace those of torch.cuda, by name."""
+    """Returns what replaces the functions and classes of torch.cuda, by name.
+
+    A class is replaced by a class, because Python evaluates annotations such as `torch.cuda.Stream | None`.
+    """
     device_, total = machine.launches.device, machine.launches.device.memory
     major, minor = device_.version
     properties = SimpleNamespace(
@@ -106,6 +120,11 @@ def _cuda(machine: Machine) -> dict[str, Any]:
     stream = SimpleNamespace(
         cuda_stream=0, synchronize=lambda: machine.wait("a stream"), wait_stream=lambda other: None
     )
+
+    class Stream:
+        def __new__(cls, device: Any = None, priority: int = 0) -> Any:
+            return stream
+
     return {
         "is_available": lambda: True, "is_initialized": lambda: True, "init": lambda: None, "_lazy_init": lambda: None,
         "current_device": lambda: 0, "device_count": lambda: 1,
@@ -117,9 +136,9 @@ def _cuda(machine: Machine) -> dict[str, Any]:
         "reset_peak_memory_stats": lambda device=None: None, "empty_cache": lambda: None,
         "synchronize": lambda device=None: machine.wait("the device"),
         "Event": events(machine), "CUDAGraph": type("CUDAGraph", (Graph,), {"machine": machine}),
-        "graph": partial(_recorded, machine), "graph_pool_handle": lambda: (0, 1),
+        "graph": recordings(machine), "graph_pool_handle": lambda: (0, 1),
         "current_stream": lambda device=None: stream, "set_stream": lambda one: None,
-        "Stream": lambda device=None, priority=0: stream, "stream": lambda one: nullcontext(),
+        "Stream": Stream, "stream": lambda one: nullcontext(),
     }  # fmt: skip
 
 

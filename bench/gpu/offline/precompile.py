@@ -38,7 +38,7 @@ def precompile(folder: Path, capabilities: Sequence[int], models: Sequence[str],
         f"core, found in the cache in {cached_s:.1f} s; {size / 1e6:.1f} MB in {folder}, packed {archive} of "
         f"{archive.stat().st_size / 1e6:.1f} MB",
         f"On the GPU's machine: tar xzf {archive.name} -C / && export TRITON_CACHE_DIR={folder}",
-        "The path must be the same there, and so must the build of Triton; `--first-hour` checks both.",
+        "The path must be the same there, and so must the build of Triton; `--call` checks both.",
         advice(python),
         sep="\n",
     )

@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},
 }
 EXPERTS = 9  # more experts than a token chooses in any of EXPERT_MODELS
-APART = ("start", "ranks", "served", "peer")  # sections that start other processes
+APART = ("start", "ranks", "served", "killed", "peer")  # sections that start other processes
 BRIEF = replace(FULL, steps=1, rounds=2)  # keeps every size that decides which kernels are compiled
 SPANS = [profiler.Span("_linear_kernel", 0.0, 5.0), profiler.Span("_split_kernel", 6.0, 5.0)]
 
@@ -91,6 +91,8 @@ def bench_environment(folder: Path, models: tuple[str, ...], sizes: Sizes = BRIE
     with ExitStack() as stack:
         stack.enter_context(patch("bench.gpu.checks.cases_kv.attention_torch", empty_attention))
         stack.enter_context(patch("bench.gpu.checks.cases_experts.experts_torch", empty_attention))
+        for form in ("delta_net", "mamba2", "short_conv"):
+            stack.enter_context(patch(f"bench.gpu.checks.cases_recurrent.{form}_torch", empty_attention))
         stack.enter_context(patch("bench.gpu.measure.isolated_kernels.MIN_TOTAL_BYTES", 1))
         yield Environment(cuda, torch.bfloat16, sizes, clock_of(cuda), models, folder, 1, 1e12, folder / "trace")
 

@@ -15,6 +15,7 @@ from bench.gpu.offline.devices import DEVICES
 GLOBAL = r"prefetch\.global\S*|\b(?:ld|st|atom|red)\.global|\bcp\.async\.(?:c[ag]|bulk)"
 # compute capability → maximum bytes of shared memory per thread block
 SHARED = {capability: device.shared for capability, device in DEVICES.items()}
+DIVISION_FFMA = 11  # instructions FFMA of a float32 division that rounds to nearest
 TENSOR_CORE = {"HGMMA": "wgmma", "QGMMA": "wgmma", "IGMMA": "wgmma", "HMMA": "mma", "QMMA": "mma", "IMMA": "mma"}
 
 
@@ -57,6 +58,17 @@ def disassembled(compiled: Any, what: str) -> str:
         cubin.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
         return subprocess.run([tool, what, cubin.name], check=True, capture_output=True, text=True).stdout
+
+
+def contracted(compiled: Any) -> int:
+    """Returns how many products and sums the compiler turned into one instruction of the machine code (FFMA).
+
+    Divisions that round to nearest, and functions of CUDA's library, consist of such instructions; these do not count.
+    """
+    explicit = len(re.findall(r"\bfma\.rn\.ftz\.f32", compiled.asm["ptx"]))
+    divisions = len(re.findall(r"\bdiv\.rn\.f32", compiled.asm["ptx"]))
+    found = len(re.findall(r"\bFFMA\b", disassembled(compiled, "-sass")))
+    return max(0, found - explicit - DIVISION_FFMA * divisions)
 
 
 def tensor_core_kinds(compiled: Any) -> set[str]:

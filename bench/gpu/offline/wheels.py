@@ -5,8 +5,12 @@ import tomllib
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
-# A machine set up for PyTorch has these packages. A torch wheel has gigabytes and must match the GPU's driver.
-THERE = {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "huggingface-hub"}
+# A machine set up for PyTorch and its tests has these packages. A torch wheel has gigabytes and must match the GPU's
+# driver. Whether one of them is missing after all, the part `environment` of --call says.
+THERE = {
+    "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "huggingface-hub", "jinja2", "pillow",
+    "uvloop", "prometheus-client", "pytest", "hypothesis",
+}  # fmt: skip
 TESTS = {"pytest", "pytest-asyncio", "hypothesis", "httpx"}
 PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
@@ -33,4 +37,4 @@ def advice(python: str) -> str:
 
 
 def _name(line: str) -> str:
-    return re.split(r"[^\w.-]", line)[0].lower()
+    return re.split(r"[^\w.-]", line)[0].lower().replace("_", "-")

@@ -14,12 +14,13 @@ from msgspec import structs
 from bench.gpu.environment import Environment
 from bench.gpu.setup.weights import random_weights
 from bench.micro.step import EncodingServer
-from shared.config import WorkerConfig
+from shared.config import WorkerConfig, words
 from shared.messages import Abort, Sampling, Submit
 from shared.wire.codec import pack_u32
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
+from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions, options_named
+from worker.kernels.library_products import FEWEST_ROWS
 from worker.kernels.operations import FAST, Operations, with_options
 from worker.kernels.weights.quantize import Scheme
 from worker.kv_cache.pages import PagePool
@@ -28,7 +29,7 @@ from worker.model.decoder import Decoder
 from worker.model.layer import Weights
 from worker.observability.metrics import Metrics
 from worker.observability.stats import Stats
-from worker.run.checks.library_check import row_counts, with_checked_library
+from worker.run.checks.library_check import with_checked_library
 from worker.run.runner import Runner
 from worker.schedule.policy import SchedulerConfig
 from worker.schedule.scheduler import Scheduler
@@ -38,6 +39,7 @@ from worker.spec import ModelSpec
 FRONTEND = b"frontend"
 ENDLESS = 1 << 20
 PAGE_SIZE = WorkerConfig().page_size
+SERVED = options_named(words(WorkerConfig().gpu_options))  # the options of a server without flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,8 @@ class Harness:
         operations = with_options(setup.operations, setup.options.on(env.device))
         decoder = Decoder(spec, weights, max_length, operations)
         if setup.options.library_products:
-            decoder = with_checked_library(decoder, row_counts(env.sizes.prompt))
+            steps = {env.sizes.prompt, setup.step_tokens}
+            decoder = with_checked_library(decoder, (rows for rows in steps if rows >= FEWEST_ROWS))
         self.spec, self._env, self._max_length = spec, env, max_length
         self.cache = KVCache(spec, (pages,), PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
         self.scheduler = Scheduler(_config(setup, slots, max_length), [PagePool(pages, PAGE_SIZE)])

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from bench.gpu.setup.expert_weights import random_experts
-from worker.kernels.linear import PackedLinear, pack, pack_quantized
-from worker.kernels.weights.quantize import Scheme, quantize
+from bench.gpu.setup.expert_weights import Stored, random_experts
+from worker.kernels.linear import PackedLinear, pack, pack_quantized, pack_stacked
+from worker.kernels.weights.quantize import quantize
+from worker.kernels.weights.quantized_weight import quantize_groups
 from worker.model.feed_forward.dense import DenseWeights
 from worker.model.feed_forward.experts import MixtureWeights
 from worker.model.layer import Layer, Weights
@@ -22,7 +23,7 @@ def random_weights(
     *,
     invariant: bool = True,
     seed: int = 0,
-    scheme: Scheme | None = None,
+    scheme: Stored = None,
 ) -> Weights:
     """Returns random weights, scaled so that the values between the layers are about 1.
 
@@ -41,7 +42,7 @@ def random_weights(
 
 class _Maker:
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, generator: torch.Generator, invariant: bool, scheme: Scheme | None
+        self, spec: ModelSpec, dtype: torch.dtype, generator: torch.Generator, invariant: bool, scheme: Stored
     ) -> None:
         self._spec, self._dtype, self._generator = spec, dtype, generator
         self._invariant, self._scheme = invariant, scheme
@@ -58,6 +59,9 @@ class _Maker:
         added = self._bias(bias, rows)
         if self._scheme is None:
             return pack(weight, added, invariant=self._invariant)
+        if isinstance(self._scheme, tuple):
+            codes = quantize_groups(weight, *self._scheme)
+            return pack_stacked([codes], added, dtype=self._dtype, invariant=self._invariant)
         eight, dynamic = quantize(weight, self._scheme.kind), self._scheme.dynamic
         return pack_quantized(*eight, added, dtype=self._dtype, invariant=self._invariant, dynamic=dynamic)
 

@@ -22,6 +22,16 @@ def test_fake_gpu_refuses_a_machine_with_cuda(monkeypatch: pytest.MonkeyPatch) -
         pass
 
 
+def test_classes_are_replaced_by_classes() -> None:
+    """Libraries have annotations such as `torch.cuda.Stream | None`, which only classes allow."""
+    before = dict(vars(torch.cuda))
+    with gpu():
+        replaced = {name: now for name, now in vars(torch.cuda).items() if now is not before.get(name)}
+    classes = {name for name in replaced if isinstance(before[name], type)}
+    assert classes == {"CUDAGraph", "Event", "Stream", "graph"}
+    assert all(isinstance(replaced[name], type) for name in classes)
+
+
 def rehearsed(module: str, *words: str) -> str:
     plain = {
         name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES")

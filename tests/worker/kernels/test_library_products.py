@@ -1,15 +1,27 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.harness.cases import close, random
+from tests.worker.kernels.harness.cases import close, near, random
+from tests.worker.kernels.harness.quantized import quantized
+from worker.kernels.gpu.products.packed_codes import pack_codes
 from worker.kernels.gpu.products.tiles import chain_length
-from worker.kernels.library_products import FEWEST_ROWS, Product, can_be_library, library_linear, with_library
+from worker.kernels.library_products import (
+    FEWEST_ROWS,
+    FEWEST_ROWS_OF_CODES,
+    Product,
+    can_be_library,
+    library_linear,
+    product_of,
+    with_library,
+)
 from worker.kernels.linear import PackedLinear, linear_torch
 from worker.kernels.operations import TORCH
 from worker.kernels.split_k import sum_split_k
+from worker.kernels.weights.quantized_weight import INT4, QuantizedWeight
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -48,3 +60,26 @@ def test_library_is_for_plain_weights_that_are_to_be_invariant() -> None:
     weight = random(8, 16)
     assert can_be_library(PackedLinear(weight, None, True)) and not can_be_library(PackedLinear(weight, None, False))
     assert not can_be_library(PackedLinear(weight.to(torch.int8), None, True, scale=torch.ones(8)))
+
+
+def of_codes(weight: QuantizedWeight) -> PackedLinear:
+    return PackedLinear(torch.empty(0, dtype=torch.float16), None, True, codes=(pack_codes(weight),))
+
+
+def test_library_multiplies_by_codes_of_many_rows_that_are_in_order() -> None:
+    weight, asked = quantized(INT4, 40, 200), list[int]()
+    packed = of_codes(weight)
+    assert not can_be_library(of_codes(replace(weight, input_order=torch.arange(200))))
+    x = random(FEWEST_ROWS_OF_CODES, 200, dtype=torch.float16)
+    equal = frozenset(product_of(x[:rows], packed) for rows in (FEWEST_ROWS, FEWEST_ROWS_OF_CODES))
+
+    def ours(x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
+        asked.append(len(x))
+        return x[:, :40]
+
+    linear = with_library(TORCH, equal).linear.func  # type: ignore[attr-defined]
+    expected = linear_torch(x, PackedLinear(weight.dequantize(torch.float16), None, True))
+    near(linear(ours, equal, x, packed), expected)
+    linear(ours, equal, x[:FEWEST_ROWS], packed)
+    linear(ours, equal, x, of_codes(quantized(INT4, 40, 200, 64)))
+    assert asked == [FEWEST_ROWS, FEWEST_ROWS_OF_CODES], "fewer rows, and another format"

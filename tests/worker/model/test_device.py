@@ -8,7 +8,7 @@ import torch
 
 from shared.config import ConfigError
 from shared.machine import visible_gpus
-from worker.model.device import check_format, pick_device
+from worker.model.device import check_format, check_kernels, pick_device
 
 NO_DRIVER = (
     "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
@@ -119,10 +119,21 @@ def test_fp8_cache_needs_a_newer_gpu(machine: Any) -> None:
     check_format(torch.device("cuda"), torch.float8_e4m3fn)
 
 
+def test_old_gpu_is_rejected_unless_plain_pytorch_computes(machine: Any) -> None:
+    gpu = torch.device("cuda")
+    machine(capability=(7, 5))
+    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5.* need 8\.0: choose --device cpu, or"):
+        check_kernels(gpu, "auto")
+    check_kernels(gpu, "torch")
+    check_kernels(torch.device("cpu"), "auto")
+    machine(capability=(8, 0))
+    check_kernels(gpu, "triton")
+
+
 def test_old_gpu_is_rejected_for_bfloat16_only(machine: Any) -> None:
     gpu = torch.device("cuda")
     machine(capability=(7, 5))
-    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5.* --dtype float16 or --device cpu"):
+    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5.* --dtype float16"):
         check_format(gpu, torch.bfloat16)
     check_format(gpu, torch.float16)
     check_format(torch.device("cpu"), torch.bfloat16)

@@ -38,6 +38,15 @@ class Scheme:
         return self.kind + ("-dynamic" if self.dynamic else "")
 
 
+def divided(x: Tensor, divisor: float) -> Tensor:
+    """Returns x / divisor, with the same bits on every device.
+
+    PyTorch's CUDA kernel would multiply by the reciprocal of a Python number, which rounds twice. The scale then
+    differs in its last bit, and numbers halfway between two codes are rounded to the other code.
+    """
+    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+
+
 def quantize(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     """Quantizes a weight [N, K] of any float dtype to values [N, K] of FORMATS[kind] and a scale [N] float32.
 
@@ -47,7 +56,7 @@ def quantize(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     scale = torch.empty(len(weight), device=weight.device)
     for part, target, largest in zip(*(whole.split(ROWS_AT_ONCE) for whole in (weight, values, scale)), strict=True):
         x_fp32 = part.float()
-        largest.copy_((x_fp32.abs().amax(dim=1) / largest_value).clamp(min=torch.finfo(torch.float32).tiny))
+        largest.copy_(divided(x_fp32.abs().amax(dim=1), largest_value).clamp(min=torch.finfo(torch.float32).tiny))
         scaled = (x_fp32 / largest[:, None]).clamp(-largest_value, largest_value)
         target.copy_(scaled.round() if kind == "int8" else scaled)
     return values, scale
@@ -81,6 +90,6 @@ def quantize_tokens(x: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor]:
     Rounds x * (1 / scale) once. If one value of a row is not finite, the whole row becomes not finite.
     """
     largest_value, x_fp32 = float(LARGEST[KINDS[format]]), x.float()
-    scale = (x_fp32.abs().amax(dim=1) / largest_value).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = divided(x_fp32.abs().amax(dim=1), largest_value).clamp(min=torch.finfo(torch.float32).tiny)
     scaled = (x_fp32 * (1 / scale)[:, None]).clamp(-largest_value, largest_value)
     return (scaled.round() if format == torch.int8 else scaled).to(format), scale

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.weights.by_rows import by_rows
+from worker.kernels.weights.quantize import divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,8 @@ CLIPPING = {4: (1.0, 0.94, 0.88, 0.82, 0.76), 8: ()}  # bits → fractions of th
 
 def _best_steps(x: Tensor, bits: int) -> Tensor:
     """Chooses the scales [rows, groups, 1] for numbers x [rows, groups, size]."""
-    largest = (x.abs().amax(dim=2, keepdim=True) / ((1 << (bits - 1)) - 1)).clamp(min=torch.finfo(torch.float32).tiny)
+    largest = divided(x.abs().amax(dim=2, keepdim=True), (1 << (bits - 1)) - 1)
+    largest = largest.clamp(min=torch.finfo(torch.float32).tiny)
     best, chosen, error = torch.full_like(largest, torch.inf), _in_bfloat16(largest), torch.empty_like(x)
     for clip in CLIPPING[bits]:
         steps = _in_bfloat16(largest * clip)

@@ -15,6 +15,7 @@ from torch import Tensor
 from worker.kernels.experts import Experts, PackedExperts
 from worker.kernels.experts import in_c as experts_in_c
 from worker.kernels.linear import PackedLinear
+from worker.kernels.weights.quantize import divided
 from worker.model.checkpoint.checkpoint import UnsupportedModel
 from worker.model.checkpoint.stacked_linear import StackedLinear
 from worker.model.checkpoint.stored_weight import PlainWeight
@@ -178,7 +179,7 @@ def _make(
     # The router's input is normed without a weight, then multiplied by a factor. Together they equal one norm with a
     # weight.
     (factor,), (scales,) = small["before_router"], small["scales"]
-    before = (factor.float() / math.sqrt(spec.hidden_size)).to(factor.dtype)
+    before = divided(factor.float(), math.sqrt(spec.hidden_size)).to(factor.dtype)
     norms = BesideNorms(before_router=before, **{field: norm(spec, small[field]) for field in NORMS})
     return MixtureWeights(experts=replace(experts, scales=scales), shared=shared, norms=norms)
 

@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from worker.kernels.weights.quantize import divided
 from worker.kernels.weights.quantized_weight import E4M3, NF4, CodeMap, QuantizedWeight
 from worker.model.checkpoint.checkpoint import CheckpointError
 from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
@@ -111,7 +112,7 @@ class BitsAndBytesWeight:
         if self.kind == "nf4":
             return QuantizedWeight(codes, NF4, scale, None, size)
         eight = torch.tensor(FP4, device=codes.device).mul(12).to(torch.float8_e4m3fn).view(torch.uint8)
-        return QuantizedWeight(eight[codes.int()], E4M3, scale / 12, None, size)
+        return QuantizedWeight(eight[codes.int()], E4M3, divided(scale, 12), None, size)
 
     def _state(self, json: Tensor, name: str) -> QuantState:
         try:

@@ -1,9 +1,9 @@
 """Finds before serving the matrix products that the vendor's library computes with the same bits as our kernels
 (--gpu-options library_products).
 
-A weight of each shape is multiplied by random rows, for several numbers of rows: powers of two, and the sizes of the
-largest steps. From then on, the library computes a product only if its bits were equal to ours, and if the first row
-had the same bits as when it is computed alone.
+A weight of each shape and format is multiplied by random rows, for several numbers of rows: powers of two, three times
+these, and the sizes of the largest steps. From then on, the library computes a product only if its bits were equal to
+ours, and if the first row had the same bits as when it is computed alone.
 """
 
 import logging
@@ -19,8 +19,10 @@ from worker.kernels.library_products import (
     SCARCE,
     Product,
     can_be_library,
+    fewest_rows,
     library_linear,
     product_of,
+    weight_of_numbers,
     with_library,
 )
 from worker.kernels.linear import PackedLinear, linear
@@ -44,11 +46,13 @@ def with_equal_library_products(decoder: Decoder, worker: WorkerConfig) -> Decod
 
 def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
     """Returns a decoder in which the library computes products of `counts` rows if our kernels give the same bits."""
+    shapes, counts, problems = list(_shapes(decoder.weights)), sorted(counts), dict[Product, str]()
+    if not shapes:
+        return decoder
     for name, value in SCARCE.items():
         os.environ.setdefault(name, value)
-    problems: dict[Product, str] = {}
-    for packed, most in _shapes(decoder.weights):
-        for product, problem in compare(packed, [count for count in sorted(counts) if count <= most]):
+    for packed, most in shapes:
+        for product, problem in compare(packed, [count for count in counts if fewest_rows(packed) <= count <= most]):
             problems[product] = problems.get(product, "") or problem
     equal = frozenset(product for product, problem in problems.items() if not problem)
     others = {f"{one.columns} x {one.depth} {problem}": None for one, problem in problems.items() if problem}
@@ -60,9 +64,12 @@ def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
 
 
 def row_counts(*largest: int) -> set[int]:
-    """Returns the numbers of rows to compare: the numbers in `largest`, and powers of two up to the largest of them."""
-    powers = {1 << exponent for exponent in range(max(largest).bit_length())}
-    return {count for count in powers | {*largest} if count >= FEWEST_ROWS}
+    """Returns the numbers of rows to compare: the numbers in `largest`, and powers of two and three times powers of two
+    up to the largest of them.
+    """
+    most = max(largest)
+    between = {factor << exponent for exponent in range(most.bit_length()) for factor in (1, 3)}
+    return {count for count in between | {*largest} if FEWEST_ROWS <= count <= most}
 
 
 @torch.inference_mode()
@@ -70,10 +77,11 @@ def compare(
     packed: PackedLinear, counts: list[int], ours: Multiply = linear, library: Multiply = library_linear
 ) -> Iterator[tuple[Product, str]]:
     """Yields each product of a weight with `counts` rows, and why the library must not compute it ("" if it may)."""
-    weight = packed.weight
-    generator = torch.Generator(weight.device).manual_seed(0)
+    device, dtype = packed.weight.device, packed.weight.dtype
+    depth = product_of(packed.weight, packed).depth
+    generator = torch.Generator(device).manual_seed(0)
     for rows in counts:
-        x = torch.randn(rows, weight.shape[1], generator=generator, device=weight.device).to(weight.dtype)
+        x = torch.randn(rows, depth, generator=generator, device=device).to(dtype)
         yield product_of(x, packed), _problem(x, packed, ours, library)
 
 
@@ -81,7 +89,8 @@ def _problem(x: Tensor, packed: PackedLinear, ours: Multiply, library: Multiply)
     try:
         for wide in (False, True):
             alone, expected = (ours(rows, packed, fp32_out=wide) for rows in (x[:1], x))
-            found = library(x, packed.weight, packed.bias, fp32_out=wide, whole_rows=packed.whole_rows)
+            weight = weight_of_numbers(packed, x.dtype)
+            found = library(x, weight, packed.bias, fp32_out=wide, whole_rows=packed.whole_rows)
             if not same_bits(found, expected):
                 return "has other bits"
             if not same_bits(found[:1], alone):
@@ -100,7 +109,9 @@ def _shapes(weights: Weights) -> Iterator[tuple[PackedLinear, int]]:
     of_layers = (packed for layer in weights.layers for packed in layer.linears if isinstance(packed, PackedLinear))
     seen: set[tuple[object, ...]] = set()
     for packed, most in (*((packed, ANY) for packed in of_layers), (weights.head, MOST_HEAD_ROWS)):
-        shape = *packed.weight.shape, packed.whole_rows, packed.bias is None, most
-        if can_be_library(packed) and shape not in seen:
+        if not can_be_library(packed):
+            continue
+        shape = product_of(packed.weight, packed), packed.whole_rows, packed.bias is None, most
+        if shape not in seen:
             seen.add(shape)
             yield packed, most

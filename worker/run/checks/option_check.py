@@ -42,7 +42,7 @@ def with_sound_options(decoder: Decoder, worker: WorkerConfig, length: int) -> D
     length: tokens of the longest sequence. Raises torch.OutOfMemoryError.
     """
     device = decoder.weights.embed.device
-    asked = options_named(words(worker.gpu_options))
+    asked = replace(options_named(words(worker.gpu_options)), library_products=False)  # see library_check.py
     wanted = asked.on(device)
     if asked == NO_OPTIONS or worker.kernels == "torch":
         return decoder

@@ -1,11 +1,11 @@
 """The list of wheels follows pyproject.toml, without the packages that a machine for PyTorch already has."""
 
-from bench.gpu.first_hour.packages import DISTRIBUTIONS, SERVER
+from bench.gpu.calls.packages import DISTRIBUTIONS, SERVER
 from bench.gpu.offline.wheels import THERE, advice, requirements
 
 
-def test_wheels_are_those_that_the_first_hour_needs() -> None:
-    names = {line.split(">")[0].split("=")[0] for line in requirements()}
+def test_wheels_are_those_that_the_parts_need_and_that_are_missing() -> None:
+    names = {line.split(">")[0].split("=")[0].replace("_", "-") for line in requirements()}
     needed = {DISTRIBUTIONS.get(name, name) for name in SERVER}
     assert needed - THERE <= names and not names & THERE
     assert "pytest-asyncio" in names

@@ -8,6 +8,7 @@ from tests.worker.kernels.harness import (
     compile_dense,
     compile_dependent,
     compile_experts,
+    compile_launched,
     compile_quantized,
     compile_sampling,
 )
@@ -20,6 +21,7 @@ def main() -> None:
     compile_sampling.check()
     compile_experts.check()
     compile_dependent.check()
+    compile_launched.check()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,24 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
 from worker.kernels.forms import act_and_mul
 from worker.kernels.linear import PackedLinear, linear, pack_quantized
 from worker.kernels.split_k import sum_split_k
-from worker.kernels.weights.quantize import FORMATS, Kind, dequantize, linear_quantized_torch, quantize
+from worker.kernels.weights.eight_bit_kv import quantize_rows
+from worker.kernels.weights.quantize import (
+    FORMATS,
+    Kind,
+    dequantize,
+    linear_quantized_torch,
+    quantize,
+    quantize_tokens,
+)
+from worker.kernels.weights.quantized_weight import INT4, INT8, quantize_groups
 
 KINDS: list[Kind] = ["int8", "fp8"]
 # half a rounding step: int8 relative to the row's largest value, fp8 relative to the value
@@ -115,3 +127,23 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     for begin, end in ((0, 1), (7, 24), (10, 42), (100, 164), (100, 165), (0, 700)):
         assert torch.equal(product(x[begin:end], values, scale), whole[begin:end])
         assert torch.equal(sum_split_k(product(x[begin:end], values, scale, split_k=True), 2, dtype), whole[begin:end])
+
+
+class NoDivisionByNumbers(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket is not torch.ops.aten.div or isinstance(args[1], Tensor), func
+        return func(*args, **(kwargs or {}))
+
+
+def test_quantizing_never_divides_by_a_number() -> None:
+    """On CUDA, PyTorch multiplies by the number's reciprocal instead, so the scales would differ from the CPU's."""
+    with NoDivisionByNumbers():
+        for kind in FORMATS:
+            quantize(torch.ones(3, 4), kind)
+            quantize_tokens(torch.ones(3, 4), FORMATS[kind])
+        for code_map in (INT4, INT8):
+            quantize_groups(torch.ones(3, 32), code_map, 16)
+        for dtype in (torch.int8, torch.float8_e4m3fn):
+            quantize_rows(torch.ones(3, 4), dtype)
+    with NoDivisionByNumbers(), pytest.raises(AssertionError):
+        torch.ones(3) / 448.0

@@ -13,16 +13,24 @@ from shared.config import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.kernels.harness.decoders import SANDWICH
 from tests.worker.kernels.harness.decoders import decoder_of as random_decoder
+from tests.worker.kernels.harness.fp8_sums import BLOCK_K, fp8_sums
 from tests.worker.model.harness import CPU, decoder_of
 from tests.worker.run.harness import Memory
 from worker.engine.formats import kernels_name
 from worker.engine.load import make_runner
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import FAST, TORCH, Operations
+from worker.kernels.weights.quantize import Kind, quantize, quantize_tokens
 from worker.kv_cache.tensors import KVCache
 from worker.model.decoder import Decoder
 from worker.model.feed_forward.experts import MixtureWeights
-from worker.run.checks.kernel_check import choose_operations, find_wrong_operations, worst_row
+from worker.run.checks.kernel_check import (
+    FP8_PRODUCTS,
+    CompareOperations,
+    choose_operations,
+    find_wrong_operations,
+    worst_row,
+)
 from worker.run.runner import DeviceBroken
 from worker.spec import LayerSpec
 
@@ -285,3 +293,28 @@ def test_worst_row_is_relative_to_lengths() -> None:
     assert worst_row(rows, off) == pytest.approx(1.0, abs=1e-3), (
         "what the plain form has no number for cannot be compared"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "wrong"), [("fp8", 0.003, False), ("fp8", 0.009, True), ("int8", 0.003, True)]
+)
+def test_fp8_products_may_be_as_inexact_as_tensor_cores_add_them(kind: Kind, error: float, wrong: bool) -> None:
+    def inexact(x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
+        return TORCH.linear(x, packed, **how) * (1 + error)
+
+    values, scale = quantize(torch.randn(24, 64), kind)
+    both = CompareOperations(replace(FAST, linear=inexact), TORCH, torch.float32)
+    both.operations.linear(torch.randn(5, 64), PackedLinear(values, None, True, scale=scale, dynamic=True))
+    assert bool(both.problems) == wrong
+
+
+def test_sums_of_fp8_products_on_tensor_cores_stay_within_the_tolerance() -> None:
+    """Half of it suffices if each 128 products start from zero, as in our kernels; one sum over all of K would not."""
+    x = torch.randn(8, 9728, generator=torch.Generator().manual_seed(0))
+    x[:, ::97] *= 30
+    weight = torch.randn(32, 9728, generator=torch.Generator().manual_seed(1))
+    tokens, _ = quantize_tokens(x, torch.float8_e4m3fn)
+    values, _ = quantize(weight, "fp8")
+    exact = tokens.double() @ values.double().T
+    restarted, one_sum = (worst_row(fp8_sums(tokens, values, stage), exact) for stage in (BLOCK_K, 9728))
+    assert restarted < FP8_PRODUCTS["linear"] / 2 < FP8_PRODUCTS["linear"] < one_sum

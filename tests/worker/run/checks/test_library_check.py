@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -64,8 +65,8 @@ def test_compare_finds_a_row_that_depends_on_the_others() -> None:
     ]
 
 
-def test_row_counts_are_powers_of_two_and_the_largest_steps() -> None:
-    assert row_counts(2048, 700) == {256, 512, 700, 1024, 2048}
+def test_row_counts_are_powers_of_two_three_times_these_and_the_largest_steps() -> None:
+    assert row_counts(2048, 700) == {256, 384, 512, 700, 768, 1024, 1536, 2048}
     assert row_counts(100, 32) == set()
 
 
@@ -76,16 +77,16 @@ def test_checked_library_computes_what_was_equal_and_the_log_says_so(
     caplog.set_level(logging.INFO, "sluice.load")
     weights = SimpleNamespace(layers=[SimpleNamespace(linears=[PACKED, PACKED])], head=PACKED)
     decoder: Any = SimpleNamespace(weights=weights, operations=TORCH, with_operations=lambda operations: operations)
-    worker = WorkerConfig(gpu_options="library_products", max_step_tokens=700, prefill_chunk_size=256)
-    assert with_equal_library_products(decoder, WorkerConfig()) is decoder and not caplog.records
+    worker = WorkerConfig(max_step_tokens=700, prefill_chunk_size=256)
+    assert with_equal_library_products(decoder, replace(worker, gpu_options="")) is decoder and not caplog.records
     monkeypatch.setattr(library_check, "compare", partial(compare, ours=linear_by_rows, library=other_bits))
     operations: Any = with_equal_library_products(decoder, worker)
-    assert operations.linear.args[1] == {Product(4, 12, rows) for rows in (256, 512, 700)}
+    assert operations.linear.args[1] == {Product(4, 12, rows) for rows in (256, 384, 512, 700)}
     monkeypatch.setattr(library_check, "compare", partial(compare, ours=linear_by_rows, library=broken))
     assert with_equal_library_products(decoder, worker) is TORCH  # type: ignore[comparison-overlap]
     found = [record.getMessage() for record in caplog.records]
     assert found == [
-        "the library computes 3 products of many rows, with the bits of our kernels",
+        "the library computes 4 products of many rows, with the bits of our kernels",
         "the library computes 0 products of many rows, with the bits of our kernels; not those of weights "
         "4 x 12 fails (RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED)",
     ]

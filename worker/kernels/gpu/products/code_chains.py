@@ -21,7 +21,7 @@ def _load(at, mask, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _load_words(codes_ptrs, at, mask, FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+def load_words(codes_ptrs, at, mask, FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
     """Loads words [N, part_inputs]. Several blocks of words together encode the STEP inputs from `at` on; this is block
     BLOCK.
     """
@@ -71,13 +71,24 @@ def _load_scale(
 
 
 @triton.jit
+def load_part(
+    words, at, scale_ptrs, minimum_ptrs, table_ptr, weight_rows, mask, dtype: tl.constexpr,
+    FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Returns the weights [N, part_inputs] in `dtype` of part PART of the words of block BLOCK."""
+    scale, minimum = _load_scale(scale_ptrs, minimum_ptrs, at, weight_rows, mask, FORMAT, EVEN, BLOCK, PART)
+    return dequantize(words, scale, minimum, table_ptr, dtype, FORMAT, PART)
+
+
+@triton.jit
 def _accumulate(
     acc, words, x, at, scale_ptrs, minimum_ptrs, table_ptr, weight_rows, mask,
     FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Returns acc [N, M] + weight [N, part_inputs] @ x [part_inputs, M] for part PART of the words of block BLOCK."""
-    scale, minimum = _load_scale(scale_ptrs, minimum_ptrs, at, weight_rows, mask, FORMAT, EVEN, BLOCK, PART)
-    weight = dequantize(words, scale, minimum, table_ptr, x.dtype, FORMAT, PART)
+    weight = load_part(
+        words, at, scale_ptrs, minimum_ptrs, table_ptr, weight_rows, mask, x.dtype, FORMAT, EVEN, BLOCK, PART
+    )
     return tl.dot(weight, x, acc, input_precision="ieee")
 
 
@@ -92,7 +103,7 @@ def accumulate_chain(
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for at in range(begin, end, _STEP):
         for block in tl.static_range(blocks):
-            words = _load_words(codes_ptrs, at, mask_n, FORMAT, EVEN, block)
+            words = load_words(codes_ptrs, at, mask_n, FORMAT, EVEN, block)
             for part in tl.static_range(parts):
                 x = _load_inputs(x_ptrs, at, mask_m, depth, FORMAT, EVEN_K, block, part)
                 acc = _accumulate(
@@ -118,8 +129,8 @@ def accumulate_gated_chain(
     up = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for at in range(0, depth, _STEP):
         for block in tl.static_range(blocks):
-            gate_words = _load_words(gate_ptrs, at, mask_n, FORMAT, EVEN, block)
-            up_words = _load_words(up_ptrs, at, mask_n, FORMAT, EVEN, block)
+            gate_words = load_words(gate_ptrs, at, mask_n, FORMAT, EVEN, block)
+            up_words = load_words(up_ptrs, at, mask_n, FORMAT, EVEN, block)
             for part in tl.static_range(parts):
                 x = _load_inputs(x_ptrs, at, mask_m, depth, FORMAT, EVEN_K, block, part)
                 gate = _accumulate(

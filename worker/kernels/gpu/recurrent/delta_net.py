@@ -109,11 +109,12 @@ def delta_net_triton(
         slots.write, slots.query_start_loc, mixed, width, LENGTH_EPS,
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim,
         PADDED_DIM=padded, TAPS=shape.taps, BLOCK_K=triton.next_power_of_2(shape.key_dim), BLOCK_V=COLUMNS,
-        num_warps=4,
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     out = projected.new_empty(rows, shape.values)
     _gated_norm_kernel[(rows, shape.value_heads)](
         mixed, projected[:, shape.channels :], weights.norm, out, width, eps,
         HEADS=shape.value_heads, SIZE=shape.value_dim, BLOCK=triton.next_power_of_2(shape.value_dim), num_warps=1,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -105,10 +105,11 @@ def mamba2_triton(
         weights.skip, state.tail, state.memory, slots.read, slots.write, slots.query_start_loc, mixed, width,
         HEADS=shape.heads, HEAD_DIM=shape.head_dim, GROUPS=shape.groups, STATE=shape.state_size, PADDED_DIM=padded,
         TAPS=shape.taps, BLOCK_N=triton.next_power_of_2(shape.state_size), BLOCK_P=COLUMNS, num_warps=4,
+        enable_fp_fusion=False,
     )  # fmt: skip
     out, size = projected.new_empty(rows, shape.values), shape.values // shape.groups
     _norm_gated_kernel[(rows, shape.groups)](
         mixed, projected, weights.norm, out, width, eps,
-        GROUPS=shape.groups, SIZE=size, BLOCK=triton.next_power_of_2(size), num_warps=4,
+        GROUPS=shape.groups, SIZE=size, BLOCK=triton.next_power_of_2(size), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return out

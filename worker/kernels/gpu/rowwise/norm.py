@@ -14,7 +14,7 @@ from torch import Tensor
 
 from worker.kernels.gpu.launch.dependent_launch import pdl_options, start_dependent
 from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
-from worker.kernels.gpu.rowwise.split_k import load_split_k, split_k_shape
+from worker.kernels.gpu.rowwise.split_k import NO_MODIFIER, load_split_k, split_k_shape
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def apply_weight(scaled, weight, dtype: tl.constexpr, OFFSET: tl.constexpr):
 def add_norm_row(
     x_ptr, x_norm_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, row, partial_stride, size, eps, scale,
     SPLIT_K: tl.constexpr, X_NORM: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    LAYER: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr = "",
+    LAYER: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr = NO_MODIFIER,
 ):  # fmt: skip
     """Computes sum and norm of one row. x_ptr: the row's first element; CACHE: how x is loaded (see load_split_k)"""
     dtype: tl.constexpr = out_ptr.dtype.element_ty

@@ -53,6 +53,6 @@ def rotary_triton(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Ten
     _rotary_kernel[(tokens,)](
         q, k, cos, sin, positions, q_out, k_out, q.stride(0), k.stride(0), q_heads, k_heads,
         HALF=size // 2, BLOCK=triton.next_power_of_2(size // 2),
-        Q_BLOCK=triton.next_power_of_2(q_heads), K_BLOCK=triton.next_power_of_2(k_heads),
+        Q_BLOCK=triton.next_power_of_2(q_heads), K_BLOCK=triton.next_power_of_2(k_heads), enable_fp_fusion=False,
     )  # fmt: skip
     return q_out, k_out

@@ -5,9 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Loads as usual. Triton 3.6 compiles no kernel that calls a function whose default for a constant is plain text.
+NO_MODIFIER = tl.constexpr("")
+
 
 @triton.jit
-def load_split_k(pointers, mask, stride, dtype: tl.constexpr, SPLIT_K: tl.constexpr, CACHE: tl.constexpr = ""):
+def load_split_k(pointers, mask, stride, dtype: tl.constexpr, SPLIT_K: tl.constexpr, CACHE: tl.constexpr = NO_MODIFIER):
     """Loads the block at `pointers`. With SPLIT_K > 1, returns the sum of SPLIT_K float32 blocks, added in order.
 
     stride: elements from one block to the next

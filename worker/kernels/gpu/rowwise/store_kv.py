@@ -47,4 +47,5 @@ def store_kv_triton(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot
     _store_kv_kernel[(tokens,)](
         k, v, cache_k, cache_v, slot_mapping, k.stride(0), v.stride(0),
         CLAMP=check_caches(cache_k, cache_v, k.dtype), ROW=row, BLOCK=triton.next_power_of_2(row),
+        enable_fp_fusion=False,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The part `environment`: prints the GPU, versions, packages, the precompiled cache, and lastly what is wrong.
 
-python -m bench.gpu.first_hour.machine cuda|cpu
+python -m bench.gpu.calls.machine cuda|cpu
 """
 
 import os
@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from bench.gpu.first_hour.packages import DISTRIBUTIONS, SERVER, TESTS, missing, sentence
+from bench.gpu.calls.packages import DISTRIBUTIONS, SERVER, TESTS, missing, sentence
 from bench.gpu.offline.packed_cache import misfit
 
 GPU_FIELDS = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.mem,mig.mode.current"

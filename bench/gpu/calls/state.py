@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.first_hour.parts import MOST_ATTEMPTS, Part
+from bench.gpu.calls.parts import MOST_ATTEMPTS, Part
 from shared.config import ConfigError
 
 FILE = "state.json"
@@ -53,8 +53,8 @@ class State:
         found: dict[str, Any] = json.loads((folder / FILE).read_text())
         if (found["device"], tuple(found["models"])) != (device, models):
             raise ConfigError(
-                f"--first-hour: {folder} has results of --device {found['device']} --models "
-                f"{','.join(found['models'])}; continue with these flags, or name another folder"
+                f"--call: the earlier results are those of --device {found['device']} --models "
+                f"{','.join(found['models'])}; continue with these flags, or name another folder with --last"
             )
         outcomes = {name: Outcome(**outcome) for name, outcome in found["outcomes"].items()}
         return cls(folder, device, models, outcomes)

@@ -3,27 +3,23 @@
 from pathlib import Path
 
 from bench.client.summary import aligned
-from bench.gpu.first_hour.part_process import OUTPUT
-from bench.gpu.first_hour.parts import Part
-from bench.gpu.first_hour.state import State
+from bench.gpu.calls.part_process import OUTPUT
+from bench.gpu.calls.parts import PARTS, Part
+from bench.gpu.calls.state import State
 
 PAGE, PART_PAGE = "REPORT.md", "report.md"
 LAST_LINES = 15
 
 
-def folder_of(state: State, part: Part, parts: list[Part]) -> Path:
-    return state.folder / f"{parts.index(part) + 1:02d}-{part.name}"
+def folder_of(state: State, part: Part) -> Path:
+    return state.folder / part.name
 
 
-def write_report(state: State, parts: list[Part]) -> None:
-    """Writes REPORT.md. Called after every part, so that the page survives any failure."""
-    head = [
-        f"# The first hour: device {state.device}, models {', '.join(state.models)}",
-        "",
-        overview(state, parts),
-        "",
-    ]
-    pages = [line for part in parts for line in _page(part, folder_of(state, part, parts))]
+def write_report(state: State) -> None:
+    """Writes REPORT.md with the parts of all commands so far. Called after every part, so that it survives failures."""
+    parts = [part for part in PARTS if part.name in state.outcomes]
+    head = [f"# Device {state.device}, models {', '.join(state.models)}", "", overview(state, parts), ""]
+    pages = [line for part in parts for line in _page(part, folder_of(state, part))]
     (state.folder / PAGE).write_text("\n".join([*head, *pages]) + "\n")
 
 
