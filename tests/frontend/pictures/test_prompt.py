@@ -31,11 +31,12 @@ from tests.fakes import FakePool, sending
 from tests.frontend.api.harness import parse
 from tests.frontend.serving import http_client
 from tests.patience import PATIENCE_S
-from tests.pictures import PIXTRALS, QWENS, SIDES, drawn, processor_of, seeing_checkpoint
+from tests.pictures import PIXTRALS, POOLED, QWENS, SIDES, TILED, drawn, processor_of, seeing_checkpoint
+from tests.worker.vision.harness import GEMMA4S
 
 MODEL = "seeing"
 SIZES = [(90, 40), (30, 200), (64, 64)]
-KINDS = ["idefics3", "gemma3", "gemma4_small", "lfm2_vl", *QWENS, *PIXTRALS]
+KINDS = [*TILED, "gemma3", *GEMMA4S, "lfm2_vl", *QWENS, *PIXTRALS]
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +73,29 @@ async def asked(content: Any, context: ModelContext, **more: Any) -> GenerationR
     return await parse(chat, body, context)
 
 
+def patched(patches: NDArray[Any], rows: int, columns: int, side: int) -> NDArray[Any]:
+    """Returns the picture that patches make. patches [n, side * side * 3]: row by row; padding may follow them"""
+    cut = patches[: rows * columns].reshape(rows, columns, side, side, 3)
+    return cut.swapaxes(1, 2).reshape(side * rows, side * columns, 3)
+
+
 def levels_of(kind: str, expected: Any) -> list[NDArray[Any]]:
     """Returns the pixels of each picture that a processor has made, [height, width, 3]."""
-    if kind == "lfm2_vl":
-        return list(expected["pixel_values"])
     values = np.asarray(expected["pixel_values"])
+    if kind == "lfm2_vl":
+        shapes = np.asarray(expected["spatial_shapes"])
+        return [patched(each, *shape, 4) for each, shape in zip(values, shapes, strict=True)]
     if kind in PIXTRALS:  # smaller pictures of a batch are padded
         sizes = np.asarray(expected["image_sizes"])
         return [
             np.moveaxis(each[:, :height, :width], 0, -1) for each, (height, width) in zip(values, sizes, strict=True)
         ]
     found: list[NDArray[Any]] = []
-    if kind == "gemma4_small":
+    if kind in GEMMA4S:
+        side = 4 * POOLED[kind] if kind == "gemma4_unified" else 4
         for patches, places in zip(values, np.asarray(expected["image_position_ids"]), strict=True):
             columns, rows = places.max(0) + 1
-            cut = patches[: rows * columns].reshape(rows, columns, 4, 4, 3)
-            found.append(cut.swapaxes(1, 2).reshape(4 * rows, 4 * columns, 3))
+            found.append(patched(patches, rows, columns, side))
         return found
     if kind not in QWENS:
         return list(np.moveaxis(values.reshape(-1, 3, SIDES[kind], SIDES[kind]), 1, -1))
@@ -113,11 +121,11 @@ async def test_ids_places_and_pixels_are_those_of_the_processor(
     request = await asked(ours, context_of(folders[kind]))
     processor = processor_of(kind)
     prompt = processor.apply_chat_template([{"role": "user", "content": theirs}], add_generation_prompt=True)
-    expected = processor(images=[images], text=[prompt], add_special_tokens=False)
+    expected = processor(images=[images], text=[prompt], add_special_tokens=False, return_tensors="np")
     assert request.prompts[0] == list(expected["input_ids"][0])
     pixels = levels_of(kind, expected)
     found = list(request.features.pictures)
-    if kind == "idefics3":  # pictures with fewer tiles are padded with black tiles
+    if kind in TILED:  # pictures with fewer tiles are padded with black tiles
         pixels = pixels[: len(found)]
     assert len(found) == len(pixels) >= count
     vectors = 0
