@@ -40,11 +40,11 @@ class ModelContext:
     @classmethod
     def of(cls, names: Sequence[str], tokenizer: Tokenizer, config: FrontendConfig) -> Self:
         """Returns the context before any worker has reported its limits."""
-        style = ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format)
+        template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.pictures is not None)
+        style = ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format, template.render)
         defaults = recommended(tokenizer.generation) if config.sampling_defaults == "model" else {}
         return cls(
-            names[0], 0, tokenizer.vocab_size, tokenizer,
-            ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.pictures is not None),
+            names[0], 0, tokenizer.vocab_size, tokenizer, template,
             config.completions_stream_format, style, defaults, frozenset(names), config.any_model_name, tokenizer.task,
             trusts_templates=config.trust_request_chat_template,
             special_tokens_in_content=config.special_tokens_in_content,

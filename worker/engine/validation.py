@@ -54,7 +54,7 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
 
 def no_pictures(sequence: Sequence, submit: m.Submit) -> None:
     """Refuses a request with pictures, for models that accept only text."""
-    raise Refused("this model sees no pictures")
+    raise Refused("this model sees no images")
 
 
 def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
