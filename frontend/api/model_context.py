@@ -97,6 +97,9 @@ def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:
 
 
 def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> None:
-    """Raises Unprocessable if an id lies outside the vocabulary."""
+    """Raises Unprocessable, which names the first id outside the vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise Unprocessable(f"`{name}` has token ids outside 0 to {vocab_size - 1}", param=name, code="out_of_range")
+        id = next(id for id in ids if not 0 <= id < vocab_size)
+        raise Unprocessable(
+            f"`{name}` has the token id {id}, outside 0 to {vocab_size - 1}", param=name, code="out_of_range"
+        )

@@ -127,7 +127,7 @@ class AdapterStore:
                 raise AdapterError(f"the files in {adapter.path} have changed since it was loaded")
             loaded = self._load(files, number)
         except AdapterError as error:
-            raise AdapterError(f"the adapter {adapter.name!r} cannot be used: {error}") from None
+            raise AdapterError(f"`model`: the adapter {adapter.name!r} cannot be used: {error}") from None
         log.info("adapter %s: %s", adapter.name, adapter.path)
         return replace(loaded, number=number)
 

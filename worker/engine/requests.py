@@ -123,7 +123,7 @@ class RequestTable:
             return m.Rejected(submit.id, m.Refusal.INVALID, f"quarantined: in flight in {crash_count} worker crashes")
         longest = self._scheduler.config.max_seq_len
         if len(submit.prompt) + max(len(submit.generated), len(submit.answer or b"")) > 4 * longest:  # 4 bytes per id
-            return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
+            return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"`prompt` has more than {longest} tokens")
         problem = check_submit(submit, self._vocab_size, self._task)
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else None
 

@@ -73,11 +73,11 @@ class PendingSequences:
         grammar = adapter = None
         if use is not None:
             if adapters is None:
-                raise Refused("this worker was started without adapters")
+                raise Refused("`model`: this worker was started without adapters")
             adapter = adapters.load(use.adapter, lambda: [*live(), *(one.sequence for one in self._pending.values())])
         if text:
             if compiler is None:
-                raise Refused("this worker cannot compile grammars")
+                raise Refused("`response_format`: this worker cannot compile grammars")
             grammar = compiler.compile(text, sequence.turn.tenant)
         self._pending[sequence.key] = Preparing(sequence, grammar, adapter)
 

@@ -137,7 +137,7 @@ def test_hostile_or_late_requests_do_no_harm(bench: Bench) -> None:
     assert bench.received()[1][6].outcome is m.Outcome.DEADLINE
     bench.request_table._adapters = None
     bench.ask(7, adapter)
-    assert bench.told()[7] == "this worker was started without adapters"
+    assert bench.told()[7] == "`model`: this worker was started without adapters"
 
 
 def test_adapter_is_freed_when_its_request_ends(bench: Bench) -> None:
