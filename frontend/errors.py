@@ -4,7 +4,7 @@
 422 (`api_status`).
 """
 
-from typing import Any
+from typing import Any, Self
 
 
 class SluiceError(Exception):
@@ -26,6 +26,13 @@ class SluiceError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+
+    def renamed(self, name: str, param: str) -> Self:
+        """Returns this error with the field `param` instead of `name`, in its text, too."""
+        if self.param == name:
+            self.message, self.param = self.message.replace(f"`{name}`", f"`{param}`", 1), param
+            self.args = (self.message,)
+        return self
 
 
 class BadRequest(SluiceError):

@@ -69,6 +69,7 @@ class GenerationRequest:
     shown: Shown = Shown()
     admission: Admission = Admission()
     features: Features = NO_FEATURES
+    param: str = "prompt"  # the name of the field with the prompts, for error messages
     format_data: Any = None  # a record of the API format with data for its response
 
     @property

@@ -40,11 +40,11 @@ class ModelContext:
     @classmethod
     def of(cls, names: Sequence[str], tokenizer: Tokenizer, config: FrontendConfig) -> Self:
         """Returns the context before any worker has reported its limits."""
-        style = ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format)
+        template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.pictures is not None)
+        style = ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format, template.render)
         defaults = recommended(tokenizer.generation) if config.sampling_defaults == "model" else {}
         return cls(
-            names[0], 0, tokenizer.vocab_size, tokenizer,
-            ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.pictures is not None),
+            names[0], 0, tokenizer.vocab_size, tokenizer, template,
             config.completions_stream_format, style, defaults, frozenset(names), config.any_model_name, tokenizer.task,
             trusts_templates=config.trust_request_chat_template,
             special_tokens_in_content=config.special_tokens_in_content,
@@ -97,6 +97,9 @@ def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:
 
 
 def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> None:
-    """Raises Unprocessable if an id lies outside the vocabulary."""
+    """Raises Unprocessable, which names the first id outside the vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise Unprocessable(f"`{name}` has token ids outside 0 to {vocab_size - 1}", param=name, code="out_of_range")
+        id = next(id for id in ids if not 0 <= id < vocab_size)
+        raise Unprocessable(
+            f"`{name}` has the token id {id}, outside 0 to {vocab_size - 1}", param=name, code="out_of_range"
+        )

@@ -83,7 +83,7 @@ async def prepare(
         tuple(prompts), chosen, stops=fields.stops, n=reading.n, stream=fields.stream, model=context.model,
         parser_config=_parser_config(reading, begins, context),
         features=_features(reading, whole, prompts, most, tops.prompt, context, pictures),
-        shown=shown(fields), admission=admission(fields), format_data=reading.format_data,
+        shown=shown(fields), admission=admission(fields), param=reading.param, format_data=reading.format_data,
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from frontend.api.model_context import ModelContext, check_ids
 from frontend.api.requests.request_model import SMALLEST
 from frontend.api.requests.request_types import GenerationFields
 from frontend.errors import Unprocessable
-from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 
 SAMPLING = (
@@ -55,17 +54,19 @@ def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
             check_ids(name, value, context.vocab_size)
             return tuple(dict.fromkeys(value))
         case "bad_words":
-            return _bad_words(value, context.tokenizer)
+            return _bad_words(value, context)
         case "logit_bias":
             check_ids(name, list(value), context.vocab_size)
             return tuple((token, _float32(bias)) for token, bias in value.items())
     return _float32(value) if type(value) is float else value
 
 
-def _bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Returns the token ids of each word, both at the beginning of a text and after a space."""
+def _bad_words(words: list[str], context: ModelContext) -> tuple[tuple[int, ...], ...]:
+    """Returns the token ids of each word, both at the beginning of a text and after a space. Raises Unprocessable."""
     bare = [word.lstrip() or word for word in words]
-    encoded = tokenizer.encode_now([*bare, *[" " + word for word in bare]], False)
+    encoded = context.tokenizer.encode_now([*bare, *[" " + word for word in bare]], False)
+    for place, ids in enumerate(encoded):
+        check_ids(f"bad_words[{place % len(words)}]", ids, context.vocab_size)
     return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
 
 

@@ -113,7 +113,10 @@ class Service:
         self._check_size(request)
         arrived_at = time.perf_counter() if arrived_at is None else arrived_at
         outputs = self._outputs(request)
-        streams = await self._submit_in_time(request, arrived_at)
+        try:
+            streams = await self._submit_in_time(request, arrived_at)
+        except Unprocessable as refused:  # the worker does not know how the API format calls the prompt
+            raise refused.renamed("prompt", request.param) from None
         checked = request.features.checked
         self.metrics.admitted(request.prompt_tokens + len(checked or ()))
         choices = [

@@ -4,10 +4,12 @@
 The source of the chat template shows the format; `--tool-format` and `--reasoning-format` override it.
 """
 
+import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from frontend.output_parser import marks
 from frontend.output_parser.parameter_kinds import Kind, kinds_of
@@ -118,14 +120,28 @@ class ModelFormat:
 
     @classmethod
     def of(
-        cls, templates: Mapping[str, str], tool_format: str = "auto", reasoning_format: str = "auto"
+        cls,
+        templates: Mapping[str, str],
+        tool_format: str = "auto",
+        reasoning_format: str = "auto",
+        render: Callable[[list[dict[str, Any]]], str] | None = None,
     ) -> "ModelFormat":
+        """Returns the properties that the sources of templates show.
+
+        render: renders messages with these templates. It is called once if the templates write calls, but name no
+            `tools`: only the prompt of an example shows whether they write results, too. None: they do not
+        """
         source = "\n".join(templates.values())
         shows_tools = "tools" in source
         detected = _tool_format(source) if tool_format == "auto" else ToolFormat(tool_format)
         needs_text = detected is ToolFormat.NONE or not (shows_tools or detected in KNOWN_WITHOUT_TOOLS)
         as_text = tool_format in ("auto", ToolFormat.HERMES) and needs_text
         detected = ToolFormat.HERMES if as_text else detected
+        text_arguments = ARGUMENTS_AS_TEXT.search(source) is not None
+        shows_calls = (
+            as_text and "tool_calls" in source and not shows_tools
+            and render is not None and _shows_calls(render, text_arguments)
+        )  # fmt: skip
         tags = next((tags for tags in TAGS if any(tag in source for tag in tags)), None)
         thinks = detected is ToolFormat.HARMONY or tags is not None
         return cls(
@@ -136,8 +152,8 @@ class ModelFormat:
             has_reasoning_effort="reasoning_effort" in source,
             tags=tags or THINK,
             tools_as_text=as_text or (not shows_tools and detected in DESCRIBED),
-            calls_as_text=as_text,
-            arguments_as_text=ARGUMENTS_AS_TEXT.search(source) is not None,
+            calls_as_text=as_text and not shows_calls,
+            arguments_as_text=text_arguments,
         )
 
     def output_begins(self, prompt: str, continued: str = "") -> Reasoning:
@@ -189,6 +205,26 @@ class ModelFormat:
     def degree(self, effort: str) -> str:
         """Returns the reasoning effort that the model knows and that is nearest to a client's `effort`."""
         return DEGREES.get(self.tool_format, {}).get(effort, effort)
+
+
+def _shows_calls(render: Callable[[list[dict[str, Any]]], str], text_arguments: bool) -> bool:
+    """Says whether a template shows two calls of one message, and each result in a message of its own."""
+    facts = [(f"made0call{number}", f"function_{number}", f"word_{number}", f"result_{number}") for number in (1, 2)]
+    calls = []
+    for id, name, word, _ in facts:
+        arguments = {"key": word}
+        given = json.dumps(arguments) if text_arguments else arguments
+        calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": given}})
+    results = [{"role": "tool", "name": name, "tool_call_id": id, "content": result} for id, name, _, result in facts]
+    end = [{"role": "assistant", "content": "said_3"}, {"role": "user", "content": "asked_4"}]
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "asked_0"}]
+    try:
+        text = render([*asked, {"role": "assistant", "content": "", "tool_calls": calls}, *results, *end])
+    except Exception:  # a template is a program: messages that it does not expect can make it raise anything
+        return False
+    words = ["asked_0", *(one for _, name, word, _ in facts for one in (name, word)), *(one[3] for one in facts)]
+    places = [text.find(one) for one in (*words, "said_3", "asked_4")]
+    return -1 not in places and places == sorted(places)
 
 
 def _plain_switch(source: str) -> str:

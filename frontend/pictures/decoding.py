@@ -35,14 +35,14 @@ class Decoded(NamedTuple):
         return sum(len(pixels) for _, _, pixels in self.tiles)
 
 
-async def decoded(name: str, data: bytes, seen: PictureFormat, most_pixels: int) -> Decoded:
-    """Decodes, resizes and cuts a picture. name: what errors call the picture: "picture 2"
+async def decoded(path: str, data: bytes, seen: PictureFormat, most_pixels: int) -> Decoded:
+    """Decodes, resizes and cuts a picture. path: where the request has it: "messages[0].content[1]"
 
     Raises BadRequest for a file that is no picture, or that cannot be decoded; Overloaded if too many wait.
     """
     children = _children()
     if children.waiting >= MAX_WAITING:
-        raise Overloaded(f"{MAX_WAITING} pictures wait to be decoded", code="queue_full", retry_after=1.0)
+        raise Overloaded(f"{MAX_WAITING} images wait to be decoded", code="queue_full", retry_after=1.0)
     children.waiting += 1
     counts, since = picture_counts(), monotonic()
     try:
@@ -50,19 +50,19 @@ async def decoded(name: str, data: bytes, seen: PictureFormat, most_pixels: int)
         found = await running
     except NotStarted as error:
         counts.not_decoded += 1
-        raise Overloaded(f"pictures cannot be decoded: {error}", code="not_ready", retry_after=1.0) from error
+        raise Overloaded(f"images cannot be decoded: {error}", code="not_ready", retry_after=1.0) from error
     except Killed as error:
         counts.not_decoded += 1
-        raise Overloaded(f"{name} was not decoded: {error}", code="not_ready", retry_after=1.0) from error
+        raise Overloaded(f"`{path}`: the image was not decoded: {error}", code="not_ready", retry_after=1.0) from error
     except (Lost, Raised) as error:
         counts.refused += 1
-        raise refused(name, f"cannot be decoded: {error}") from error
+        raise refused(path, f"cannot be decoded: {error}") from error
     finally:
         children.waiting -= 1
         counts.seconds += monotonic() - since
     if len(found) == 1:
         counts.refused += 1
-        raise refused(name, str(found[0]))
+        raise refused(path, str(found[0]))
     counts.decoded += 1
     rows, columns, tiles = found
     return Decoded(
@@ -71,9 +71,9 @@ async def decoded(name: str, data: bytes, seen: PictureFormat, most_pixels: int)
     )  # fmt: skip
 
 
-def refused(name: str, problem: str) -> BadRequest:
-    """Returns the error for a picture of a request."""
-    return BadRequest(f"`messages`: {name} {problem}", param="messages", code="invalid_image")
+def refused(path: str, problem: str) -> BadRequest:
+    """Returns the error for a picture of a request. path: where the request has it"""
+    return BadRequest(f"`{path}`: the image {problem}", param=path, code="invalid_image")
 
 
 class _Children:

@@ -24,44 +24,44 @@ ALL_SECONDS = 30.0  # time limit for the whole answer, including its head
 PIECE = 1 << 16
 
 
-def fetched(name: str, url: str, allowed: Sequence[str], most: int) -> bytes:
+def fetched(path: str, url: str, allowed: Sequence[str], most: int) -> bytes:
     """Returns the file that a host sends, of at most `most` bytes. Blocks. Raises BadRequest, which says what is wrong.
 
     allowed: names and addresses of hosts. A host in a private network must be listed by its address, not by its name.
     """
     if not allowed:
-        raise refused(name, "is on the web, and the server fetches none (--allowed-media-domains); send it as data")
-    parts = _split(name, url)
+        raise refused(path, "is on the web, and the server fetches none (--allowed-media-domains); send it as data")
+    parts = _split(path, url)
     host = parts.hostname or ""
     if host not in {one.lower() for one in allowed}:
-        raise refused(name, f"is on {host[:100]!r}, which is none of the hosts that the server fetches pictures from")
+        raise refused(path, f"is on {host[:100]!r}, which is none of the hosts that the server fetches images from")
     try:
-        connection = _Connection(host, _address(name, host), parts)
+        connection = _Connection(host, _address(path, host), parts)
         try:
-            return _answer(name, connection, parts, most)
+            return _answer(path, connection, parts, most)
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ssl.SSLError, UnicodeError) as error:
-        raise refused(name, f"cannot be fetched from {host[:100]}: {error}") from error
+        raise refused(path, f"cannot be fetched from {host[:100]}: {error}") from error
 
 
-def _split(name: str, url: str) -> SplitResult:
+def _split(path: str, url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        raise refused(name, f"has a URL that cannot be read: {error}") from error
+        raise refused(path, f"has a URL that cannot be read: {error}") from error
     if any(letter <= " " or letter >= "\x7f" for letter in url):
-        raise refused(name, "has a URL with letters that must be escaped")
+        raise refused(path, "has a URL with letters that must be escaped")
     return parts
 
 
-def _address(name: str, host: str) -> str:
+def _address(path: str, host: str) -> str:
     """Returns an address of the host. Raises BadRequest if its name leads to an address in a private network."""
     found = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     for address in found:
         if address != host and not ipaddress.ip_address(address.split("%")[0]).is_global:
-            raise refused(name, f"is on {host[:100]!r}, whose address is one of a private network")
+            raise refused(path, f"is on {host[:100]!r}, whose address is one of a private network")
     return found[0]
 
 
@@ -112,13 +112,13 @@ class _Connection(http.client.HTTPConnection):
             self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
 
 
-def _answer(name: str, connection: _Connection, parts: SplitResult, most: int) -> bytes:
+def _answer(path: str, connection: _Connection, parts: SplitResult, most: int) -> bytes:
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection.request("GET", target, headers={"Accept": "image/*", "User-Agent": "sluice", "Connection": "close"})
     response = connection.getresponse()
     if response.status != 200:
         moved = ", and redirects are not followed" if 300 <= response.status < 400 else ""
-        raise refused(name, f"cannot be fetched: the host answers {response.status}{moved}")
+        raise refused(path, f"cannot be fetched: the host answers {response.status}{moved}")
     size = response.length  # None: the body ends with the connection or with the last chunk
     data = bytearray()
     while size is None or len(data) < size:
@@ -126,7 +126,7 @@ def _answer(name: str, connection: _Connection, parts: SplitResult, most: int) -
             break
         data += piece
         if len(data) > most:
-            raise refused(name, f"has more than {most >> 20} MiB")
+            raise refused(path, f"has more than {most >> 20} MiB")
     if size is not None and len(data) < size:
-        raise refused(name, f"cannot be fetched: its host sends {len(data)} of {size} bytes")
+        raise refused(path, f"cannot be fetched: its host sends {len(data)} of {size} bytes")
     return bytes(data)

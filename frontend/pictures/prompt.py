@@ -22,39 +22,40 @@ async def pictures_of(sources: Sequence[Source], seen: PictureFormat, config: Fr
     most = config.max_images_per_request
     if len(sources) > most:
         raise BadRequest(
-            f"`messages` have {len(sources)} pictures; at most {most} are accepted (--max-images-per-request)",
-            param="messages", code="too_many_images",
+            f"`{sources[most].path}`: the request has {len(sources)} images; at most {most} are accepted "
+            "(--max-images-per-request)", param=sources[most].path, code="too_many_images",
         )  # fmt: skip
-    found: dict[Source, Decoded] = {}
+    found: dict[str, Decoded] = {}
     recent, total = recent_pictures(), 0
-    for number, source in enumerate(sources, 1):
-        name = f"picture {number}"
-        if source not in found:
+    for source in sources:
+        path, mark = source.path, source.mark
+        if mark not in found:
             cut = replace(seen, cuts=False) if source.detail == "low" else seen
-            data, pixels = await read(name, source, config), config.max_image_pixels
+            data, pixels = await read(source, config), config.max_image_pixels
             key = key_of(data, cut, pixels)
-            found[source] = recent.get(key) or await decoded(name, data, cut, pixels)
-            recent.add(key, found[source])
-        total += found[source].nbytes
+            found[mark] = recent.get(key) or await decoded(path, data, cut, pixels)
+            recent.add(key, found[mark])
+        total += found[mark].nbytes
         if total > MAX_PIXEL_BYTES:
             raise BadRequest(
-                f"`messages`: up to {name}, the pictures have more than {MAX_PIXEL_BYTES >> 20} MiB of pixels",
-                param="messages", code="too_many_images",
+                f"`{path}`: with this image, the images have more than {MAX_PIXEL_BYTES >> 20} MiB of pixels",
+                param=path, code="too_many_images",
             )  # fmt: skip
-    return [found[source] for source in sources]
+    return [found[source.mark] for source in sources]
 
 
-def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureFormat) -> str:
+def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureFormat, param: str) -> str:
     """Returns the rendered conversation, with the tokens of a picture in place of each placeholder.
 
     mark: stands before placeholders that a client has written (frontend/api/chat/untrusted.py); these are not replaced.
+    param: the request field that holds the conversation
     Raises Unprocessable unless the template shows each picture once.
     """
     own = re.compile((f"(?<!{re.escape(mark)})" if mark else "") + re.escape(seen.placeholder))
     if (count := len(own.findall(text))) != len(pictures):
         raise Unprocessable(
-            f"`messages` have {len(pictures)} pictures, but the model's chat template shows {count} of them",
-            param="messages", code="unsupported_content",
+            f"`{param}` has {len(pictures)} images, but the model's chat template shows {count} of them",
+            param=param, code="unsupported_content",
         )  # fmt: skip
     following = iter(pictures)
 
@@ -66,7 +67,7 @@ def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureF
 
 
 def placed(
-    ids: Sequence[int], pictures: Sequence[Decoded], seen: PictureFormat, tokenizer: Tokenizer
+    ids: Sequence[int], pictures: Sequence[Decoded], seen: PictureFormat, tokenizer: Tokenizer, param: str
 ) -> tuple[Picture, ...]:
     """Returns the tiles of all pictures, each with the place of its tokens in the prompt.
 
@@ -84,8 +85,8 @@ def placed(
         for before, start, count in zip(accumulate(counts, initial=0), starts, counts, strict=False)
     ):
         raise Unprocessable(
-            f"the tokenizer does not make a token of each {seen.token}, so the model cannot see pictures",
-            param="messages", code="unsupported_content",
+            f"`{param}`: the tokenizer does not make a token of each {seen.token}, so the model cannot see images",
+            param=param, code="unsupported_content",
         )  # fmt: skip
     return tuple(
         Picture(start, count, height, width, pixels, digest)

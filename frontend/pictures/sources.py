@@ -17,22 +17,22 @@ MAX_BYTES = 20 << 20  # limit for the file of a picture
 FETCHES = 8  # limit on the pictures that are fetched from the web at the same time
 
 
-async def read(name: str, source: Source, config: FrontendConfig) -> bytes:
-    """Returns the file of a picture. Raises BadRequest, which says what is wrong. name: what errors call the picture"""
-    scheme = source.url.split(":", 1)[0].lower()
+async def read(source: Source, config: FrontendConfig) -> bytes:
+    """Returns the file of a picture. Raises BadRequest, which says what is wrong."""
+    path, scheme = source.path, source.url.split(":", 1)[0].lower()
     match scheme:
         case "data":
-            return _checked(name, _own(name, source.url))
+            return _checked(path, _own(path, source.url))
         case "http" | "https":
             from frontend.pictures.fetch import fetched
 
             allowed = words(config.allowed_media_domains)
             return await asyncio.get_running_loop().run_in_executor(
-                _fetchers(), fetched, name, source.url, allowed, MAX_BYTES
+                _fetchers(), fetched, path, source.url, allowed, MAX_BYTES
             )
         case "file":
-            return _checked(name, await asyncio.to_thread(_from_folder, name, source.url, config.allowed_media_path))
-    raise refused(name, "must be a data:, http:, https: or file: URL")
+            return _checked(path, await asyncio.to_thread(_from_folder, path, source.url, config.allowed_media_path))
+    raise refused(path, "must be a data:, http:, https: or file: URL")
 
 
 @cache
@@ -41,38 +41,38 @@ def _fetchers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
 
 
-def _own(name: str, url: str) -> bytes:
+def _own(path: str, url: str) -> bytes:
     head, comma, data = url.partition(",")
     kind, *also = head.partition(":")[2].lower().split(";")
     if not comma or "base64" not in (one.strip() for one in also):
-        raise refused(name, "must be a data: URL in base64")
+        raise refused(path, "must be a data: URL in base64")
     if not kind.strip().startswith("image/"):
-        raise refused(name, f"has the media type {kind.strip()[:80]!r}, not one of an image")
+        raise refused(path, f"has the media type {kind.strip()[:80]!r}, not one of an image")
     if 3 * len(data) // 4 > MAX_BYTES + 3:
-        raise _too_large(name)
+        raise _too_large(path)
     try:
         return base64.b64decode(data.strip(), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise refused(name, f"is not base64: {error}") from error
+        raise refused(path, f"is not base64: {error}") from error
 
 
-def _from_folder(name: str, url: str, allowed: str) -> bytes:
+def _from_folder(path: str, url: str, allowed: str) -> bytes:
     if not allowed:
-        raise refused(name, "is a file, and the server reads none (--allowed-media-path)")
+        raise refused(path, "is a file, and the server reads none (--allowed-media-path)")
     root = Path(allowed).resolve()
     try:
         file = _named(url, root)
     except (OSError, RuntimeError, ValueError) as error:  # too long a path, a loop of links, a zero byte
-        raise refused(name, "has a URL that names no file") from error
+        raise refused(path, "has a URL that names no file") from error
     if not file.is_relative_to(root):
-        raise refused(name, "is not below the folder that the server reads pictures from")
+        raise refused(path, "is not below the folder that the server reads images from")
     try:
         if not file.is_file():
-            raise refused(name, "is not there")
+            raise refused(path, "is not there")
         with file.open("rb") as opened:
             return opened.read(MAX_BYTES + 1)
     except OSError as error:
-        raise refused(name, f"cannot be read: {error.strerror}") from error
+        raise refused(path, f"cannot be read: {error.strerror}") from error
 
 
 def _named(url: str, root: Path) -> Path:
@@ -84,13 +84,13 @@ def _named(url: str, root: Path) -> Path:
     return below if host or (below.is_file() and not whole.is_relative_to(root)) else whole
 
 
-def _checked(name: str, data: bytes) -> bytes:
+def _checked(path: str, data: bytes) -> bytes:
     if not data:
-        raise refused(name, "is empty")
+        raise refused(path, "is empty")
     if len(data) > MAX_BYTES:
-        raise _too_large(name)
+        raise _too_large(path)
     return data
 
 
-def _too_large(name: str) -> BadRequest:
-    return refused(name, f"has more than {MAX_BYTES >> 20} MiB")
+def _too_large(path: str) -> BadRequest:
+    return refused(path, f"has more than {MAX_BYTES >> 20} MiB")

@@ -1,13 +1,16 @@
-"""Support for HTTP/1.0, for clients that offer HTTP/2, and for TLS clients that send no close_notify."""
+"""Support for HTTP/1.0, for clients that offer HTTP/2, that half-close, and TLS clients that send no close_notify."""
 
 import asyncio
 import contextlib
 import fcntl
+import select
 import termios
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 CLOSE_NOTIFY_S = 0.05  # pause between two checks whether a TLS client has received everything
+GONE_S = (0.001, 0.01, 0.1, 0.5)  # pauses between checks whether a client that sends no more is gone; the last repeats
+PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"  # clients skip it wherever it comes; the host of a closed socket refuses it
 UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
 
@@ -51,6 +54,34 @@ def head_without_upgrade(method: bytes, url: bytes, version: bytes, headers: Ite
     if any(name == b"connection" and b"close" in value.lower() for name, value in headers):
         lines.append(b"connection: close")
     return b"\r\n".join((b" ".join((method, url, b"HTTP/" + version)), *lines, b"", b""))
+
+
+def abort_when_gone(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, is_open: Callable[[], bool]) -> None:
+    """Ends a connection whose client sends no more, as soon as the client's host has refused what was written.
+
+    A client that has closed its socket and one that only sends no more look the same until something is written.
+    Nothing of an event loop notices the refusal, because the end of the input has been read already.
+    """
+    pauses = iter(GONE_S)
+
+    def check() -> None:
+        if not is_open():
+            return
+        if _is_refused(transport):
+            transport.abort()
+        else:
+            loop.call_later(next(pauses, GONE_S[-1]), check)
+
+    loop.call_later(next(pauses), check)
+
+
+def _is_refused(transport: asyncio.Transport) -> bool:
+    polled = select.poll()
+    try:
+        polled.register(transport.get_extra_info("socket").fileno(), 0)  # errors are always reported
+        return bool(polled.poll(0))
+    except (OSError, ValueError):  # the socket was closed meanwhile
+        return True
 
 
 def abort_after_tls_close(

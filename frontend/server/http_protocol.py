@@ -7,6 +7,11 @@ process, `enforce_timeouts`, checks a few times a second whether each connection
     request      a head or a body is arriving          at most `request_s` in all, then 408
     responding   the server computes                   no limit here
     writing      the client has bytes to read          at most `write_s` without reading any, then it is cut off
+
+A client may send no more after a complete request (it half-closes the connection) and still gets its response. One that
+has closed the connection looks the same until something is written to it, so that an interim response is sent, which
+clients skip. The host of a client that is gone refuses it, and the request is aborted. HTTP/1.0 has no interim
+responses, and TLS no half-closed connections: there, the end of the input is the end of the client.
 """
 
 import asyncio
@@ -19,7 +24,13 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from frontend.server.connection_limits import ConnectionLimits
-from frontend.server.http_compat import Http10Transport, abort_after_tls_close, head_without_upgrade
+from frontend.server.http_compat import (
+    PROBE,
+    Http10Transport,
+    abort_after_tls_close,
+    abort_when_gone,
+    head_without_upgrade,
+)
 from frontend.server.middleware import CLOSED, DIRECT
 
 MAX_PIPELINED = 32  # how many requests of one connection may wait for the current one
@@ -71,6 +82,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._received = 0  # bytes since the last complete head or request, not counting bytes of a body
         self._unfinished: list[Any] = []  # unfinished pipelined cycles before the newest one
         self._deaf = False  # whether the client was refused, so that input is ignored
+        self._half_closed = False  # whether the client sends no more, and waits for its responses
         self._phase, self._progress, self._since = "", object(), 0.0  # see `check_timeouts`
 
     # called by asyncio
@@ -99,6 +111,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._parse(data)
         if self._received > self._limits.header_bytes and not self._deaf:
             self._refuse(HEAD_TOO_LARGE)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Returns whether the connection stays open for responses to requests that are complete."""
+        current = [cycle for cycle in (*self._unfinished, self.cycle) if cycle and not cycle.response_complete]
+        complete = current and not current[-1].more_body and not self._in_head()
+        if not complete or self._deaf or not self.transport.can_write_eof():
+            return False
+        if any(cycle.scope["http_version"] == "1.0" for cycle in current):
+            return False
+        self._half_closed = True
+        if not any(cycle.response_started for cycle in current):
+            self.transport.write(PROBE)
+        abort_when_gone(self.transport, self.loop, lambda: self in self.connections)
+        return True
 
     def _parse(self, data: bytes) -> None:
         """Parses, and ignores offers to use another protocol.
@@ -129,6 +155,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._half_closed and self.cycle.response_complete and not self.pipeline:
+            self.transport.close()
         self._abort_after_tls_close()
 
     def _abort_after_tls_close(self) -> None:

@@ -15,10 +15,16 @@ PICTURES = "pictures"  # the key of a message's pictures: its sources by their m
 
 
 class Source(NamedTuple):
-    """Where a picture comes from. url: a data:, http(s): or file: URL; detail: the field of OpenAI's formats"""
+    """Where a picture comes from.
+
+    url: a data:, http(s): or file: URL
+    detail: the field of OpenAI's formats
+    path: where the request has the picture, for error messages: "messages[0].content[1]"
+    """
 
     url: str
     detail: str = "auto"
+    path: str = ""
 
     @property
     def mark(self) -> str:
@@ -32,10 +38,23 @@ def base64_source(data: str, kind: str = "image/*") -> Source:
     return Source(f"data:{kind};base64,{data}")
 
 
-def found_in(parts: Iterable[Any]) -> dict[str, Any]:
-    """Returns `{"pictures": {mark: source, ...}}`, to add to a message; {} if the message's parts have no picture."""
-    sources = [source for part in parts if (source := getattr(part, "source", None)) is not None]
-    return {PICTURES: {source.mark: source for source in sources}} if sources else {}
+def found_in(parts: Iterable[Any], name: str, first: int = 0) -> dict[str, Any]:
+    """Returns `{"pictures": {mark: source, ...}}`, to add to a message; {} if the message's parts have no picture.
+
+    name: the field with the parts, which becomes the path of the sources; first: the number of the first part
+    """
+    found: dict[str, Source] = {}
+    for number, part in enumerate(parts, first):
+        if (source := getattr(part, "source", None)) is not None:
+            found.setdefault(source.mark, source._replace(path=f"{name}[{number}]"))
+    return {PICTURES: found} if found else {}
+
+
+def within(message: dict[str, Any], place: str) -> dict[str, Any]:
+    """Returns the message with `place` before the paths of its pictures: "messages[0]"."""
+    if (found := message.get(PICTURES)) is None:
+        return message
+    return message | {PICTURES: {mark: one._replace(path=f"{place}.{one.path}") for mark, one in found.items()}}
 
 
 def has_marks(text: object) -> bool:
@@ -57,7 +76,9 @@ def parts_of(content: object) -> object:
 
 def without_sources(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Source]]:
     """Returns the messages without their `pictures`, and the sources of all pictures by their marks."""
-    sources = {mark: source for one in messages for mark, source in one.get(PICTURES, {}).items()}
+    sources: dict[str, Source] = {}
+    for one in messages:
+        sources = one.get(PICTURES, {}) | sources  # of equal pictures, the first one is named
     return [{key: value for key, value in one.items() if key != PICTURES} for one in messages], sources
 
 

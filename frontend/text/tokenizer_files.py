@@ -4,6 +4,7 @@ This module only reads and checks the files; `tokenizer` encodes and decodes.
 """
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,8 @@ from tokenizers import Tokenizer as Engine
 from frontend.text.chat_template import given_template
 from frontend.text.picture_format import PictureFormat, picture_format
 from shared.task import Task, TaskError, read_task
+
+log = logging.getLogger("sluice.frontend")
 
 Settings = dict[str, Any]
 
@@ -71,6 +74,7 @@ class TokenizerFiles:
         engine.add_special_tokens(missing_specials(engine, config, names))
         eos_ids = first_ids("eos_token_id", settings) or ids_of(engine.token_to_id(names.get("eos_token", "")))
         templates = given_template(Path(template)) if template else chat_templates(folder, config)
+        check_vocabulary(engine, (model.get("text_config") or model).get("vocab_size"), templates, folder)
         served = _task(folder, task)
         sees = model.get("vision_config") and served.name == "generate"
         pictures = picture_format(folder, model, names) if sees else None
@@ -130,6 +134,30 @@ def read_engine(path: Path) -> tuple[bytes, Engine, Decoding]:
     engine.no_truncation()
     engine.no_padding()
     return source, engine, decoding_of(decoder)
+
+
+def check_vocabulary(engine: Engine, size: object, templates: dict[str, str], folder: Path) -> None:
+    """Raises TokenizerError if texts have ids that the model lacks: the tokenizer is that of another model.
+
+    size: the model's vocab_size; anything but a number is not checked
+
+    Added tokens beyond the vocabulary are common, because trainers add tokens such as [PAD] without a larger model. If
+    no text gets them by itself, they are only logged, and a request that needs one is refused.
+    """
+    if not isinstance(size, int):
+        return
+    file, words = folder / "tokenizer.json", f"the model's vocab_size is {size}"
+    if (count := engine.get_vocab_size(with_added_tokens=False)) > size:
+        raise TokenizerError(f"{file} has {count} tokens for text, but {words}: it is the tokenizer of another model")
+    if beyond := [id for id in engine.encode("").ids if id >= size]:
+        token = engine.id_to_token(beyond[0])
+        raise TokenizerError(f"{file} adds the token {token!r} to each text, whose id is {beyond[0]}, but {words}")
+    added = {id: one.content for id, one in engine.get_added_tokens_decoder().items() if id >= size}
+    if added:
+        shown = ", ".join(f"{text!r} ({id})" for id, text in sorted(added.items())[:8])
+        log.warning("%s: %d added tokens are outside the vocabulary (%s); %s", file, len(added), shown, words)
+    if written := [text for text in added.values() if any(text in source for source in templates.values())]:
+        log.warning("chats are refused where the chat template writes %s, which the model lacks", ", ".join(written))
 
 
 def decoding_of(decoder: Settings | None) -> Decoding:

@@ -11,6 +11,7 @@ Knows streams and connections; nothing of sockets, of addresses, or of how a wor
 """
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,7 @@ REPLACED = (
     "the worker that computed the beginning of this answer was replaced by one that computes other bits (see "
     "system_fingerprint), so the answer cannot continue"
 )
+FIELD = re.compile(r"`([^`]+)`")  # the name of a field, with which a worker's refusal begins
 RETRY_S = 0.5  # pause between two attempts to place the streams that wait for a worker
 
 
@@ -343,7 +345,8 @@ class WorkerPool:
 
 
 def rejection_error(rejected: m.Rejected) -> SluiceError:
-    """Returns the error for a request that no worker admits."""
+    """Returns the error for a request that no worker admits. It names the field that the message begins with."""
     if rejected.reason in (m.Refusal.TOO_LONG, m.Refusal.INVALID):
-        return Unprocessable(rejected.message, code=rejected.reason.value)
+        named = FIELD.match(rejected.message)
+        return Unprocessable(rejected.message, code=rejected.reason.value, param=named[1] if named else None)
     return Overloaded(rejected.message, code=rejected.reason.value, retry_after=rejected.retry_after_s)

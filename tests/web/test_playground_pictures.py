@@ -114,4 +114,4 @@ def test_pictures_that_cannot_be_sent_are_refused_in_words(
         attach(ui, "one.png", png(0))
         ui.watch.expected_statuses = {400}
         ui.send("What is this?", until="failed")
-        assert "sees no pictures, only text" in ui.error
+        assert "sees no images, only text" in ui.error

@@ -1,7 +1,9 @@
 """Keeps adapters in memory, and reads them in a thread, so that steps continue meanwhile.
 
 To make room for a new adapter, the least recently used adapter that no sequence uses is dropped. A later request for a
-dropped adapter reads it from its folder again.
+dropped adapter reads it from its folder again. If all are in use, requests for other adapters wait, in order of arrival
+(worker/grammar/pending.py). For each adapter that waits, the least recently used one in memory gets no further
+requests, so that it is free when its running requests have ended.
 """
 
 import logging
@@ -10,7 +12,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +24,6 @@ from worker.adapters.loaded import LoadedAdapter, load_adapter
 from worker.adapters.sites import Sites, sites_of
 from worker.model.layer import Weights
 from worker.model.parts.part import Part
-from worker.schedule.admission import QueueFull
 from worker.schedule.records.adapter_use import used_by
 from worker.schedule.sequence import Sequence
 from worker.spec import ModelSpec
@@ -84,39 +85,47 @@ class AdapterStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def load(self, adapter: Adapter, live: Callable[[], Collection[Sequence]]) -> "Future[LoadedAdapter]":
-        """Returns a future of the adapter, whose result() raises AdapterError. Raises QueueFull if there is no room.
+    def load(
+        self, adapter: Adapter, live: Callable[[], Collection[Sequence]], behind: int = 0
+    ) -> "Future[LoadedAdapter] | None":
+        """Returns a future of the adapter, whose result() raises AdapterError. Returns None if there is no room yet.
 
         live: returns the live sequences, whose adapters must not be dropped
+        behind: how many other adapters wait for room before this one
         """
-        self._count(adapter.name)
         adapter = adapter.unscaled
         kept = self._kept.get(adapter)
         if kept is not None and not kept.failed:
+            if adapter in islice(self._kept, behind):  # it makes room for one that waits
+                return None
             self._kept.move_to_end(adapter)
             return kept.loaded
         self._kept.pop(adapter, None)
-        self._make_room(live)
+        if behind or not self._make_room(live):
+            return None
         number = next(self._numbers)
         future = self._threads.submit(self._read, adapter, number)
         self._kept[adapter] = Kept(number, future)
         future.add_done_callback(lambda _: self.wake())
         return future
 
-    def _count(self, name: str) -> None:
+    def count(self, name: str) -> None:
+        """Counts a sequence that came with the adapter of this name."""
         own = name if name in self.requests or len(self.requests) < MAX_COUNTED else OTHERS
         self.requests[own] = self.requests.get(own, 0) + 1
 
-    def _make_room(self, live: Callable[[], Collection[Sequence]]) -> None:
+    def _make_room(self, live: Callable[[], Collection[Sequence]]) -> bool:
+        """Drops an adapter if there are too many. Returns False if all are in use."""
         if len(self._kept) < self.most:
-            return
+            return True
         used = used_by(live())
         oldest = next((adapter for adapter in self._kept if adapter not in used), None)
         if oldest is None:
-            raise QueueFull(f"all {self.most} adapters in memory are in use (--max-cpu-loras)")
+            return False
         dropped = self._kept.pop(oldest)
         if self._ranks is not None:
             self._threads.submit(self._ranks.forget, dropped.number)  # in the thread, and so after it was given
+        return True
 
     def _read(self, adapter: Adapter, number: int) -> LoadedAdapter:
         try:
@@ -127,7 +136,7 @@ class AdapterStore:
                 raise AdapterError(f"the files in {adapter.path} have changed since it was loaded")
             loaded = self._load(files, number)
         except AdapterError as error:
-            raise AdapterError(f"the adapter {adapter.name!r} cannot be used: {error}") from None
+            raise AdapterError(f"`model`: the adapter {adapter.name!r} cannot be used: {error}") from None
         log.info("adapter %s: %s", adapter.name, adapter.path)
         return replace(loaded, number=number)
 

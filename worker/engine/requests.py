@@ -123,7 +123,7 @@ class RequestTable:
             return m.Rejected(submit.id, m.Refusal.INVALID, f"quarantined: in flight in {crash_count} worker crashes")
         longest = self._scheduler.config.max_seq_len
         if len(submit.prompt) + max(len(submit.generated), len(submit.answer or b"")) > 4 * longest:  # 4 bytes per id
-            return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"more than {longest} tokens")
+            return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"`prompt` has more than {longest} tokens")
         problem = check_submit(submit, self._vocab_size, self._task)
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else None
 
@@ -258,6 +258,8 @@ class RequestTable:
         """Queues sequences whose preparation has finished, and ends sequences past their deadlines."""
         for sequence in self._preparing.expire(now):
             self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
+        if self._adapters is not None:
+            self._preparing.find_room(self._adapters, self._scheduler.sequences)
         for sequence, problem in self._preparing.take_ready():
             sender, id = sequence.key
             invalid = m.Rejected(id, m.Refusal.INVALID, problem) if problem else None

@@ -1,10 +1,13 @@
 """Checks the values of a Submit, so that no frontend can harm the worker.
 
 The message decoder has already checked the types. Frontends make the same checks, with better error messages, but a
-frontend may be faulty or hostile.
+frontend may be faulty or hostile. A problem begins with the name of the field in backticks, as OpenAI's API calls it;
+frontends tell a client its own name of the prompt.
 """
 
 import math
+from collections.abc import Iterable
+from collections.abc import Sequence as Ids
 
 from shared import messages as m
 from shared.prefix_identity import fits
@@ -27,47 +30,72 @@ def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> st
         prompt, generated = unpack_u32(submit.prompt), unpack_u32(submit.generated)
         answer, predicted = unpack_u32(submit.answer or b""), unpack_u32(submit.prediction or b"")
     except ValueError:
-        return "the prompt is not a whole number of token ids"
+        return "`prompt` is not a whole number of token ids"
     biases = [value for _, value in sampling.logit_bias]
-    columns = (prompt, generated, answer, predicted, sampling.stop_token_ids, [id for id, _ in sampling.logit_bias])
-    if not prompt or any(ids and not 0 <= min(ids) <= max(ids) < vocab_size for ids in columns):
-        return "the prompt is empty, or a token id is outside the vocabulary"
-    if len(sampling.stop_token_ids) > MAX_STOP_IDS or len(biases) > vocab_size:
-        return "too many stop_token_ids or logit_bias entries"
-    if max(len(submit.tenant), len(submit.cache_salt)) > MAX_NAME_CHARS:
-        return "the tenant name or the cache salt is too long"
+    if not prompt:
+        return "`prompt` is empty"
+    columns: dict[str, Ids[int]] = {
+        "prompt": prompt, "continue_from": generated, "answer": answer, "prediction": predicted,
+        "stop_token_ids": sampling.stop_token_ids, "logit_bias": [id for id, _ in sampling.logit_bias],
+    }  # fmt: skip
+    if problem := _outside(columns.items(), vocab_size):
+        return problem
+    if len(sampling.stop_token_ids) > MAX_STOP_IDS:
+        return f"`stop_token_ids` has {len(sampling.stop_token_ids)} ids; at most {MAX_STOP_IDS} are accepted"
+    if len(biases) > vocab_size:
+        return f"`logit_bias` has {len(biases)} entries; at most {vocab_size} are accepted"
+    if len(submit.tenant) > MAX_NAME_CHARS:
+        return "the name of the API key is too long"
+    if len(submit.cache_salt) > MAX_NAME_CHARS:
+        return "`cache_salt` is too long"
     if problem := _check_features(submit, len(prompt), vocab_size):
         return problem
-    if sampling.max_tokens < 0 or (sampling.seed is not None and not 0 <= sampling.seed < 1 << 64):
-        return "max_tokens or seed is out of range"
-    scored = (sampling.logprobs or 0, sampling.prompt_top)
+    if sampling.max_tokens < 0:
+        return "`max_tokens` is out of range"
     most = min(vocab_size, max(MAX_TOP, MAX_LOGPROBS // (len(prompt) + sampling.max_tokens)))
-    if not 0 <= min(scored) <= max(scored) <= most or not 0 <= sampling.top_k < 1 << 31:
-        return "logprobs or top_k is out of range"
-    numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
-    if not all(math.isfinite(number) and number >= 0 for number in numbers) or not sampling.repetition_penalty:
-        return "a sampling parameter is out of range"
-    if not all(map(math.isfinite, (sampling.presence_penalty, sampling.frequency_penalty, *biases))):
-        return "a penalty or a bias is not a finite number"
+    within = {
+        "seed": sampling.seed is None or 0 <= sampling.seed < 1 << 64,
+        "logprobs": 0 <= (sampling.logprobs or 0) <= most,
+        "prompt_logprobs": 0 <= sampling.prompt_top <= most,
+        "top_k": 0 <= sampling.top_k < 1 << 31,
+        "temperature": math.isfinite(sampling.temperature) and sampling.temperature >= 0,
+        "top_p": math.isfinite(sampling.top_p) and sampling.top_p >= 0,
+        "min_p": math.isfinite(sampling.min_p) and sampling.min_p >= 0,
+        "repetition_penalty": math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0,
+        "presence_penalty": math.isfinite(sampling.presence_penalty),
+        "frequency_penalty": math.isfinite(sampling.frequency_penalty),
+        "logit_bias": all(map(math.isfinite, biases)),
+    }
+    if not all(within.values()):
+        return f"`{next(name for name, fine in within.items() if not fine)}` is out of range"
     return _check_pooling(submit, vocab_size, task)
+
+
+def _outside(columns: Iterable[tuple[str, Ids[int]]], vocab_size: int) -> str:
+    """Returns a text that names the first id outside the vocabulary, and its field; "" if there is none."""
+    for name, ids in columns:
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            id = next(id for id in ids if not 0 <= id < vocab_size)
+            return f"`{name}` has the token id {id}, outside 0 to {vocab_size - 1}"
+    return ""
 
 
 def no_pictures(sequence: Sequence, submit: m.Submit) -> None:
     """Refuses a request with pictures, for models that accept only text."""
-    raise Refused("this model sees no pictures")
+    raise Refused("`prompt` has images, and this model sees no images")
 
 
 def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
     sampling = submit.sampling
     if submit.scored_from >= max(1, prompt_len):
-        return "scored_from is beyond the prompt"
+        return "`prompt_logprobs` begin beyond the prompt"
     adapter = submit.adapter
     if adapter is not None and (len(adapter.sha256) != 64 or len(adapter.name + adapter.path) > MAX_PATH_CHARS):
-        return "the name, the path or the hash of the adapter is malformed"
+        return "`model`: the name, the path or the hash of the adapter is malformed"
     if adapter is not None and not math.isfinite(adapter.scale):
-        return "the scale of the adapter is not a finite number"
+        return "`lora`: the scale of the adapter is not a finite number"
     if not fits(submit.cache_salt, adapter):
-        return "the cache salt is not that of a request with this adapter"
+        return "`cache_salt` is not that of a request with this adapter"
     if problem := _check_token_rules(sampling, vocab_size):
         return problem
     if sampling.chain is not None:
@@ -76,21 +104,26 @@ def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
         if problem := check_chain(sampling.chain, vocab_size):
             return problem
     if submit.answer is not None and (sampling.logprobs is not None or sampling.prompt_logprobs):
-        return "a request that checks an answer cannot ask for log-probabilities"
+        return "`logprobs`: a request that checks an answer cannot ask for log-probabilities"
     return ""
 
 
 def _check_token_rules(sampling: m.Sampling, vocab_size: int) -> str:
-    budget = sampling.thinking
-    sequences = [sampling.allowed_token_ids, *sampling.bad_words]
+    budget, allowed, bad = sampling.thinking, sampling.allowed_token_ids, sampling.bad_words
+    columns: list[tuple[str, Ids[int]]] = [("allowed_token_ids", allowed), *(("bad_words", ids) for ids in bad)]
     if budget is not None:
         if budget.tokens < 0 or not budget.opening or budget.forced[:1] != (budget.closing,):
-            return "the budget for reasoning is malformed"
-        sequences += [budget.opening, budget.forced, budget.blanks or (), *budget.forbidden]
-    if any(ids and not 0 <= min(ids) <= max(ids) < vocab_size for ids in sequences):
-        return "a token id is outside the vocabulary"
-    if not all(sampling.bad_words) or sum(map(len, sequences[1:])) > MAX_BAD_IDS or len(sequences[0]) > vocab_size:
-        return "a bad word is empty, or there are too many allowed or forbidden token ids"
+            return "`thinking_token_budget` is malformed"
+        own = [budget.opening, budget.forced, budget.blanks or (), *budget.forbidden]
+        columns += [("thinking_token_budget", ids) for ids in own]
+    if problem := _outside(columns, vocab_size):
+        return problem
+    if len(allowed) > vocab_size:
+        return f"`allowed_token_ids` has {len(allowed)} ids; at most {vocab_size} are accepted"
+    if not all(bad):
+        return "`bad_words`: a word has no token"
+    if sum(len(ids) for _, ids in columns[1:]) > MAX_BAD_IDS:
+        return f"`bad_words` have more than {MAX_BAD_IDS} token ids"
     return ""
 
 
@@ -105,8 +138,10 @@ def _check_pooling(submit: m.Submit, vocab_size: int, task: Task) -> str:
         or submit.generated
         or submit.answer is not None
     ):
-        return "a request with pooling cannot generate text"
+        return "`max_tokens`: a request with pooling cannot generate text"
     ids, of_logits = pooling.token_ids, pooling.kind is m.PoolingKind.LOGITS
-    if of_logits != bool(ids) or len(ids) > MAX_LABELS or pooling.dimensions < 0:
-        return "dimensions or token_ids of pooling are out of range"
-    return "" if all(0 <= id < (task.labels or vocab_size) for id in ids) else "pooling names an id that has no logit"
+    if pooling.dimensions < 0:
+        return "`dimensions` is out of range"
+    if of_logits != bool(ids) or len(ids) > MAX_LABELS:
+        return f"`label_token_ids` must be 1 to {MAX_LABELS} ids"
+    return _outside([("label_token_ids", ids)], task.labels or vocab_size)

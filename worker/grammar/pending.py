@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shared.messages import Adapter
 from worker.schedule.admission import QueueFull, Refused
 from worker.schedule.sequence import Key, Sequence
 
@@ -19,15 +20,16 @@ MAX_PREPARING = 256  # how many requests may wait for their grammars and adapter
 
 @dataclass(slots=True)
 class Preparing:
-    """A sequence, and the grammar and adapter that are being prepared for it."""
+    """A sequence, and the grammar and adapter that are being prepared for it. waits: for room for its adapter"""
 
     sequence: Sequence
     grammar: "Future[Grammar] | None"
-    adapter: "Future[LoadedAdapter] | None"
+    adapter: "Future[LoadedAdapter] | None" = None
+    waits: bool = False
 
     @property
     def done(self) -> bool:
-        return all(future is None or future.done() for future in (self.grammar, self.adapter))
+        return not self.waits and all(future is None or future.done() for future in (self.grammar, self.adapter))
 
     def finish(self) -> str:
         """Gives the sequence its adapter and its constraint. Returns an error text, or ""."""
@@ -70,16 +72,34 @@ class PendingSequences:
         text, use = sequence.sampling.grammar, sequence.adapter
         if len(self) >= MAX_PREPARING and not sequence.history.resumed:
             raise QueueFull(f"{MAX_PREPARING} requests are being prepared")
-        grammar = adapter = None
-        if use is not None:
-            if adapters is None:
-                raise Refused("this worker was started without adapters")
-            adapter = adapters.load(use.adapter, lambda: [*live(), *(one.sequence for one in self._pending.values())])
+        grammar = None
+        if use is not None and adapters is None:
+            raise Refused("`model`: this worker was started without adapters")
         if text:
             if compiler is None:
-                raise Refused("this worker cannot compile grammars")
+                raise Refused("`response_format`: this worker cannot compile grammars")
             grammar = compiler.compile(text, sequence.turn.tenant)
-        self._pending[sequence.key] = Preparing(sequence, grammar, adapter)
+        self._pending[sequence.key] = Preparing(sequence, grammar, waits=use is not None)
+        if use is not None and adapters is not None:
+            adapters.count(use.adapter.name)
+            self.find_room(adapters, live)
+
+    def find_room(self, adapters: "AdapterStore", live: Callable[[], list[Sequence]]) -> None:
+        """Has the adapters of waiting sequences read, in order of arrival, as far as there is room. live: see begin"""
+        waiting = [one for one in self._pending.values() if one.waits]
+        ahead: set[Adapter] = set()  # adapters for which there is no room
+
+        def users() -> list[Sequence]:
+            return [*live(), *(one.sequence for one in self._pending.values() if not one.waits)]
+
+        for one in waiting:
+            assert one.sequence.adapter is not None
+            wanted = one.sequence.adapter.adapter
+            if wanted.unscaled not in ahead:
+                one.adapter = adapters.load(wanted, users, behind=len(ahead))
+                one.waits = one.adapter is None
+            if one.waits:
+                ahead.add(wanted.unscaled)
 
     def remove(self, key: Key) -> Sequence | None:
         """Removes and returns a sequence. Returns None if the sequence is not here."""

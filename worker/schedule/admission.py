@@ -26,13 +26,13 @@ class TooLong(Refused):
 def check_possible(sequence: Sequence, config: SchedulerConfig, paging: Paging) -> None:
     """Raises Refused if the sequence could not finish even if it were alone on the worker."""
     if sequence.prompt_len < 1 or sequence.output_len < 0:
-        raise Refused("the prompt is empty")
+        raise Refused("`prompt` is empty")
     tokens = sequence.known_len
     longest = sequence.prompt_len + sequence.sampling.max_tokens
     if max(longest, tokens) > config.max_seq_len:
-        raise TooLong(f"prompt and max_tokens are {longest} tokens, but at most {config.max_seq_len} are possible")
+        raise TooLong(f"`prompt` and `max_tokens` are {longest} tokens, but at most {config.max_seq_len} are possible")
     if not paging.fits(max(longest - 1, tokens)):  # the K/V of the last token is never needed
-        raise TooLong(f"prompt and max_tokens are {longest} tokens, which is more than the K/V pool can hold")
+        raise TooLong(f"`prompt` and `max_tokens` are {longest} tokens, which is more than the K/V pool can hold")
 
 
 def check_queue(sequence: Sequence, config: SchedulerConfig, queue: WaitingQueue, running: int) -> None:

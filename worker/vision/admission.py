@@ -40,12 +40,12 @@ class PictureAdmission:
         """
         pictures = submit.pictures or []
         if problem := check_pictures(pictures, sequence.tokens[: sequence.prompt_len], self.tower):
-            raise Refused(problem)
+            raise Refused(f"`prompt`: {problem}")
         others = (other.pictures.pictures for other in self.live() if other.pictures is not None)
         held = {one.digest: one.pixels for each in others for one in each}
         pictures = [replace(one, pixels=held.setdefault(one.digest, one.pixels)) for one in pictures]
         if sum(map(len, held.values())) > MAX_HELD_BYTES and not submit.crashes:
-            raise QueueFull(f"the pictures of all requests have more than {MAX_HELD_BYTES >> 30} GiB of pixels")
+            raise QueueFull(f"the images of all requests have more than {MAX_HELD_BYTES >> 30} GiB of pixels")
         assert self.tower.spec is not None
         give(sequence, pictures, self.tower.spec, self.encoded)
 
@@ -68,12 +68,12 @@ def check_pictures(pictures: list[Picture], prompt: list[int], tower: Tower) -> 
     if spec is None:
         return tower.missing
     if sum(len(picture.pixels) for picture in pictures) > MAX_PIXEL_BYTES:
-        return f"the pictures of the request have more than {MAX_PIXEL_BYTES >> 20} MiB of pixels"
+        return f"the images of the request have more than {MAX_PIXEL_BYTES >> 20} MiB of pixels"
     for index, picture in enumerate(pictures):
         if problem := _problem(picture, prompt, spec):
-            return f"picture {index}: {problem}"
+            return f"image {index}: {problem}"
     if any(before.start + before.tokens > after.start for before, after in pairwise(pictures)):
-        return "the pictures are not in the order of their tokens"
+        return "the images are not in the order of their tokens"
     return ""
 
 

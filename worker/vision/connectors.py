@@ -4,17 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 
-import torch
 from torch import Tensor
-from torch.nn.functional import gelu
 
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
+from worker.vision.activations import exact_gelu
 from worker.vision.spec import Connector, VisionSpec
-
-# Torch computes at most this many elements in one thread. It divides more elements among threads, and rounds the last
-# elements of each thread's part differently.
-FEW_ELEMENTS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +55,7 @@ def merge(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Oper
         x = do.rms_norm(x, weights.joined_norm, spec.joined_eps or spec.norm_eps)
     if weights.joined is not None:
         x = do.linear(x, weights.joined)
-    wide = do.linear(x, weights.before)
-    few = max(1, FEW_ELEMENTS // wide.shape[1])
-    parts = [gelu(wide[first : first + few]) for first in range(0, len(wide), few)]
-    return do.linear(torch.cat(parts), weights.projection)
+    return do.linear(exact_gelu(do.linear(x, weights.before)), weights.projection)
 
 
 def pool(squares: Tensor, weights: ConnectorWeights, spec: VisionSpec, do: Operations) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from shared.messages import Picture
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
+from worker.vision.activations import activated_linear, gated_linear
 from worker.vision.attention import ATTENTION_COST, ROWS, Queries
 from worker.vision.connectors import CONNECTORS, ConnectorWeights
 from worker.vision.positions import by_axes, resized, rotary_tables, stretched
@@ -59,10 +60,8 @@ class EncoderLayer:
         normed, streams = [], []
         for part in parts:
             mixed, stream = do.linear_add_norm(queries.attend(part, do), self.o, x[part], self.before_mlp, eps)
-            if spec.gated:
-                wide = do.gated_linear(mixed, self.up, spec.activation)
-            else:
-                wide = do.activate(do.linear(mixed, self.up), spec.activation)
+            widened = gated_linear if spec.gated else activated_linear
+            wide = widened(mixed, self.up, spec.activation, do)
             mixed, stream = do.linear_add_norm(wide, self.down, stream, norm, eps)
             normed.append(mixed)
             streams.append(stream)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from worker.kernels.linear import PackedLinear
 from worker.kernels.operations import Operations
+from worker.vision.activations import gated
 from worker.vision.attention import ATTENTION_COST, ROWS, Queries
 from worker.vision.spec import VisionSpec
 from worker.vision.windows import Windows
@@ -71,7 +72,7 @@ class SandwichLayer:
             mixed = self.o.of(queries.attend(part, do), do)
             mixed, stream = do.add_rms_norm(mixed, x[part], self.before_mlp, eps, x_norm=self.after_attention)
             wide = torch.cat([self.gate.of(mixed, do), self.up.of(mixed, do)], dim=1)
-            down = self.down.of(do.act_and_mul(wide, spec.activation), do)
+            down = self.down.of(gated(wide, spec.activation, do), do)
             mixed, stream = do.add_rms_norm(down, stream, norm, eps, x_norm=self.after_mlp)
             normed.append(mixed)
             streams.append(stream)

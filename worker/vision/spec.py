@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.pictures.limits import MAX_PATCHES
-from worker.kernels.rowwise.activate import Activation
+from worker.vision.activations import VisionActivation
 
 Layout = Literal["siglip", "siglip2", "qwen3", "qwen2_5", "pixtral", "gemma4", "gemma4_unified"]
 Connector = Literal["shuffle", "pool", "merge", "scaled_pool", "none"]
@@ -27,7 +27,7 @@ class VisionSpec:
     layers: int
     heads: int
     norm_eps: float
-    activation: Activation
+    activation: VisionActivation
     connector: Connector  # see connectors.py
     side: int  # height and width of the square of patches that becomes one token
     text_size: int  # hidden size of the text model

@@ -24,7 +24,7 @@ class Tower:
 
     spec: VisionSpec | None = None
     weights: EncoderWeights | EmbedderWeights | None = None
-    missing: str = "this model sees no pictures"
+    missing: str = "this model sees no images"
 
 
 class Vision:

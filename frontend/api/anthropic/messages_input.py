@@ -4,7 +4,7 @@ One message may become several chat messages, because each tool result becomes a
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -38,7 +38,7 @@ from frontend.api.requests.request_types import (
 )
 from frontend.output_parser.tool_choice import Function
 from frontend.text.chat_template import TemplateError
-from frontend.text.picture_marks import Source, base64_source, found_in
+from frontend.text.picture_marks import Source, base64_source, found_in, within
 
 # the content blocks
 
@@ -145,19 +145,23 @@ class UserMessage(RequestModel, tag_field="role", tag="user"):
         if isinstance(self.content, str):
             return [chat_message("user", self.content)]
         messages: list[ChatMessage] = []
-        for is_result, run in groupby(self.content, lambda block: isinstance(block, ToolResultBlock)):
+        place = 0
+        for is_result, blocks in groupby(self.content, lambda block: isinstance(block, ToolResultBlock)):
+            run = list(blocks)
             if is_result:
-                messages += [_result(block) for block in run if isinstance(block, ToolResultBlock)]
+                results = [block for block in run if isinstance(block, ToolResultBlock)]
+                messages += [within(_result(block), f"content[{at}]") for at, block in enumerate(results, place)]
             else:
                 said = [block for block in run if not isinstance(block, ToolResultBlock)]
-                messages.append(chat_message("user", join_text(said)) | found_in(said))
+                messages.append(chat_message("user", join_text(said)) | found_in(said, "content", place))
+            place += len(run)
         return messages
 
 
 def _result(block: ToolResultBlock) -> ChatMessage:
     text = join_text(block.content)
     result = chat_message("tool", f"Error: {text}" if block.is_error else text)
-    return result | {"tool_call_id": block.tool_use_id} | found_in(block.content or ())
+    return result | {"tool_call_id": block.tool_use_id} | found_in(block.content or (), "content")
 
 
 class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):
@@ -271,7 +275,11 @@ async def message_prompt(
     If the template accepts a system message only at the beginning, later system messages become user messages. Raises
     BadRequest or Unprocessable.
     """
-    messages = list(chain.from_iterable(message.chat_messages() for message in request.messages))
+    messages = [
+        within(shown, f"messages[{place}]")
+        for place, message in enumerate(request.messages)
+        for shown in message.chat_messages()
+    ]
     if messages[0]["role"] == "system":
         raise out_of_range("messages[0].role", "system", "user or assistant: what stands before is `system`")
     system = [chat_message("system", join_text(request.system))] if request.system else []

@@ -151,7 +151,7 @@ def render(
     if sources:
         from frontend.api.chat.picture_prompt import check_sight
 
-        check_sight(context, param)
+        check_sight(context, next(iter(sources.values())).path)
     chat = marked(messages, list(offered), kwargs, context)
     shown = as_the_template_shows(chat.messages, context.style)
     try:

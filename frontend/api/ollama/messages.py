@@ -15,7 +15,7 @@ from frontend.api.model_context import ModelContext
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_types import Ignored, Text, doc
 from frontend.output_parser.tool_choice import Function
-from frontend.text.picture_marks import Source, base64_source, found_in
+from frontend.text.picture_marks import Source, base64_source, found_in, within
 
 MAX_CALLS = 128
 MAX_IMAGES = 1024
@@ -68,14 +68,14 @@ def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
         open_calls += [(each["id"], each["function"]["name"]) for each in calls]
         also = _answered(one, open_calls) if one.role == "tool" else {}
         text, pictures = with_images(one.images, one.content)
-        shown.append(chat_message(one.role, text, one.thinking, calls) | also | pictures)
+        shown.append(chat_message(one.role, text, one.thinking, calls) | also | within(pictures, f"messages[{place}]"))
     return shown
 
 
 def with_images(images: Sequence[str] | None, text: str) -> tuple[str, ChatMessage]:
     """Returns the text with a mark for each picture at its beginning, and the message fields that hold the pictures."""
     parts = [Image(Source(image) if image.startswith("data:") else base64_source(image)) for image in images or ()]
-    return "".join(part.source.mark for part in parts) + text, found_in(parts)
+    return "".join(part.source.mark for part in parts) + text, found_in(parts, "images")
 
 
 class Image(NamedTuple):

@@ -53,7 +53,7 @@ from frontend.api.requests.request_types import (
 )
 from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.tool_choice import Function
-from frontend.text.picture_marks import found_in
+from frontend.text.picture_marks import found_in, within
 
 MAX_CALLS = 128
 
@@ -113,7 +113,7 @@ class MessageParam(RequestModel):
         also = {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
         said = join_text(self.content or self.refusal)
         message = chat_message(ROLES.get(self.role, self.role), said, self.thought, calls)
-        return message | also | found_in(self.content or ())
+        return message | also | found_in(self.content or (), "content")
 
 
 Messages = Annotated[
@@ -248,7 +248,7 @@ def _rendered(request: Asked, functions: Sequence[Function], context: ModelConte
     values = _thinking_arguments(request, context) | document_arguments(request.documents, context)
     values |= {"verbosity": request.verbosity} if request.verbosity else {}
     values |= request.chat_template_kwargs or {}
-    messages = [message.chat_message() for message in request.messages or ()]
+    messages = [within(one.chat_message(), f"messages[{place}]") for place, one in enumerate(request.messages or ())]
     if any(one["role"] not in COMMON_ROLES for one in messages):
         check_roles(messages, context, values, functions)
     return render(messages, context, values, functions, generate is not False, resume or left_open(messages, generate))

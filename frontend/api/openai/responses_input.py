@@ -41,7 +41,7 @@ from frontend.api.requests.request_types import (
 )
 from frontend.errors import BadRequest
 from frontend.output_parser.tool_choice import Function
-from frontend.text.picture_marks import Source, found_in
+from frontend.text.picture_marks import Source, found_in, within
 
 SCORES = "message.output_text.logprobs"
 
@@ -144,11 +144,11 @@ Item = Message | FunctionCall | FunctionCallOutput | Reasoning
 def _chat_message(item: Item) -> ChatMessage:
     match item:
         case Message(role=role, content=content):
-            return chat_message(ROLES.get(role, role), join_text(content)) | found_in(content)
+            return chat_message(ROLES.get(role, role), join_text(content)) | found_in(content, "content")
         case FunctionCall(call_id=id, name=name, arguments=arguments):
             return chat_message("assistant", "", calls=[call(id, name, parse_arguments(arguments or "{}"))])
         case FunctionCallOutput(call_id=id, output=output):
-            return chat_message("tool", join_text(output)) | {"tool_call_id": id} | found_in(output)
+            return chat_message("tool", join_text(output)) | {"tool_call_id": id} | found_in(output, "output")
         case Reasoning(content=content, summary=summary):
             return chat_message("assistant", "", join_text(content) or join_text(summary))
 
@@ -267,7 +267,10 @@ async def response_prompt(
     """Renders the prompt of a request's items. Raises BadRequest or Unprocessable."""
     instructions = [chat_message("system", request.instructions)] if request.instructions else []
     items = request.input
-    messages = [chat_message("user", items)] if isinstance(items, str) else [_chat_message(item) for item in items]
+    if isinstance(items, str):
+        messages = [chat_message("user", items)]
+    else:
+        messages = [within(_chat_message(item), f"input[{place}]") for place, item in enumerate(items)]
     arguments = effort(request.reasoning.effort if request.reasoning else None, context)
     if request.text and request.text.verbosity:
         arguments["verbosity"] = request.text.verbosity

@@ -115,7 +115,8 @@ async def _try(base: ServedModel, adapter: Adapter, tenant: str) -> None:
     try:
         generation = await base.service.start(request)
     except Unprocessable as refused:
-        raise BadRequest(f"`lora_path`: {refused.message}", param="lora_path", code="adapter_unusable") from None
+        problem = refused.message.removeprefix("`model`: ")
+        raise BadRequest(f"`lora_path`: {problem}", param="lora_path", code="adapter_unusable") from None
     try:
         async for _ in generation.deltas():
             pass

@@ -1,13 +1,20 @@
 """Sampling parameters as a worker receives them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from frontend.api.openai import completions
+from frontend.errors import Unprocessable
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import MODEL, context
+from frontend.workers.pool import rejection_error
+from shared import messages as m
+from tests.fakes import MODEL, FakePool, context
 from tests.frontend.api.harness import parse
+from tests.frontend.serving import http_client
 
 
 def body(**more: Any) -> dict[str, Any]:
@@ -22,3 +29,53 @@ async def test_sampling_number_too_small_for_float32_is_zero(tokenizer: Tokenize
     chosen = (await parsed(tokenizer, body(temperature=1e-50, min_p=1e-310))).sampling
     assert (chosen.temperature, chosen.min_p) == (0.0, 0.0)
     assert (await parsed(tokenizer, body(temperature=1e-30))).sampling.temperature == 1e-30
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"logit_bias": {"3": 1, "99999": 1}}, "`logit_bias` has the token id 99999, outside 0 to "),
+        ({"stop_token_ids": [3, 99999]}, "`stop_token_ids` has the token id 99999, outside 0 to "),
+        ({"allowed_token_ids": [99999]}, "`allowed_token_ids` has the token id 99999, outside 0 to "),
+        ({"prompt": [3, 99999]}, "`prompt` has the token id 99999, outside 0 to "),
+    ],
+)
+async def test_token_id_outside_the_vocabulary_is_named(
+    tokenizer: Tokenizer, fields: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(Unprocessable) as refused:
+        await parsed(tokenizer, body(**fields))
+    assert refused.value.message.startswith(problem) and refused.value.param == next(iter(fields))
+
+
+async def test_bad_word_outside_the_vocabulary_is_named(tokenizer: Tokenizer) -> None:
+    """A tokenizer may have more ids than the model, and a word may need one of them."""
+    small = replace(context(tokenizer), vocab_size=max(tokenizer.encode_now(["a"], False)[0]) + 1)
+    with pytest.raises(Unprocessable, match=r"`bad_words\[1\]` has the token id") as refused:
+        await parse(completions, body(prompt=[1], bad_words=["a", "zebra"]), small)
+    assert refused.value.param == "bad_words[1]"
+
+
+REFUSALS = {  # what a worker answers → the field and the beginning of the text that clients get, by route
+    "`bad_words` has the token id 7, outside 0 to 5": dict.fromkeys(
+        ("/v1/completions", "/v1/chat/completions"), ("bad_words", "`bad_words` has the token id 7")
+    ),
+    "`prompt` and `max_tokens` are 9 tokens": {
+        "/v1/completions": ("prompt", "`prompt` and `max_tokens` are"),
+        "/v1/chat/completions": ("messages", "`messages` and `max_tokens` are"),
+        "/v1/responses": ("input", "`input` and `max_tokens` are"),
+    },
+    "the server is odd": {"/v1/completions": (None, "the server is odd")},
+}
+
+
+@pytest.mark.parametrize("told", REFUSALS)
+async def test_refusal_of_a_worker_names_the_field_as_the_client_calls_it(tokenizer: Tokenizer, told: str) -> None:
+    said = {"messages": [{"role": "user", "content": "a"}]}
+    bodies = {"/v1/completions": {"prompt": "a"}, "/v1/chat/completions": said, "/v1/responses": {"input": "a"}}
+    for path, (param, text) in REFUSALS[told].items():
+        pool = FakePool(refusals={0: rejection_error(m.Rejected(1, m.Refusal.INVALID, told))})
+        async with http_client(pool, tokenizer) as http:
+            answer = await http.post(path, json={"model": MODEL, **bodies[path]})
+        error = answer.json()["error"]
+        assert answer.status_code in (400, 422) and (error["param"], error["message"][: len(text)]) == (param, text)

@@ -4,6 +4,7 @@ import pytest
 
 from frontend.output_parser.formats import THINK, ModelFormat, ParserConfig, Reasoning, Tags, ToolFormat
 from frontend.output_parser.marks import HARMONY as MARKS
+from frontend.text.chat_template import ChatTemplate
 from shared.config.frontend import TOOL_FORMATS
 from tests.templates import GLM, HARMONY, LLAMA3, MISTRAL, PLAIN, QWEN3, QWEN35
 
@@ -50,6 +51,38 @@ def test_template_without_tools_has_them_as_text() -> None:
     assert style.tool_format is ToolFormat.DEEPSEEK_V31 and style.tools_as_text and not style.calls_as_text
     assert style.arguments_as_text and not ModelFormat.of({"default": QWEN35}).arguments_as_text
     assert ModelFormat.of({"default": PLAIN}, "none").tool_format is ToolFormat.NONE
+
+
+SHOWS_CALLS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}</{{ m.role }}>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "as_text"),
+    [
+        (SHOWS_CALLS, False),
+        (SHOWS_CALLS.replace("c.function.arguments | tojson", "'' + c.function.arguments + ''"), False),
+        (SHOWS_CALLS.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}"), True),
+        (SHOWS_CALLS.replace("{{ c.function.name }}", ""), True),
+        (SHOWS_CALLS.replace("[{{", "{{ raise_exception('one call') if loop.index > 1 else '' }}[{{"), True),
+        (PLAIN, True),
+        (SHOWS_CALLS + "{{ tools }}", True),
+    ],
+    ids=[
+        "shown",
+        "arguments as text",
+        "no results",
+        "no names",
+        "one call alone",
+        "nothing",
+        "tools of its own format",
+    ],
+)
+def test_template_without_tools_writes_the_calls_that_it_shows(source: str, as_text: bool) -> None:
+    style = ModelFormat.of({"default": source}, render=ChatTemplate({"default": source}, {}).render)
+    assert style.calls_as_text is as_text and style.tools_as_text and style.tool_format is ToolFormat.HERMES
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from frontend.pictures.decode import decode
 from frontend.pictures.grid import best_grid, is_cut
-from tests.pictures import LFM2_GRIDS
 
 SIDE = 28
 MOST = 1 << 22
@@ -105,6 +104,12 @@ def test_picture_of_any_size_is_that_of_the_processor(size: tuple[int, int], are
     assert tile[:2] == (4 * rows, 4 * columns)
     patches = pixels(tile).reshape(rows // 2, 2, 4, columns // 2, 2, 4, 3).transpose(0, 3, 1, 4, 6, 2, 5)
     assert np.abs(patches.reshape(rows * columns, -1).astype(float) - found["pixel_values"]).max() <= 1
+
+
+# What Lfm2VlImageProcessor makes of pictures with small settings, by width and height: rows and columns of tiles, and
+# height and width of the whole picture.
+LFM2_GRIDS = {(90, 40): (1, 2, (16, 48)), (30, 200): (4, 1, (80, 8)), (64, 64): (2, 2, (32, 32)),
+              (40, 40): (1, 1, (32, 32)), (5, 5): (1, 1, (16, 16)), (20, 300): (4, 1, (120, 8))}  # fmt: skip
 
 
 @pytest.mark.parametrize("size", LFM2_GRIDS)

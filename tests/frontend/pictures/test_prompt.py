@@ -18,6 +18,7 @@ from PIL import Image
 from frontend.api.anthropic import messages
 from frontend.api.model_context import ModelContext
 from frontend.api.ollama import chat as ollama_chat
+from frontend.api.ollama import generate as ollama_generate
 from frontend.api.openai import chat, responses
 from frontend.api.requests.decoding import decode
 from frontend.errors import BadRequest, SluiceError
@@ -31,11 +32,12 @@ from tests.fakes import FakePool, sending
 from tests.frontend.api.harness import parse
 from tests.frontend.serving import http_client
 from tests.patience import PATIENCE_S
-from tests.pictures import PIXTRALS, QWENS, SIDES, drawn, processor_of, seeing_checkpoint
+from tests.pictures import PIXTRALS, POOLED, QWENS, SIDES, TILED, drawn, processor_of, seeing_checkpoint
+from tests.worker.vision.harness import GEMMA4S
 
 MODEL = "seeing"
 SIZES = [(90, 40), (30, 200), (64, 64)]
-KINDS = ["idefics3", "gemma3", "gemma4_small", "lfm2_vl", *QWENS, *PIXTRALS]
+KINDS = [*TILED, "gemma3", *GEMMA4S, "lfm2_vl", *QWENS, *PIXTRALS]
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +74,29 @@ async def asked(content: Any, context: ModelContext, **more: Any) -> GenerationR
     return await parse(chat, body, context)
 
 
+def patched(patches: NDArray[Any], rows: int, columns: int, side: int) -> NDArray[Any]:
+    """Returns the picture that patches make. patches [n, side * side * 3]: row by row; padding may follow them"""
+    cut = patches[: rows * columns].reshape(rows, columns, side, side, 3)
+    return cut.swapaxes(1, 2).reshape(side * rows, side * columns, 3)
+
+
 def levels_of(kind: str, expected: Any) -> list[NDArray[Any]]:
     """Returns the pixels of each picture that a processor has made, [height, width, 3]."""
-    if kind == "lfm2_vl":
-        return list(expected["pixel_values"])
     values = np.asarray(expected["pixel_values"])
+    if kind == "lfm2_vl":
+        shapes = np.asarray(expected["spatial_shapes"])
+        return [patched(each, *shape, 4) for each, shape in zip(values, shapes, strict=True)]
     if kind in PIXTRALS:  # smaller pictures of a batch are padded
         sizes = np.asarray(expected["image_sizes"])
         return [
             np.moveaxis(each[:, :height, :width], 0, -1) for each, (height, width) in zip(values, sizes, strict=True)
         ]
     found: list[NDArray[Any]] = []
-    if kind == "gemma4_small":
+    if kind in GEMMA4S:
+        side = 4 * POOLED[kind] if kind == "gemma4_unified" else 4
         for patches, places in zip(values, np.asarray(expected["image_position_ids"]), strict=True):
             columns, rows = places.max(0) + 1
-            cut = patches[: rows * columns].reshape(rows, columns, 4, 4, 3)
-            found.append(cut.swapaxes(1, 2).reshape(4 * rows, 4 * columns, 3))
+            found.append(patched(patches, rows, columns, side))
         return found
     if kind not in QWENS:
         return list(np.moveaxis(values.reshape(-1, 3, SIDES[kind], SIDES[kind]), 1, -1))
@@ -113,11 +122,11 @@ async def test_ids_places_and_pixels_are_those_of_the_processor(
     request = await asked(ours, context_of(folders[kind]))
     processor = processor_of(kind)
     prompt = processor.apply_chat_template([{"role": "user", "content": theirs}], add_generation_prompt=True)
-    expected = processor(images=[images], text=[prompt], add_special_tokens=False)
+    expected = processor(images=[images], text=[prompt], add_special_tokens=False, return_tensors="np")
     assert request.prompts[0] == list(expected["input_ids"][0])
     pixels = levels_of(kind, expected)
     found = list(request.features.pictures)
-    if kind == "idefics3":  # pictures with fewer tiles are padded with black tiles
+    if kind in TILED:  # pictures with fewer tiles are padded with black tiles
         pixels = pixels[: len(found)]
     assert len(found) == len(pixels) >= count
     vectors = 0
@@ -190,10 +199,10 @@ async def test_text_of_a_user_makes_no_picture(folders: dict[str, Path], words: 
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "not base64": ({"url": "data:image/png;base64,%%%"}, "picture 1 is not base64"),
+    "not base64": ({"url": "data:image/png;base64,%%%"}, "the image is not base64"),
     "no base64": ({"url": "data:image/png,abc"}, "must be a data: URL in base64"),
     "a text": ({"url": "data:text/plain;base64,aGk="}, "media type 'text/plain'"),
-    "no picture": ({"url": "data:image/png;base64,aGVsbG8="}, "picture 1 is no PNG, JPEG, WebP or GIF"),
+    "no picture": ({"url": "data:image/png;base64,aGVsbG8="}, "the image is no PNG, JPEG, WebP or GIF"),
     "ftp": ({"url": "ftp://example.org/a.png"}, "must be a data:"),
     "web": ({"url": "https://example.org/a.png"}, "--allowed-media-domains"),
     "file": ({"url": "file:///etc/passwd"}, "--allowed-media-path"),
@@ -207,15 +216,44 @@ async def test_picture_that_cannot_be_used_is_refused_in_words(folders: dict[str
     with pytest.raises(SluiceError, match=words) as raised:
         await asked([{"type": "image_url", "image_url": part}], context_of(folders["gemma3"]))
     assert raised.value.status == 400
+    assert raised.value.param == "messages[0].content[0]" and str(raised.value).startswith("`messages[0].content[0]`: ")
+
+
+async def test_refused_picture_is_named_by_its_place_in_every_format(folders: dict[str, Path]) -> None:
+    context, bad = context_of(folders["gemma3"]), base64.b64encode(b"hello").decode()
+    good = {"type": "base64", "media_type": "image/png", "data": data(drawn(20, 20, seed=3))}
+    said = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{bad}"}}
+    parts = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": f"data:image/png;base64,{bad}"}]
+    block = {"type": "image", "source": {**good, "data": bad}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [text("a"), block]}
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "draw", "input": {}}]}
+    call = {"type": "function_call", "call_id": "c", "name": "draw", "arguments": "{}"}
+    shown = [{"type": "image", "source": good}, result, block]
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (chat, {"messages": [*said, {"role": "user", "content": [text("x"), part]}]}, "messages[2].content[1]"),
+        (responses, {"input": [*said, {"role": "user", "content": parts}]}, "input[2].content[1]"),
+        (responses, {"input": [call, {"type": "function_call_output", "call_id": "c", "output": parts}]},
+         "input[1].output[1]"),
+        (messages, {"messages": [*said, {"role": "user", "content": [text("x"), block]}]}, "messages[2].content[1]"),
+        (messages, {"messages": [said[0], use, {"role": "user", "content": shown}]},
+         "messages[2].content[1].content[1]"),
+        (ollama_chat, {"messages": [*said, {**said[0], "images": [good["data"], bad]}]}, "messages[2].images[1]"),
+        (ollama_generate, {"prompt": "What?", "images": [bad]}, "images[0]"),
+    ]  # fmt: skip
+    for format, body, path in cases:
+        with pytest.raises(SluiceError, match="the image is no PNG") as raised:
+            await parse(format, {"model": MODEL, **({"max_tokens": 4} if format is messages else {}), **body}, context)
+        assert (raised.value.param, str(raised.value).split(": ")[0]) == (path, f"`{path}`")
 
 
 async def test_pictures_have_a_number_and_a_size(folders: dict[str, Path]) -> None:
     context = context_of(folders["gemma3"], max_images_per_request=2, max_image_pixels=2500)
     parts = [openai_part(drawn(50, 50, seed=seed)) for seed in range(3)]
     assert len((await asked(parts[:2], context)).features.pictures) == 2
-    with pytest.raises(SluiceError, match="3 pictures; at most 2"):
+    with pytest.raises(SluiceError, match=r"`messages\[0\].content\[2\]`: the request has 3 images; at most 2"):
         await asked(parts, context)
-    with pytest.raises(SluiceError, match="picture 2 has 51 x 50 pixels; at most 2500"):
+    with pytest.raises(SluiceError, match=r"content\[1\]`: the image has 51 x 50 pixels; at most 2500"):
         await asked([parts[0], openai_part(drawn(51, 50))], context)
 
 
@@ -246,7 +284,7 @@ async def test_files_are_read_below_the_allowed_folder_only(folders: dict[str, P
     for path in ("a%00b.png", f"{inside}/%00", "[b", f"{inside}/circle.png", f"{inside}/{'a/' * 3000}"):
         with pytest.raises(SluiceError, match="names no file") as refused:
             await ask(path)
-        assert (refused.value.status, refused.value.param) == (400, "messages")
+        assert (refused.value.status, refused.value.param) == (400, "messages[0].content[0]")
 
 
 async def test_model_without_sight_says_so(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -255,7 +293,7 @@ async def test_model_without_sight_says_so(folders: dict[str, Path], tmp_path: P
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (source := folders["gemma3"] / name).exists():
             (folder / name).write_bytes(source.read_bytes())
-    with pytest.raises(SluiceError, match="sees no pictures") as raised:
+    with pytest.raises(SluiceError, match=r"`messages\[0\].content\[0\]`: .* sees no images") as raised:
         await asked([openai_part(drawn(20, 20))], context_of(folder))
     assert raised.value.status == 400
 

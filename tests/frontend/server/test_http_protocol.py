@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import inspect
 import json
 import socket
@@ -14,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from frontend.server.connection_limits import ConnectionLimits
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, sending
-from tests.frontend.server.harness import HELLO, LAST, case, on_uvloop, post, status, statuses
+from tests.frontend.server.harness import BODY, HELLO, LAST, case, on_uvloop, post, status, statuses
 from tests.frontend.serving import until
 from tests.patience import PATIENCE_S
 from tests.versions import PINNED
@@ -37,8 +38,8 @@ async def test_uvicorn_has_what_the_protocol_and_the_server_override_and_read() 
         "parser", "transport", "loop", "connections", "pipeline", "cycle", "scope", "headers", "timeout_keep_alive_task"
     )  # fmt: skip
     callbacks = (
-        "connection_made", "connection_lost", "data_received", "on_headers_complete", "on_body", "on_message_complete",
-        "on_response_complete", "shutdown",
+        "connection_made", "connection_lost", "data_received", "eof_received", "on_headers_complete", "on_body",
+        "on_message_complete", "on_response_complete", "shutdown",
     )  # fmt: skip
     assert not [name for name in (*read, *callbacks) if not hasattr(protocol, name)]
     cycle = set(inspect.getsource(RequestResponseCycle.__init__).split())
@@ -209,3 +210,66 @@ async def test_pipelined_request_is_aborted_when_its_client_leaves(tokenizer: To
         writer.close()
         await until(lambda: it.aborted == {"client": 1})
         assert it.pool.live == 0
+
+
+STREAMED = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 400, "stream": True}).encode()
+
+
+@on_uvloop
+@pytest.mark.parametrize(
+    "sent",
+    [post(), post(STREAMED), post() + HELLO, HELLO + post()],
+    ids=["whole", "stream", "then health", "after health"],
+)
+async def test_client_that_sends_no_more_gets_its_answers(tokenizer: Tokenizer, sent: bytes) -> None:
+    async with case(tokenizer, play=sending([65], [66], pause_s=0.02)) as it:
+        reader, writer = await it.connect(sent)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        found = [each for each in statuses(answer) if each != 100]
+        assert found == [200] * sent.count(b"HTTP/1.1") and it.aborted == {}, answer
+        assert (b"[DONE]" if b'"stream": true' in sent else b'"completion_tokens":2') in answer, answer
+
+
+@on_uvloop
+async def test_python_client_skips_the_interim_response(tokenizer: Tokenizer) -> None:
+    async with case(tokenizer, play=sending([65], [66], pause_s=0.05)) as it:
+
+        def ask() -> tuple[int, bytes]:
+            with contextlib.closing(http.client.HTTPConnection(*it.address, timeout=PATIENCE_S)) as connection:
+                connection.request("POST", "/v1/completions", BODY)
+                connection.sock.shutdown(socket.SHUT_WR)
+                with connection.getresponse() as response:
+                    return response.status, response.read()
+
+        code, body = await asyncio.to_thread(ask)
+        assert code == 200 and b'"completion_tokens":2' in body
+
+
+@on_uvloop
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_closes_is_gone_though_it_looks_like_one_that_sends_no_more(
+    tokenizer: Tokenizer, stream: bool
+) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 400, "stream": stream}).encode()
+    async with case(tokenizer, ConnectionLimits(), play=sending(*[[65]] * 4000, pause_s=0.02)) as it:
+        reader, writer = await it.connect(post(body))
+        if stream:
+            await reader.readuntil(b"data:")
+        else:
+            await until(lambda: it.pool.live == 1)
+        writer.close()
+        await until(lambda: it.aborted == {"client": 1})
+        assert it.pool.live == 0
+
+
+@on_uvloop
+@pytest.mark.parametrize("sent", [post(b"{", length=99), post().replace(b"HTTP/1.1", b"HTTP/1.0"), b"GET /health HT"])
+async def test_end_of_the_input_is_the_end_of_a_client_that_cannot_be_asked(tokenizer: Tokenizer, sent: bytes) -> None:
+    async with case(tokenizer, ConnectionLimits(), play=sending(*[[65]] * 4000, pause_s=0.02)) as it:
+        reader, writer = await it.connect(sent)
+        if sent.endswith(BODY):
+            await until(lambda: it.pool.live == 1)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+        await until(lambda: it.pool.live == 0)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from frontend.text.tokenizer import Tokenizer, TokenizerError
@@ -51,6 +52,37 @@ def test_named_tokens_are_as_special_as_in_transformers(source: str, token: str,
     assert text == ("ab" if token == "Ġthe" else "a<think>b")
     assert tokenizer.decode(ids) == "".join(tokenizer.detokenizer().push(ids)) == text
     assert tokenizer.named_tokens["eos_token"] == token
+
+
+def test_tokenizer_of_another_model_is_refused_at_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = kinds.byte_level()
+    count, all_ids = engine.get_vocab_size(with_added_tokens=False), engine.get_vocab_size()
+    assert count < all_ids
+    for config in ({"vocab_size": count - 1}, {"text_config": {"vocab_size": count - 1}, "vocab_size": all_ids}):
+        kinds.save(engine, tmp_path, config=config)
+        with pytest.raises(
+            TokenizerError, match=f"has {count} tokens for text, but the model's vocab_size is {count - 1}"
+        ):
+            Tokenizer.load(tmp_path)
+    kinds.save(engine, tmp_path, config={"vocab_size": all_ids})
+    Tokenizer.load(tmp_path)
+    assert not caplog.text
+
+
+def test_added_tokens_beyond_the_vocabulary_are_served_until_a_text_needs_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = kinds.byte_level()
+    size = engine.get_vocab_size()
+    engine.add_special_tokens(["[PAD]"])
+    kinds.save(engine, tmp_path, config={"vocab_size": size}, tokenizer_config={"chat_template": "[PAD]{{ messages }}"})
+    assert Tokenizer.load(tmp_path).encode_now(["the"])[0]
+    assert f"1 added tokens are outside the vocabulary ('[PAD]' ({size}))" in caplog.text
+    assert "chats are refused where the chat template writes [PAD]" in caplog.text
+    engine.post_processor = TemplateProcessing(single="[PAD] $A", special_tokens=[("[PAD]", size)])
+    kinds.save(engine, tmp_path, config={"vocab_size": size})
+    with pytest.raises(TokenizerError, match=rf"adds the token '\[PAD\]' to each text, whose id is {size}, but"):
+        Tokenizer.load(tmp_path)
 
 
 def test_templates_from_config_and_files(tmp_path: Path) -> None:

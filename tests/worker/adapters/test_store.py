@@ -20,7 +20,6 @@ from tests.worker.adapters.harness import decoder_of
 from tests.worker.run.harness import RunnerBench
 from worker.adapters.metrics import AdapterCollector
 from worker.adapters.store import MAX_COUNTED, OTHERS, AdapterStore
-from worker.schedule.admission import QueueFull
 from worker.schedule.records.adapter_use import AdapterUse
 from worker.schedule.sequence import Sequence
 
@@ -93,11 +92,49 @@ def test_adapter_that_was_evicted_is_read_again_and_one_in_use_stays(bench: Benc
         bench.ask(id, bench.adapter(f"a{id - 5}"), 60)
     bench.iterate(3)
     bench.ask(8, bench.adapter("a3"))
+    assert bench.told()[8] == first[3], "it waits for those that end"
+
+
+def test_more_adapters_than_fit_wait_their_turn_and_none_waits_for_ever(bench: Bench, tmp_path: Path) -> None:
+    for index in range(5, 8):
+        shutil.copytree(tmp_path / f"a{index - 5}", tmp_path / f"a{index}")
+    names = [f"a{index}" for index in (0, 1, 2, 3, 5, 6, 7)]
+    for id, name in enumerate(names):
+        bench.ask(id, bench.adapter(name))
     bench.iterate()
-    assert "all 3 adapters in memory are in use (--max-cpu-loras)" in str(bench.told()[8])
-    assert {step.rejected[0].reason for _, step in bench.server.sent if step.rejected} == {m.Refusal.QUEUE_FULL}
-    bench.ask(9, bench.adapter("a3"))
-    assert bench.told()[9] == first[3], "those who ended make room"
+    assert len(bench.request_table._preparing) == 7
+    told = bench.told()
+    assert all(len(told[id]) == 8 for id in range(7)) and len(bench.store) == 3
+    assert [told[id] for id in (4, 5, 6)] == [told[0], told[1], told[2]], "these have the same weights"
+    busy = ["a0", "a1", "a2"]
+    for id, name in enumerate(busy, 10):
+        bench.ask(id, bench.adapter(name), 30)
+    bench.ask(20, bench.adapter("a3"))
+    ended: list[int] = []
+    for turn in range(400):  # each of the three adapters in memory is asked for again as long as it runs
+        if turn % 10 == 0:
+            bench.ask(100 + turn, bench.adapter(busy[turn // 10 % 3]), 30)
+        bench.iterate()
+        ended = list(bench.received()[1])
+        if 20 in ended:
+            break
+    assert 20 in ended and any(
+        id >= 100 for id in {*bench.request_table._preparing} | {one.key[1] for one in bench.scheduler.sequences()}
+    ), "it ran while the others were still asked for"
+    assert all(len(ids) >= 8 for ids in bench.told().values())
+
+
+def test_request_that_waits_for_room_can_be_aborted_and_has_a_deadline(bench: Bench) -> None:
+    for id in range(3):
+        bench.ask(id, bench.adapter(f"a{id}"), 60)
+    bench.ask(3, bench.adapter("a3"), deadline_ms=1)
+    bench.ask(4, bench.adapter("a3"))
+    bench.ask(5, bench.adapter("a3"))
+    bench.iterate(3)
+    bench.send(m.Abort((4,)))
+    told, ends = bench.told(), bench.received()[1]
+    assert (ends[3].outcome, ends[4].outcome) == (m.Outcome.DEADLINE, m.Outcome.ABORTED)
+    assert all(len(told[id]) == 60 for id in range(3)) and len(told[5]) == 8
 
 
 def test_requests_for_adapters_that_cannot_be_used_are_refused_with_their_names(bench: Bench, tmp_path: Path) -> None:
@@ -137,7 +174,7 @@ def test_hostile_or_late_requests_do_no_harm(bench: Bench) -> None:
     assert bench.received()[1][6].outcome is m.Outcome.DEADLINE
     bench.request_table._adapters = None
     bench.ask(7, adapter)
-    assert bench.told()[7] == "this worker was started without adapters"
+    assert bench.told()[7] == "`model`: this worker was started without adapters"
 
 
 def test_adapter_is_freed_when_its_request_ends(bench: Bench) -> None:
@@ -163,7 +200,7 @@ def test_metrics_name_running_and_waiting_adapters_and_few_counters(bench: Bench
     assert {(one.labels["lora_name"], one.value) for one in counter.samples} == {("a0", 1.0), ("a1", 1.0)}
     assert kept.samples[0].value == 2.0
     for index in range(2 * MAX_COUNTED):
-        bench.store._count(f"many{index}")
+        bench.store.count(f"many{index}")
     assert len(bench.store.requests) == MAX_COUNTED + 1 and bench.store.requests[OTHERS] == MAX_COUNTED + 2
     bench.told()
 
@@ -177,7 +214,8 @@ def test_full_store_and_failed_reads_raise_for_the_caller(bench: Bench) -> None:
     others = [Sequence((b"f", 1), [1], 1, m.Sampling(1), 0) for _ in range(3)]
     for name, sequence in zip(("a0", "a2", "a3"), others, strict=True):
         sequence.adapter = AdapterUse(bench.adapter(name))
-    with pytest.raises(QueueFull):
-        bench.store.load(bench.adapter("a1"), lambda: others)
+    assert bench.store.load(bench.adapter("a1"), lambda: others) is None, "all are in use"
+    assert bench.store.load(bench.adapter("a0"), lambda: others, behind=1) is None, "the oldest makes room"
+    assert bench.store.load(bench.adapter("a2"), lambda: others, behind=1) is not None
     with pytest.raises(AdapterError):
         bench.store.load(bench.adapter("a4"), list).result()

@@ -71,7 +71,7 @@ def test_picture_that_lies_is_refused_by_its_index(fields: dict[str, Any], words
         lying = [changed(each, **fields) if at == index else each for at, each in enumerate(pictures)]
         with pytest.raises(Refused, match=words) as refused:
             admit(tower, submit(prompt, lying))
-        assert str(refused.value).startswith(f"picture {index}: ")
+        assert str(refused.value).startswith(f"`prompt`: image {index}: ")
 
 
 def test_pictures_out_of_order_or_on_the_same_tokens_are_refused(tower: Tower) -> None:
@@ -121,7 +121,7 @@ def test_token_between_two_rows_is_no_placeholder(towers: dict[str, Path]) -> No
     admit(Tower(spec), submit(prompt, pictures))
     between = pictures[1].start + spec.squares_of(pictures[1].height, pictures[1].width)[1]
     prompt[between] = PLACEHOLDER
-    with pytest.raises(Refused, match=f"picture 1: the token between two of its rows is the placeholder {PLACEHOLDER}"):
+    with pytest.raises(Refused, match=f"image 1: the token between two of its rows is the placeholder {PLACEHOLDER}"):
         admit(Tower(spec), submit(prompt, pictures))
 
 

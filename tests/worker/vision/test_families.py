@@ -109,6 +109,26 @@ def test_sizes_of_published_models(tmp_path: Path) -> None:
     assert (older.window, older.sections, older.sections_alternate, older.gated) == (8, (16, 24, 24), False, True)
 
 
+def test_settings_that_are_left_out_have_the_defaults_of_their_class(tmp_path: Path) -> None:
+    vision = {name: value for name, value in MISTRAL_SMALL_3_1["vision_config"].items() if name != "hidden_act"}
+    tower = vision_spec(tmp_path, {**MISTRAL_SMALL_3_1, "vision_config": vision}, 5120)
+    stated = vision_spec(tmp_path, MISTRAL_SMALL_3_1, 5120)
+    assert tower is not None and stated is not None and (tower.activation, stated.activation) == ("gelu", "silu")
+    for text, sees in (({}, True), ({"use_bidirectional_attention": None}, False)):
+        unified = vision_spec(tmp_path, {**GEMMA4_12B, "text_config": text}, 3840)
+        assert unified is not None and unified.bidirectional is sees
+
+
+@pytest.mark.parametrize("act", ["gelu", "silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize(
+    "config", [SMOLVLM_256M, QWEN2_5_VL_7B, MISTRAL_SMALL_3_1, GEMMA4_31B], ids=lambda one: one["model_type"]
+)
+def test_towers_take_the_activations_of_their_classes(config: dict[str, Any], act: str, tmp_path: Path) -> None:
+    name = "hidden_activation" if config is GEMMA4_31B else "hidden_act"
+    found = vision_spec(tmp_path, changed(config, **{name: act}), 3584)
+    assert found is not None and found.activation == act.replace("pytorch_", "")
+
+
 def test_text_of_qwen2_5_vl_rotates_as_other_text_does() -> None:
     sizes = {"intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
     spec = spec_from_config({**QWEN2_5_VL_7B, **sizes})
@@ -158,8 +178,11 @@ def test_families_and_checkpoints_without_a_served_tower(config: dict[str, Any],
         ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, window_size=27)}, "window_size 27"),
         ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, window_size=1 << 15)}, "window_size 32768"),
         ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, fullatt_block_indexes=["7"])}, "fullatt_block_indexes"),
-        ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, hidden_act="gelu_pytorch_tanh")}, "hidden_act"),
-        (changed(MISTRAL_SMALL_3_1, hidden_act="gelu"), "hidden_act 'gelu'"),
+        ({**changed(QWEN2_5_VL_7B, out_hidden_size=2560, hidden_act="relu")}, "hidden_act 'relu'"),
+        (
+            changed(MISTRAL_SMALL_3_1, hidden_act="quick_gelu"),
+            "hidden_act 'quick_gelu' is not supported; supported are",
+        ),
         (changed(MISTRAL_SMALL_3_1, head_dim=128), "head_dim 128"),
         ({**MISTRAL_SMALL_3_1, "vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
         ({**MISTRAL_SMALL_3_1, "projector_hidden_act": "relu"}, "projector_hidden_act 'relu'"),
@@ -168,7 +191,7 @@ def test_families_and_checkpoints_without_a_served_tower(config: dict[str, Any],
         ({**PIXTRAL_12B, "vision_feature_select_strategy": "default"}, "select_strategy 'default'"),
         (changed(GEMMA4_31B, num_key_value_heads=4), "num_key_value_heads 4"),
         (changed(GEMMA4_31B, head_dim=64), "head_dim 64"),
-        (changed(GEMMA4_31B, hidden_activation="silu"), "hidden_act 'silu'"),
+        (changed(GEMMA4_31B, hidden_activation="relu"), "hidden_act 'relu'"),
         (changed(GEMMA4_31B, position_embedding_size=0), "position_embedding_size 0"),
         (changed(GEMMA4_31B, pooling_kernel_size=65), "pooling_kernel_size 65"),
         (changed(GEMMA4_31B, rope_parameters={"rope_type": "yarn"}), "rope_type 'yarn'"),

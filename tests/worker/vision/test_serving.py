@@ -170,7 +170,7 @@ def test_worker_without_a_tower_refuses_pictures(towers: dict[str, Path]) -> Non
     _, pictures = prompt_with(1, served(towers["smolvlm"]).vision.spec)
     bench.send(submit(1, [5, 6], pictures), submit(2, [5, 6], None))
     bench.iterate(2)
-    assert rejections(bench) == {1: "this model sees no pictures"}
+    assert rejections(bench) == {1: "`prompt` has images, and this model sees no images"}
 
 
 def test_tower_that_is_not_served_leaves_the_text(towers: dict[str, Path], tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_tower_that_is_not_served_leaves_the_text(towers: dict[str, Path], tmp_p
         bench.send(submit(1, list(range(20, 50)), None), submit(2, prompt, pictures))
         bench.iterate(20)
         answers.append(bench.received()[0][1])
-        assert rejections(bench) == ({2: engine.tower.missing} if each is engine else {})
+        assert rejections(bench) == ({2: f"`prompt`: {engine.tower.missing}"} if each is engine else {})
     assert answers[0] == answers[1]
     assert engine.fingerprint != whole.fingerprint
 

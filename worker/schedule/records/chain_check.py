@@ -14,7 +14,7 @@ MAX_ENTRIES, MAX_TAILS, MAX_TAIL, MAX_HEADS = 64, 512, 64, 1 << 16  # more than 
 def check_chain(chain: SamplerChain, vocab_size: int) -> str:
     """Returns the first problem of a chain, or "" if no step will raise because of its values."""
     if len(chain.order) > MAX_ENTRIES or not {*chain.order} <= SAMPLERS:
-        return "a sampler is unknown, or there are too many"
+        return "`samplers` has an unknown sampler, or too many"
     numbers: list[float] = [
         chain.temperature, chain.dynatemp_range, chain.dynatemp_exponent, chain.top_k, chain.top_p, chain.min_p,
         chain.typical_p, chain.top_n_sigma, chain.xtc_probability, chain.xtc_threshold, chain.min_keep,
@@ -29,14 +29,14 @@ def check_chain(chain: SamplerChain, vocab_size: int) -> str:
             return problem
     fine = all(math.isfinite(number) and number >= 0 for number in numbers)
     whole = max(chain.top_k, chain.min_keep) <= MOST and chain.mirostat in (0, 1, 2)
-    return "" if fine and whole else "a value of a sampler is out of range"
+    return "" if fine and whole else "`samplers`: a value of a sampler is out of range"
 
 
 def _check_breakers(packed: bytes, long: tuple[LongBreaker, ...], vocab_size: int) -> str:
     if len(packed) % 4 or len(packed) > 4 * vocab_size or max(unpack_u32(packed), default=0) >= vocab_size:
-        return "a breaker of DRY is no token, or there are too many"
+        return "`dry_sequence_breakers`: a breaker is no token, or there are too many"
     if len(long) > MAX_TAILS or not all(0 < len(one.tail) <= MAX_TAIL for one in long):
-        return "a breaker of DRY has too few ids or too many, or there are too many breakers"
+        return "`dry_sequence_breakers`: a breaker has too few ids or too many, or there are too many breakers"
     if any(len(one.heads) % 4 for one in long) or sum(len(one.heads) for one in long) > 4 * MAX_HEADS:
-        return "the breakers of DRY begin with too many ids"
+        return "`dry_sequence_breakers` begin with too many ids"
     return ""

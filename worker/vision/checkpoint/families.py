@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.pictures.limits import MAX_PATCHES
-from worker.kernels.rowwise.activate import Activation
 from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.vision.activations import VISION_ACTIVATIONS
 from worker.vision.checkpoint.gemma4 import gemma4_fields
 from worker.vision.checkpoint.gemma4_unified import unified_fields
 from worker.vision.checkpoint.lfm2 import lfm2_fields
@@ -23,7 +23,6 @@ Config = Mapping[str, Any]
 
 HALF = (0.5, 0.5, 0.5)
 PROCESSOR, NESTED = "preprocessor_config.json", "processor_config.json"
-ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
 SIZES = {  # the largest values that a config may state
     "image_size": 1 << 14, "patch_size": 1 << 10, "hidden_size": 1 << 16, "intermediate_size": 1 << 18,
     "num_hidden_layers": 1 << 10, "num_attention_heads": 1 << 10, "scale_factor": 64, "spatial_merge_size": 64,
@@ -63,7 +62,6 @@ class VisionFamily:
     bucketed: bool = False
     bidirectional: bool = False
     names: Config = field(default_factory=dict)  # the names of the sizes in the family's config
-    activation: str = "gelu_pytorch_tanh"
     layout: Layout = "siglip"
     gated: bool = False
     sections: tuple[int, int, int] = (11, 11, 10)  # VisionSpec.sections if the config leaves it out
@@ -104,7 +102,7 @@ QWEN2_5_VL = VisionFamily(
         "num_position_embeddings": 0, "spatial_merge_size": 2, "out_hidden_size": 3584, "window_size": 112,
         "fullatt_block_indexes": (7, 15, 23, 31),
     },
-    names=QWEN3_5.names, any_size=True, layout="qwen2_5", activation="silu", gated=True, sections=(16, 24, 24),
+    names=QWEN3_5.names, any_size=True, layout="qwen2_5", gated=True, sections=(16, 24, 24),
     sections_alternate=False,
 )  # fmt: skip
 QWEN3_VL = replace(
@@ -116,7 +114,7 @@ PIXTRAL = VisionFamily(
         "patch_size": 16, "num_hidden_layers": 24, "intermediate_size": 4096, "hidden_act": "gelu", "num_channels": 3,
         "image_size": 0, "layer_norm_eps": 1e-5, "hidden_size": 1024, "num_attention_heads": 16,
     },
-    any_size=True, layout="pixtral", activation="silu", gated=True, fields=pixtral_fields,
+    any_size=True, layout="pixtral", gated=True, fields=pixtral_fields,
 )  # fmt: skip
 MISTRAL3 = replace(PIXTRAL, side=lambda config, grid: _size(config, "spatial_merge_size", 2), default_placeholder=10)
 GEMMA4 = VisionFamily(
@@ -175,7 +173,7 @@ def vision_spec(folder: Path, config: Config, text_size: int) -> VisionSpec | No
 def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, text_size: int) -> VisionSpec:
     processor = {"do_normalize": family.normalizes, **_processor(folder)}
     common: dict[str, Any] = {
-        "text_size": text_size, "activation": ACTIVATIONS[family.activation], "gated": family.gated,
+        "text_size": text_size, "gated": family.gated,
         "layout": family.layout, "connector": family.connector,
         "placeholder": next(
             (_size(config, name, 0) for name in family.placeholder if config.get(name) is not None),
@@ -186,7 +184,7 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
         "std": _channels(processor, "image_std", HALF, (1.0, 1.0, 1.0)),
     }  # fmt: skip
     if family.towerless and family.fields is not None:
-        return VisionSpec(**common, **family.fields(config, stated, processor))
+        return VisionSpec(activation="gelu_tanh", **common, **family.fields(config, stated, processor))
     vision = {**family.defaults, **stated}
     vision |= {common: vision[own] for common, own in family.names.items()}
     _check(vision, family)
@@ -201,6 +199,7 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
         layers=vision["num_hidden_layers"],
         heads=vision["num_attention_heads"],
         norm_eps=float(vision["layer_norm_eps"]),
+        activation=VISION_ACTIVATIONS[vision["hidden_act"]],
         bucketed=family.bucketed,
         side=family.side(
             {**config, "vision_config": vision}, 0 if family.any_size else vision["image_size"] // vision["patch_size"]
@@ -262,8 +261,9 @@ def _check(vision: Config, family: VisionFamily) -> None:
     any_size = family.any_size
     for name in OF_TOWER[any_size:]:
         _size(vision, name, 0)
-    if vision["hidden_act"] != family.activation:
-        raise UnsupportedModel(f"vision_config: hidden_act {vision['hidden_act']!r} is not supported")
+    if (act := vision["hidden_act"]) not in VISION_ACTIVATIONS:
+        served = ", ".join(VISION_ACTIVATIONS)
+        raise UnsupportedModel(f"vision_config: hidden_act {str(act)[:80]!r} is not supported; supported are {served}")
     if vision["num_channels"] != 3:
         raise UnsupportedModel(f"vision_config: num_channels {vision['num_channels']!r} is not supported")
     if vision["hidden_size"] % vision["num_attention_heads"]:

@@ -36,7 +36,7 @@ def unified_fields(config: Config, vision: Config, processor: Config) -> dict[st
         "image_size": 0, "patch_size": sizes["patch_size"], "side": side, "hidden_size": sizes["mm_embed_dim"],
         "intermediate_size": 0, "layers": 0, "heads": 1, "norm_eps": float(vision.get("rms_norm_eps", 1e-6)),
         "position_axes": sizes["mm_posemb_size"] * side, "most_tokens": sizes["max_soft_tokens"],
-        "bidirectional": text.get("use_bidirectional_attention") == "vision",
+        "bidirectional": text.get("use_bidirectional_attention", "vision") == "vision",  # this family's own default
     }  # fmt: skip
 
 

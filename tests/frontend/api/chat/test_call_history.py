@@ -103,6 +103,45 @@ async def test_tools_for_a_template_that_knows_none(tmp_path: Path, system: bool
         assert prompt.startswith("<|im_start|>user\n# Tools") and "\n\nWeather?" in prompt
 
 
+async def test_result_and_the_next_question_are_two_turns_where_the_template_shows_results(tmp_path: Path) -> None:
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "!{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}<|im_end|>\n{% endfor %}"
+    )
+    model = Model(tokenizer_with(tmp_path, source), ["Sunny."] * 3)
+    made = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
+    said = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "a", "content": "20 degrees"},
+        {"role": "user", "content": "And now?"},
+    ]
+    use = {"type": "tool_use", "id": "a", "name": "get_weather", "input": {"city": "Bern"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "20 degrees"}
+    blocks = [
+        said[0],
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
+    ]
+    items = [
+        {"role": "user", "content": "Weather?"},
+        {"type": "function_call", "call_id": "a", "name": "get_weather", "arguments": '{"city": "Bern"}'},
+        {"type": "function_call_output", "call_id": "a", "output": "20 degrees"},
+        {"role": "user", "content": "And now?"},
+    ]
+    async with model.served() as url, httpx.AsyncClient(base_url=url) as http:
+        for route, body in (
+            ("chat/completions", {"messages": said}),
+            ("messages", {"messages": blocks, "max_tokens": 50}),
+            ("responses", {"input": items}),
+        ):
+            answer = await http.post(f"/v1/{route}", json={"model": MODEL, **body})
+            assert answer.status_code == 200, answer.text
+    turns = ["user\nWeather?", 'assistant\n!get_weather({"city": "Bern"})', "tool\n20 degrees", "user\nAnd now?"]
+    for prompt in model.prompts:
+        assert prompt == "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns)
+
+
 def test_messages_of_one_role_are_joined_in_linear_time() -> None:
     """Joining messages of 10 MB takes a tenth of the limit of half a second. Joining them pair by pair took 1.5 s."""
     begun = time.perf_counter()

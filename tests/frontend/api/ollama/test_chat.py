@@ -97,7 +97,7 @@ async def test_another_model_is_404_in_ollamas_words(tokenizer: Tokenizer) -> No
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "sees no pictures"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "sees no images"),
         ({"options": {"temperature": -1}}, "options.temperature"),
         ({"options": {"mirostat": 3}}, "options.mirostat"),
         ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),

@@ -84,4 +84,4 @@ async def test_what_cannot_be_done_is_refused_by_name(tokenizer: Tokenizer, chan
 async def test_model_without_sight_refuses_images(tokenizer: Tokenizer) -> None:
     async with http_client(FakePool(), tokenizer) as http:
         answer = await http.post("/api/generate", json=BODY | {"images": ["aGk="]})
-    assert answer.status_code == 400 and "sees no pictures" in answer.json()["error"]
+    assert answer.status_code == 400 and "sees no images" in answer.json()["error"]

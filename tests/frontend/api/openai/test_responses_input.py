@@ -72,7 +72,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"input": [{"content": "a"}]}, 400, "input[0].role"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, 400, "input[0].type"),
     ({"input": [{"role": "tool", "content": "a"}]}, 400, "input[0].role"),
-    ({"input": user({"type": "input_image", "image_url": "http://a"})}, 400, "input"),
+    ({"input": user({"type": "input_image", "image_url": "http://a"})}, 400, "input[0].content[0]"),
     ({"input": user({"type": "input_file", "file_id": "a"})}, 400, "input[0].content[0].type"),
     ({"input": [CALLED]}, 400, "input"), ({"input": [{**CALLED, "type": "function_call_output", "output": "a"}]}, 400,
      "input"),
