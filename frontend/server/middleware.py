@@ -24,7 +24,7 @@ from frontend.server.auth import ApiKeys
 from frontend.server.gateway import Admission
 from frontend.server.hosts import Hosts
 from frontend.server.origins import Origins
-from frontend.text import grammar_check
+from frontend.turns import tenant
 
 log = logging.getLogger("sluice.frontend")
 
@@ -140,7 +140,7 @@ class RequestMiddleware:
             if not _is_open(scope["path"]):
                 record.tenant = self._keys.identify(headers)
                 record.admission = self._admission(headers, record.tenant)
-            grammar_check.tenant.set(record.tenant)
+            tenant.set(record.admission.get("tenant", "") or _address(scope))
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             record.outcome = "client_gone"
@@ -163,6 +163,12 @@ class RequestMiddleware:
 def _is_open(path: str) -> bool:
     """Whether a path needs no key. A browser cannot send a key with the page itself, only with the page's requests."""
     return path in OPEN_ROUTES or path.startswith(PAGE_FILES)
+
+
+def _address(scope: Scope) -> str:
+    """Returns the address of the client, by which clients without keys share; empty if it is not known."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def _request_id(headers: Headers) -> str:

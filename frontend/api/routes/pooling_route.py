@@ -68,7 +68,7 @@ async def pool(app: AppState, request: Request) -> Response:
     model = await app.usable_model(decoded)
     context = model.context
     check_task(request.scope["path"], chosen.TASKS, context)
-    asked = (await chosen.parse(decoded, context)).admitted(**record.admission)
+    asked = (await while_connected(request, chosen.parse(decoded, context))).admitted(**record.admission)
     record.generation_request = asked
     windows = record.generation = Windows(model.service, asked, begun)
     response_context = ResponseContext(asked, context.tokenizer, chosen.PREFIX)
