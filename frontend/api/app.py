@@ -66,7 +66,7 @@ def answering(kind: type[R], function: Callable[[R, ModelContext], Awaitable[Any
 
     async def handler(app: AppState, request: Request) -> Response:
         decoded = app.decode(request, await app.body(request), kind)
-        model = await app.usable_model(decoded, computing=False)
+        model = await app.usable_model(request, decoded, computing=False)
         return json_response(await while_connected(request, function(decoded, model.context)))
 
     return handler
@@ -131,7 +131,7 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
     origins = words(config.cors_origins)
     requests = Middleware(
         RequestMiddleware,
-        keys=ApiKeys(config.api_keys, words(config.api_key)),
+        keys=ApiKeys(config.api_keys, words(config.api_key), config.admin_keys),
         hosts=Hosts.of(config),
         origins=Origins(origins),
         admission=admission_of(config),

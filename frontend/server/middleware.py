@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from frontend.errors import BadRequest, DeadlineExceeded, Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError
 from frontend.observability.access_log import RequestRecord
-from frontend.server.auth import ApiKeys
+from frontend.server.auth import KEYS, ApiKeys
 from frontend.server.gateway import Admission
 from frontend.server.hosts import Hosts
 from frontend.server.origins import Origins
@@ -117,7 +117,7 @@ class RequestMiddleware:
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
         scope[REQUEST_ID] = request_id
-        scope[SEND] = send
+        scope[SEND], scope[KEYS] = send, self._keys
         record = scope[RECORD] = RequestRecord(
             request_id, scope["method"], scope["path"], headers.get("traceparent", "")
         )

@@ -55,6 +55,15 @@ def read_files(location: str) -> AdapterFiles:
     return AdapterFiles(_read(path / CONFIG, MAX_CONFIG_BYTES), _read(path / WEIGHTS, MAX_WEIGHTS_BYTES))
 
 
+def size_of(location: str) -> int:
+    """Returns about how many bytes `read_files` reads; 0 if there is nothing to read."""
+    path = Path(location)
+    try:
+        return min((path / WEIGHTS if path.is_dir() else path).stat().st_size, MAX_WEIGHTS_BYTES)
+    except (OSError, ValueError):
+        return 0
+
+
 def _read(file: Path, most: int) -> bytes:
     try:
         if not file.is_file():

@@ -79,6 +79,10 @@ class FrontendConfig:
         "", "API keys, beside those of --api-keys; better given in the variable or the file, because everyone on the "
         "machine can read this command line", many=True, secret=True,
     )  # fmt: skip
+    admin_keys: str = setting(
+        "", "file with the keys, as in --api-keys, that may also change the server for others: load and unload models "
+        "and adapters, empty caches, sleep; empty: all keys if they have one name, else none",
+    )  # fmt: skip
     receipt_key: str = setting(
         "", "file with the private key (Ed25519, PEM) that signs receipts; empty: receipts are not signed"
     )

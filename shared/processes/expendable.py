@@ -108,8 +108,7 @@ class Expendable:
         return Killed(f"the process that examined it ended ({code})")
 
     def kill(self) -> None:
-        """Ends the child at once, and thereby a call of another thread, which raises Killed. A later call starts another
-        child."""
+        """Ends the child at once, and thereby a call of another thread, which raises Killed."""
         if (child := self._child) is not None:
             child.process.kill()
 

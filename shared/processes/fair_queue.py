@@ -24,7 +24,7 @@ class FairQueue:
         return len(self._waiting.get(tenant, ()))
 
     def enter_now(self, tenant: str) -> bool:
-        """Takes a place if one is free and the tenant may have it. Says whether it did; `leave` then frees the place."""
+        """Takes a place, which `leave` frees, if one is free and the tenant may have it. Returns whether it did."""
         with self._lock:
             if not self._free or self._running[tenant] >= self._each:
                 return False

@@ -32,7 +32,7 @@ async def generate(app: AppState, request: Request) -> Response:
     if app.config.record_text:
         record.body = body
     decoded = app.decode(request, body, chosen.REQUEST)
-    model = await app.usable_model(decoded)
+    model = await app.usable_model(request, decoded)
     context = model.context.at(created := int(time.time()))
     check_task(request.scope["path"], ("generate",), context)
     with WhileConnected(request):

@@ -65,7 +65,7 @@ async def pool(app: AppState, request: Request) -> Response:
     chosen = request.scope[API_FORMAT] = POOLING_FORMATS[request.scope["path"]]
     record.api_format = chosen.NAME
     decoded = app.decode(request, body, chosen.REQUEST)
-    model = await app.usable_model(decoded)
+    model = await app.usable_model(request, decoded)
     context = model.context
     check_task(request.scope["path"], chosen.TASKS, context)
     asked = (await while_connected(request, chosen.parse(decoded, context))).admitted(**record.admission)

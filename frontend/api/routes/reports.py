@@ -11,9 +11,10 @@ from frontend.api.model_table import ServedModel
 from frontend.api.ollama import models as ollama
 from frontend.api.requests.response_types import Health, Load, NotReady, Ready, Version
 from frontend.api.routes import models, openapi
-from frontend.errors import Overloaded
+from frontend.errors import MethodNotAllowed, Overloaded
 from frontend.observability import stats as statistics
 from frontend.observability.access_log import RequestRecord
+from frontend.server.auth import check_admin
 from frontend.server.middleware import RECORD
 from frontend.workers.status import ConnectionState
 from shared import build
@@ -70,8 +71,15 @@ async def document(app: AppState, request: Request) -> Response:
 
 
 async def model_list(app: AppState, request: Request) -> Response:
-    """Lists the models. With `?reload=1`, the launcher first reads the table of models again."""
+    """Lists the models. With `?reload=1`, the launcher first reads the table of models again.
+
+    Only POST may reload, because a link in a foreign page makes a browser send GET. Raises MethodNotAllowed, and
+    Forbidden unless an administrator asks.
+    """
     if request.query_params.get("reload") in ("1", "true"):
+        if request.method != "POST":
+            raise MethodNotAllowed("a reload changes the server: send POST /models?reload=1", allow="POST")
+        check_admin(request, "a reload")
         await app.models.reload()
     return json_response(models.model_list(app.models, app.created))
 

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
+from frontend import turns
 from frontend.errors import Overloaded, Unprocessable
 from frontend.text import grammar_builder as build
-from frontend import turns
 from frontend.text import grammar_check
 from frontend.text.tokenizer import Tokenizer
 from shared.processes import grammar_trial
