@@ -240,7 +240,7 @@ class Manager:
             if slot.state != "unloading" or not slot.announced or process.stopped or process.child is None:
                 continue
             if slot.used:
-                slot.state, slot.announced = "loaded", 0
+                self._account.goes_on(slot)
             elif self._control.all_have_seen(slot.announced):
                 process.stopped = True
                 process.child.stop()

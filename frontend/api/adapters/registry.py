@@ -188,7 +188,7 @@ def described(path: str) -> tuple[str, str]:
 
 SECONDS = 10.0  # time limit for reading an adapter, in addition to the time for its bytes
 BYTES_PER_S = 32 << 20  # the slowest disk that is expected
-MEGABYTES = (2 * MAX_WEIGHTS_BYTES >> 20) + 512  # the bytes of the files, and a copy while they are read
+MEGABYTES = (MAX_WEIGHTS_BYTES >> 20) + 512  # address space, most of it for the map of a file
 DESCRIBING = FairChildren(
     "adapter", f"{__name__}:described", 2, megabytes=MEGABYTES, most_waiting=16, doing="adapters wait to be read"
 )
@@ -199,7 +199,7 @@ def describe(name: str, path: str, max_rank: int = 0) -> Adapter:
 
     max_rank: the highest rank that is accepted; 0: any
     """
-    files = read_files(path)
+    files = read_files(path, mapped=True)
     (read_gguf if files.is_gguf else low_rank_modules)(files, max_rank)
     return Adapter(name, os.path.realpath(path), files.sha256)
 
