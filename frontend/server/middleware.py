@@ -18,7 +18,16 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from frontend.errors import BadRequest, DeadlineExceeded, Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError
+from frontend.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Internal,
+    MethodNotAllowed,
+    NotFound,
+    NotSupported,
+    Overloaded,
+    SluiceError,
+)
 from frontend.observability.access_log import RequestRecord
 from frontend.server.auth import KEYS, ApiKeys
 from frontend.server.gateway import Admission
@@ -62,7 +71,7 @@ def client_error(exc: Exception, request_id: str) -> SluiceError:
     if not isinstance(exc, SluiceError):
         log.error("request %s failed", request_id, exc_info=exc)
         return Internal(f"internal error, logged as request {request_id}", code="internal_error")
-    if exc.status >= 500 and not isinstance(exc, Overloaded | DeadlineExceeded):
+    if exc.status >= 500 and not isinstance(exc, Overloaded | DeadlineExceeded | NotSupported):
         log.error("request %s failed: %s", request_id, exc)
     return exc
 

@@ -31,8 +31,8 @@ class FrontendConfig:
         "template make that token; off: it is text, and only the template writes special tokens",
     )  # fmt: skip
     allowed_media_domains: str = setting(
-        "", "hosts from which requests may have pictures fetched, by name; addresses of private networks only if they "
-        "are listed as addresses; empty: none, pictures are sent as data",
+        "", "hosts from which requests may have pictures fetched, by name, from the ports 80 and 443 or as NAME:PORT; "
+        "addresses of private networks only if they are listed as addresses; empty: none, pictures are sent as data",
         many=True,
     )  # fmt: skip
     allowed_media_path: str = setting("", "folder below which requests may name pictures as file: URLs; empty: none")

@@ -55,6 +55,9 @@ def test_nginx_limits_match_the_defaults() -> None:
 def test_compose_names_files_targets_and_volumes_that_exist() -> None:
     (compose,) = documents(DEPLOY / "docker/compose.yml")
     for service in compose["services"].values():
+        assert all(
+            re.match(r"127\.0\.0\.1:|\$\{BIND_ADDRESS:-127\.0\.0\.1\}:", port) for port in service.get("ports", ())
+        )
         assert service.get("build", {"target": "base"})["target"] in stages()
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]

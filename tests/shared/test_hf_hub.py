@@ -73,9 +73,9 @@ def test_large_file_with_the_stated_hash_is_hashed_once(hub: Hub, monkeypatch: p
     hub.stated[name] = hashlib.sha256(hub.files[name]).hexdigest()
     folder = fetch("org/tiny", [name])
     assert (folder / name).read_bytes() == hub.files[name]
-    monkeypatch.setattr(hashlib, "file_digest", None)
-    assert fetch("org/tiny", [name]) == fetch("org/tiny", [name], prefer_cache=True) == folder
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", None)
+        assert fetch("org/tiny", [name]) == fetch("org/tiny", [name], prefer_cache=True) == folder
     (folder / name).resolve().write_bytes(b"changed in the cache")
-    monkeypatch.undo()
     with pytest.raises(HubError, match="deleted"):
         fetch("org/tiny", [name], prefer_cache=True)
