@@ -14,7 +14,7 @@ from frontend.api.routes import models, openapi
 from frontend.errors import MethodNotAllowed, Overloaded
 from frontend.observability import stats as statistics
 from frontend.observability.access_log import RequestRecord
-from frontend.server.auth import check_admin
+from frontend.server.auth import administers, check_admin
 from frontend.server.middleware import RECORD
 from frontend.workers.status import ConnectionState
 from shared import build
@@ -61,9 +61,12 @@ async def stats(app: AppState, request: Request) -> Response:
 
 
 async def metrics(app: AppState, request: Request) -> Response:
+    """Returns the metrics. Other keys are named only to administrators."""
     app.models.flush_metrics()
+    record: RequestRecord = request.scope[RECORD]
+    reader = None if administers(request) else record.tenant
     kind, started = "text/plain; version=0.0.4; charset=utf-8", {"Process-Start-Time-Unix": str(app.created)}
-    return Response(app.metrics.text(), media_type=kind, headers=started)
+    return Response(app.metrics.text(reader), media_type=kind, headers=started)
 
 
 async def document(app: AppState, request: Request) -> Response:

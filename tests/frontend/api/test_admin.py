@@ -1,5 +1,6 @@
 """What changes a server for others needs a key of --admin-keys, on every route; such a key may do all else, too."""
 
+import re
 from pathlib import Path
 
 import httpx
@@ -81,3 +82,22 @@ async def test_keep_alive_of_an_ordinary_key_unloads_nothing(
                 assert answer.status_code == 200, answer.text
                 assert (answer.headers.get("x-sluice-ignored-fields") == "keep_alive") is (key == "sk-one")
         assert kept == [("a", 0.0)]
+
+
+async def test_metrics_name_other_keys_only_to_administrators(
+    tokenizer: Tokenizer, tmp_path: Path, admins: str
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-a alice\nsk-b bob\nsk-bo bo\n")
+    keys.chmod(0o600)
+    for more, names in [({"admin_keys": admins}, {"sk-admin": {"alice", "bob", "bo", "boss"}}), ({}, {})]:
+        app = app_over(FakePool(sending([104])), tokenizer, api_keys=str(keys), **more)
+        for key in ("sk-a", "sk-b", "sk-bo", *names):
+            async with client(app, key) as http:
+                await http.get("/version")
+        for key, seen in {"sk-a": {"alice"}, "sk-b": {"bob"}, "sk-bo": {"bo"}, **names}.items():
+            async with client(app, key) as http:
+                page, stats = (await http.get("/metrics")).text, (await http.get("/stats")).text
+                assert set(re.findall(r'key="([^"]*)"', page)) == seen
+                assert not [name for name in ("alice", "bob", "boss") if name in stats]
+                assert all(name in seen or name not in page for name in ("alice", "bob", "boss"))

@@ -149,7 +149,8 @@ def test_every_address_of_a_name_is_checked(port: int, monkeypatch: pytest.Monke
     [
         "10.0.0.1", "127.0.0.1", "169.254.169.254", "100.64.0.1", "224.0.0.1", "240.0.0.1", "0.0.0.0", "192.0.2.1",
         "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:10.0.0.1", "::ffff:93.184.216.34",
-        "::10.0.0.1",        "64:ff9b::a00:1", "64:ff9b::5db8:d822", "64:ff9b:1::1", "2002:a00:1::1", "2001:0:a00:1::1", "2001:db8::1",
+        "::10.0.0.1",        "64:ff9b::a00:1", "64:ff9b::5db8:d822", "64:ff9b:1::1", "2002:a00:1::1", "2001:0:a00:1::1",
+        "2001:db8::1",
     ],
 )  # fmt: skip
 def test_name_that_leads_out_of_the_public_internet_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
