@@ -97,18 +97,20 @@ $(VENV)/.python:
 	"$$python" -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.run: pyproject.toml requirements.txt requirements-frontend.txt | $(VENV)/.python
+$(VENV)/.run: pyproject.toml requirements.txt requirements-frontend.txt requirements.lock | $(VENV)/.python
 	@echo "Installing what Sluice runs on (once; torch is large)$(if $(filter none,$(KERNELS)),,; building the CPU kernels)"
 	@$(if $(filter none,$(KERNELS)),,$(BIN)/python -m worker.kernels.cpu.build $(KERNELS) >/dev/null 2>&1 & )\
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt || { \
+	{ $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements.lock \
+	    && $(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt; } || { \
 	    echo "The packages that Sluice runs on were not installed; pip says why above. The first run needs a network or a"; \
 	    echo "mirror that pip knows. What was downloaded is kept: make run goes on from there."; exit 1; }
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
 	    --config-settings editable_mode=compat --editable .
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.txt | $(VENV)/.run
+$(VENV)/.dev: requirements-dev.txt requirements-dev.lock | $(VENV)/.run
 	@echo "Installing what the tests need"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements-dev.lock
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 

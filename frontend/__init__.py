@@ -4,6 +4,7 @@ It never imports torch.
 
 __main__            one process: opens the port, loads the tokenizer, serves, drains
 errors, request     exceptions with their HTTP status; a validated request and its deltas
+turns               long work in threads and child processes, shared fairly between tenants
 features            optional features of a request, as plain values
 server/             connections, TLS, authentication, middleware, server-sent events
 api/                the routes, and the requests and responses of each API format

@@ -1,8 +1,10 @@
 """Downloads checkpoints from the Hugging Face hub into its local cache; every failure becomes one sentence.
 
-Knows files and their sizes, not their contents. An interrupted download resumes with the incomplete files.
+Knows files, their sizes and hashes, not their contents. An interrupted download resumes with the incomplete files. A
+large file (of Git LFS), whose SHA-256 the hub states, is refused and deleted if its bytes have another.
 """
 
+import hashlib
 import logging
 import os
 import re
@@ -15,6 +17,7 @@ from typing import Any
 Progress = Callable[[int, int], None]  # (bytes downloaded, bytes in total as far as known)
 
 HTTP_LOGGERS = ("httpx", "httpx2")  # loggers that write a line for every HTTP request
+SHA256 = re.compile(r"[0-9a-f]{64}")
 IGNORED_FILES = ["original/*", "onnx/*", "openvino/*", "gguf/*"]  # the same model in formats of other programs
 
 
@@ -46,12 +49,46 @@ def fetch(
     try:
         if prefer_cache:
             try:
-                return Path(snapshot_download(model, local_files_only=True, **options))
+                return _verified(model, Path(snapshot_download(model, local_files_only=True, **options)))
             except OSError:
                 pass
-        return Path(snapshot_download(model, tqdm_class=_progress_bars(on_progress), **options))
+        return _verified(model, Path(snapshot_download(model, tqdm_class=_progress_bars(on_progress), **options)))
+    except HubError:
+        raise
     except Exception as error:  # the HTTP library of huggingface_hub raises many types
         raise HubError(_describe(model, revision, error)) from error
+
+
+def _verified(model: str, folder: Path) -> Path:
+    """Returns a folder of the cache after a check of its files against the hashes that the hub stated.
+
+    The cache names the bytes of a file after what the hub stated for it, and the files are links to them. A file that
+    was checked has a mark beside the bytes, so that it is checked once. Raises HubError.
+    """
+    marks = folder.parents[1] / "sluice-verified"
+    with suppress(OSError):
+        marks.mkdir(exist_ok=True)
+    for link in sorted(folder.rglob("*")):
+        blob = link.resolve()
+        if not (link.is_symlink() and SHA256.fullmatch(blob.name) and blob.is_file()):
+            continue
+        found, mark = blob.stat(), marks / blob.name
+        stamp = f"{found.st_size} {found.st_mtime_ns}"
+        with suppress(OSError):
+            if mark.read_text() == stamp:
+                continue
+        with blob.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 != blob.name:
+            link.unlink()
+            blob.unlink()
+            raise HubError(
+                f"{link.relative_to(folder)} of {model!r} has the SHA-256 {sha256}, and the hub states {blob.name}: it "
+                "was deleted; fetch it again"
+            )
+        with suppress(OSError):  # a cache that only others can write; its files are checked again next time
+            mark.write_text(stamp)
+    return folder
 
 
 def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) -> list[str]:

@@ -47,6 +47,11 @@ def first_line(adapter: Adapter | None) -> str:
     return f"{MARK}{'' if adapter is None else adapter.identity}\n"
 
 
+def without_adapter(text: str) -> str:
+    """Returns the part of a text that says who shares: the tenant and the salt. Equal for all adapters."""
+    return text.partition("\n")[2] if text.startswith(MARK) else text
+
+
 def fits(text: str, adapter: Adapter | None) -> bool:
     """Returns whether `text` may belong to a request with this adapter; None: to a request without an adapter."""
     return text.startswith(first_line(adapter)) or (adapter is None and not text.startswith(MARK))

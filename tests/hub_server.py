@@ -26,6 +26,7 @@ class Hub:
     commit: str = "a" * 40
     refusal: tuple[int, str] | None = None
     bytes_per_s: int = 0
+    stated: dict[str, str] = field(default_factory=dict)  # file of Git LFS → the SHA-256 that the hub states
     url: str = ""
     downloads: list[str] = field(default_factory=list)  # file and first byte of each download: "model.safetensors@0"
 
@@ -116,6 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
         byte_range = self.headers.get("Range", "")
         start = int(byte_range.removeprefix("bytes=").partition("-")[0] or 0)
         headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": self.hub.commit}
+        if name in self.hub.stated:
+            headers |= {"X-Linked-Etag": f'"{self.hub.stated[name]}"', "X-Linked-Size": str(len(data))}
         if self.command == "GET":
             self.hub.downloads.append(f"{name}@{start}")
         if byte_range:

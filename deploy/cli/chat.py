@@ -70,7 +70,7 @@ def models(words: list[str]) -> int:
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join((*cells, row[3])).rstrip())
+        print(shown("  ".join((*cells, row[3])).rstrip()))
     return 0
 
 
@@ -83,7 +83,7 @@ def chat(words: list[str]) -> int:
     if interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives `input` a history)
-        print(f"{body['model']} at {server.url}. {HELP}.", file=sys.stderr)
+        print(shown(f"{body['model']} at {server.url}. {HELP}."), file=sys.stderr)
     return Conversation(server, body, args.system or "", interactive).run()
 
 
@@ -172,7 +172,7 @@ class Conversation:
             if not self._interactive:
                 raise
             hint = " /reset starts over." if TOO_LONG in str(failure) else ""
-            print(f"{failure}{hint}", file=sys.stderr)
+            print(shown(f"{failure}{hint}"), file=sys.stderr)
             return
         if self._interactive and "length" in ends:
             print(CUT_OFF, file=sys.stderr)
@@ -189,7 +189,7 @@ class Reasoning:
 
     def show(self, text: str) -> None:
         if self._enabled:
-            print(f"\x1b[2m{text}\x1b[0m", end="", flush=True)
+            print(f"\x1b[2m{shown(text)}\x1b[0m", end="", flush=True)
             self._has_output = True
 
     def before(self, pieces: Iterator[str]) -> Iterator[str]:
@@ -252,12 +252,26 @@ def _collect(pieces: Iterator[str], collected: list[str]) -> Iterator[str]:
         yield piece
 
 
+def shown(text: str) -> str:
+    """Returns a text of a server or a model as a terminal may get it: control characters, which could move the cursor,
+    change the title or write to the clipboard, become visible signs."""
+    return text.translate(SIGNS)
+
+
+# control characters except tab and line break → their signs; those above ASCII, and those that turn the direction of
+# text around, have none
+SIGNS = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"}, 0x7F: "\u2421",
+    **dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\ufffd"),
+}  # fmt: skip
+
+
 def _print(pieces: Iterator[str]) -> None:
     """Prints each piece of text as it arrives, and ends the last line, even after a failure."""
-    last = ""
+    last, terminal = "", sys.stdout.isatty()
     try:
         for piece in pieces:
-            print(piece, end="", flush=True)
+            print(shown(piece) if terminal else piece, end="", flush=True)
             last = piece or last
     except CliError:
         if last:

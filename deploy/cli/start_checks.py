@@ -26,10 +26,10 @@ def check_before_start(settings: Settings) -> None:
         from frontend.server.tls import check_tls
 
         check_tls(frontend)
-    if frontend.api_keys:
+    if frontend.api_keys or frontend.admin_keys:
         from frontend.server.auth import ApiKeys
 
-        ApiKeys(frontend.api_keys)
+        ApiKeys(frontend.api_keys, admin_path=frontend.admin_keys)
     if frontend.receipt_key:
         from shared.signing import Signer
 

@@ -36,7 +36,7 @@ from frontend.api.openai.responses_input import ResponseCountRequest
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.routes import reports
 from frontend.api.routes.adapters import default_scales, load_adapter, set_default_scales, unload_adapter
-from frontend.api.routes.generate import generate
+from frontend.api.routes.generate import generate, while_connected
 from frontend.api.routes.invocations import invocations
 from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
 from frontend.api.routes.prefix_cache import reset_prefix_cache
@@ -66,8 +66,8 @@ def answering(kind: type[R], function: Callable[[R, ModelContext], Awaitable[Any
 
     async def handler(app: AppState, request: Request) -> Response:
         decoded = app.decode(request, await app.body(request), kind)
-        model = await app.usable_model(decoded, computing=False)
-        return json_response(await function(decoded, model.context))
+        model = await app.usable_model(request, decoded, computing=False)
+        return json_response(await while_connected(request, function(decoded, model.context)))
 
     return handler
 
@@ -131,7 +131,7 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
     origins = words(config.cors_origins)
     requests = Middleware(
         RequestMiddleware,
-        keys=ApiKeys(config.api_keys, words(config.api_key)),
+        keys=ApiKeys(config.api_keys, words(config.api_key), config.admin_keys),
         hosts=Hosts.of(config),
         origins=Origins(origins),
         admission=admission_of(config),

@@ -19,6 +19,7 @@ from frontend.api.requests.unknown_fields import UnknownFields, header_value
 from frontend.errors import UnsupportedMediaType
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
+from frontend.server.auth import administers
 from frontend.server.bodies import Bodies, largest_body
 from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD
 from shared.config import FrontendConfig
@@ -49,10 +50,15 @@ class AppState:
             return self.models.by_default(found)
         return self.models.scaled({one.id: one.scale for one in scales}) if scales else found
 
-    async def usable_model(self, decoded: RequestModel, *, computing: bool = True) -> ServedModel:
-        """Returns the model that a decoded body selects, as soon as it can serve (see ModelTable.usable)."""
+    async def usable_model(self, request: Request, decoded: RequestModel, *, computing: bool = True) -> ServedModel:
+        """Returns the model that a decoded body selects, as soon as it can serve (see ModelTable.usable).
+
+        Only an administrator's `keep_alive` has an effect, because it unloads models that others use.
+        """
         found, name = self.model_of(decoded), getattr(decoded, "model", None)
         keep_alive = getattr(decoded, "keep_alive", None)
+        if keep_alive is not None and not administers(request):
+            keep_alive, request.scope[IGNORED_FIELDS] = None, "keep_alive"
         return await self.models.usable(found, name, computing=computing, keep_alive=keep_alive)
 
     def sign(self, request: Request, model: ServedModel, worker: str) -> str:

@@ -125,13 +125,20 @@ class PrometheusMetrics:
                 counter.labels(key).inc(count)
             counts[:] = 0, 0, 0
 
-    def text(self) -> bytes:
+    def text(self, reader: str | None = None) -> bytes:
         """Returns Prometheus' text format: the counts of all frontends that share the folder, and our gauges.
 
         The counts of a model are as old as the last flush of its metrics.
+
+        reader: the name of the key that reads the page, which then names no other key; None: it names all
         """
         self.flush()
-        return generate_latest(self._page)
+        page = generate_latest(self._page)
+        if reader is None:
+            return page
+        begins, own = f"{self._prefix}key_".encode(), f'key="{reader}"'.encode()
+        lines = page.splitlines(keepends=True)
+        return b"".join(line for line in lines if own in line or not line.startswith(begins))
 
 
 class _Multiprocess:

@@ -5,6 +5,7 @@ Does the same as the Pillow-based image processors of transformers, except norma
 
 import io
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,12 @@ DECODE = f"{__name__}:decode"
 SECONDS, MEGABYTES = 10.0, 1024  # limits for one picture
 KINDS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_TILES = 64
+# A JPEG file may send each pixel in many scans, and each scan costs a pass over the picture, even an empty one.
+# Encoders make about ten.
+MOST_SCANS = 100
+FULL_SCANS = 16  # of a picture of the largest size; smaller pictures may have more, up to MOST_SCANS
+MOST_SEGMENTS = 10_000  # of a JPEG file
+SCAN_END = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # the next marker after the data of a scan
 MOST_RATIO = 200  # limit on longer side / shorter side, if a picture keeps its shape; as in transformers
 
 Tile = tuple[int, int, bytes]  # height, width, uint8 RGB row by row
@@ -35,6 +42,8 @@ def decode(
         width, height = image.size
         if width * height > most_pixels:
             return [f"has {width} x {height} pixels; at most {most_pixels} are accepted (--max-image-pixels)"]
+        if image.format == "JPEG" and (most := _most_scans(width * height, most_pixels)) < _scans(data, most):
+            return [f"is a JPEG file of more than {most} scans, which is too many for {width} x {height} pixels"]
         image = ImageOps.exif_transpose(image).convert("RGB")
     except MemoryError:
         raise
@@ -58,6 +67,31 @@ def decode(
         return [0, 0, [_bytes(image.resize(size, resample))]]
     image = image.resize(_scaled(image.width, image.height, longest), resample)
     return _tiles(image, side, resample) if cuts else [0, 0, [_bytes(image.resize((side, side), resample))]]
+
+
+def _most_scans(pixels: int, most_pixels: int) -> int:
+    return min(MOST_SCANS, FULL_SCANS * most_pixels // pixels)
+
+
+def _scans(data: bytes, enough: int) -> int:
+    """Returns the number of scans of a JPEG file, or a number above `enough` if the file has more or is endless.
+
+    Walks from segment to segment, because files embed others: a thumbnail, or a film behind the picture's end.
+    """
+    found, at = 0, 2
+    for _ in range(MOST_SEGMENTS):
+        if found > enough or data[at : at + 1] != b"\xff" or data[at + 1 : at + 2] in (b"", b"\xd9"):
+            return found
+        if data[at + 1] == 0xFF:  # a byte that fills the space before a marker
+            at += 1
+            continue
+        found += data[at + 1] == 0xDA
+        after = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if data[at + 1] == 0xDA:
+            end = SCAN_END.search(data, after)
+            after = end.start() if end else len(data)
+        at = after
+    return enough + 1
 
 
 def _tiles(image: Any, side: int, resample: int) -> list[Any]:

@@ -1,7 +1,8 @@
 """Reads a picture from the web, from the hosts that the server allows.
 
 The address of the host is looked up once, checked, and connected to, so that a name cannot change to an address of the
-local network in between. Redirects are not followed, because they lead to other hosts.
+local network in between. Redirects are not followed, because they lead to other hosts. Only the ports of the web are
+used, unless the server allows another with the host, because others lead to other services.
 """
 
 import http.client
@@ -22,19 +23,35 @@ if TYPE_CHECKING:
 SECONDS = 10.0  # time limit for connecting, and for each wait for more of the answer
 ALL_SECONDS = 30.0  # time limit for the whole answer, including its head
 PIECE = 1 << 16
+WEB_PORTS = (80, 443)
+TRANSLATED = [  # networks whose addresses stand for IPv4 addresses, RFC 4291, 6052, 8215, 3056, 4380
+    ipaddress.ip_network(text)
+    for text in (
+        "::/96",
+        "::ffff:0:0/96",
+        "::ffff:0:0:0/96",
+        "64:ff9b::/96",
+        "64:ff9b:1::/48",
+        "2002::/16",
+        "2001::/32",
+    )
+]
 
 
 def fetched(path: str, url: str, allowed: Sequence[str], most: int) -> bytes:
     """Returns the file that a host sends, of at most `most` bytes. Blocks. Raises BadRequest, which says what is wrong.
 
-    allowed: names and addresses of hosts. A host in a private network must be listed by its address, not by its name.
+    allowed: names and addresses of hosts, each for the ports 80 and 443, or NAME:PORT. A host in a private network must
+        be listed by its address, not by its name.
     """
     if not allowed:
         raise refused(path, "is on the web, and the server fetches none (--allowed-media-domains); send it as data")
     parts = _split(path, url)
-    host = parts.hostname or ""
-    if host not in {one.lower() for one in allowed}:
-        raise refused(path, f"is on {host[:100]!r}, which is none of the hosts that the server fetches images from")
+    host, listed = parts.hostname or "", {one.lower() for one in allowed}
+    written, port = f"[{host}]" if ":" in host else host, _port(parts)
+    if f"{written}:{port}" not in listed and not (port in WEB_PORTS and {host, written} & listed):
+        where = f"{host[:100]!r}" if port in WEB_PORTS else f"{host[:100]!r} with the port {port}"
+        raise refused(path, f"is on {where}, which is none of the hosts that the server fetches images from")
     try:
         connection = _Connection(host, _address(path, host), parts)
         try:
@@ -60,9 +77,25 @@ def _address(path: str, host: str) -> str:
     """Returns an address of the host. Raises BadRequest if its name leads to an address in a private network."""
     found = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     for address in found:
-        if address != host and not ipaddress.ip_address(address.split("%")[0]).is_global:
+        if address != host and not is_public(address):
             raise refused(path, f"is on {host[:100]!r}, whose address is one of a private network")
     return found[0]
+
+
+def is_public(address: str) -> bool:
+    """Whether an address belongs to one host of the public internet.
+
+    Addresses that stand for IPv4 addresses (mapped, NAT64, 6to4, Teredo) do not, whatever they stand for: a gateway may
+    lead them into the local network.
+    """
+    found = ipaddress.ip_address(address.split("%")[0])
+    if not found.is_global or found.is_multicast or found.is_reserved or found.is_link_local:
+        return False
+    return not any(found.version == network.version and found in network for network in TRANSLATED)
+
+
+def _port(parts: SplitResult) -> int:
+    return parts.port or (443 if parts.scheme.lower() == "https" else 80)
 
 
 class _UntilDeadline(io.RawIOBase):
@@ -103,7 +136,7 @@ class _Connection(http.client.HTTPConnection):
 
     def __init__(self, host: str, address: str, parts: SplitResult) -> None:
         self._tls = parts.scheme.lower() == "https"
-        super().__init__(host, parts.port or (443 if self._tls else 80), timeout=SECONDS)
+        super().__init__(host, _port(parts), timeout=SECONDS)
         self._address = address
 
     def connect(self) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 from hashlib import sha256
 
 from frontend.pictures.decoding import Decoded
-from frontend.text.grammar_check import tenant
+from frontend.turns import tenant
 
 MAX_BYTES = 64 << 20  # limit for the pixels of all kept pictures
 

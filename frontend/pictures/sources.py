@@ -1,20 +1,20 @@
 """Reads a picture from the URL that a request gives: data in the URL, the web, or a folder of the server."""
 
-import asyncio
 import base64
 import binascii
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from frontend.errors import BadRequest
 from frontend.pictures.decoding import refused
 from frontend.text.picture_marks import Source
+from frontend.turns import FairThreads
 from shared.config import FrontendConfig, words
 
 MAX_BYTES = 20 << 20  # limit for the file of a picture
-FETCHES = 8  # limit on the pictures that are fetched from the web at the same time
+# Slow hosts delay only requests with pictures from the web, and those of one tenant no other tenant's.
+FETCHES = FairThreads("fetch", 8, each=4, most_waiting=64, doing="images wait to be fetched")
+FILES = FairThreads("picture-file", 3, each=2, most_waiting=64, doing="images wait to be read")
 
 
 async def read(source: Source, config: FrontendConfig) -> bytes:
@@ -27,18 +27,10 @@ async def read(source: Source, config: FrontendConfig) -> bytes:
             from frontend.pictures.fetch import fetched
 
             allowed = words(config.allowed_media_domains)
-            return await asyncio.get_running_loop().run_in_executor(
-                _fetchers(), fetched, path, source.url, allowed, MAX_BYTES
-            )
+            return await FETCHES.run(fetched, path, source.url, allowed, MAX_BYTES)
         case "file":
-            return _checked(path, await asyncio.to_thread(_from_folder, path, source.url, config.allowed_media_path))
+            return _checked(path, await FILES.run(_from_folder, path, source.url, config.allowed_media_path))
     raise refused(path, "must be a data:, http:, https: or file: URL")
-
-
-@cache
-def _fetchers() -> ThreadPoolExecutor:
-    """Returns the threads that fetch, so that slow hosts delay only requests with pictures from the web."""
-    return ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
 
 
 def _own(path: str, url: str) -> bytes:

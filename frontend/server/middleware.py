@@ -18,13 +18,22 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from frontend.errors import BadRequest, DeadlineExceeded, Internal, MethodNotAllowed, NotFound, Overloaded, SluiceError
+from frontend.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Internal,
+    MethodNotAllowed,
+    NotFound,
+    NotSupported,
+    Overloaded,
+    SluiceError,
+)
 from frontend.observability.access_log import RequestRecord
-from frontend.server.auth import ApiKeys
+from frontend.server.auth import KEYS, ApiKeys
 from frontend.server.gateway import Admission
 from frontend.server.hosts import Hosts
 from frontend.server.origins import Origins
-from frontend.text import grammar_check
+from frontend.turns import tenant
 
 log = logging.getLogger("sluice.frontend")
 
@@ -62,7 +71,7 @@ def client_error(exc: Exception, request_id: str) -> SluiceError:
     if not isinstance(exc, SluiceError):
         log.error("request %s failed", request_id, exc_info=exc)
         return Internal(f"internal error, logged as request {request_id}", code="internal_error")
-    if exc.status >= 500 and not isinstance(exc, Overloaded | DeadlineExceeded):
+    if exc.status >= 500 and not isinstance(exc, Overloaded | DeadlineExceeded | NotSupported):
         log.error("request %s failed: %s", request_id, exc)
     return exc
 
@@ -117,7 +126,7 @@ class RequestMiddleware:
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
         scope[REQUEST_ID] = request_id
-        scope[SEND] = send
+        scope[SEND], scope[KEYS] = send, self._keys
         record = scope[RECORD] = RequestRecord(
             request_id, scope["method"], scope["path"], headers.get("traceparent", "")
         )
@@ -140,7 +149,7 @@ class RequestMiddleware:
             if not _is_open(scope["path"]):
                 record.tenant = self._keys.identify(headers)
                 record.admission = self._admission(headers, record.tenant)
-            grammar_check.tenant.set(record.tenant)
+            tenant.set(record.admission.get("tenant", "") or _address(scope))
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             record.outcome = "client_gone"
@@ -163,6 +172,12 @@ class RequestMiddleware:
 def _is_open(path: str) -> bool:
     """Whether a path needs no key. A browser cannot send a key with the page itself, only with the page's requests."""
     return path in OPEN_ROUTES or path.startswith(PAGE_FILES)
+
+
+def _address(scope: Scope) -> str:
+    """Returns the address of the client, by which clients without keys share; empty if it is not known."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def _request_id(headers: Headers) -> str:

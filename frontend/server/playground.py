@@ -5,7 +5,7 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 FOLDER = Path(__file__).parents[1] / "web"
 TYPES = {
@@ -38,6 +38,12 @@ HEADERS = {
 }
 
 
+# `?prompt=…&send=1` sends a question. A link in another site's page must not, so the page gets such an address only
+# from browsers that say that it was typed, is a bookmark, or comes from the page itself. Browsers say it over https
+# and to this machine.
+FROM_THE_USER = ("none", "same-origin")
+
+
 def _files() -> frozenset[str]:
     files = (path for path in FOLDER.rglob("*") if path.suffix in TYPES)
     return frozenset(path.relative_to(FOLDER).as_posix() for path in files)
@@ -48,6 +54,8 @@ async def page(request: Request) -> Response:
     name = request.path_params.get("name", "index.html")
     if name not in _files():
         raise HTTPException(404)
+    if "send" in request.query_params and request.headers.get("sec-fetch-site") not in FROM_THE_USER:
+        return RedirectResponse(request.url.remove_query_params("send"), 303)
     content = (FOLDER / name).read_bytes()
     headers = HEADERS | {"ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
     if headers["ETag"] in request.headers.get("If-None-Match", ""):

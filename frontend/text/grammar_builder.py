@@ -17,7 +17,7 @@ import msgspec
 from frontend.errors import Unprocessable
 from frontend.text import grammar_check
 from frontend.text.closed_schema import closed
-from shared.processes.expendable import Killed, TookTooLong
+from shared.processes.expendable import Killed, Lost, Raised, TookTooLong
 
 MAX_BYTES = 256 * 1024  # the longest text of one grammar
 MAX_REASON = 400
@@ -66,13 +66,13 @@ def one_of(options: Sequence[str], param: str) -> str:
 
 def lark(text: str, param: str) -> str:
     """Builds a grammar from llguidance's Lark, or from llama.cpp's GBNF (`root ::= …`), which it translates to Lark."""
-    from llguidance.gbnf_to_lark import any_to_lark
-
     _check_text(text, param)
     try:
-        text = any_to_lark(text)
-    except Exception as error:  # the library's parser may raise anything
-        raise _refused(param, f"neither Lark nor GBNF: {error}") from None
+        text = grammar_check.lark(text)
+    except Lost as error:
+        raise _refused(param, str(error)) from None
+    except Raised as error:  # the library's parser may raise anything
+        raise _refused(param, f"neither Lark nor GBNF: {str(error).partition(': ')[2]}") from None
     return _checked(_of_lark(text), param)
 
 

@@ -2,26 +2,24 @@
 grammar fails.
 
 Results are cached, so that a repeated grammar needs no child. There are CHILDREN children, and a tenant uses at most
-one at a time, so that slow grammars of one tenant do not make other tenants wait.
+one at a time, so that slow grammars of one tenant do not make other tenants wait. A child whose client has left is
+ended.
 """
 
-import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
-from functools import cache, lru_cache
-from queue import LifoQueue
+from functools import lru_cache
 
 from frontend.errors import Overloaded
+from frontend.turns import FairChildren, FairThreads
 from shared.processes import grammar_trial
-from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised, TookTooLong
-from shared.processes.fair_queue import FairQueue
+from shared.processes.expendable import Killed, Lost, NotStarted, Raised, TookTooLong
 
 CHILDREN = 2
 MAX_WAITING = 64  # limit on the waiting requests of one tenant
+THREADS = 3  # threads that look for cached grammars, which takes milliseconds; a tenant uses all but one of them
 
-tenant: ContextVar[str] = ContextVar("tenant", default="")  # the tenant of the request that this task handles
 # When all checks of a request must have ended. 0: no deadline yet. Negative: only cached results may be used.
 _deadline: ContextVar[float] = ContextVar("_deadline", default=0.0)
 
@@ -39,19 +37,33 @@ def error(grammar: str) -> str:
         Overloaded: the child process could not be started.
         Unknown: `in_turn` called this before the request's turn.
     """
+    try:
+        return _answer("error", grammar)
+    except (TookTooLong, Killed):
+        raise
+    except (Lost, Raised) as failure:
+        return str(failure)
+
+
+@lru_cache(maxsize=64)
+def lark(grammar: str) -> str:
+    """Returns a grammar of llama.cpp, or of llguidance, in llguidance's Lark. Blocks for up to the time limit.
+
+    Raises Lost and Raised, which say why it cannot be translated, and what `error` raises.
+    """
+    return _answer("lark", grammar)
+
+
+def _answer(what: str, grammar: str) -> str:
+    """Has a child do what `grammar_trial.answer` does."""
     if (deadline := _deadline.get() or time.monotonic() + grammar_trial.SECONDS) < 0:
         raise Unknown
-    with _child() as child:
-        try:
-            return str(child.call(grammar, seconds=max(1e-3, deadline - time.monotonic())))
-        except TookTooLong:
-            raise TookTooLong(f"it takes longer than {grammar_trial.SECONDS:g} s to check") from None
-        except Killed:
-            raise
-        except NotStarted as failure:
-            raise Overloaded(f"grammars cannot be checked: {failure}", code="not_ready", retry_after=1.0) from failure
-        except (Lost, Raised) as failure:
-            return str(failure)
+    try:
+        return str(CHECKS.call_now(what, grammar, seconds=max(1e-3, deadline - time.monotonic())))
+    except TookTooLong:
+        raise TookTooLong(f"it takes longer than {grammar_trial.SECONDS:g} s to check") from None
+    except NotStarted as failure:
+        raise Overloaded(f"grammars cannot be checked: {failure}", code="not_ready", retry_after=1.0) from failure
 
 
 async def in_turn(make: Callable[[], str]) -> str:
@@ -62,58 +74,18 @@ async def in_turn(make: Callable[[], str]) -> str:
         Overloaded: too many requests of the tenant are waiting.
     """
     try:
-        return await asyncio.to_thread(_limited, make, -1.0)
+        return await CACHED.run(_limited, make, lambda: -1.0)
     except Unknown:
-        pass
-    loop, asking = asyncio.get_running_loop(), tenant.get()
-    turns = _turns()
-    if turns.waiting(asking) >= MAX_WAITING:
-        raise Overloaded(f"{MAX_WAITING} grammars wait to be checked", code="queue_full", retry_after=1.0)
-    result: asyncio.Future[str] = loop.create_future()
-
-    def start() -> None:
-        loop.call_soon_threadsafe(begin)
-
-    def begin() -> None:
-        job = asyncio.ensure_future(asyncio.to_thread(_limited, make, time.monotonic() + grammar_trial.SECONDS))
-        job.add_done_callback(finish)
-
-    def finish(job: "asyncio.Task[str]") -> None:
-        turns.leave(asking)
-        if job.cancelled() or result.done():
-            result.cancel()
-        elif failure := job.exception():
-            result.set_exception(failure)
-        else:
-            result.set_result(job.result())
-
-    turns.enter(asking, start)
-    return await result
+        return await CHECKS.threads.run(_limited, make, lambda: time.monotonic() + grammar_trial.SECONDS)
 
 
-def _limited(make: Callable[[], str], deadline: float) -> str:
-    _deadline.set(deadline)  # changes only this thread's copy of the context
+def _limited(make: Callable[[], str], deadline: Callable[[], float]) -> str:
+    _deadline.set(deadline())  # changes only this thread's copy of the context
     return make()
 
 
-@contextmanager
-def _child() -> Iterator[Expendable]:
-    idle = _children()
-    child = idle.get()
-    try:
-        yield child
-    finally:
-        idle.put(child)
-
-
-@cache
-def _children() -> LifoQueue[Expendable]:
-    idle: LifoQueue[Expendable] = LifoQueue()
-    for _ in range(CHILDREN):
-        idle.put(Expendable(grammar_trial.ERROR, megabytes=grammar_trial.MEGABYTES))
-    return idle
-
-
-@cache
-def _turns() -> FairQueue:
-    return FairQueue(CHILDREN)
+CACHED = FairThreads("grammar-text", THREADS, each=THREADS - 1)
+CHECKS = FairChildren(
+    "grammar", grammar_trial.ANSWER, CHILDREN, megabytes=grammar_trial.MEGABYTES, most_waiting=MAX_WAITING,
+    doing="grammars wait to be checked",
+)  # fmt: skip

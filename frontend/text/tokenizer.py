@@ -4,13 +4,11 @@ Uses only the `tokenizers` library, because importing transformers would load to
 single id; `detokenizer` turns a stream of ids into text.
 """
 
-import asyncio
 import ctypes
 import hashlib
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +28,7 @@ from frontend.text.detokenizer import (
 )
 from frontend.text.token_length import TokenLength
 from frontend.text.tokenizer_files import TokenizerError, TokenizerFiles
+from frontend.turns import FairThreads
 from shared.byte_level import BYTES
 
 __all__ = ["AddedTokens", "Tokenizer", "TokenizerError"]
@@ -39,7 +38,7 @@ T = TypeVar("T")
 # Encoding takes 0.25 µs a character (bench/micro/text.py). Another thread adds 0.04 ms if the event loop is idle, but 2
 # to 15 ms if it is busy, because of the GIL. So text that takes up to a millisecond is encoded on the event loop.
 INLINE_CHARS = 4096
-THREADS = 2
+THREADS = 3  # a tenant uses all but one of them
 # Longer texts are encoded one at a time in a thread of their own, because encoding takes 0.2 KB of memory a character.
 HUGE_CHARS = 1 << 18
 MAX_IDS = 2**32  # all ids are below this
@@ -161,10 +160,9 @@ class Tokenizer:
         size = sum(map(len, texts))
         if size <= INLINE_CHARS:
             return self.encode_now(texts, add_special_tokens)
-        loop = asyncio.get_running_loop()
         if size <= HUGE_CHARS:
-            return await loop.run_in_executor(self._pool, self.encode_now, texts, add_special_tokens)
-        return await loop.run_in_executor(self._huge_pool, self._encode_huge, texts, add_special_tokens)
+            return await self._pool.run(self.encode_now, texts, add_special_tokens)
+        return await self._huge_pool.run(self._encode_huge, texts, add_special_tokens)
 
     async def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of texts that continue another text, without the space that some tokenizers put first.
@@ -220,7 +218,7 @@ class Tokenizer:
         return await self._in_thread(lambda: self._aliased.encode_marked(text, mark))
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        return await self._pool.run(function, *arguments)
 
     @cached_property
     def _aliased(self) -> AliasedEngine:
@@ -305,16 +303,16 @@ class Tokenizer:
 
     def close(self) -> None:
         """Stops the encoding threads when they have encoded their texts."""
-        self._pool.shutdown()
-        self._huge_pool.shutdown()
+        self._pool.close()
+        self._huge_pool.close()
 
     @cached_property
-    def _huge_pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, thread_name_prefix="tokenize-huge")
+    def _huge_pool(self) -> FairThreads:
+        return FairThreads("tokenize-huge", 1)
 
     @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+    def _pool(self) -> FairThreads:
+        return FairThreads("tokenize", THREADS, each=THREADS - 1)
 
     def _spelling(self, token: int) -> str | None:
         """Returns the vocabulary's spelling of an id; None for ids that have no text."""

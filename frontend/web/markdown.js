@@ -5,7 +5,7 @@
 import MarkdownIt from "./vendor/markdown-it.esm.min.mjs";
 
 import { codeBlock } from "./code.js";
-import { formula, readMaths } from "./maths.js";
+import { allowance, formula, readMaths } from "./maths.js";
 
 const LINKED = new Set(["http:", "https:", "mailto:"]);
 const ELEMENTS = new Set("p ul ol li blockquote table thead tbody tr th td em strong s hr br h2 h3 h4 h5 h6".split(" "));
@@ -33,21 +33,21 @@ export function blocks(text, env) {
   for (const token of parser.parse(text, env)) {
     group.push(token);
     if (token.level || token.nesting === 1) continue;
-    found.push({ at: lines[group[0].map[0]], node: build(group, document.createDocumentFragment(), isCutOff).firstChild });
+    found.push({ at: lines[group[0].map[0]], node: build(group, document.createDocumentFragment(), isCutOff, allowance()).firstChild });
     group = [];
   }
   return found;
 }
 
 // Appends the elements of `tokens` to `root`. The last element of `stack` is the one that is being filled.
-function build(tokens, root, isCutOff) {
+function build(tokens, root, isCutOff, allowed) {
   const stack = [root];
   for (const token of tokens) {
     const parent = stack.at(-1);
     if (token.nesting < 0) stack.pop();
     else if (token.nesting > 0) stack.push(token.hidden ? parent : open(token, parent));
-    else if (token.type === "inline") build(token.children, parent, isCutOff);
-    else parent.append(leaf(token, isCutOff));
+    else if (token.type === "inline") build(token.children, parent, isCutOff, allowed);
+    else parent.append(leaf(token, isCutOff, allowed));
   }
   return root;
 }
@@ -71,7 +71,7 @@ function scrolling() {
 
 const element = (tag) => document.createElement(ELEMENTS.has(tag) ? tag : "span");
 
-function leaf(token, isCutOff) {
+function leaf(token, isCutOff, allowed) {
   switch (token.type) {
     case "softbreak":
     case "hardbreak":
@@ -84,9 +84,9 @@ function leaf(token, isCutOff) {
     case "code_block":
       return codeBlock(token.content.replace(/\n$/, ""), token.info.trim().split(/\s+/)[0], isCutOff(token));
     case "maths_inline":
-      return formula(token, "span");
+      return formula(token, "span", allowed);
     case "maths_block":
-      return formula(token, "div");
+      return formula(token, "div", allowed);
     case "image":
       return refused(token);
     default:

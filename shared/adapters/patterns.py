@@ -12,6 +12,7 @@ from shared.adapters.files import CONFIG, AdapterError
 from shared.processes.expendable import Expendable, Lost, NotStarted, Raised
 
 PLAIN = re.compile(r"[\w.-]*")
+MOST_MATCHES = 2_000_000  # patterns times modules: some seconds of matching
 MATCH, SECONDS, MEGABYTES = "shared.adapters.patterns:matches", 5.0, 256
 
 
@@ -20,6 +21,8 @@ def first_matches(field: str, patterns: Sequence[str], modules: Sequence[str]) -
 
     field: the field of the configuration, for errors. Raises AdapterError.
     """
+    if len(patterns) * len(modules) > MOST_MATCHES:
+        raise AdapterError(f"{CONFIG}: {field} has {len(patterns)} patterns for {len(modules)} modules: too many")
     if all(PLAIN.fullmatch(pattern) for pattern in patterns):
         return matches(patterns, modules)
     child = Expendable(MATCH, megabytes=MEGABYTES)

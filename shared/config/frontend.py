@@ -31,8 +31,8 @@ class FrontendConfig:
         "template make that token; off: it is text, and only the template writes special tokens",
     )  # fmt: skip
     allowed_media_domains: str = setting(
-        "", "hosts from which requests may have pictures fetched, by name; addresses of private networks only if they "
-        "are listed as addresses; empty: none, pictures are sent as data",
+        "", "hosts from which requests may have pictures fetched, by name, from the ports 80 and 443 or as NAME:PORT; "
+        "addresses of private networks only if they are listed as addresses; empty: none, pictures are sent as data",
         many=True,
     )  # fmt: skip
     allowed_media_path: str = setting("", "folder below which requests may name pictures as file: URLs; empty: none")
@@ -78,6 +78,10 @@ class FrontendConfig:
     api_key: str = setting(
         "", "API keys, beside those of --api-keys; better given in the variable or the file, because everyone on the "
         "machine can read this command line", many=True, secret=True,
+    )  # fmt: skip
+    admin_keys: str = setting(
+        "", "file with the keys, as in --api-keys, that may also change the server for others: load and unload models "
+        "and adapters, empty caches, sleep; empty: all keys if they have one name, else none",
     )  # fmt: skip
     receipt_key: str = setting(
         "", "file with the private key (Ed25519, PEM) that signs receipts; empty: receipts are not signed"

@@ -9,3 +9,11 @@ def picture_digest(height: int, width: int, pixels: bytes) -> bytes:
     digest = hashlib.sha256(head)
     digest.update(pixels)
     return digest.digest()
+
+
+def digest_among(digest: bytes, sharers: str) -> bytes:
+    """Returns the digest under which a cache keeps a picture for those who share it, so that others do not find it.
+
+    sharers: the text that only requests which may share have in common; empty: all requests share
+    """
+    return hashlib.blake2b(digest, key=hashlib.sha256(sharers.encode()).digest()).digest()[:32] if sharers else digest

@@ -8,10 +8,25 @@ needs only the constants; the child imports the library.
 from functools import cache
 from typing import Any
 
-ERROR = f"{__name__}:error"
+ANSWER = f"{__name__}:answer"
 COMPILE = f"{__name__}:compile_with_bytes"
 SECONDS = 5.0  # time limit for one grammar
 MEGABYTES = 512
+
+
+def answer(what: str, grammar: str) -> str:
+    """Returns the result of `error` or of `lark`, as `what` says."""
+    return {"error": error, "lark": lark}[what](grammar)
+
+
+def lark(grammar: str) -> str:
+    """Returns a grammar of llama.cpp (`root ::= …`) in Lark; returns Lark as it is. Raises whatever the library does.
+
+    The library follows nesting without a limit, and deep grammars take it minutes.
+    """
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    return str(any_to_lark(grammar))
 
 
 def error(grammar: str) -> str:

@@ -55,6 +55,9 @@ def test_nginx_limits_match_the_defaults() -> None:
 def test_compose_names_files_targets_and_volumes_that_exist() -> None:
     (compose,) = documents(DEPLOY / "docker/compose.yml")
     for service in compose["services"].values():
+        assert all(
+            re.match(r"127\.0\.0\.1:|\$\{BIND_ADDRESS:-127\.0\.0\.1\}:", port) for port in service.get("ports", ())
+        )
         assert service.get("build", {"target": "base"})["target"] in stages()
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
@@ -100,18 +103,35 @@ def test_worker_requirements_include_the_frontend_requirements() -> None:
     assert not {"torch", "transformers", "triton"} & set(names[0])
 
 
-def test_image_requirements_are_the_frontend_requirements_with_hashes() -> None:
-    lock = (DEPLOY / "docker/requirements-frontend.lock").read_text()
-    own = (ROOT / "requirements-frontend.txt").read_text()
-    pins = [
-        sorted(line.lower().replace("_", "-") for line in re.findall(r"^[\w.-]+==[\w.]+", text, re.M))
-        for text in (own, lock)
-    ]
-    assert pins[0] == pins[1], "make the lock again: its first lines say how"
-    entries = [entry for entry in re.split(r"^(?=[\w])", lock, flags=re.M) if entry[0] != "#"]
-    assert len(entries) == len(pins[0]) and all("--hash=sha256:" in entry for entry in entries)
+UNHASHED = {"torch", "triton"}  # their files, and what they need, differ from index to index
+LOCKS = {
+    "deploy/docker/requirements-frontend.lock": ("requirements-frontend.txt",),
+    "requirements.lock": ("requirements-frontend.txt", "requirements.txt"),
+    "requirements-dev.lock": ("requirements-dev.txt",),
+}
+
+
+def pins(text: str) -> list[str]:
+    found = [line.lower().replace("_", "-") for line in re.findall(r"^[\w.-]+==[\w.]+", text, re.M)]
+    return sorted(line for line in found if line.partition("==")[0] not in UNHASHED)
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_locks_have_the_pinned_packages_with_hashes(lock: str) -> None:
+    text = (ROOT / lock).read_text()
+    own = pins("\n".join((ROOT / name).read_text() for name in LOCKS[lock]))
+    assert pins(text) == own, "make the lock again: its first lines say how"
+    entries = [entry for entry in re.split(r"^(?=[\w])", text, flags=re.M) if entry[0] != "#"]
+    assert len(entries) == len(own) and all("--hash=sha256:" in entry for entry in entries)
+
+
+def test_images_and_make_install_the_locks() -> None:
     for target in ("frontend-packages", "worker"):
         assert any("--require-hashes" in line for line in stages()[target])
+    make = (ROOT / "Makefile").read_text()
+    assert all(
+        f"--no-deps --require-hashes -r {lock}" in make for lock in ("requirements.lock", "requirements-dev.lock")
+    )
 
 
 def test_nginx_after_an_error_does_not_repeat_a_post() -> None:

@@ -54,7 +54,7 @@ def test_clients_choose_list_and_load_models_and_the_server_sleeps(tmp_path: Pat
         assert absent.value.status_code == 404
 
         # Sleep frees the memory, and the routes say so. After the wake-up, the same model is loaded again.
-        assert http.get("/models?reload=1").json() == http.get("/v1/models").json()
+        assert http.post("/models?reload=1").json() == http.get("/v1/models").json()
         assert http.post("/sleep?level=1").json() == {"is_sleeping": True}
         until_running()
         with pytest.raises(openai.InternalServerError) as asleep:

@@ -1,5 +1,6 @@
 """Downloads from the hub, with a local server. test_checkpoint.py in tests/worker/model/ tests whole checkpoints."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,3 +54,28 @@ def test_refusal_is_one_line_that_says_what_to_do(hub: Hub, status: int, code: s
     with pytest.raises(HubError, match=words) as caught:
         fetch(hub.name, ["*.json"], revision="v2")
     assert "\n" not in str(caught.value)
+
+
+def test_large_file_with_another_hash_than_the_hub_states_is_refused_and_deleted(hub: Hub, tmp_path: Path) -> None:
+    name = "model.safetensors"
+    hub.stated[name] = hashlib.sha256(b"what the author uploaded").hexdigest()
+    for _ in range(2):  # the second try downloads it again
+        with pytest.raises(HubError, match=f"{name} of 'org/tiny' has the SHA-256 .* and the hub states .* deleted"):
+            fetch("org/tiny", [name])
+    assert hub.downloads.count(f"{name}@0") == 2
+    with pytest.raises(HubError, match="reached"):
+        hub.refusal = (500, "")
+        fetch("org/tiny", [name], prefer_cache=True)
+
+
+def test_large_file_with_the_stated_hash_is_hashed_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "model.safetensors"
+    hub.stated[name] = hashlib.sha256(hub.files[name]).hexdigest()
+    folder = fetch("org/tiny", [name])
+    assert (folder / name).read_bytes() == hub.files[name]
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", None)
+        assert fetch("org/tiny", [name]) == fetch("org/tiny", [name], prefer_cache=True) == folder
+    (folder / name).resolve().write_bytes(b"changed in the cache")
+    with pytest.raises(HubError, match="deleted"):
+        fetch("org/tiny", [name], prefer_cache=True)

@@ -7,8 +7,9 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from shared.messages import Picture, Submit
-from shared.pictures.digest import picture_digest
+from shared.pictures.digest import digest_among, picture_digest
 from shared.pictures.limits import MAX_PIXEL_BYTES
+from shared.prefix_identity import without_adapter
 from worker.schedule.admission import QueueFull, Refused
 from worker.schedule.records.pictures import PromptPictures
 from worker.schedule.sequence import Sequence
@@ -34,13 +35,15 @@ class PictureAdmission:
     def __call__(self, sequence: Sequence, submit: Submit) -> None:
         """Gives a sequence the pictures of its request. Raises Refused with the reason if they cannot be encoded.
 
-        Equal pictures of several requests share their pixels. Raises QueueFull if all requests together would hold too
-        many pixels. A request that comes from a worker that was lost had been admitted there, and is always admitted
-        again.
+        Equal pictures of requests that may share prefixes share their pixels and what is encoded of them; without this
+        limit, the time of a request would tell whether another tenant has sent its picture. Raises QueueFull if all
+        requests together would hold too many pixels. A request that comes from a worker that was lost had been admitted
+        there, and is always admitted again.
         """
         pictures = submit.pictures or []
         if problem := check_pictures(pictures, sequence.tokens[: sequence.prompt_len], self.tower):
             raise Refused(f"`prompt`: {problem}")
+        pictures = [_among(one, without_adapter(submit.cache_salt)) for one in pictures]
         others = (other.pictures.pictures for other in self.live() if other.pictures is not None)
         held = {one.digest: one.pixels for each in others for one in each}
         pictures = [replace(one, pixels=held.setdefault(one.digest, one.pixels)) for one in pictures]
@@ -60,6 +63,11 @@ def give(
         rotary = RotaryPositions([picture.start for picture in pictures], squares)
     sequence.pictures = PromptPictures(pictures, whole=spec.bidirectional, rotary=rotary, encoded=encoded)
     sequence.prefix.mark = sequence.pictures.places.mark
+
+
+def _among(picture: Picture, sharers: str) -> Picture:
+    """Returns the picture as the caches know it for those who share it."""
+    return replace(picture, digest=digest_among(picture.digest, sharers)) if sharers else picture
 
 
 def check_pictures(pictures: list[Picture], prompt: list[int], tower: Tower) -> str:

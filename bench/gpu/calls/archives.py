@@ -5,6 +5,7 @@ one archive that is cut into pieces. Triton's index files hold absolute paths, s
 """
 
 import io
+import lzma
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,7 +43,7 @@ def pack_cache(cache: Path, out: Path) -> str:
     """Packs Triton's cache into pieces in `out`, in place of earlier ones. Returns a sentence about it."""
     data = io.BytesIO()
     files = [file for file in sorted(cache.rglob("*")) if file.suffix in NEEDED and file.is_file()]
-    with tarfile.open(fileobj=data, mode="w:xz", preset=XZ_PRESET) as tar:
+    with lzma.open(data, "wb", preset=XZ_PRESET) as packing, tarfile.open(fileobj=packing, mode="w") as tar:
         for file in files:
             tar.add(file, str(file.absolute()).lstrip("/"))
     packed = data.getvalue()

@@ -7,6 +7,10 @@ The account counts the memory of a model from the moment it begins to load until
 memory is promised twice. Models are loaded in the order of their first requests. While the first model in the queue
 waits for memory, the others wait, too; otherwise small models could keep a large one out for ever.
 
+Requests that follow each other closely could keep a model loaded for ever. So a model that others wait for has a turn,
+at least TURN_S and as long as its loading took. Then it takes no more requests, and is unloaded when those that it has
+are done. If they are not done after MOST_DRAIN_S, it goes on, and its next turn is longer.
+
 The table may be replaced at any time. A loaded model keeps its old entry until it is unloaded. It is unloaded when no
 request needs it.
 """
@@ -19,6 +23,8 @@ from shared.models.entries import Entry
 from shared.models.messages import State
 
 GIB = 1 << 30
+TURN_S = 10.0
+MOST_DRAIN_S = 30.0
 RETRY_S = 10.0  # after a failure, requests cause no attempt to load for this time
 
 
@@ -30,6 +36,9 @@ class Slot:
     nbytes: the model's memory in the account
     announced: the first version of the table that tells frontends about the unloading; 0: none does yet
     leaving: whether the newest table lacks this entry
+    began: when its loading began
+    turn_ends: when it must make room for models that wait, even if requests use it
+    drains_since: since when it makes room although requests use it; None: it does not
     """
 
     entry: Entry
@@ -43,6 +52,9 @@ class Slot:
     announced: int = 0
     used: bool = False  # whether a request uses the model now
     leaving: bool = False
+    began: float = -math.inf
+    turn_ends: float = -math.inf
+    drains_since: float | None = None
 
     @property
     def name(self) -> str:
@@ -67,6 +79,8 @@ class Account:
     size_of: Callable[[Entry], int]  # raises OSError or ValueError for a checkpoint that cannot be read
     asleep: bool = False  # whether all models are unloaded and none may be loaded
     _order: list[Slot] = field(default_factory=list)
+    _front: Slot | None = None  # the first of the queue
+    _waits_since: float = 0.0  # since when it is the first
 
     def __post_init__(self) -> None:
         self.renew()
@@ -154,6 +168,7 @@ class Account:
             else:
                 self._answered(slot)
                 slot.state, slot.reason, slot.attempts = "loading", "", slot.attempts + 1
+                slot.began, slot.drains_since = self.clock(), None
                 return slot
         return None
 
@@ -166,14 +181,39 @@ class Account:
             (slot for slot in idle if slot.leaving or self.asleep or now >= slot.used_at + slot.keep_alive), None
         )
         waiting = self._order[0] if self._order else None
+        if waiting is not self._front:
+            self._front, self._waits_since = waiting, now
         if found is None and waiting is not None and not self._fits(waiting, after_unloading=True):
             found = min((slot for slot in idle if not slot.entry.pinned), key=lambda slot: slot.used_at, default=None)
+            if found is None and (found := self._after_its_turn(now)) is not None:
+                found.drains_since = now
         if found is not None:
             found.state = "unloading"
         return found
 
+    def _after_its_turn(self, now: float) -> Slot | None:
+        """Returns the model in use whose turn ended first, if one ended while another model waited; else None."""
+        if now < self._waits_since + TURN_S:
+            return None
+        in_use = (
+            slot for slot in self.slots.values() if slot.state == "loaded" and slot.used and not slot.entry.pinned
+        )
+        ended = (slot for slot in in_use if now >= slot.turn_ends)
+        return min(ended, key=lambda slot: slot.turn_ends, default=None)
+
+    def goes_on(self, slot: Slot) -> bool:
+        """Says whether a model that is unloading, but that requests use, counts as loaded again."""
+        now = self.clock()
+        if slot.drains_since is not None:
+            if self._order and self._order[0] is not slot and now < slot.drains_since + MOST_DRAIN_S:
+                return False
+            slot.drains_since, slot.turn_ends = None, now + 2 * MOST_DRAIN_S
+        slot.state, slot.announced = "loaded", 0
+        return True
+
     def loaded(self, slot: Slot) -> None:
-        slot.state, slot.used_at = "loaded", self.clock()
+        now = slot.used_at = self.clock()
+        slot.state, slot.turn_ends = "loaded", now + max(TURN_S, now - slot.began)
 
     def failed(self, slot: Slot, reason: str) -> None:
         slot.state, slot.reason, slot.failed_at = "failed", reason, self.clock()

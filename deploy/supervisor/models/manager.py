@@ -25,6 +25,7 @@ from shared.config import ConfigError
 from shared.models.messages import Keep, Load, ModelState, Sleep, State, Table
 
 TICK_S = 0.1
+MOST_PAUSE_S = 5.0
 MOST_STARTS = 3  # if a worker never serves in this many starts, its model counts as failed
 
 
@@ -60,6 +61,8 @@ class Manager:
     _before_sleep: set[str] = field(default_factory=set)  # the models that were loaded before the sleep
     _fetching: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # model → its download from the hub
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _next_reading: "asyncio.Task[str] | None" = None  # reads the table when the present reading has ended
+    _read_at: float = 0.0  # when the next reading may begin
     _asked: set[str] = field(default_factory=set)  # models that frontends asked to load although no request waits
     _table: Table = field(default_factory=lambda: Table(0, ()))
     # the monotonic clock's zero, in seconds since 1970
@@ -132,19 +135,37 @@ class Manager:
         self._wake.set()
 
     async def _reload(self) -> str:
-        """Reads the table again and sends it to frontends. If it cannot be read, changes nothing and returns why."""
+        """Reads the table again and sends it to frontends. If it cannot be read, changes nothing and returns why.
+
+        All that ask during a reading share the next one. Between two readings is a pause as long as a reading, so that
+        the other work of this process goes on.
+        """
+        if self._next_reading is None:
+            self._next_reading = asyncio.create_task(self._read_again())
+        return await asyncio.shield(self._next_reading)
+
+    async def _read_again(self) -> str:
         async with self._reading:
+            await asyncio.sleep(self._read_at - time.monotonic())
+            self._next_reading, begun = None, time.monotonic()
             try:
-                planned = await asyncio.to_thread(self.plan.read_again)
-                await asyncio.to_thread(planned.write)
-            except (ConfigError, OSError) as error:
-                return str(error)
-            known = {entry.name for entry in self.plan.entries}
-            self._asked |= {entry.name for entry in planned.entries if entry.preload and entry.name not in known}
-            self.plan = planned
-            self._account.replace(planned.entries)
-            self._account.renew()
-            self._publish(read=True)
+                return await self._read_table()
+            finally:
+                ended = time.monotonic()
+                self._read_at = ended + min(MOST_PAUSE_S, ended - begun)
+
+    async def _read_table(self) -> str:
+        try:
+            planned = await asyncio.to_thread(self.plan.read_again)
+            await asyncio.to_thread(planned.write)
+        except (ConfigError, OSError) as error:
+            return str(error)
+        known = {entry.name for entry in self.plan.entries}
+        self._asked |= {entry.name for entry in planned.entries if entry.preload and entry.name not in known}
+        self.plan = planned
+        self._account.replace(planned.entries)
+        self._account.renew()
+        self._publish(read=True)
         self._wake.set()
         return ""
 
@@ -219,7 +240,7 @@ class Manager:
             if slot.state != "unloading" or not slot.announced or process.stopped or process.child is None:
                 continue
             if slot.used:
-                slot.state, slot.announced = "loaded", 0
+                self._account.goes_on(slot)
             elif self._control.all_have_seen(slot.announced):
                 process.stopped = True
                 process.child.stop()

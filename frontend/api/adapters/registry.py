@@ -14,12 +14,15 @@ from pathlib import Path
 
 import msgspec
 
-from shared.adapters.files import AdapterError, read_files
+from frontend.errors import Overloaded
+from frontend.turns import FairChildren
+from shared.adapters.files import MAX_WEIGHTS_BYTES, AdapterError, read_files, size_of
 from shared.adapters.gguf import read_gguf
 from shared.adapters.low_rank import low_rank_modules
 from shared.adapters.named import named_adapters, path_problem
 from shared.config import ConfigError, ModelConfig
 from shared.messages import Adapter
+from shared.processes.expendable import Killed, Lost, NotStarted, Raised
 
 FILE, LOCK = "adapters.json", "adapters.lock"
 MAX_LOADED = 1000  # limit on names that requests have loaded or unloaded
@@ -161,12 +164,42 @@ class AdapterRegistry:
         )
 
 
+async def describe_in_child(name: str, path: str) -> Adapter:
+    """Like `describe`, in a child process with limits of time and memory, because anybody may have written the files.
+
+    Raises AdapterError, and Overloaded if it cannot be done now.
+    """
+    try:
+        real, sha256 = await DESCRIBING.call(path, seconds=SECONDS + size_of(path) / BYTES_PER_S)
+    except (NotStarted, Killed) as error:
+        raise Overloaded(f"the adapter was not read: {error}", code="not_ready", retry_after=1.0) from error
+    except Raised as error:
+        raise AdapterError(str(error).removeprefix(f"{AdapterError.__name__}: ")) from None
+    except Lost as error:
+        raise AdapterError(f"{path} cannot be read: {error}") from None
+    return Adapter(name, real, sha256)
+
+
+def described(path: str) -> tuple[str, str]:
+    """Returns the path and the hash of an adapter; runs in the child. Raises AdapterError."""
+    adapter = describe("", path)
+    return adapter.path, adapter.sha256
+
+
+SECONDS = 10.0  # time limit for reading an adapter, in addition to the time for its bytes
+BYTES_PER_S = 32 << 20  # the slowest disk that is expected
+MEGABYTES = (MAX_WEIGHTS_BYTES >> 20) + 512  # address space, most of it for the map of a file
+DESCRIBING = FairChildren(
+    "adapter", f"{__name__}:described", 2, megabytes=MEGABYTES, most_waiting=16, doing="adapters wait to be read"
+)
+
+
 def describe(name: str, path: str, max_rank: int = 0) -> Adapter:
     """Reads the files of an adapter, and returns the adapter with its hash. Raises AdapterError.
 
     max_rank: the highest rank that is accepted; 0: any
     """
-    files = read_files(path)
+    files = read_files(path, mapped=True)
     (read_gguf if files.is_gguf else low_rank_modules)(files, max_rank)
     return Adapter(name, os.path.realpath(path), files.sha256)
 

@@ -4,7 +4,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from frontend.api.chat.call_history import COMMON_ROLES, ChatMessage
@@ -15,10 +14,16 @@ from frontend.errors import Overloaded, Unprocessable
 from frontend.output_parser.formats import ModelFormat
 from frontend.output_parser.tool_choice import Function
 from frontend.text.chat_template import ChatTemplate, TemplateError
-from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised
+from frontend.turns import FairChildren
+from shared.processes.expendable import Killed, Lost, NotStarted, Raised
 
 SECONDS = 2.0  # time limit for rendering one template
 MEGABYTES = 256  # memory limit of the process that renders a template
+# Templates of one tenant wait for each other, and for no other tenant's.
+CHILDREN = FairChildren(
+    "template", "frontend.text.chat_template:rendered", 2, megabytes=MEGABYTES, most_waiting=64,
+    doing="chat templates wait to be rendered",
+)  # fmt: skip
 SHOWN = "\ue001"  # a private-use character; put around a message's number to find out if the template shows the message
 
 
@@ -54,17 +59,12 @@ def with_template(context: ModelContext, source: str | None, continued: Continue
 def _in_child(*arguments: Any) -> list[str]:
     """Renders a template in a child process, because Jinja's sandbox limits neither time nor memory."""
     try:
-        text: list[str] = _child().call(*arguments, seconds=SECONDS)
+        text: list[str] = CHILDREN.call_now(*arguments, seconds=SECONDS)
         return text
     except (NotStarted, Killed) as error:
         raise Overloaded(f"`chat_template` was not rendered: {error}", code="not_ready", retry_after=1.0) from error
     except (Lost, Raised) as error:
         raise TemplateError(f"`chat_template` cannot be rendered: {error}", param="chat_template") from error
-
-
-@cache
-def _child() -> Expendable:
-    return Expendable("frontend.text.chat_template:rendered", megabytes=MEGABYTES)
 
 
 def document_arguments(documents: list[dict[str, Any]] | None, context: ModelContext) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 Most requests do not ask for a chain: `wants_chain` checks a few fields, and this module is imported only for a chain.
 """
 
-import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -12,9 +11,11 @@ from frontend.api.chat.dry_breakers import breaker_ids
 from frontend.api.model_context import ModelContext
 from frontend.api.requests.request_types import GenerationFields, SamplerFields
 from frontend.api.requests.sampler_fields import order_of
+from frontend.turns import FairThreads
 from shared.messages import Dry, SamplerChain, Sampling, WindowPenalties
 
 BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
+THREADS = FairThreads("breakers", 3, each=2)
 WINDOW = 64  # llama.cpp's default of `repeat_last_n`
 PLAIN = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the samplers of a request without a chain, in order
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -34,7 +35,7 @@ async def with_chain(chosen: Sampling, fields: GenerationFields, context: ModelC
     dry = None
     if "dry" in active:
         texts = fields.dry_sequence_breakers or BREAKERS
-        single, several = await asyncio.to_thread(breaker_ids, texts, context.tokenizer)
+        single, several = await THREADS.run(breaker_ids, texts, context.tokenizer)
         dry = Dry(
             fields.dry_multiplier or 0.0, fields.dry_base or 1.75,
             2 if fields.dry_allowed_length is None else fields.dry_allowed_length,

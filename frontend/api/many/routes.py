@@ -7,6 +7,7 @@ from frontend.api.app_state import AppState, json_response
 from frontend.api.many.fields import ModelRequest
 from frontend.api.requests.response_types import Accepted
 from frontend.errors import BadRequest, NotFound
+from frontend.server.auth import check_admin
 
 
 async def load_model(app: AppState, request: Request) -> Response:
@@ -30,6 +31,7 @@ async def unload_model(app: AppState, request: Request) -> Response:
 
 async def _asked(app: AppState, request: Request) -> tuple[str, str]:
     """Returns the first name and the state of the model that the body names."""
+    check_admin(request)
     written = app.decode(request, await app.body(request), ModelRequest).model
     found = app.models.get(written)
     if found is None:

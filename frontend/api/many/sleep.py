@@ -8,14 +8,16 @@ from starlette.responses import Response
 
 from frontend.api.app_state import AppState, json_response
 from frontend.api.many.fields import Sleeping
-from frontend.errors import BadRequest, Forbidden
+from frontend.errors import BadRequest
+from frontend.server.auth import check_admin
 
 LEVELS = ("1", "2")
 
 
 async def fall_asleep(app: AppState, request: Request) -> Response:
-    """Responds when all models are unloaded. Raises Forbidden without API keys, and BadRequest for an unknown level."""
-    _check_keyed(app, request)
+    """Responds when all models are unloaded. Raises Forbidden unless an administrator asks, and BadRequest for an
+    unknown level."""
+    check_admin(request, keyed=True)
     if (level := request.query_params.get("level", "1")) not in LEVELS:
         raise BadRequest(f"`level` must be 1 or 2, not {level!r:.40}", param="level", code="out_of_range")
     await app.models.sleep(True)
@@ -23,16 +25,12 @@ async def fall_asleep(app: AppState, request: Request) -> Response:
 
 
 async def wake_up(app: AppState, request: Request) -> Response:
-    """Responds when requests are accepted again; they then wait for their models. Raises Forbidden without API keys."""
-    _check_keyed(app, request)
+    """Responds when requests are accepted again; they then wait for their models. Raises Forbidden unless an
+    administrator asks."""
+    check_admin(request, keyed=True)
     await app.models.sleep(False)
     return json_response(Sleeping(is_sleeping=False))
 
 
 async def is_sleeping(app: AppState, request: Request) -> Response:
     return json_response(Sleeping(is_sleeping=app.models.asleep))
-
-
-def _check_keyed(app: AppState, request: Request) -> None:
-    if not app.config.keyed:
-        raise Forbidden(f"{request.url.path} needs a server with --api-key or --api-keys", code="key_needed")

@@ -1,6 +1,5 @@
 """The request of OpenAI's chat completions, and the prompt made from its messages. `/tokenize` uses the same prompt."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,7 +18,7 @@ from frontend.api.chat.chat_prompt import (
     render,
 )
 from frontend.api.chat.continuation_fields import ContinueFromField
-from frontend.api.chat.own_template import check_roles, document_arguments
+from frontend.api.chat.own_template import CHILDREN, check_roles, document_arguments
 from frontend.api.chat.structured_output_fields import ResponseFormatField, Verbosity
 from frontend.api.chat.thinking_fields import (
     Degree,
@@ -234,7 +233,7 @@ async def chat_prompt(request: Asked, functions: Sequence[Function], context: Mo
 async def rendered_chat(request: Asked, functions: Sequence[Function], context: ModelContext) -> Rendered:
     """Renders a request's messages. Raises BadRequest or Unprocessable."""
     if context.template.blocks:
-        return await asyncio.to_thread(_rendered, request, functions, context)
+        return await CHILDREN.threads.run(_rendered, request, functions, context)
     return _rendered(request, functions, context)
 
 

@@ -7,22 +7,30 @@ for the clients that would use it. A running request keeps its adapter to its en
 replaced in the meantime.
 """
 
-import asyncio
 from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from frontend.api.adapters.fields import DefaultScalesRequest, LoadAdapterRequest, UnloadAdapterRequest
-from frontend.api.adapters.registry import AdapterRegistry, Default, NameTaken, NoSuchAdapter, TooMany, describe
+from frontend.api.adapters.registry import (
+    AdapterRegistry,
+    Default,
+    NameTaken,
+    NoSuchAdapter,
+    TooMany,
+    describe_in_child,
+)
 from frontend.api.app_state import AppState, json_response
 from frontend.api.llama_cpp import server as llama_cpp
 from frontend.api.model_table import ServedModel, scaled_adapter
 from frontend.api.requests.decoding import decode_json
 from frontend.api.requests.response_types import Accepted
+from frontend.api.routes.generate import while_connected
 from frontend.errors import BadRequest, Forbidden, NotFound, Unprocessable
 from frontend.features import Features
 from frontend.request import Admission, GenerationRequest
+from frontend.server.auth import check_admin
 from frontend.server.middleware import RECORD
 from shared.adapters.files import AdapterError
 from shared.adapters.named import name_problem
@@ -33,7 +41,7 @@ async def load_adapter(app: AppState, request: Request) -> Response:
     """Loads an adapter by name. Raises Forbidden if clients may not change adapters; BadRequest, which names the
     field."""
     asked = app.decode(request, await app.body(request), LoadAdapterRequest)
-    registry, name = _allowed(app), asked.lora_name
+    registry, name = _allowed(app, request), asked.lora_name
     if problem := name_problem(name):
         raise BadRequest(f"`lora_name` {problem}", param="lora_name", code="out_of_range")
     taken = BadRequest(
@@ -44,10 +52,10 @@ async def load_adapter(app: AppState, request: Request) -> Response:
         raise taken
     try:
         registry.check_path(asked.lora_path)
-        adapter = await asyncio.to_thread(describe, name, asked.lora_path)
+        adapter = await while_connected(request, describe_in_child(name, asked.lora_path))
     except AdapterError as error:
         raise BadRequest(f"`lora_path`: {error}", param="lora_path", code="adapter_unusable") from None
-    await _try(app.models.first, adapter, request.scope[RECORD].tenant)
+    await while_connected(request, _try(app.models.first, adapter, request.scope[RECORD].tenant))
     try:
         registry.put(adapter, replace=asked.load_inplace)
     except NameTaken:
@@ -61,7 +69,7 @@ async def unload_adapter(app: AppState, request: Request) -> Response:
     """Unloads an adapter by name. Raises Forbidden if clients may not change adapters; NotFound for an unknown name."""
     asked = app.decode(request, await app.body(request), UnloadAdapterRequest)
     try:
-        _allowed(app).remove(asked.lora_name)
+        _allowed(app, request).remove(asked.lora_name)
     except NoSuchAdapter:
         raise NotFound(
             f"The lora adapter '{asked.lora_name}' cannot be found.", param="lora_name", code="model_not_found"
@@ -86,7 +94,7 @@ async def set_default_scales(app: AppState, request: Request) -> Response:
     if not isinstance(decode_json(body), list):
         raise BadRequest("the body must be an array of objects with `id` and `scale`")
     asked = app.decode(request, b'{"adapters":%b}' % body, DefaultScalesRequest)
-    registry = _allowed(app)
+    registry = _allowed(app, request)
     used = scaled_adapter([*registry.adapters.values()], {one.id: one.scale for one in asked.adapters}, "adapters")
     try:
         registry.set_default(None if used is None else Default(used.name, used.scale))
@@ -95,10 +103,11 @@ async def set_default_scales(app: AppState, request: Request) -> Response:
     return json_response(Accepted())
 
 
-def _allowed(app: AppState) -> AdapterRegistry:
+def _allowed(app: AppState, request: Request) -> AdapterRegistry:
     registry = app.models.registry
     if registry is None or not registry.runtime:
         raise Forbidden("requests may change adapters only in a server with --allow-runtime-lora", code="not_allowed")
+    check_admin(request)
     return registry
 
 

@@ -5,7 +5,7 @@ This module handles the HTTP side. The route's API format (ApiFormat) reads the 
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from contextlib import closing
 from typing import Any, TypeVar
 
@@ -32,18 +32,19 @@ async def generate(app: AppState, request: Request) -> Response:
     if app.config.record_text:
         record.body = body
     decoded = app.decode(request, body, chosen.REQUEST)
-    model = await app.usable_model(decoded)
+    model = await app.usable_model(request, decoded)
     context = model.context.at(created := int(time.time()))
     check_task(request.scope["path"], ("generate",), context)
-    generation_request = await chosen.parse(decoded, context)
-    del body, decoded  # they may take many MiB, and the answer may take long
-    app.bodies.release(request)
-    if isinstance(generation_request, bytes):  # the whole response, if no generation is needed
-        return Response(generation_request, media_type="application/json")
-    if record.admission:
-        generation_request = generation_request.admitted(**record.admission)
-    record.generation_request = generation_request
-    generation = await while_connected(request, model.service.start(generation_request, begun))
+    with WhileConnected(request):
+        generation_request = await chosen.parse(decoded, context)
+        del body, decoded  # they may take many MiB, and the answer may take long
+        app.bodies.release(request)
+        if isinstance(generation_request, bytes):  # the whole response, if no generation is needed
+            return Response(generation_request, media_type="application/json")
+        if record.admission:
+            generation_request = generation_request.admitted(**record.admission)
+        record.generation_request = generation_request
+        generation = await model.service.start(generation_request, begun)
     record.generation = generation
     fingerprint = app.sign(request, model, generation.fingerprint)
     response_context = ResponseContext(
@@ -78,25 +79,33 @@ def _stream(
     )
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of `work`. If the client disconnects first, cancels `work` and raises ClientDisconnect."""
-    here = asyncio.current_task()
-    disconnected = False
+class WhileConnected:
+    """A `with` block that ends when the client disconnects: its work is cancelled, and ClientDisconnect is raised.
 
-    async def watch() -> None:
-        nonlocal disconnected
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        disconnected = True
-        if here is not None:
-            here.cancel()
+    The body of the request must have been read.
+    """
 
-    watching = asyncio.create_task(watch())
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if disconnected and here is not None and not here.uncancel():
+    def __init__(self, request: Request) -> None:
+        self._request, self._disconnected = request, False
+
+    def __enter__(self) -> None:
+        self._here = asyncio.current_task()
+        self._watching = asyncio.create_task(self._watch())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._watching.cancel()
+        if kind is asyncio.CancelledError and self._disconnected and self._here and not self._here.uncancel():
             raise ClientDisconnect from None
-        raise
-    finally:
-        watching.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._disconnected = True
+        if self._here is not None:
+            self._here.cancel()
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """Returns the result of `work`. If the client disconnects first, cancels `work` and raises ClientDisconnect."""
+    with WhileConnected(request):
+        return await work

@@ -65,10 +65,10 @@ async def pool(app: AppState, request: Request) -> Response:
     chosen = request.scope[API_FORMAT] = POOLING_FORMATS[request.scope["path"]]
     record.api_format = chosen.NAME
     decoded = app.decode(request, body, chosen.REQUEST)
-    model = await app.usable_model(decoded)
+    model = await app.usable_model(request, decoded)
     context = model.context
     check_task(request.scope["path"], chosen.TASKS, context)
-    asked = (await chosen.parse(decoded, context)).admitted(**record.admission)
+    asked = (await while_connected(request, chosen.parse(decoded, context))).admitted(**record.admission)
     record.generation_request = asked
     windows = record.generation = Windows(model.service, asked, begun)
     response_context = ResponseContext(asked, context.tokenizer, chosen.PREFIX)

@@ -11,9 +11,10 @@ from frontend.api.model_table import ServedModel
 from frontend.api.ollama import models as ollama
 from frontend.api.requests.response_types import Health, Load, NotReady, Ready, Version
 from frontend.api.routes import models, openapi
-from frontend.errors import Overloaded
+from frontend.errors import MethodNotAllowed, Overloaded
 from frontend.observability import stats as statistics
 from frontend.observability.access_log import RequestRecord
+from frontend.server.auth import administers, check_admin
 from frontend.server.middleware import RECORD
 from frontend.workers.status import ConnectionState
 from shared import build
@@ -60,9 +61,12 @@ async def stats(app: AppState, request: Request) -> Response:
 
 
 async def metrics(app: AppState, request: Request) -> Response:
+    """Returns the metrics. Other keys are named only to administrators."""
     app.models.flush_metrics()
+    record: RequestRecord = request.scope[RECORD]
+    reader = None if administers(request) else record.tenant
     kind, started = "text/plain; version=0.0.4; charset=utf-8", {"Process-Start-Time-Unix": str(app.created)}
-    return Response(app.metrics.text(), media_type=kind, headers=started)
+    return Response(app.metrics.text(reader), media_type=kind, headers=started)
 
 
 async def document(app: AppState, request: Request) -> Response:
@@ -70,8 +74,15 @@ async def document(app: AppState, request: Request) -> Response:
 
 
 async def model_list(app: AppState, request: Request) -> Response:
-    """Lists the models. With `?reload=1`, the launcher first reads the table of models again."""
+    """Lists the models. With `?reload=1`, the launcher first reads the table of models again.
+
+    Only POST may reload, because a link in a foreign page makes a browser send GET. Raises MethodNotAllowed, and
+    Forbidden unless an administrator asks.
+    """
     if request.query_params.get("reload") in ("1", "true"):
+        if request.method != "POST":
+            raise MethodNotAllowed("a reload changes the server: send POST /models?reload=1", allow="POST")
+        check_admin(request, "a reload")
         await app.models.reload()
     return json_response(models.model_list(app.models, app.created))
 

@@ -35,7 +35,8 @@ async def verify(app: AppState, request: Request) -> Response:
     def decode_for(sent: bytes, kind: type[RequestModel], path: str) -> Any:
         return app.decode(request, sent, kind, path)
 
-    claim = await read_claim(asked, context, model.pool.membership.fingerprints, API_FORMATS, decode_for)
+    reading = read_claim(asked, context, model.pool.membership.fingerprints, API_FORMATS, decode_for)
+    claim = await while_connected(request, reading)
     if claim.generation is None:
         return json_response(await claim.verdict(None, model.fingerprint, app.signer))
     asking = record.generation_request = claim.generation.admitted(**record.admission)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli.chat import Reasoning
+from deploy.cli.chat import Reasoning, shown
 from tests.deploy.cli.harness import feed_stdin, refuses, says, scripted_server, sluice
 
 
@@ -224,3 +224,17 @@ def test_models_lists_names_with_status_and_length(capsys: pytest.CaptureFixture
     rows = [line.split(maxsplit=3) for line in out.splitlines()]
     assert rows == [["NAME", "STATUS", "CONTEXT"], ["a", "loaded", "512"], ["org/b", "failed", "-", "no such file"]]
     assert refused == (1, "", f"sluice models: {server.url} lists models without an id at /v1/models\n")
+
+
+def test_control_characters_of_an_answer_reach_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = "a\x1b]52;c;cm0gLXJm\x07\x9b2J\r\x7f\u202eb\tc\n"
+    safe = "a\u241b]52;c;cm0gLXJm\u2407\ufffd2J\u240d\u2421\ufffdb\tc\n"
+    assert shown(bad) == safe
+    for terminal, expected in [(True, safe), (False, bad)]:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        with scripted_server(says(bad)) as server:
+            assert sluice(capsys, "complete", "x", "--url", server.url) == (0, expected, "")
+    Reasoning(True).show(bad)
+    assert capsys.readouterr().out == f"\x1b[2m{safe}\x1b[0m"

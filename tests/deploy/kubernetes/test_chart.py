@@ -211,6 +211,8 @@ def test_pool_selects_whole_servers_and_opens_their_ports_to_the_picker_alone() 
     rules = by_kind("pool", "NetworkPolicy")["spec"]["ingress"]
     assert [[port["port"] for port in rule["ports"]] for rule in rules if "from" not in rule] == [[ports["http"]]]
     assert {port["port"] for rule in rules for port in rule["ports"]} == set(ports.values())
+    (sources,) = (rule["from"] for rule in rules if ports["kv-events"] in [port["port"] for port in rule["ports"]])
+    assert sources == [{"podSelector": {"matchLabels": {"inferencepool": "sluice-epp"}}}], "tokens are not for all pods"
     endpoints = by_kind("pool", "PodMonitor")["spec"]["podMetricsEndpoints"]
     assert {one["port"]: one["relabelings"][0]["replacement"] for one in endpoints} == {
         "metrics": "sluice-worker",

@@ -219,3 +219,38 @@ def test_tiles_have_a_bound() -> None:
     (problem,) = decode(encoded(drawn(64, 64)), MOST, "tiles", 8, 8 * 9, True, 1)
     assert problem == "is cut into 9 x 9 tiles; at most 64 are accepted"
     assert len(decode(encoded(drawn(64, 64)), MOST, "tiles", 8, 8 * 8, True, 1)) == 3
+
+
+def progressive(side: int, more: int) -> bytes:
+    """Returns a progressive JPEG file whose last scan, with its Huffman table, comes `more` times again."""
+    data = encoded(drawn(side, side), "JPEG", progressive=True, quality=40)
+    table, end = data.rindex(b"\xff\xc4"), len(data) - 2
+    assert data[end:] == b"\xff\xd9"
+    return data[:end] + data[table:end] * more + data[end:]
+
+
+def decode_square(data: bytes, most: int = MOST) -> list[Any]:
+    return decode(data, most, "square", SIDE, 0, False, 2)
+
+
+@pytest.mark.parametrize(("side", "more", "scans"), [(64, 140, 100), (2000, 8, 16)])
+def test_jpeg_of_many_scans_is_refused_before_it_is_decoded(side: int, more: int, scans: int) -> None:
+    (problem,) = decode_square(progressive(side, more))
+    assert problem == f"is a JPEG file of more than {scans} scans, which is too many for {side} x {side} pixels"
+
+
+def test_jpeg_with_the_scans_of_an_ordinary_encoder_is_decoded() -> None:
+    for data in (progressive(64, 0), progressive(2000, 0), progressive(64, 50), encoded(drawn(64, 64), "JPEG")):
+        assert len(decode_square(data)) == 3
+
+
+def test_scans_of_embedded_pictures_and_of_bytes_behind_the_end_do_not_count() -> None:
+    data = progressive(64, 0)
+    thumbnail = b"\xff\xe2" + (2 + 4 * 5000).to_bytes(2, "big") + b"\xff\xda\x00\x01" * 5000
+    assert len(decode_square(data[:2] + thumbnail + data[2:] + b"\xff\xda\x00\x01" * 5000)) == 3
+
+
+def test_jpeg_of_endless_segments_is_refused() -> None:
+    data = progressive(64, 0)
+    (problem,) = decode_square(data[:2] + b"\xff\xe2\x00\x02" * 20_000 + data[2:])
+    assert "scans" in problem

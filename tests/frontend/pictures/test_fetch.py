@@ -86,9 +86,9 @@ def port() -> Iterator[int]:
 
 
 def test_picture_is_fetched_from_an_address_that_is_listed(port: int) -> None:
-    assert fetched("picture 1", f"http://{HERE}:{port}/7?a=b#c", [HERE], MOST) == b"x" * 7
-    assert len(fetched("picture 1", f"HTTP://{HERE}:{port}/{MOST}", ["example.org", HERE], MOST)) == MOST
-    assert fetched("picture 1", f"http://{HERE}:{port}/chunks", [HERE], MOST) == b"abcdefg"
+    assert fetched("picture 1", f"http://{HERE}:{port}/7?a=b#c", [f"{HERE}:{port}"], MOST) == b"x" * 7
+    assert len(fetched("picture 1", f"HTTP://{HERE}:{port}/{MOST}", ["example.org", f"{HERE}:{port}"], MOST)) == MOST
+    assert fetched("picture 1", f"http://{HERE}:{port}/chunks", [f"{HERE}:{port}"], MOST) == b"abcdefg"
     assert Host.asked[:2] == [("/7?a=b", f"{HERE}:{port}"), (f"/{MOST}", f"{HERE}:{port}")]
 
 
@@ -96,25 +96,33 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
     "nothing allowed": ("http://127.0.0.1:PORT/7", [], "the server fetches none"),
     "another host": ("http://127.0.0.1:PORT/7", ["example.org"], "none of the hosts"),
     "a host as a user": ("http://example.org@127.0.0.1:PORT/7", ["example.org"], "none of the hosts"),
-    "another spelling": ("http://2130706433:PORT/7", [HERE], "none of the hosts"),
-    "a name of a private address": ("http://localhost:PORT/7", ["localhost"], "one of a private network"),
+    "another spelling": ("http://2130706433:PORT/7", [f"{HERE}:PORT"], "none of the hosts"),
+    "a name of a private address": ("http://localhost:PORT/7", ["localhost:PORT"], "one of a private network"),
+    "a port that is not of the web": (
+        "http://127.0.0.1:PORT/7",
+        [HERE],
+        "with the port PORT, which is none",
+    ),
+    "another port": ("http://127.0.0.1:22/7", [f"{HERE}:PORT"], "with the port 22, which is none of the hosts"),
+    "the port of the web": ("http://127.0.0.1/7", [f"{HERE}:PORT"], "is on '127.0.0.1', which is none of the hosts"),
     "no port": ("http://127.0.0.1:99999/7", [HERE], "has a URL that cannot be read"),
-    "a line break": ("http://127.0.0.1:PORT/7\r\nX: y", [HERE], "letters that must be escaped"),
-    "too large": (f"http://127.0.0.1:PORT/{MOST + 1}", [HERE], "has more than 1 MiB"),
-    "moved": ("http://127.0.0.1:PORT/moved", [HERE], "answers 302, and redirects are not followed"),
-    "not there": ("http://127.0.0.1:PORT/none", [HERE], "answers 404"),
-    "cut": ("http://127.0.0.1:PORT/cut", [HERE], "its host sends 1 of 9 bytes"),
-    "many headers": ("http://127.0.0.1:PORT/headers", [HERE], "cannot be fetched from 127.0.0.1"),
-    "not TLS": ("https://127.0.0.1:PORT/7", [HERE], "cannot be fetched from 127.0.0.1"),
-    "nobody there": ("http://127.0.0.1:9/7", [HERE], "cannot be fetched from 127.0.0.1"),
+    "a line break": ("http://127.0.0.1:PORT/7\r\nX: y", [f"{HERE}:PORT"], "letters that must be escaped"),
+    "too large": (f"http://127.0.0.1:PORT/{MOST + 1}", [f"{HERE}:PORT"], "has more than 1 MiB"),
+    "moved": ("http://127.0.0.1:PORT/moved", [f"{HERE}:PORT"], "answers 302, and redirects are not followed"),
+    "not there": ("http://127.0.0.1:PORT/none", [f"{HERE}:PORT"], "answers 404"),
+    "cut": ("http://127.0.0.1:PORT/cut", [f"{HERE}:PORT"], "its host sends 1 of 9 bytes"),
+    "many headers": ("http://127.0.0.1:PORT/headers", [f"{HERE}:PORT"], "cannot be fetched from 127.0.0.1"),
+    "not TLS": ("https://127.0.0.1:PORT/7", [f"{HERE}:PORT"], "cannot be fetched from 127.0.0.1"),
+    "nobody there": ("http://127.0.0.1:9/7", [f"{HERE}:9"], "cannot be fetched from 127.0.0.1"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_fetched_is_refused_in_words(port: int, name: str) -> None:
     url, allowed, words = REFUSED[name]
+    url, words, *allowed = (text.replace("PORT", str(port)) for text in (url, words, *allowed))
     with pytest.raises(BadRequest, match=words) as raised:
-        fetched("picture 3", url.replace("PORT", str(port)), allowed, MOST)
+        fetched("picture 3", url, allowed, MOST)
     assert "picture 3" in str(raised.value)
 
 
@@ -123,7 +131,7 @@ def test_host_that_sends_byte_by_byte_ends_the_request(port: int, monkeypatch: p
     monkeypatch.setattr(fetch, "ALL_SECONDS", 0.2)
     begun = time.monotonic()
     with pytest.raises(BadRequest, match=r"takes longer than|timed out"):
-        fetched("picture 1", f"http://{HERE}:{port}/{what}", [HERE], MOST)
+        fetched("picture 1", f"http://{HERE}:{port}/{what}", [f"{HERE}:{port}"], MOST)
     assert time.monotonic() - begun < 5
 
 
@@ -134,3 +142,24 @@ def test_every_address_of_a_name_is_checked(port: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(fetch.socket, "getaddrinfo", two)
     with pytest.raises(BadRequest, match="one of a private network"):
         fetched("picture 1", "http://example.org/a.png", ["example.org"], MOST)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.1", "127.0.0.1", "169.254.169.254", "100.64.0.1", "224.0.0.1", "240.0.0.1", "0.0.0.0", "192.0.2.1",
+        "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:10.0.0.1", "::ffff:93.184.216.34",
+        "::10.0.0.1",        "64:ff9b::a00:1", "64:ff9b::5db8:d822", "64:ff9b:1::1", "2002:a00:1::1", "2001:0:a00:1::1",
+        "2001:db8::1",
+    ],
+)  # fmt: skip
+def test_name_that_leads_out_of_the_public_internet_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not fetch.is_public(address)
+    monkeypatch.setattr(fetch.socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (address, 0))])
+    with pytest.raises(BadRequest, match="one of a private network"):
+        fetched("picture 1", "https://example.org/a.png", ["example.org"], MOST)
+
+
+@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"])
+def test_public_address_may_be_fetched_from(address: str) -> None:
+    assert fetch.is_public(address)

@@ -326,12 +326,12 @@ async def test_pictures_that_take_long_hold_no_other_work_up(
 ) -> None:
     held, context = threading.Event(), context_of(folders["gemma3"], allowed_media_domains="example.org")
 
-    def slow(*_: Any) -> Any:
+    def slow(*_: Any, **__: Any) -> Any:
         held.wait()
         raise BadRequest("slow")
 
     monkeypatch.setattr(fetch, "fetched", slow)
-    monkeypatch.setattr(decoding._children(), "decode", slow)
+    monkeypatch.setattr(decoding.CHILDREN, "call_now", slow)
     web = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     slow_ones = [asyncio.ensure_future(asked([part], context)) for part in [openai_part(drawn(9, 9)), web] * 40]
     try:

@@ -9,7 +9,7 @@ from frontend.observability.picture_metrics import picture_counts
 from frontend.pictures import recent
 from frontend.pictures.decoding import Decoded
 from frontend.pictures.recent import RecentPictures, key_of
-from frontend.text.grammar_check import tenant
+from frontend.turns import tenant
 from tests.frontend.pictures.test_prompt import asked, context_of, openai_part
 from tests.pictures import drawn, seeing_checkpoint
 

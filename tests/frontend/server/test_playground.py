@@ -96,6 +96,16 @@ async def test_a_file_that_the_browser_has_is_not_sent_again(http: httpx.AsyncCl
     assert (await http.get("/web/main.js", headers={"If-None-Match": '"other"'})).content == first.content
 
 
+async def test_only_the_user_and_the_page_may_have_a_question_sent(http: httpx.AsyncClient) -> None:
+    asked = "/?prompt=spend%20it&send=1&tab=chat"
+    for site in ("cross-site", "same-site", None):
+        answer = await http.get(asked, headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"} if site else {})
+        assert (answer.status_code, answer.headers["location"]) == (303, "http://sluice/?prompt=spend+it&tab=chat")
+    for site in ("none", "same-origin"):
+        assert (await http.get(asked, headers={"Sec-Fetch-Site": site})).status_code == 200
+    assert (await http.get("/?prompt=x", headers={"Sec-Fetch-Site": "cross-site"})).status_code in (200, 403)
+
+
 def test_libraries_are_those_that_their_sums_name() -> None:
     found = {path.relative_to(VENDOR).as_posix(): hashlib.sha256(path.read_bytes()) for path in VENDOR.rglob("*.*")}
     assert {name: digest.hexdigest() for name, digest in found.items() if name in SUMS} == SUMS

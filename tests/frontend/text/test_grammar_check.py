@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from frontend import turns
 from frontend.errors import Overloaded, Unprocessable
 from frontend.text import grammar_builder as build
 from frontend.text import grammar_check
@@ -26,9 +27,11 @@ DEEP = "nested, or its references are chained, too deeply"
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    grammar_check.error.cache_clear()
+    for cached in (grammar_check.error, grammar_check.lark):
+        cached.cache_clear()
     yield
-    grammar_check.error.cache_clear()
+    for cached in (grammar_check.error, grammar_check.lark):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -74,9 +77,9 @@ async def test_route_with_a_deep_grammar_refuses_it_by_name(path: str, tokenizer
 
 def test_error_of_a_known_grammar_asks_no_child() -> None:
     made = build.regex("abc", "x")
-    for child in list(grammar_check._children().queue):
+    for child in list(grammar_check.CHECKS.idle.queue):
         child.close()
-    assert grammar_check.error(made) == "" and not any(one.pid for one in grammar_check._children().queue)
+    assert grammar_check.error(made) == "" and not any(one.pid for one in grammar_check.CHECKS.idle.queue)
 
 
 def test_check_of_a_grammar_that_takes_too_long_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,7 @@ def test_check_of_a_grammar_that_takes_too_long_names_the_limit(monkeypatch: pyt
 
 
 async def stopped(make: Callable[[], str], tenant: str) -> str:
-    grammar_check.tenant.set(tenant)
+    turns.tenant.set(tenant)
     return await build.in_thread(make)
 
 
@@ -114,14 +117,58 @@ async def test_in_turn_gives_each_tenant_one_check_at_a_time() -> None:
 
 
 async def test_in_turn_with_too_many_waiting_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_check, "MAX_WAITING", 0)
-    with pytest.raises(Overloaded, match="wait to be checked"):
-        await stopped(lambda: build.regex("never seen", "x"), "a")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        made = build.regex("slow and alone", "x")
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return made
+
+    monkeypatch.setattr(grammar_check.CHECKS.threads, "most_waiting", 0)
+    running = asyncio.create_task(stopped(slow, "a"))
+    try:
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+        with pytest.raises(Overloaded, match="0 grammars wait to be checked"):
+            await stopped(lambda: build.regex("never seen", "x"), "a")
+        assert await stopped(lambda: build.regex("never seen", "x"), "b")
+    finally:
+        go_on.set()
+        await running
+
+
+async def test_check_whose_client_leaves_ends_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    build.regex("warm", "x")
+    called = threading.Event()
+    ask = Expendable.call
+
+    def hanging(child: Expendable, *arguments: Any, seconds: float) -> Any:
+        psutil.Process(child.pid).suspend()
+        called.set()
+        return ask(child, *arguments, seconds=PATIENCE_S)
+
+    monkeypatch.setattr(Expendable, "call", hanging)
+    check = asyncio.create_task(stopped(lambda: build.regex("left", "x"), "a"))
+    assert await asyncio.to_thread(called.wait, PATIENCE_S)
+    begun = time.monotonic()
+    check.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await check
+    monkeypatch.undo()
+    assert await stopped(lambda: build.regex("next of the same tenant", "x"), "a")
+    assert time.monotonic() - begun < PATIENCE_S / 2
+
+
+def test_grammar_of_llama_cpp_is_translated_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "yes" in build.lark('root ::= "yes" | "no"', "x")
+    monkeypatch.setattr(grammar_trial, "SECONDS", 1e-4)
+    with pytest.raises(Unprocessable, match=r"`x` cannot be enforced: it takes longer than 0\.0001 s"):
+        build.lark("root ::= " + '"a" ' * 20_000, "x")
 
 
 async def test_in_turn_with_a_known_grammar_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     made = build.regex("seen", "x")
-    monkeypatch.setattr(grammar_check, "MAX_WAITING", 0)
+    monkeypatch.setattr(grammar_check.CHECKS.threads, "most_waiting", 0)
     assert await stopped(lambda: build.regex("seen", "x"), "a") == made
 
 
@@ -145,7 +192,7 @@ def test_child_killed_during_a_check_costs_that_request(monkeypatch: pytest.Monk
 
 
 def test_check_without_a_child_asks_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    for child in list(grammar_check._children().queue):
+    for child in list(grammar_check.CHECKS.idle.queue):
         child.close()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(Overloaded, match="cannot be checked"):

@@ -10,6 +10,7 @@ import pytest
 from shared import messages as m
 from shared.messages import Picture
 from shared.pictures.digest import picture_digest
+from shared.prefix_identity import PrefixIdentity
 from shared.wire.codec import pack_u32
 from shared.wire.sockets import MAX_MESSAGE_BYTES
 from tests.worker.vision.harness import PLACEHOLDER, Asked, prompt_with, sequence_of, served
@@ -138,3 +139,23 @@ def test_sizes_of_a_model_that_sees_any(towers: dict[str, Path]) -> None:
         taller = changed(pictures[0], height=2 * pictures[0].height, pixels=pictures[0].pixels * 2)
         admit(Tower(spec), submit(prompt, [taller, *pictures[1:]]))
     assert rows == (3, 2)
+
+
+def test_tenants_that_share_no_prefixes_share_no_encoded_pictures(tower: Tower) -> None:
+    """Equal digests are what makes a picture a hit in the encoder's cache, and lets requests share pixels."""
+    assert tower.spec is not None
+    prompt, pictures = prompt_with(1, tower.spec)
+
+    def digest(salt: str) -> bytes:
+        admitted = admit(tower, submit(prompt, pictures, cache_salt=salt)).pictures
+        assert admitted is not None
+        return admitted.pictures[0].digest
+
+    adapter = m.Adapter("a", "/a", "ab" * 32)
+    alice, bob, salted, adapted = (
+        PrefixIdentity(salt, tenant, one).text
+        for salt, tenant, one in [("", "alice", None), ("", "bob", None), ("s", "", None), ("", "alice", adapter)]
+    )
+    assert digest("") == pictures[0].digest, "all share by default"
+    assert len({digest(text) for text in ("", alice, bob, salted)}) == 4
+    assert digest(alice) == digest(adapted), "a tower is the same with every adapter"

@@ -26,10 +26,14 @@ class Method(Protocol):
 
 
 METHODS = {  # quant_method → the module that reads such checkpoints; it is imported when needed
-    "compressed-tensors": "worker.model.quantization.compressed_tensors", "fp8": "worker.model.quantization.fp8", "gptq": "worker.model.quantization.gptq",
-    "awq": "worker.model.quantization.awq", "mxfp4": "worker.model.quantization.mxfp4", "bitsandbytes": "worker.model.quantization.bitsandbytes",
+    "compressed-tensors": "worker.model.quantization.compressed_tensors",
+    "fp8": "worker.model.quantization.fp8",
+    "gptq": "worker.model.quantization.gptq",
+    "awq": "worker.model.quantization.awq",
+    "mxfp4": "worker.model.quantization.mxfp4",
+    "bitsandbytes": "worker.model.quantization.bitsandbytes",
     "gguf": "worker.model.gguf.method",
-}  # fmt: skip
+}
 
 
 def method_of(config: Config) -> Method | None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from deploy.supervisor.models.account import GIB, RETRY_S, Account, Slot
+from deploy.supervisor.models.account import GIB, MOST_DRAIN_S, RETRY_S, TURN_S, Account, Slot
 from shared.models.entries import Entry
 
 
@@ -27,15 +27,17 @@ class Models:
     def states(self, state: str) -> str:
         return "".join(name for name, slot in self.slots.items() if slot.state == state)
 
-    def settle(self, used: str = "", wanted: str = "") -> None:
-        """Carries out the account's decisions until nothing changes. Loads and unloads take no time."""
-        for _ in range(20):
+    def settle(self, used: str = "", wanted: str = "", seconds: int = 20) -> None:
+        """Carries out the account's decisions for some seconds. Loads and unloads take no time."""
+        for _ in range(seconds):
             self.account.use(used, wanted)
             self.account.forget_unwanted(wanted)
             while (slot := self.account.next_to_unload()) is not None:
-                assert not slot.used
+                assert not slot.used or slot.drains_since is not None
             for slot in self.slots.values():
-                if slot.state == "unloading":
+                if slot.state == "unloading" and slot.used:
+                    self.account.goes_on(slot)
+                elif slot.state == "unloading":
                     slot.state = "unloaded"
             while (slot := self.account.next_to_load()) is not None:
                 self.account.loaded(slot)
@@ -53,10 +55,46 @@ def test_the_least_recently_used_idle_model_makes_room() -> None:
 def test_a_model_with_requests_is_never_unloaded_and_the_next_waits() -> None:
     it = Models({"a": 1, "b": 1, "c": 1})
     it.settle(wanted="ab")
-    it.settle(used="ab", wanted="c")
+    it.settle(used="ab", wanted="c", seconds=9)
     assert (it.states("loaded"), it.states("unloaded")) == ("ab", "c")
     it.settle(used="b", wanted="c")
     assert it.states("loaded") == "bc"
+
+
+def test_short_requests_that_follow_each_other_keep_no_other_model_out() -> None:
+    """Requests use `a` whenever it is loaded, and wait for it when it is not; somebody waits for `b`."""
+    it = Models({"a": 1, "b": 1}, models=1)
+    it.settle(wanted="a")
+    for _ in range(int(TURN_S)):
+        it.settle(used="a", wanted="b", seconds=1)
+        assert it.states("loaded") == "a", "each model has its turn"
+    it.settle(used="a", wanted="ba", seconds=2)
+    assert it.states("unloading") == "a", "it takes no more requests, and those that it has are done"
+    it.settle(wanted="ba", seconds=2)
+    assert it.states("loaded") == "b"
+    it.settle(used="b", wanted="a", seconds=1 + int(2 * TURN_S))
+    it.settle(wanted="a", seconds=2)
+    assert it.states("loaded") == "a", "and it has its turn again"
+
+
+def test_a_long_request_keeps_its_model_which_takes_requests_again() -> None:
+    it = Models({"a": 1, "b": 1}, models=1)
+    it.settle(wanted="a")
+    it.settle(used="a", wanted="b", seconds=int(TURN_S) + 1)
+    assert it.states("unloading") == "a"
+    it.settle(used="a", wanted="b", seconds=int(MOST_DRAIN_S) + 1)
+    assert it.states("loaded") == "a"
+    it.settle(used="a", wanted="b", seconds=int(MOST_DRAIN_S))
+    assert it.states("loaded") == "a", "its next turn is longer"
+
+
+def test_a_model_that_makes_room_goes_on_when_nobody_waits_any_more() -> None:
+    it = Models({"a": 1, "b": 1}, models=1)
+    it.settle(wanted="a")
+    it.settle(used="a", wanted="b", seconds=int(TURN_S) + 1)
+    assert it.states("unloading") == "a"
+    it.settle(used="a", seconds=2)
+    assert it.states("loaded") == "a"
 
 
 def test_memory_is_one_account_and_several_models_go_for_a_large_one() -> None:

@@ -1,5 +1,6 @@
 """All frontends of a server see the same adapters."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,33 @@ def test_gguf_files_are_given_by_flags_and_loaded_like_folders(checkpoints: Chec
     assert [one.path for one in registry.adapters.values()] == [str(file) for file in files]
     with pytest.raises(ConfigError, match="rank 8, above --max-lora-rank 7"):
         AdapterRegistry(settings(folder, f"given={files[0]}"), max_rank=7)
+
+
+def hostile(folder: Path, patterns: int, modules: int) -> str:
+    """Writes an adapter whose patterns match no module, which costs patterns x modules matches."""
+    folder.mkdir()
+    entry = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
+    header = json.dumps({f"layers.{i}.q.lora_{which}.weight": entry for i in range(modules) for which in "AB"}).encode()
+    (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "rank_pattern": {f"none.{i}": 1 for i in range(patterns)}}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+async def test_hostile_adapter_is_read_in_a_child_with_a_time_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = hostile(folder / "slow", 1000, 1500)
+    monkeypatch.setattr(module, "SECONDS", 0.01)
+    with pytest.raises(AdapterError, match="takes longer than"):
+        await module.describe_in_child("x", path)
+    monkeypatch.undo()
+    described = await module.describe_in_child("x", str(folder / "a1"))
+    assert described == describe("x", str(folder / "a1"))
+    with pytest.raises(AdapterError, match=r"^\S+ is not a folder with"):
+        await module.describe_in_child("x", str(folder / "none"))
+
+
+def test_more_patterns_than_can_be_matched_in_seconds_are_refused_everywhere(folder: Path) -> None:
+    with pytest.raises(AdapterError, match="rank_pattern has 9999 patterns for 300 modules: too many"):
+        describe("x", hostile(folder / "endless", 9999, 300))

@@ -84,10 +84,13 @@ async def test_file_without_a_text_is_refused(coder: Model, extra: dict[str, Any
     assert answer.status_code == 400 and "`input_extra[0]." in answer.json()["error"]["message"]
 
 
-async def test_model_without_marks_is_refused(tokenizer: Tokenizer) -> None:
+async def test_model_without_marks_is_refused_and_that_is_no_failure_of_the_server(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
     pool = FakePool()
     async with http_client(pool, tokenizer) as http:
         answer = await http.post("/infill", json=BODY)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"], pool.calls) == (501, 501, "not_supported_error", 0)
     assert "fill in the middle" in error["message"]
+    assert not [line for line in caplog.records if line.levelname == "ERROR"]

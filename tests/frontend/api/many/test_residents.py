@@ -124,7 +124,7 @@ async def test_a_new_table_adds_models_and_refuses_those_that_left_it(
         answer = await waiting
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "model_not_found"), "b has left"
         assert (await completion(http, "a")).status_code == 422, "a is loaded, and not in the table any more"
-        assert [model["id"] for model in (await http.get("/models?reload=1")).json()["data"]] == ["c", "see"]
+        assert [model["id"] for model in (await http.post("/models?reload=1")).json()["data"]] == ["c", "see"]
         asked = completion(http, "see")
         await launcher.until_wanted("c")
         launcher.tell("c", "loaded", attempts=1)
@@ -159,7 +159,9 @@ async def test_a_table_that_cannot_be_read_again_is_told(
         assert "no such file" in answer.text
         await launcher.close()
         await until(lambda: not table.readiness.ready)
-        answer = await http.get("/models?reload=1")
+        by_link = await http.get("/models?reload=1")
+        assert (by_link.status_code, by_link.headers["allow"]) == (405, "POST"), "any page may have a link"
+        answer = await http.post("/models?reload=1")
         assert (answer.status_code, "Retry-After" in answer.headers) == (503, True)
 
 

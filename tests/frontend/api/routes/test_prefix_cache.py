@@ -1,6 +1,7 @@
 """/reset_prefix_cache: who may use it, and its answers. tests/e2e/test_neighbours.py tests its effect."""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
@@ -26,12 +27,21 @@ async def test_without_keys_nobody_may_wherever_the_request_comes_from(tokenizer
     assert "--api-key" in answer.json()["error"]["message"]
 
 
-async def test_with_keys_everyone_with_a_key_may(tokenizer: Tokenizer) -> None:
-    pool = FakePool()
-    app = app_over(pool, tokenizer, api_key="sk-one,sk-two")
-    assert (await reset(app, "127.0.0.1")).status_code == 401
-    assert (await reset(app, "10.0.0.7", Authorization="Bearer sk-two")).status_code == 200
-    assert pool.resets == 1
+async def test_the_only_tenant_may_and_of_several_only_an_administrator(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pool, admins = FakePool(), tmp_path / "admins"
+    admins.write_text("sk-admin boss\n")
+    admins.chmod(0o600)
+    one, several = app_over(pool, tokenizer, api_key="sk-one"), app_over(pool, tokenizer, api_key="sk-one,sk-two")
+    managed = app_over(pool, tokenizer, api_key="sk-one", admin_keys=str(admins))
+    open_ = app_over(pool, tokenizer, admin_keys=str(admins))
+    statuses = [
+        (await reset(app, "127.0.0.1", **({"Authorization": f"Bearer {key}"} if key else {}))).status_code
+        for app, key in [
+            (one, ""), (one, "sk-one"), (several, "sk-two"), (managed, "sk-one"), (managed, "sk-admin"), (open_, ""),
+            (open_, "sk-other"), (open_, "sk-admin"),
+        ]
+    ]  # fmt: skip
+    assert statuses == [401, 200, 403, 403, 200, 403, 403, 200] and pool.resets == 3
 
 
 async def test_worker_that_does_not_confirm_is_503(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
