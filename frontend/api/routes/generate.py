@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
