@@ -1,4 +1,5 @@
-"""Benchmarks: `sluice bench`. Every report names its command.
+"""Benchmarks: `sluice bench`. Every report names its command. A bench that needs httpx or psutil, which `make run` does
+not install, says so (packages.py); `make bench` installs both.
 
 quick               `make bench`: the server compared with transformers_loop, a plain transformers generate loop
 workloads/          workloads in several modes, with a report in HTML

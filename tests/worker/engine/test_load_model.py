@@ -60,9 +60,9 @@ def test_weights_are_hashed_while_the_kernels_are_compiled(load: Load, monkeypat
             steps.append("hash")
             super().__init__(*arguments)  # type: ignore[arg-type]
 
-    def wait(on_wait: Callable[[], None]) -> None:
+    def wait(on_progress: Callable[[], None]) -> None:
         steps.append("wait")
-        on_wait()
+        on_progress()
 
     monkeypatch.setattr(load_models, "ContentHashes", Hashes)
     monkeypatch.setattr(load_models, "wait_for_library", wait)

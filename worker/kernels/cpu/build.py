@@ -140,21 +140,23 @@ class Building:
         self._thread.start()
         atexit.register(self._stop)
 
-    def result(self, on_wait: Callable[[], None] = lambda: None) -> Path | None:
+    def result(self, on_progress: Callable[[], None] = lambda: None) -> Path | None:
         """Waits for the library and returns what `build` does; logs the progress meanwhile.
 
         Only here is the reason of a failure written to stderr, once: a process that has begun to compile for others,
         which will wait for the library, writes nothing.
 
-        on_wait: called several times a second
+        on_progress: called when a unit is compiled. A compiler that hangs makes no progress, which a watchdog sees.
         """
-        reported, told = time.monotonic(), ""
+        reported, told, seen = time.monotonic(), (-1, -1), (-1, -1)
         while self._thread.is_alive():
             self._thread.join(5 * POLL_S)
-            on_wait()
-            if time.monotonic() - reported > REPORT_S and (line := progress_line(*self.progress)) != told:
-                reported, told = time.monotonic(), line
-                log.info("%s", line)
+            if self.progress != seen:
+                seen = self.progress
+                on_progress()
+            if seen != told and time.monotonic() - reported > REPORT_S:
+                reported, told = time.monotonic(), seen
+                log.info("%s", progress_line(*seen))
         if isinstance(failure := self._future.exception(), NotCompiled):
             if not self._told:
                 print(failure, file=sys.stderr)

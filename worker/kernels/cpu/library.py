@@ -91,10 +91,10 @@ def multiplies_bf16() -> bool:
     return tier() in ("avx512bf16", "amx")
 
 
-def wait_for_library(on_wait: Callable[[], None]) -> None:
-    """Waits until the library is compiled, if it is in use. on_wait: called several times a second meanwhile"""
+def wait_for_library(on_progress: Callable[[], None]) -> None:
+    """Waits until the library is compiled, if it is in use. on_progress: called when a part of it is compiled"""
     if _switched_on():
-        begin().result(on_wait)
+        begin().result(on_progress)
 
 
 @cache

@@ -284,3 +284,25 @@ def test_reason_of_a_failure_is_told_once_to_those_who_need_the_library(
     assert building.result() is building.result() is None
     told = capsys.readouterr().err
     assert told.count("no C compiler was found") == told.count("\n") == 1
+
+
+def test_progress_is_only_what_is_compiled(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watchdog ends a worker whose compiler hangs."""
+    progressed: list[tuple[int, int]] = []
+    steps = iter([(0, 2), (0, 2), (1, 2), (1, 2), (2, 2)])
+
+    def compiled(sets: object, on_progress: build.Progress) -> Path:
+        deadline = time.monotonic() + PATIENCE_S
+        for step in steps:
+            on_progress(*step)
+            while step not in progressed:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            time.sleep(0.02)
+        return Path("library.so")
+
+    monkeypatch.setattr(build, "POLL_S", 0.001)
+    monkeypatch.setattr(build, "_found_or_compiled", compiled)
+    building = build.Building(())
+    assert building.result(lambda: progressed.append(building.progress)) == Path("library.so")
+    assert [one for one in progressed if one[1]] == [(0, 2), (1, 2), (2, 2)]
