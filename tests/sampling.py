@@ -12,13 +12,20 @@ from itertools import groupby
 from pathlib import Path
 
 EXAMPLES = 20
-FILES = {  # folder or file → how many of its test files are read at all; most of these start servers of their own
+FILES = {  # folder or file → how many of its test files are read at all; most start servers or compute long
     "tests/bench": 6,
     "tests/e2e": 3,
     "tests/e2e/test_contract.py": 1,
     "tests/e2e/test_sdks.py": 1,
     "tests/e2e/test_serve.py": 1,
     "tests/fuzz": 1,
+    "tests/worker/adapters": 4,
+    "tests/worker/kernels": 30,
+    "tests/worker/kernels/test_interpreter.py": 1,
+    "tests/worker/model": 18,
+    "tests/worker/ranks": 9,
+    "tests/worker/run": 14,
+    "tests/worker/vision": 4,
 }
 CASES = {  # folder, file or function → how many parametrized cases of each test function run
     "tests/bench/simulate/test_modes.py": 2,
