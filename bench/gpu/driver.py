@@ -24,6 +24,7 @@ from bench.gpu.tables import Table
 
 GRACE_S = 10.0  # a task may exceed the time budget by these seconds, so that it can finish
 STDERR = 2
+TOOK_TOO_LONG = "it took too long and was ended"
 START_S = 120.0  # time limit for the first event of a process
 
 
@@ -201,7 +202,7 @@ class _MeasuringProcess:
         while True:
             ready, _, _ = select.select([self._pipe], [], [], max(0.0, self._limit - time.time()))
             if not ready:
-                self._reason = "it took too long and was ended"
+                self._reason = TOOK_TOO_LONG
                 return
             data = os.read(self._pipe, 1 << 16)
             if not data:

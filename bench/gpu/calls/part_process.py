@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.gpu.calls.parts import GRACE_S, Part
 from bench.gpu.calls.state import CHECK_FAILED, CUT, DONE, FAILED, INCOMPLETE, Outcome
+from bench.gpu.driver import TOOK_TOO_LONG
 
 ROOT = Path(__file__).parents[3]
 OUTPUT = "output.txt"
@@ -78,7 +79,7 @@ def _bench_outcome(folder: Path, code: int, seconds: float, last_line: str) -> O
         return Outcome(FAILED, seconds=seconds, note=f"ended with {code}: {last_line}")
     sections = json.loads(rows.read_text())["sections"]
     notes = [str(row.get("note", "")) for section in sections.values() for row in section["rows"]]
-    if any(note.startswith(LEFT_OUT_NOTE) for note in notes):
+    if any(note.startswith(LEFT_OUT_NOTE) or TOOK_TOO_LONG in note for note in notes):
         return Outcome(INCOMPLETE, seconds=seconds, note="no time was left for some rows")
     return Outcome(CHECK_FAILED if code else DONE, seconds=seconds)
 

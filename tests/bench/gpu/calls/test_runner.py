@@ -12,6 +12,7 @@ from bench.gpu.calls.archives import pack_cache, pack_results, unpack_cache, unp
 from bench.gpu.calls.packages import missing
 from bench.gpu.calls.parts import MOST_ATTEMPTS, Part
 from bench.gpu.calls.state import State
+from bench.gpu.driver import TOOK_TOO_LONG
 from deploy.cli import main
 
 MODELS = ("tiny",)
@@ -129,7 +130,7 @@ def test_results_of_other_models_are_refused(tmp_path: Path, capsys: pytest.Capt
     assert "--call needs --results DIR" in capsys.readouterr().err
 
 
-def test_bench_part_with_rows_left_out_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_part_with_rows_left_out_or_cut_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake bench writes the rows that the real bench would write."""
     script = "import json, pathlib, sys; pathlib.Path(sys.argv[sys.argv.index('--json') + 1]).write_text(sys.argv[-1])"
     stand_in = tmp_path / "python"
@@ -150,8 +151,10 @@ def test_bench_part_with_rows_left_out_is_incomplete(tmp_path: Path, monkeypatch
             packages=(),
         )
 
-    call(tmp_path / "out", monkeypatch, bench("whole", ""), bench("cut", "left out: no time is left"))
-    assert told(tmp_path / "out", tmp_path) == {"whole": ("done", 1), "cut": ("incomplete", 1)}
+    notes = {"whole": "", "cut": "left out: no time is left", "late": f"failed: {TOOK_TOO_LONG}"}
+    call(tmp_path / "out", monkeypatch, *(bench(name, note) for name, note in notes.items()))
+    statuses = {"whole": ("done", 1), "cut": ("incomplete", 1), "late": ("incomplete", 1)}
+    assert told(tmp_path / "out", tmp_path) == statuses
 
 
 def test_compiled_kernels_come_back_in_pieces_at_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
