@@ -4,9 +4,11 @@ Knows Starlette's requests and responses, but no route.
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -89,6 +91,13 @@ class AppState:
         if ignored:
             request.scope[IGNORED_FIELDS] = header_value(ignored)
         return decoded
+
+    def note_ignored(self, request: Request, names: Iterable[str]) -> None:
+        """Names fields without an effect on this model in the response header, after those that are unknown."""
+        noted = request.scope.get(IGNORED_FIELDS)
+        ignored = dict.fromkeys(quote(name, safe="[]") for name in names)
+        if ignored:
+            request.scope[IGNORED_FIELDS] = header_value(({noted: None} if noted else {}) | ignored)
 
     @cached_property
     def _unknown_fields(self) -> UnknownFields:

@@ -30,8 +30,6 @@ export class Answer {
     part(".question").textContent = turn.question;
     part(".question").hidden = turn.question === null;
     log.append(fresh);
-    this.draw();
-    log.scrollTop = log.scrollHeight;
   }
 
   // Called when the turn has changed. Draws it with the next frame or, if the answer has ended, at once. Each draw

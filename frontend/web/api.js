@@ -77,7 +77,7 @@ export async function* stream(path, body, signal) {
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Failure(chunk.error.message, chunk.error);
     // A seed has 64 bits and a JavaScript number 53, so the digits are read as text.
-    if (chunk.choices[0]?.finish_reason) chunk.seed = /"seed":(\d+)/.exec(data)?.[1];
+    if (chunk.choices?.[0]?.finish_reason) chunk.seed = /"seed":(\d+)/.exec(data)?.[1];
     yield chunk;
   }
   throw new Failure("the stream broke off before its end");

@@ -218,7 +218,11 @@ export class Panel {
     for (const [i, turn] of path.entries()) {
       const view = this.#views.get(turn.id) ?? new TurnView(this.log, turn, this.#apiFormat, this.#acts);
       this.#views.set(turn.id, view);
-      view.update(turn, { versions: this.#tree.versions(turn), next: path[i + 1], isBusy: this.#tree.isBusy });
+      try {
+        view.update(turn, { versions: this.#tree.versions(turn), next: path[i + 1], isBusy: this.#tree.isBusy });
+      } catch (error) {
+        console.error(error); // a turn that cannot be shown must not keep the next question from being sent
+      }
     }
     this.#enable();
   }

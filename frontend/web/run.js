@@ -48,7 +48,7 @@ export class Run {
     const { turn } = this;
     const decoder = new TextDecoder();
     for await (const chunk of stream(this.#apiFormat.path, turn.request, this.#controller.signal)) {
-      const choice = chunk.choices[0];
+      const choice = chunk.choices?.[0];
       if (choice) this.#take(this.#piece(choice, decoder));
       if (choice?.finish_reason) Object.assign(turn.end, { finish: choice.finish_reason, stop: choice.stop_reason, seed: chunk.seed });
       if (chunk.usage) Object.assign(turn.end, { usage: chunk.usage, timings: chunk.timings });

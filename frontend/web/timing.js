@@ -19,15 +19,20 @@ export function timingLine({ state, clock, taken, end: { finish, stop, seed, usa
   if (taken) parts.push(taken > 1 ? `taken up again ${taken} times` : "taken up again");
   if (clock.first) parts.push(`TTFT ${milliseconds(clock.first - clock.sent)}`);
   if (usage) parts.push(...counts(taken ? 0 : clock.last - clock.first, usage));
-  if (timings) parts.push(...["queue", "prefill", "decode"].map((name) => `${name} ${milliseconds(timings[`${name}_ms`])}`));
+  const times = ["queue", "prefill", "decode"].map((name) => [name, timings?.[`${name}_ms`]]);
+  parts.push(...times.filter(([, ms]) => Number.isFinite(ms)).map(([name, ms]) => `${name} ${milliseconds(ms)}`));
   if (timings?.draft_tokens) parts.push(`${timings.accepted_draft_tokens} of ${timings.draft_tokens} drafts accepted`);
   if (seed) parts.push(`seed ${seed}`);
   return parts.join(" · ");
 }
 
-// `span`: milliseconds from the first text to the last; 0 if the page did not see all of the answer
+// Other servers and proxies leave out what they do not count. `span`: milliseconds from the first text to the last; 0 if
+// the page did not see all of the answer
 function counts(span, usage) {
   const { prompt_tokens: prompt, completion_tokens: made, prompt_tokens_details: details } = usage;
   const speed = made > 1 && span > 0 ? [`${(((made - 1) * 1000) / span).toFixed(0)} tokens/s`] : [];
-  return [...speed, `${made} token${made === 1 ? "" : "s"}`, `${details.cached_tokens} of ${prompt} prompt tokens cached`];
+  const total = Number.isFinite(made) ? [`${made} token${made === 1 ? "" : "s"}`] : [];
+  const cached = details?.cached_tokens;
+  const asked = Number.isFinite(cached) ? [`${cached} of ${prompt} prompt tokens cached`] : [`${prompt} prompt tokens`];
+  return [...speed, ...total, ...(Number.isFinite(prompt) ? asked : [])];
 }

@@ -8,8 +8,9 @@ import { boolean, id, mapOf, maybe, need, number, oneOf, pair, string, taken } f
 const FORMAT = "sluice-conversations";
 const VERSION = 1;
 
-const USAGE = { prompt_tokens: number, completion_tokens: number, prompt_tokens_details: { cached_tokens: number } };
-const TIMINGS = { queue_ms: number, prefill_ms: number, decode_ms: number, draft_tokens: maybe(number), accepted_draft_tokens: maybe(number) };
+const CACHED = { cached_tokens: maybe(number) };
+const USAGE = { prompt_tokens: maybe(number), completion_tokens: maybe(number), prompt_tokens_details: maybe(CACHED) };
+const TIMINGS = { queue_ms: maybe(number), prefill_ms: maybe(number), decode_ms: maybe(number), draft_tokens: maybe(number), accepted_draft_tokens: maybe(number) };
 const TURN = {
   id,
   parent: maybe(id),

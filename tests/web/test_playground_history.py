@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import FilePayload, Locator, Page, expect
+from playwright.sync_api import FilePayload, Locator, Page, Route, expect
 
 from frontend.workers.stream import Stream
 from tests.e2e.server import Server
@@ -99,6 +99,47 @@ def test_reload_in_midstream_takes_the_answer_up_and_gives_the_same_bytes(
     assert ui.answer == flat(ui.kept_text)
     assert len(sent) == 2
     assert ui.turn.locator(".token").count() == (1500 if query else 0)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9},
+        {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": None},
+        {"total_tokens": 9},
+    ],
+    ids=["three counts", "no details", "one count"],
+)
+def test_answer_of_another_server_is_shown_once_and_the_next_question_is_sent(
+    model: Model, open_playground: OpenPlayground, usage: dict[str, Any]
+) -> None:
+    def other_server(route: Route) -> None:
+        """Answers as a server or proxy that counts less, and has no times of its own."""
+        answer = route.fetch()
+        lines = []
+        for line in answer.text().split("\n"):
+            chunk = json.loads(line[6:]) if line.startswith("data: {") else {}
+            if chunk.get("usage"):
+                chunk = {"id": "x", "object": "chat.completion.chunk", "usage": usage, "timings": {"prompt_ms": 3}}
+            lines.append(f"data: {json.dumps(chunk)}" if chunk else line)
+        route.fulfill(response=answer, body="\n".join(lines))
+
+    sends_whole(model, "First.", "Second.")
+    with served(model) as url, open_playground(url) as ui:
+        ui.page.route(GENERATION, other_server)
+        ui.open()
+        ui.send("Who are you?")
+        expect(ui.turn.locator(".answer")).to_have_text("First.")
+        ui.page.reload()
+        expect(ui.panel.locator(".turn")).to_have_count(1)
+        expect(ui.turn.locator(".answer")).to_have_text("First.")
+        assert "finished: stop" in ui.timing and "cached" not in ui.timing and "queue" not in ui.timing
+        ui.send("And now?")
+        expect(ui.turn.locator(".answer")).to_have_text("Second.")
+        expect(ui.panel.locator(".turn")).to_have_count(2)
+        ui.page.reload()
+        expect(ui.panel.locator(".turn")).to_have_count(2)
+        expect(ui.panel.locator(".question")).to_have_text(["Who are you?", "And now?"])
 
 
 def test_reload_keeps_thought_and_calls_and_adds_the_rest(model: Model, open_playground: OpenPlayground) -> None:

@@ -3,6 +3,7 @@
 `reasoning_effort` sets an effort if the chat template knows efforts. Otherwise it turns reasoning on or off.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -55,6 +56,30 @@ def effort(wanted: str | None, context: ModelContext) -> dict[str, Any]:
     if context.style.has_reasoning_effort:
         return {"reasoning_effort": context.style.degree(wanted)}
     return thinking(wanted not in ("none", "minimal"), context)
+
+
+# Fields that ask for reasoning, and the values that ask for none.
+ASKS: Mapping[str, tuple[object, ...]] = {
+    "reasoning_effort": (None, "none", "minimal"), "reasoning.effort": (None, "none", "minimal"),
+    "reasoning.enabled": (None, False), "reasoning.max_tokens": (None, 0), "thinking.type": (None, "disabled"),
+    "think": (None, False, "none"), "output_config.effort": (None,), **dict.fromkeys(NAMES, (None, 0, -1)),
+}  # fmt: skip
+
+
+def without_effect(request: RequestModel, context: ModelContext) -> list[str]:
+    """Returns the fields that ask for reasoning from a model that does not think, and unread template variables."""
+    style, template = context.style, context.template
+    variables = getattr(request, "chat_template_kwargs", None) or {}
+    found = [f"chat_template_kwargs.{name}" for name in variables if not template.mentions(name)]
+    if style.has_reasoning or style.thinking_switch or style.has_reasoning_effort:
+        return found
+    for path, none in ASKS.items():
+        name, _, inner = path.partition(".")
+        value = getattr(request, name, None)
+        value = getattr(value, inner, None) if inner else value
+        if value not in none:
+            found.append(path if inner != "type" else name)
+    return found
 
 
 def budget_of(request: RequestModel, nested: int | None) -> Budget:

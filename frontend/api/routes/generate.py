@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from frontend.api.api_formats import ApiFormat, api_format
 from frontend.api.app_state import AppState
+from frontend.api.chat.thinking_fields import without_effect
 from frontend.api.model_context import check_task
 from frontend.api.response_context import ResponseContext
 from frontend.generation.generation import Generation
@@ -35,6 +36,7 @@ async def generate(app: AppState, request: Request) -> Response:
     model = await app.usable_model(request, decoded)
     context = model.context.at(created := int(time.time()))
     check_task(request.scope["path"], ("generate",), context)
+    app.note_ignored(request, without_effect(decoded, context))
     with WhileConnected(request):
         generation_request = await chosen.parse(decoded, context)
         del body, decoded  # they may take many MiB, and the answer may take long
