@@ -186,7 +186,7 @@ class RequestTable:
             return
         if outcome is m.Outcome.POOLED:
             outcome, error = record.finish_vector(self._builders[sender])
-        record.vector = sequence.adapter = sequence.pictures = None
+        record.vector = sequence.adapter = sequence.pictures = sequence.mirostat = None
         record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now), _predicted(sequence))
         self._builders[sender].ends.append(record.end)
         self._ended.append((now, sequence.key))

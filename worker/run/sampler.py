@@ -25,10 +25,11 @@ def sample_rows(
     rows: list[Row],
     eos_ids: tuple[int, ...],
     plain_kernel: Callable[..., Tensor] = sample_plain,
+    progress: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """Samples an id for each row and returns [R] int64 on the device of the logits, without waiting for the device.
 
-    logits: [R, V] float32.
+    logits: [R, V] float32. progress: called after each row with a chain of samplers
     """
     if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
         return first_highest(logits)
@@ -36,7 +37,7 @@ def sample_rows(
     if any([sequence.sampling.chain is not None for sequence, _ in rows]):
         from worker.run.samplers.chain import chained
 
-        return plain_kernel(chained(adjust(logits, params), rows), params.plain, params.stages)
+        return plain_kernel(chained(adjust(logits, params), rows, progress), params.plain, params.stages)
     return sample(logits, params, plain_kernel)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.schedule.records.adapter_use import AdapterUse
     from worker.schedule.records.answer_check import AnswerCheck
     from worker.schedule.records.constraint import Constraint
+    from worker.schedule.records.host_work import HostWork
     from worker.schedule.records.mirostat import MirostatRecord
     from worker.schedule.records.pictures import PromptPictures
     from worker.schedule.records.prediction import Prediction
@@ -75,6 +76,7 @@ class Sequence:
     adapter: "AdapterUse | None" = None  # a LoRA adapter
     pictures: "PromptPictures | None" = None  # pictures in the prompt: their vectors replace token embeddings
     prediction: "Prediction | None" = None  # a text that the client expects as the output
+    host: "HostWork | None" = None  # how long the host takes for its rows; None: hardly any time
 
     def __post_init__(self) -> None:
         self.adjustment = adjustment(self.sampling, self.prompt_len)
