@@ -57,7 +57,9 @@ class HostBudget:
         if rows > 0 and host.row:
             most = int(self._left / host.row) if self._left > 0 else 0
             most = max(most, not self._used)
-            if rows > most and not (most == 0 and sequence.pictures is not None):  # a picture must not lose its last row
+            if rows > most and not (
+                most == 0 and sequence.pictures is not None
+            ):  # a picture must not lose its last row
                 length -= rows - most
                 rows = most
             self._used |= rows > 0

@@ -56,7 +56,7 @@ def count_until(keys: Values, shares: Values, p: float, side: Literal["left", "r
     side: "right" if a sum of exactly p is not enough, else "left". The sums are taken in the order of the keys, and of
     the indices where keys are equal.
     """
-    if FIRST_GUESS < len(keys):
+    if len(keys) > FIRST_GUESS:
         first = lowest(keys, FIRST_GUESS)
         if shares[first].sum() > p + ROUNDING:
             keys, shares = keys[first], shares[first]

@@ -2,20 +2,28 @@
 
 import sys
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shared.messages import Sampling
 from worker.schedule.records.token_counts import TokenCounts
 
 
 class Adjustment:
-    """How long the logits of a sequence are adjusted, and the counts of its tokens for penalties.
+    """How long the logits of a sequence are adjusted, its biases, and the counts of its tokens for penalties.
 
-    until: the length of the sequence, in tokens, from which on its logits are no longer adjusted.
+    until: the length of the sequence, in tokens, from which on its logits are no longer adjusted
+    biased, biases: the token ids with a bias, [B] int64, each once, and what is added to their logits, [B] float32
     """
 
-    __slots__ = ("_counts", "until")
+    __slots__ = ("_counts", "biased", "biases", "until")
 
-    def __init__(self, until: int) -> None:
+    def __init__(self, until: int, logit_bias: tuple[tuple[int, float], ...] = ()) -> None:
+        """logit_bias: (id, bias); of equal ids, the last one counts"""
+        last = dict(logit_bias)
         self.until = until
+        self.biased: NDArray[np.int64] = np.fromiter(last.keys(), np.int64, len(last))
+        self.biases: NDArray[np.float32] = np.fromiter(last.values(), np.float32, len(last))
         self._counts: TokenCounts | None = None
 
     def counts_before(
@@ -39,5 +47,14 @@ class Adjustment:
 def adjustment(sampling: Sampling, prompt_len: int) -> Adjustment | None:
     """Returns the adjustment that a request asks for; None if nothing adjusts its logits."""
     if sampling.penalized or sampling.logit_bias or sampling.chain is not None:
-        return Adjustment(sys.maxsize)
+        return Adjustment(sys.maxsize, sampling.logit_bias)
     return Adjustment(prompt_len + sampling.min_tokens) if sampling.min_tokens else None
+
+
+def with_biases_of(target: Adjustment | None, own: Adjustment | None) -> Adjustment | None:
+    """Returns the adjustment of a drafter's copy of a sequence, with the biases of the target."""
+    if target is None or not len(target.biased):
+        return own
+    adjusted = own or Adjustment(sys.maxsize)
+    adjusted.until, adjusted.biased, adjusted.biases = sys.maxsize, target.biased, target.biases
+    return adjusted

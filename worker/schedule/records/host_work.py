@@ -37,6 +37,4 @@ def host_work(sampling: Sampling) -> HostWork | None:
     chain, scores, prompt = sampling.chain is not None, sampling.logprobs, sampling.prompt_logprobs
     if not (chain or prompt or scores is not None or sampling.grammar or sampling.has_token_rules):
         return None
-    return HostWork(
-        CHAIN_S if chain else 0.0, 0.0, MANY_S if (scores or 0) > FEW else 0.0, SCORED_S if prompt else 0.0
-    )
+    return HostWork(CHAIN_S if chain else 0.0, 0.0, MANY_S if (scores or 0) > FEW else 0.0, SCORED_S if prompt else 0.0)
