@@ -2,6 +2,8 @@
 
 from math import inf
 
+import msgspec
+
 from shared.messages import Submit
 from shared.wire.codec import unpack_u32
 from worker.schedule.records.history import History
@@ -31,6 +33,8 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
         pooling=submit.pooling,
         host=host_work(submit.sampling),
     )
+    if submit.sampling.logit_bias:  # the arrays of `sequence.adjustment` take a tenth of the memory
+        sequence.sampling = msgspec.structs.replace(submit.sampling, logit_bias=())
     if submit.adapter is not None:
         from worker.schedule.records.adapter_use import AdapterUse
 

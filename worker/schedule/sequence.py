@@ -80,8 +80,6 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.adjustment = adjustment(self.sampling, self.prompt_len)
-        if self.sampling.logit_bias:  # the arrays of `adjustment` take a tenth of the memory
-            self.sampling = msgspec.structs.replace(self.sampling, logit_bias=())
 
     @property
     def list_ids(self) -> int:
