@@ -1,8 +1,8 @@
 """The price of a request: what it would cost in memory and time, computed before any message to a worker is made.
 
-A field has a bound of its own, but each sequence of a request (`n` for each prompt) carries the same lists, samplers and
-grammar. So each row of PRICES multiplies an amount by the number of sequences, and bounds the product. The worker has
-bounds of its own (worker/engine/validation.py) against a frontend that sends anything.
+A field has a bound of its own, but each sequence of a request (`n` for each prompt) carries the same lists, samplers
+and grammar. So each row of PRICES multiplies an amount by the number of sequences, and bounds the product. The worker
+has bounds of its own (worker/engine/validation.py) against a frontend that sends anything.
 """
 
 from collections.abc import Callable

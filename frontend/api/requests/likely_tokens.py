@@ -100,7 +100,7 @@ def _check(top: int, places: int, name: str, most: int) -> None:
     entries = places * max(1, top)
     if entries > most:
         raise Unprocessable(
-            f"`{name}` of {top} in {places} places makes {entries} log-probabilities; a request has at most {most} in all: "
-            f"lower `{name}` or the most tokens of the answer, or send fewer or shorter prompts",
+            f"`{name}` of {top} in {places} places makes {entries} log-probabilities; a request has at most {most} "
+            f"in all: lower `{name}` or the most tokens of the answer, or send fewer or shorter prompts",
             param=name, code="out_of_range",
         )  # fmt: skip
