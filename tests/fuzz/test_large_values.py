@@ -23,11 +23,11 @@ def test_every_route_has_fields_with_a_largest_value() -> None:
 
 
 def test_largest_values_harm_nobody(tmp_path: Path) -> None:
-    with serving(str(wide_model.save(tmp_path / "wide")), tmp_path / "log", "--max-logprobs", "20") as server:
-        with watching(server) as watch:
-            other = OtherStream(server.url)
-            rows = [attempt(watch, other, *one) for one in ATTACKS if one[0] in FEW]
-            other.close()
+    model = str(wide_model.save(tmp_path / "wide"))
+    with serving(model, tmp_path / "log", "--max-logprobs", "20") as server, watching(server) as watch:
+        other = OtherStream(server.url)
+        rows = [attempt(watch, other, *one) for one in ATTACKS if one[0] in FEW]
+        other.close()
     assert len(rows) == len(FEW)
     for row in rows:
         assert row.status in (200, 422) and not row.died and row.silence < PATIENCE_S / 4, row
