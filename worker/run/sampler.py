@@ -129,7 +129,8 @@ def _row_biases(
     If a constraint masks the row, GrammarMask applies min_tokens instead, because it knows which tokens are allowed.
     """
     sequence, output = row
-    biased, biases, constraint = adjustment.biased, adjustment.biases, sequence.constraint
+    biased, biases = np.frombuffer(adjustment.biased, np.int64), np.frombuffer(adjustment.biases, np.float32)
+    constraint = sequence.constraint
     masked = constraint is not None and (constraint.masks or sequence.check is not None)
     if output >= sequence.sampling.min_tokens or masked:
         return biased, biases

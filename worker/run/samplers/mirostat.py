@@ -4,6 +4,8 @@ Its bound mu depends on how surprising each output token so far was. The record 
 position, so a step that is repeated computes the same result again.
 """
 
+from array import array
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -66,4 +68,6 @@ def next_bound(mu: float, share: float, chain: SamplerChain) -> float:
 
 def keep_shares(record: MirostatRecord, left: Candidates) -> None:
     """Stores the probabilities that a token is drawn from, from which bound() later computes its surprise."""
-    record.ids, record.shares = left.ids.astype(np.uint32), softmax(left.logits)
+    record.ids, record.shares = array("I"), array("d")
+    record.ids.frombytes(left.ids.astype(np.uint32).tobytes())
+    record.shares.frombytes(softmax(left.logits).tobytes())

@@ -1,9 +1,7 @@
 """Adjustments of a sequence's logits other than grammars: penalties, biases, min_tokens, or a chain of samplers."""
 
 import sys
-
-import numpy as np
-from numpy.typing import NDArray
+from array import array
 
 from shared.messages import Sampling
 from worker.schedule.records.token_counts import TokenCounts
@@ -13,7 +11,8 @@ class Adjustment:
     """How long the logits of a sequence are adjusted, its biases, and the counts of its tokens for penalties.
 
     until: the length of the sequence, in tokens, from which on its logits are no longer adjusted
-    biased, biases: the token ids with a bias, [B] int64, each once, and what is added to their logits, [B] float32
+    biased, biases: the token ids with a bias, [B] as C int64, each once, and what is added to their logits, [B] as C
+        float32
     """
 
     __slots__ = ("_counts", "biased", "biases", "until")
@@ -22,8 +21,7 @@ class Adjustment:
         """logit_bias: (id, bias); of equal ids, the last one counts"""
         last = dict(logit_bias)
         self.until = until
-        self.biased: NDArray[np.int64] = np.fromiter(last.keys(), np.int64, len(last))
-        self.biases: NDArray[np.float32] = np.fromiter(last.values(), np.float32, len(last))
+        self.biased, self.biases = array("q", last), array("f", last.values())
         self._counts: TokenCounts | None = None
 
     def counts_before(

@@ -4,10 +4,9 @@ The next token depends on how surprising each earlier output token was. A resume
 continued, therefore computes its output again from the first token on, with the ids that are known.
 """
 
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
 
 from worker.schedule.sequence import Sequence
 
@@ -18,21 +17,19 @@ class MirostatRecord:
 
     forced: the known ids of the beginning of the output, which replace those that are drawn.
     bounds: mu for each output token, in bits.
-    ids, shares: the tokens that the latest token was drawn from, [N] uint32 in ascending order, and their
-        probabilities, [N] float64. A dict of them would take ten times as much memory: 18 MiB of 152,000 tokens.
+    ids, shares: the tokens that the latest token was drawn from, [N] as C uint32 in ascending order, and their
+        probabilities, [N] as C float64. A dict of them would take ten times as much memory: 18 MiB of 152,000 tokens.
     """
 
     forced: list[int]
     bounds: list[float]
-    ids: NDArray[np.uint32] | None = None
-    shares: NDArray[np.float64] | None = None
+    ids: "array[int]" = field(default_factory=lambda: array("I"))
+    shares: "array[float]" = field(default_factory=lambda: array("d"))
 
     def share(self, id: int) -> float | None:
         """Returns the probability with which a token was drawn; None if it was not among the candidates."""
-        if self.ids is None or self.shares is None:
-            return None
-        at = int(np.searchsorted(self.ids, id))
-        return float(self.shares[at]) if at < len(self.ids) and self.ids[at] == id else None
+        at = bisect_left(self.ids, id)
+        return self.shares[at] if at < len(self.ids) and self.ids[at] == id else None
 
 
 def begin(sequence: Sequence) -> None:
