@@ -121,7 +121,7 @@ class Extras(msgspec.Struct, gc=False):
     """What optional features add to a delta. All fields except `before` are set together with `finish`."""
 
     before: Sequence[str] = ()  # texts of the tokens of an earlier output that this one continues; in the first delta
-    prompt_logprobs: list[TokenLogprob] | None = None  # NaN for the first token
+    prompt_logprobs: Sequence[TokenLogprob] | None = None  # NaN for the first token
     output: list[int] | None = None  # all ids of the output, for a receipt
     scores: Sequence[Logprobs] = ()  # the log-probabilities of the prompt, as the worker sent them
     vector: bytes = b""  # packed float32
@@ -145,7 +145,7 @@ class Delta(msgspec.Struct, gc=False):
     stop: str | int | None = None
     matched_stop: str | int | None = None  # like `stop`, or the last token's id if the model or a grammar ended it
     usage: Usage | None = None  # the usage of this choice so far
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: Sequence[TokenLogprob] | None = None
     timings: Timings | None = None  # in the last delta and, if requested, in the first delta
     seed: int | None = None
     added: Extras | None = None

@@ -43,13 +43,14 @@ from frontend.api.routes.prefix_cache import reset_prefix_cache
 from frontend.api.routes.render import render_chat, render_completion
 from frontend.api.routes.sglang import SGLANG_ROUTES
 from frontend.api.routes.verify_route import verify
+from frontend.observability.access_log import RequestRecord
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server import playground
 from frontend.server.auth import ApiKeys
 from frontend.server.gateway import admission_of
 from frontend.server.hosts import Hosts
-from frontend.server.middleware import RequestMiddleware
+from frontend.server.middleware import RECORD, RequestMiddleware
 from frontend.server.origins import LOCALHOST, OF_THIS_MACHINE, Origins
 from shared.config import FrontendConfig, words
 from shared.signing import Signer
@@ -137,7 +138,7 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
         admission=admission_of(config),
         envelope=partial(error_format, config=config),
         rejected=metrics.rejected,
-        ended=ended,
+        ended=partial(_ended, ended),
     )
     app = Starlette(
         routes=routes(state),
@@ -159,11 +160,20 @@ def routes(state: AppState) -> list[Route]:
     ]
 
 
+def _ended(ended: EndHooks, record: RequestRecord) -> None:
+    try:
+        ended(record)
+    finally:
+        record.body = b""
+        record.release()
+
+
 async def _answered(handler: Handler, state: AppState, request: Request) -> Response:
     try:
         return await handler(state, request)
     finally:
-        state.bodies.release(request)
+        if not request.scope[RECORD].body:  # else the record keeps the body until the request has ended
+            state.bodies.release(request)
 
 
 def _cors(origins: list[str]) -> list[Middleware]:

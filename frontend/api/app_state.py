@@ -13,6 +13,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frontend.api.chat.large_chats import body_bytes
 from frontend.api.model_table import ModelTable, ServedModel
 from frontend.api.requests.decoding import decode
 from frontend.api.requests.encoding import to_json
@@ -74,7 +75,9 @@ class AppState:
     async def body(self, request: Request) -> bytes:
         """Reads the body. Raises what `Bodies.read` raises, and UnsupportedMediaType if the headers name no JSON."""
         check_media_type(request)
-        return await self.bodies.read(request, self.config.max_body_bytes or largest_body(self._most_pictures()))
+        body = await self.bodies.read(request, self.config.max_body_bytes or largest_body(self._most_pictures()))
+        body_bytes.set(len(body))
+        return body
 
     def _most_pictures(self) -> int:
         """Returns how many pictures a request may have: 0 only if all models are loaded and none accepts pictures."""

@@ -5,7 +5,10 @@ Anthropic's format writes its own message from the same numbers (anthropic/envel
 """
 
 from frontend.api.model_context import ModelContext
-from frontend.errors import ContextLengthExceeded
+from frontend.errors import ContextLengthExceeded, Unprocessable
+
+MOST_COUNTED = 1 << 20  # characters of a text that no context limits; the tokenizer needs 0.2 KB for each
+CHARACTERS_A_TOKEN = 8  # a context of T tokens holds a text of this many characters per token, unless it is unusual
 
 
 def check_length(param: str, prompt: int, output: int, context: ModelContext) -> None:
@@ -26,13 +29,29 @@ def check_length(param: str, prompt: int, output: int, context: ModelContext) ->
         )  # fmt: skip
 
 
+def check_counted(param: str, length: int, context: ModelContext) -> None:
+    """Raises Unprocessable for a text that is only counted or tokenized, if it is so long that this would take too much
+    memory: 0.2 KB a character.
+
+    length: of the text in characters, or of ids
+    """
+    most = max(MOST_COUNTED, CHARACTERS_A_TOKEN * context.longest)
+    if length > most:
+        raise Unprocessable(
+            f"`{param}` is {length} long; at most {most} characters or ids are counted or tokenized at once",
+            param=param, code="out_of_range",
+        )  # fmt: skip
+
+
 def check_characters(param: str, text: str, context: ModelContext) -> None:
     """Raises ContextLengthExceeded for a text with so many characters that no tokenization of it can fit.
 
-    This check comes before tokenization, which takes seconds for a text of megabytes. There is no limit if
-    `max_seq_len` is 0.
+    This check comes before tokenization, which takes seconds for a text of megabytes. If `max_seq_len` is 0, the limit
+    is that of `check_counted`.
     """
     most = context.max_seq_len
+    if not most:
+        check_counted(param, len(text), context)
     least = (
         context.tokenizer.fewest_tokens(text, most) if 0 < most < len(text) else 0
     )  # a text of `most` characters or fewer always fits, because each token has at least one character

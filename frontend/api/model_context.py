@@ -35,6 +35,7 @@ class ModelContext:
     special_tokens_in_content: bool = False  # whether text like <|im_end|> in a message becomes that token
     adapter: Adapter | None = None  # the LoRA adapter of the requests
     config: FrontendConfig = field(default_factory=FrontendConfig)  # the settings
+    lifted: int = 0  # the `max_seq_len` of a context whose limit was lifted
     text_fingerprint: str = ""  # a hash of how prompts are made, see fingerprint.py
 
     @classmethod
@@ -55,7 +56,12 @@ class ModelContext:
     @property
     def unlimited(self) -> Self:
         """The same context without a length limit, for a prompt whose tokens are only counted."""
-        return replace(self, max_seq_len=0)
+        return replace(self, max_seq_len=0, lifted=self.max_seq_len)
+
+    @property
+    def longest(self) -> int:
+        """The model's longest sequence in tokens, also if the limit is lifted; 0: not known yet."""
+        return max(self.max_seq_len, self.lifted)
 
     def fingerprint_with(self, worker: str) -> str:
         """Returns the fingerprint of answers from workers with the fingerprint `worker`; "" if `worker` is ""."""

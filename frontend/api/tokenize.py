@@ -1,11 +1,14 @@
 """Turns text or chat messages into token ids and back, without a worker."""
 
+from functools import partial
 from typing import Annotated
 
 from frontend.api.chat.own_template import with_template
 from frontend.api.chat.tool_fields import shown
+from frontend.api.context_length import check_counted
 from frontend.api.model_context import ModelContext, check_ids, check_model
 from frontend.api.openai.chat_input import TokenizeRequest, chat_prompt
+from frontend.api.requests.encoding import made
 from frontend.api.requests.request_model import RequestModel
 from frontend.api.requests.request_types import ModelName, TextIds, doc
 from frontend.api.requests.response_types import Prompt, TokenizerInfo, Tokens
@@ -31,6 +34,7 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
         context = with_template(context.unlimited, request.chat_template)
         ids = (await chat_prompt(request, shown(request.tools, request.tool_choice), context)).ids
     else:
+        check_counted("prompt", len(prompt), context)
         ids = await context.tokenizer.encode(prompt, special is not False)
     return Tokens(tokens=[*ids], count=len(ids), max_model_len=context.max_seq_len or None)
 
@@ -38,7 +42,9 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
 async def detokenize(request: DetokenizeRequest, context: ModelContext) -> Prompt:
     check_model(request.model, context)
     check_ids("tokens", request.tokens, context.vocab_size)
-    text = context.tokenizer.decode(request.tokens, skip_special=False)
+    check_counted("tokens", len(request.tokens), context)
+    decode = partial(context.tokenizer.decode, request.tokens, skip_special=False)
+    text = await made(decode, len(request.tokens))
     return Prompt(prompt=text, content=text)
 
 

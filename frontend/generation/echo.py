@@ -24,5 +24,5 @@ class Echo:
             return
         self._told = True
         if self._scores is not None and delta.logprobs is not None:
-            delta.logprobs = self._scores.of_prompt(self._ids, self._top) + delta.logprobs
+            delta.logprobs = self._scores.of_prompt(self._ids, self._top).followed_by([*delta.logprobs])
         delta.ids, delta.texts = self._ids + delta.ids, self._texts + delta.texts

@@ -16,6 +16,7 @@ from frontend.errors import Overloaded, Unprocessable
 from frontend.generation.choice import Choice, Extra
 from frontend.generation.extras import extras_of
 from frontend.generation.generation import Generation, RequestMetrics, deadline_error
+from frontend.generation.price import check_price
 from frontend.output_parser.parser import searched_text
 from frontend.request import GenerationRequest
 from frontend.text.detokenizer import OutputText
@@ -111,6 +112,7 @@ class Service:
         """
         self._check_ready()
         self._check_size(request)
+        check_price(request)
         arrived_at = time.perf_counter() if arrived_at is None else arrived_at
         outputs = self._outputs(request)
         try:

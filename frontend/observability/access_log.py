@@ -36,12 +36,16 @@ QUIET_PATHS = frozenset({
 })  # fmt: skip
 
 
+def ignore() -> None:
+    """Does nothing: the `release` of a record that keeps no body."""
+
+
 class RequestRecord:
     """What is known of an HTTP request until it ends. The middleware creates the record, and the route adds to it."""
 
     __slots__ = (
         "admission", "answer", "api_format", "began_at", "body", "error", "fingerprint", "generation",
-        "generation_request", "method", "outcome", "path", "request_id", "status", "tenant", "trace",
+        "generation_request", "method", "outcome", "path", "release", "request_id", "status", "tenant", "trace",
     )  # fmt: skip
 
     def __init__(self, request_id: str, method: str, path: str, trace: str) -> None:
@@ -61,6 +65,7 @@ class RequestRecord:
         self.fingerprint = ""
         self.body = b""  # the request's body; only with --record-text
         self.answer: list[bytes] = []  # pieces of the response's body; only with --record-text
+        self.release: Callable[[], None] = ignore  # stops counting `body` when the request has ended
 
     def failed(self, error: SluiceError) -> None:
         self.error = error.code or error.kind

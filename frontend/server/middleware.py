@@ -45,6 +45,7 @@ API_FORMAT = "sluice.api_format"  # key in a request's scope: the API format, wh
 REQUEST_ID = "sluice.request_id"
 CLOSED = "sluice.closed"  # why the server cut the connection off, if it did
 RECORD = "sluice.record"  # the RequestRecord
+STREAMS = "sluice.streams"  # whether the body asks for a stream; the route adds it when the body is decoded
 DIRECT = "sluice.direct"  # an http_protocol.DirectWriter, if the server offers one
 IGNORED_FIELDS = "sluice.ignored_fields"  # the names of unknown fields that were ignored, if any
 FINGERPRINT = "sluice.fingerprint"  # the fingerprint of the server that computes the answer, once it is known

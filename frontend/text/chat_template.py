@@ -154,6 +154,12 @@ class ChatTemplate:
         """Whether `render` may take long, so that it belongs in a thread."""
         return self._renderer is not None
 
+    def rendered_by(self, renderer: Renderer) -> "ChatTemplate":
+        """Returns a copy that is rendered in another process."""
+        other = copy(self)
+        other._renderer = renderer
+        return other
+
     @property
     def sources(self) -> tuple[str, ...]:
         """The sources of the templates."""
@@ -241,7 +247,25 @@ def rendered(
 
     Returns [the text] or, if the template refuses the messages, [the TemplateError's message, its parameter]
     """
-    template = _template(tuple(templates.items()), tuple(specials.items()), sees)
+    parts = messages, generate, tools, kwargs
+    return _rendered(_template(tuple(templates.items()), tuple(specials.items()), sees), seconds, *parts)
+
+
+def rendered_of_model(
+    templates: dict[str, str], specials: dict[str, str], sees: bool, seconds: float | None, *parts: Any
+) -> list[str]:
+    """Does the same as `rendered` with the model's template, for a chat that is too large for the event loop."""
+    return _rendered(_template(tuple(templates.items()), tuple(specials.items()), sees, ""), seconds, *parts)
+
+
+def _rendered(
+    template: ChatTemplate,
+    seconds: float | None,
+    messages: list[dict[str, Any]],
+    generate: bool,
+    tools: list[dict[str, Any]] | None,
+    kwargs: dict[str, Any],
+) -> list[str]:
     try:
         template = template if seconds is None else template.at(seconds)
         return [template.render(messages, generate, tools, **kwargs)]
@@ -251,6 +275,9 @@ def rendered(
 
 @lru_cache(maxsize=8)
 def _template(
-    templates: tuple[tuple[str, str], ...], specials: tuple[tuple[str, str], ...], sees: bool
+    templates: tuple[tuple[str, str], ...],
+    specials: tuple[tuple[str, str], ...],
+    sees: bool,
+    field: str = "chat_template",
 ) -> ChatTemplate:
-    return ChatTemplate(dict(templates), dict(specials), sees=sees, field="chat_template")
+    return ChatTemplate(dict(templates), dict(specials), sees=sees, field=field)

@@ -8,9 +8,11 @@ import ctypes
 import hashlib
 import math
 import re
+from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -42,6 +44,9 @@ THREADS = 3  # a tenant uses all but one of them
 # Longer texts are encoded one at a time in a thread of their own, because encoding takes 0.2 KB of memory a character.
 HUGE_CHARS = 1 << 18
 MAX_IDS = 2**32  # all ids are below this
+END = "\udfff"  # follows each token's text in `vocabulary_texts`: half of a surrogate pair, which no text has
+# The texts of all ids, each followed by END, one after another; and for each id, where it ends.
+VocabularyTexts = tuple[str, "array[int]"]
 BRACKETS = re.compile(r"<\S+>|\[\S+\]|◁\S+▷")
 
 
@@ -282,16 +287,10 @@ class Tokenizer:
         return self._raw[token].decode(errors="replace")
 
     @cached_property
-    def vocabulary_texts(self) -> tuple[list[str], dict[str, list[int]]]:
-        """The text of each id, as `token_text` returns it, and the ids grouped by the last character of their text.
-
-        Computing this takes a second for a large vocabulary.
-        """
-        texts = [self.token_text(id) for id in range(self.vocab_size)]
-        by_last: dict[str, list[int]] = {}
-        for id, text in enumerate(texts):
-            by_last.setdefault(text[-1:], []).append(id)
-        return texts, by_last
+    def vocabulary_texts(self) -> VocabularyTexts:
+        """The texts of all ids, as `token_text` returns them. Computing this takes a second for a large vocabulary."""
+        texts = [self.token_text(id) + END for id in range(self.vocab_size)]
+        return "".join(texts), array("l", accumulate(map(len, texts)))
 
     def special_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
         """Returns the id of each text that is a special token; other texts are left out."""

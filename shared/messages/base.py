@@ -11,6 +11,14 @@ BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status, to which every frontend s
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # columns hold 32 bits, so the decoder checks the range
 
+# Lists of ids in a message. The decoder refuses a longer list before it makes any of its elements, of which one takes
+# up to 120 bytes. No vocabulary has more ids.
+MAX_LIST_IDS = 1 << 19
+MAX_FEW_IDS = 4096
+Ids = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_LIST_IDS)]
+FewIds = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FEW_IDS)]
+IdSequences = Annotated[tuple[FewIds, ...], msgspec.Meta(max_length=MAX_FEW_IDS)]
+
 
 class Outcome(StrEnum):
     """How a request ended. Every admitted request gets exactly one outcome."""

@@ -1,6 +1,10 @@
 """The messages of a frontend to a worker."""
 
-from shared.messages.base import PROTOCOL_VERSION, U32, Message
+from typing import Annotated
+
+import msgspec
+
+from shared.messages.base import MAX_FEW_IDS, MAX_LIST_IDS, PROTOCOL_VERSION, U32, Message
 from shared.messages.pictures import Picture
 from shared.messages.sampling import Adapter, Pooling, Sampling
 
@@ -52,14 +56,16 @@ class Submit(Message, frozen=True):
     answer: bytes | None = None  # packed uint32: an answer to check (see the docstring)
     scored_from: U32 = 0  # `prompt_logprobs` are computed for the prompt's tokens from this index on
     adapter: Adapter | None = None  # the LoRA adapter of this sequence
-    pictures: list[Picture] | None = None  # the prompt's pictures, in the order of their tokens
+    pictures: Annotated[list[Picture], msgspec.Meta(max_length=MAX_FEW_IDS)] | None = (
+        None  # the prompt's pictures, in the order of their tokens
+    )
     prediction: bytes | None = None  # packed uint32: the output that the client expects; its ids become drafts
 
 
 class Abort(Message, frozen=True):
     """Ends requests. Idempotent; unknown ids are ignored."""
 
-    ids: tuple[U32, ...]
+    ids: Annotated[tuple[U32, ...], msgspec.Meta(max_length=MAX_LIST_IDS)]
 
 
 class Resync(Message, frozen=True):

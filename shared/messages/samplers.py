@@ -1,6 +1,10 @@
 """A chain of samplers, with llama.cpp's names; it replaces `Sampling`'s temperature, top-k, top-p and min-p."""
 
+from typing import Annotated
+
 import msgspec
+
+from shared.messages.base import MAX_FEW_IDS, FewIds
 
 
 class WindowPenalties(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -16,7 +20,7 @@ class LongBreaker(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A sequence of ids that ends a repetition: one of `heads`, followed by all ids of `tail`."""
 
     heads: bytes  # packed uint32 ids
-    tail: tuple[int, ...]
+    tail: FewIds
 
 
 class Dry(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -27,7 +31,7 @@ class Dry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     allowed_length: int
     last_n: int  # DRY looks for repetitions in the last `last_n` tokens of prompt and output; -1: all
     breakers: bytes = b""  # packed ids in ascending order, each of which ends a repetition
-    long_breakers: tuple[LongBreaker, ...] = ()
+    long_breakers: Annotated[tuple[LongBreaker, ...], msgspec.Meta(max_length=MAX_FEW_IDS)] = ()
 
 
 class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -36,7 +40,7 @@ class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
     The token is drawn from what the chain leaves; `Sampling`'s temperature is then 1, its top-k, top-p, min-p are off.
     """
 
-    order: tuple[str, ...]  # names from worker/run/samplers/chain.py
+    order: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_FEW_IDS)]  # names from worker/run/samplers/chain.py
     temperature: float = 1.0  # 0 leaves only the most likely token
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0

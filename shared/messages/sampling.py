@@ -1,9 +1,11 @@
 """What a request asks of the worker: tokens, with their sampling options, or a vector."""
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
+from shared.messages.base import MAX_LIST_IDS, FewIds, Ids, IdSequences
 from shared.messages.samplers import SamplerChain
 
 
@@ -11,12 +13,12 @@ class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The number of reasoning tokens after which the worker ends the reasoning, and the ids that begin and end it."""
 
     tokens: int  # most reasoning tokens, without the ids that open and close the reasoning
-    opening: tuple[int, ...]
+    opening: FewIds
     closing: int
-    forced: tuple[int, ...]  # ids forced when `tokens` are used up: `closing`, then ids that introduce the answer
+    forced: FewIds  # ids forced when `tokens` are used up: `closing`, then ids that introduce the answer
     begun: bool = False  # whether the prompt ends, and the output begins, inside reasoning
-    blanks: tuple[int, ...] | None = ()  # ids that may precede the opening; None: reasoning may open at any place
-    forbidden: tuple[tuple[int, ...], ...] = ()  # sequences of ids that must not occur once `tokens` are used up
+    blanks: Ids | None = ()  # ids that may precede the opening; None: reasoning may open at any place
+    forbidden: IdSequences = ()  # sequences of ids that must not occur once `tokens` are used up
 
 
 class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -32,15 +34,15 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     frequency_penalty: float = 0.0
     seed: int | None = None  # unsigned 64 bit; None: the worker draws one and reports it in Admitted
     min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: FewIds = ()
     ignore_eos: bool = False
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: Annotated[tuple[tuple[int, float], ...], msgspec.Meta(max_length=MAX_LIST_IDS)] = ()
     logprobs: int | None = None  # k: send log-probabilities of the chosen token and the k most likely; None: none
     prompt_logprobs: bool = False
     grammar: str = ""  # llguidance grammar that the output must match; empty: any output
     prompt_top: int = 0  # with `prompt_logprobs`: the least number of most likely tokens to send for each position
-    allowed_token_ids: tuple[int, ...] = ()  # only these ids may occur in the output; empty: all may
-    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of ids that must not occur in the output
+    allowed_token_ids: Ids = ()  # only these ids may occur in the output; empty: all may
+    bad_words: IdSequences = ()  # sequences of ids that must not occur in the output
     thinking: ThinkingBudget | None = None
     chain: SamplerChain | None = None
 
@@ -53,6 +55,14 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     def penalized(self) -> bool:
         """Whether tokens that occurred before are penalized."""
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
+
+
+def ids_in_lists(sampling: Sampling) -> int:
+    """Returns how many token ids the lists of a request have, which each of its sequences carries."""
+    return (
+        len(sampling.logit_bias) + len(sampling.allowed_token_ids) + len(sampling.stop_token_ids)
+        + sum(map(len, sampling.bad_words))
+    )  # fmt: skip
 
 
 class PoolingKind(StrEnum):
@@ -70,7 +80,7 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     kind: PoolingKind
     normalized: bool = True  # whether the vector is divided by its Euclidean length
     dimensions: int = 0  # keep only the first `dimensions` numbers, before normalization; 0: all
-    token_ids: tuple[int, ...] = ()  # the ids for LOGITS; the rows of a classification head count as ids
+    token_ids: FewIds = ()  # the ids for LOGITS; the rows of a classification head count as ids
 
     @property
     def needs_first_rows(self) -> bool:

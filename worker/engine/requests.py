@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shared import messages as m
+from shared.messages.sampling import ids_in_lists
 from shared.task import GENERATE, Task
 from shared.wire.codec import unpack_u32
 from worker.engine.backlog import Backlog
@@ -18,7 +19,7 @@ from worker.engine.crash_journal import CrashJournal
 from worker.engine.request_record import RequestRecord, new_record
 from worker.engine.step_builder import StepBuilder
 from worker.engine.submitted import sequence_of
-from worker.engine.validation import check_submit, no_pictures
+from worker.engine.validation import FEW_LIST_IDS, check_lists, check_submit, no_pictures
 from worker.grammar.pending import PendingSequences, constrain
 from worker.observability.metrics import SUCCESSES, Metrics
 from worker.observability.stats import Stats
@@ -103,7 +104,7 @@ class RequestTable:
         """Queues a request, or starts to prepare its grammar or adapter. Returns a rejection, or raises Refused."""
         first_key = key[0], submit.original_id or submit.id
         crash_count = self.crash_journal.crash_count(first_key, submit.crashes)
-        if rejected := self._check(submit, crash_count):
+        if rejected := self._check(submit, crash_count, now):
             return rejected
         seed = submit.sampling.seed
         seed = seed if seed is not None else self._seeds.getrandbits(53)  # JavaScript and jq represent 53 bits exactly
@@ -116,7 +117,7 @@ class RequestTable:
         problem = constrain(sequence) if submit.sampling.has_token_rules else ""
         return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else self._enqueue(sequence, now)
 
-    def _check(self, submit: m.Submit, crash_count: int) -> m.Rejected | None:
+    def _check(self, submit: m.Submit, crash_count: int, now: float) -> m.Rejected | None:
         if rejected := self._reject_if_draining(submit.id):
             return rejected
         if crash_count >= QUARANTINE_CRASHES:
@@ -125,7 +126,12 @@ class RequestTable:
         if len(submit.prompt) + max(len(submit.generated), len(submit.answer or b"")) > 4 * longest:  # 4 bytes per id
             return m.Rejected(submit.id, m.Refusal.TOO_LONG, f"`prompt` has more than {longest} tokens")
         problem = check_submit(submit, self._vocab_size, self._task)
-        return m.Rejected(submit.id, m.Refusal.INVALID, problem) if problem else None
+        if problem:
+            return m.Rejected(submit.id, m.Refusal.INVALID, problem)
+        live = (one for each in (self._scheduler.sequences, self._preparing.sequences) for one in each())
+        if ids_in_lists(submit.sampling) > FEW_LIST_IDS and (problem := check_lists(submit, live)):
+            return m.Rejected(submit.id, m.Refusal.QUEUE_FULL, problem, self._backlog.seconds(now))
+        return None
 
     def _reject_if_draining(self, id: int) -> m.Rejected | None:
         return m.Rejected(id, m.Refusal.DRAINING, "the server is shutting down", 5.0) if self.draining else None
@@ -186,7 +192,7 @@ class RequestTable:
             return
         if outcome is m.Outcome.POOLED:
             outcome, error = record.finish_vector(self._builders[sender])
-        record.vector = sequence.adapter = sequence.pictures = None
+        record.vector = sequence.adapter = sequence.pictures = sequence.mirostat = None
         record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now), _predicted(sequence))
         self._builders[sender].ends.append(record.end)
         self._ended.append((now, sequence.key))

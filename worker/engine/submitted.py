@@ -2,9 +2,12 @@
 
 from math import inf
 
+import msgspec
+
 from shared.messages import Submit
 from shared.wire.codec import unpack_u32
 from worker.schedule.records.history import History
+from worker.schedule.records.host_work import host_work
 from worker.schedule.records.shared_prefix import SharedPrefix
 from worker.schedule.records.turn import Turn
 from worker.schedule.sequence import Key, Sequence
@@ -28,7 +31,10 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
         history=History(now, crashes=crashes, resumed=submit.crashes > 0, original_id=submit.original_id),
         prefix=SharedPrefix(submit.cache_salt),
         pooling=submit.pooling,
+        host=host_work(submit.sampling),
     )
+    if submit.sampling.logit_bias:  # the arrays of `sequence.adjustment` take a tenth of the memory
+        sequence.sampling = msgspec.structs.replace(submit.sampling, logit_bias=())
     if submit.adapter is not None:
         from worker.schedule.records.adapter_use import AdapterUse
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 
 from shared import messages as m
+from shared.messages.sampling import ids_in_lists
 from shared.prefix_identity import fits
 from shared.task import GENERATE, Task
 from shared.wire.codec import unpack_u32
@@ -21,6 +22,9 @@ MAX_TOP = 1024  # up to this many log-probabilities per position are allowed for
 MAX_LOGPROBS = 1 << 22  # log-probabilities of a request in all (32 MiB), if it asks for more than MAX_TOP per position
 MAX_PATH_CHARS = 4096
 MAX_BAD_IDS = 1 << 16  # the maximum number of token ids of all bad words together
+FEW_LIST_IDS = 1024  # requests with at most this many ids in lists are not counted: the queue's length limits them
+# Ids in the lists of all live requests of a tenant, at most. They take 12 to 120 bytes each, so 24 to 240 MiB.
+MAX_LIVE_LIST_IDS = 1 << 21
 
 
 def check_submit(submit: m.Submit, vocab_size: int, task: Task = GENERATE) -> str:
@@ -78,6 +82,14 @@ def _outside(columns: Iterable[tuple[str, Ids[int]]], vocab_size: int) -> str:
             id = next(id for id in ids if not 0 <= id < vocab_size)
             return f"`{name}` has the token id {id}, outside 0 to {vocab_size - 1}"
     return ""
+
+
+def check_lists(submit: m.Submit, live: Iterable[Sequence]) -> str:
+    """Returns why the tenant's live requests leave no room for the lists of one more request, or ""."""
+    held = sum(one.list_ids for one in live if one.turn.tenant == submit.tenant)
+    if held + ids_in_lists(submit.sampling) <= MAX_LIVE_LIST_IDS:
+        return ""
+    return f"`logit_bias`, `allowed_token_ids` and `bad_words` of live requests have {held} token ids already"
 
 
 def no_pictures(sequence: Sequence, submit: m.Submit) -> None:

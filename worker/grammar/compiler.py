@@ -10,6 +10,7 @@ Compiling a grammar hardly holds the GIL.
 """
 
 import re
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -33,6 +34,7 @@ STACK = 64 << 20  # bytes of each thread's stack; the child process has a thirti
 TAG = re.compile(r"<.+>", re.DOTALL)
 MAX_CACHED = 64  # the most grammars in the cache
 MAX_CACHED_CHARS = 4 << 20  # total length of cached grammar texts; compiled grammars take up to twenty times as much
+MAX_CACHED_BYTES = 256 << 20  # by which the process grew while the cached grammars were compiled, in all
 
 
 class InvalidGrammar(Exception):
@@ -67,6 +69,7 @@ class GrammarCompiler:
         self._vocabulary = self._pool.submit(self._load)
         self._cache: OrderedDict[str, Future[Grammar]] = OrderedDict()
         self._chars = 0
+        self._grown: dict[str, int] = {}  # bytes by which the process grew while a cached grammar was compiled
 
     def compile(self, text: str, tenant: str = "") -> "Future[Grammar]":
         """Returns a future of the compiled grammar. Its result() raises InvalidGrammar.
@@ -82,9 +85,15 @@ class GrammarCompiler:
         future.add_done_callback(lambda _: self.wake())
         self._turns.enter(tenant, lambda: self._start(text, tenant, future))
         self._chars += len(text)
-        while len(self._cache) > MAX_CACHED or (self._chars > MAX_CACHED_CHARS and len(self._cache) > 1):
-            self._chars -= len(self._cache.popitem(last=False)[0])
+        while len(self._cache) > MAX_CACHED or (self._takes_too_much and len(self._cache) > 1):
+            oldest, _ = self._cache.popitem(last=False)
+            self._chars -= len(oldest)
+            self._grown.pop(oldest, None)
         return future
+
+    @property
+    def _takes_too_much(self) -> bool:
+        return self._chars > MAX_CACHED_CHARS or sum([*self._grown.values()]) > MAX_CACHED_BYTES
 
     def _start(self, text: str, tenant: str, future: "Future[Grammar]") -> None:
         try:
@@ -95,7 +104,11 @@ class GrammarCompiler:
     def _run(self, text: str, tenant: str, future: "Future[Grammar]") -> None:
         try:
             self._try(text)
-            future.set_result(_compile(text, self._vocabulary))
+            before = resident_bytes()
+            grammar = _compile(text, self._vocabulary)
+            if (grown := resident_bytes() - before) > 0 and text in self._cache:
+                self._grown[text] = grown
+            future.set_result(grammar)
         except BaseException as error:  # a panic in Rust is a BaseException, but not an Exception
             future.set_exception(error)
         finally:
@@ -122,6 +135,15 @@ class GrammarCompiler:
 
         text = with_plain_tags((self._folder / "tokenizer.json").read_text(encoding="utf-8"))
         return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=list(self._eos_ids) or None)
+
+
+def resident_bytes() -> int:
+    """Returns the memory of this process that is in RAM; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def _roomy_threads() -> ThreadPoolExecutor:
@@ -165,13 +187,13 @@ def _is_byte_level(tokenizer: dict[str, Any]) -> bool:
 
 
 def _compile(text: str, vocabulary: "Future[LLTokenizer]") -> Grammar:
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher
 
     try:
         tokens = vocabulary.result()
     except Exception as error:
         raise InvalidGrammar(f"this model's tokenizer cannot be used with a grammar: {error}") from error
-    matcher = LLMatcher(tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    matcher = LLMatcher(tokens, text, log_level=0, limits=grammar_trial.limits())
     matcher.compute_bitmask()  # the first bitmask is the most expensive one, and shows whether any token is allowed
     if matcher.is_error():
         raise InvalidGrammar(f"the grammar cannot be enforced: {error_text(matcher)}")

@@ -5,9 +5,8 @@ preempted, or resumed by another worker.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
-from itertools import islice
 
 import numpy as np
 
@@ -25,25 +24,56 @@ def restriction(sampling: Sampling, grammar: Matcher | None = None) -> Restricti
     return TokenRules(sampling, grammar) if sampling.has_token_rules else grammar
 
 
+class Endings:
+    """Sequences of ids that an output must not contain. A row costs one look-up for each length, not each sequence."""
+
+    __slots__ = ("_lengths", "_next", "longest")
+
+    def __init__(self, sequences: Iterable[Ids]) -> None:
+        self._next: dict[Ids, list[int]] = {}  # the ids of a sequence without its last one → the last ids
+        for ids in sequences:
+            self._next.setdefault(ids[:-1], []).append(ids[-1])
+        self._lengths = sorted({*map(len, self._next)})
+        self.longest = 1 + max(self._lengths, default=0)  # the length of the longest sequence; 1 if there is none
+
+    def __bool__(self) -> bool:
+        return bool(self._next)
+
+    def after(self, output: Iterable[int]) -> Iterator[int]:
+        """Yields the ids that would complete a sequence whose other ids are the end of the output."""
+        tail = tuple(output)
+        for length in self._lengths:
+            if length <= len(tail):
+                yield from self._next.get(tail[len(tail) - length :], ())
+
+
+def _bits_of(ids: Ids) -> Bits:
+    """Returns the ids as bits, the lowest bit of a byte first, up to the byte of the highest id; empty without ids."""
+    bits = np.zeros(max(ids, default=-8) // 8 + 1, np.uint8)
+    places = np.array(ids, np.int64)
+    np.bitwise_or.at(bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
+    return bits
+
+
 class TokenRules(Restriction):
     """The rules of one output and their state, and the state of its grammar if it has one.
 
     The end of reasoning is forced as soon as the grammar and the allowed ids allow it, even if bad words forbid it.
     """
 
-    __slots__ = ("_allowed", "_allowed_bits", "_bad_words", "_error", "_forbidden", "_grammar", "_tail", "_thinking")
+    __slots__ = ("_allowed", "_bad_words", "_error", "_forbidden", "_grammar", "_tail", "_thinking")
 
     def __init__(self, sampling: Sampling, grammar: Matcher | None = None) -> None:
         budget = sampling.thinking
         self.state = None if grammar is None else grammar.state
         self._grammar = grammar
-        self._allowed = frozenset(sampling.allowed_token_ids)
-        self._allowed_bits: Bits | None = None  # computed when it is first needed
-        self._bad_words = sampling.bad_words
+        self._allowed = _bits_of(sampling.allowed_token_ids)  # empty: every token is allowed
+        self._bad_words = Endings(sampling.bad_words)
         self._thinking = None if budget is None else Thinking(budget)
-        self._forbidden = () if budget is None else budget.forbidden
-        longest = [self._bad_words, self._forbidden, () if budget is None else (budget.opening,)]
-        self._tail: deque[int] = deque(maxlen=max(len(ids) for each in longest for ids in (*each, (0,))))
+        self._forbidden = Endings(() if budget is None else budget.forbidden)
+        opening = 1 if budget is None else len(budget.opening)
+        longest = max(opening, self._bad_words.longest, self._forbidden.longest)
+        self._tail: deque[int] = deque(maxlen=longest)
         self._error = ""
 
     def copy(self) -> "TokenRules":
@@ -55,11 +85,11 @@ class TokenRules(Restriction):
 
     @property
     def masks(self) -> bool:
-        return bool(self._grammar is not None or self._allowed or self._due or self._bans)
+        return bool(self._grammar is not None or len(self._allowed) or self._due or self._bans)
 
     @property
     def idle(self) -> bool:
-        if self._grammar is not None or self._allowed or self._bad_words or self._forbidden:
+        if self._grammar is not None or len(self._allowed) or self._bad_words or self._forbidden:
             return False
         return self._thinking is None or self._thinking.over
 
@@ -76,14 +106,15 @@ class TokenRules(Restriction):
         return self._thinking.due if self._thinking is not None else ()
 
     @property
-    def _bans(self) -> tuple[Ids, ...]:
+    def _bans(self) -> "list[Endings]":
         """The sequences of ids that the output must not contain from now on."""
         used_up = self._thinking is not None and self._thinking.used_up
-        return self._bad_words + self._forbidden if used_up else self._bad_words
+        return [one for one in (self._bad_words, self._forbidden if used_up else None) if one]
 
     def narrow(self, bits: Bits) -> None:
-        if self._allowed:
-            bits &= self._bits_of_allowed(len(bits))
+        if len(self._allowed):
+            bits[: len(self._allowed)] &= self._allowed[: len(bits)]
+            bits[len(self._allowed) :] = 0
         for id in self._due[:1]:
             if bits[id >> 3] >> (id & 7) & 1:
                 bits[:] = 0
@@ -92,23 +123,20 @@ class TokenRules(Restriction):
         for id in self._banned():
             bits[id >> 3] &= ~np.uint8(1 << (id & 7))
 
-    def _bits_of_allowed(self, size: int) -> Bits:
-        if self._allowed_bits is None:
-            self._allowed_bits = np.zeros(size, np.uint8)
-            ids = np.fromiter(self._allowed, np.int64)
-            np.bitwise_or.at(self._allowed_bits, ids >> 3, (1 << (ids & 7)).astype(np.uint8))
-        return self._allowed_bits
+    def _may(self, token: int) -> bool:
+        """Whether the allowed ids contain a token."""
+        if not len(self._allowed):
+            return True
+        return token >> 3 < len(self._allowed) and bool(self._allowed[token >> 3] >> (token & 7) & 1)
 
     def _banned(self) -> Iterator[int]:
         """Yields the ids that would complete a banned sequence, whose other ids are the end of the output."""
-        for ids in self._bans:
-            before = len(self._tail) - len(ids) + 1
-            if before >= 0 and tuple(islice(self._tail, before, None)) == ids[:-1]:
-                yield ids[-1]
+        for endings in self._bans:
+            yield from endings.after(self._tail)
 
     def accept(self, token: int) -> bool:
         forced = token in self._due[:1]
-        if (self._allowed and token not in self._allowed) or (not forced and token in self._banned()):
+        if not self._may(token) or (not forced and token in self._banned()):
             self._error = NO_TOKEN
             return False
         if self._grammar is not None and not self._grammar.accept(token):

@@ -5,6 +5,7 @@ without constraints costs only one check per row.
 """
 
 import os
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import groupby
@@ -64,22 +65,31 @@ class GrammarMask:
     def _allowed(self, rows: list[Row], constraints: list[Restriction]) -> Bits:
         """Returns the allowed tokens of each row. If a grammar allows no token, its `error` is set.
 
-        Large batches use the threads of llguidance.
+        Large batches use the threads of llguidance. Notes in each sequence how long its row took.
         """
+        began = time.perf_counter()
         bits = np.zeros((len(rows), (self._vocab_size + 31) // 32 * 4), np.uint8)
         jobs = [(one.state, row) for row, one in enumerate(constraints) if one.state is not None]
         address, width = bits.ctypes.data, bits.shape[1]
         if len(jobs) == len(rows) and self._cores > 2 and bits.size > MIN_PARALLEL_BYTES:
             self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(jobs))
+            each = (time.perf_counter() - began) / len(jobs)
+            seconds = [each] * len(rows)
         else:
+            seconds = [0.0] * len(rows)
             for matcher, row in jobs:
+                began = time.perf_counter()
                 matcher.unsafe_compute_mask_ptr(address + row * width, width)
-        for mask, (sequence, output), constraint in zip(bits, rows, constraints, strict=True):
+                seconds[row] = time.perf_counter() - began
+        for mask, took, (sequence, output), constraint in zip(bits, seconds, rows, constraints, strict=True):
+            began = time.perf_counter()
             if constraint.state is None:
                 mask[:] = 0xFF
             constraint.narrow(mask)
             if output < sequence.sampling.min_tokens:
                 _forbid_end(mask, list(stop_ids(sequence, self._eos_ids)))
+            if sequence.host is not None:
+                sequence.host.mask = took + time.perf_counter() - began
         return bits
 
     @cached_property

@@ -3,6 +3,7 @@
 The device computes the log-probabilities in the step. One copy brings the results of all requests to the host.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,11 +17,8 @@ from worker.kernels.sample import logprobs as row_logprobs
 from worker.kernels.sample import ranks as row_ranks
 from worker.run.in_flight import HostCopy, StepLogprobs
 from worker.run.inputs import LogitsUse, to_device
+from worker.schedule.records.host_work import FEW
 from worker.schedule.sequence import Plan, Sequence
-
-# Requests for at most this many likeliest tokens are computed together. Requests for more are computed one by one,
-# because a block is as wide as its widest row.
-FEW = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +81,20 @@ def launch_logprobs(
 def _output_blocks(logits: Tensor, ids: Tensor, sequences: list[Sequence]) -> Iterator[_Block]:
     asking = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.sampling.logprobs is not None]
     for group in _computed_together(asking):
+        began = time.perf_counter()
         rows = to_device(np.array([row for row, _ in group]), logits.device)
         entries = [_Entry(sequence, at, 1, sequence.sampling.logprobs or 0) for at, (_, sequence) in enumerate(group)]
         columns = row_logprobs(logits[rows], ids[rows], max(entry.top for entry in entries))
+        each = (time.perf_counter() - began) / len(group)  # on a GPU, the time of the launch
+        for _, sequence in group:
+            if sequence.host is not None:
+                sequence.host.scores = each
         yield _Block(*columns, torch.zeros_like(ids[rows]), entries)
 
 
 def _computed_together(asking: list[tuple[int, Sequence]]) -> list[list[tuple[int, Sequence]]]:
+    """Groups the rows. Rows with more than FEW likeliest tokens are computed one by one, because a block is as wide as
+    its widest row."""
     few = [one for one in asking if (one[1].sampling.logprobs or 0) <= FEW]
     many = [[one] for one in asking if (one[1].sampling.logprobs or 0) > FEW]
     return [few, *many] if few else many
@@ -97,12 +102,15 @@ def _computed_together(asking: list[tuple[int, Sequence]]) -> list[list[tuple[in
 
 def _prompt_blocks(logits: Tensor, use: LogitsUse, plan: Plan) -> Iterator[_Block]:
     for index, first, count in use.prompts:
-        chunk = plan.chunks[index]
+        chunk, began = plan.chunks[index], time.perf_counter()
         sequence, start = chunk.sequence, chunk.first_scored
         targets = to_device(np.array(sequence.tokens[start : start + count]), logits.device)
         entry = _Entry(sequence, 0, count, max(sequence.sampling.logprobs or 0, sequence.sampling.prompt_top), start)
         scored = logits[first : first + count]
-        yield _Block(*row_logprobs(scored, targets, entry.top), row_ranks(scored, targets), [entry])
+        block = _Block(*row_logprobs(scored, targets, entry.top), row_ranks(scored, targets), [entry])
+        if sequence.host is not None and count:
+            sequence.host.prompt = (time.perf_counter() - began) / count
+        yield block
 
 
 def _message(

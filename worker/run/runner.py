@@ -70,6 +70,7 @@ class Runner:
         self.pipeline: Pipeline | None = None  # the model, if its layers are cut into stages
         self._grammar_mask: GrammarMask | None = None  # made when it is first needed
         self._overlap = overlap
+        self._rows_done = 0  # rows with chains of samplers, in all steps
         shapes = Shapes(max_batch_size, max_step_tokens, model.max_positions)
         self._graphs = self._step_graphs(shapes, batch_invariant=batch_invariant) if graphs else None
 
@@ -167,7 +168,8 @@ class Runner:
             logits = self._masked(logits, rows)
         if any([sequence.check is not None for sequence, _ in rows]):
             return self._sample_in_parts(logits, rows)
-        return sample_rows(logits, rows, self._model.spec.eos_ids, self._model.operations.sample_plain)
+        kernel = self._model.operations.sample_plain
+        return sample_rows(logits, rows, self._model.spec.eos_ids, kernel, self._row_done)
 
     def _masked(self, logits: Tensor, rows: list[Row]) -> Tensor:
         """Returns the logits without the tokens that constraints forbid."""
@@ -182,7 +184,9 @@ class Runner:
         spec, kernel = self._model.spec, self._model.operations
         size = min(CHECKED_ROWS_CPU if self._device.type == "cpu" else CHECKED_ROWS, len(rows))
         parts = [slice(first, first + size) for first in range(0, len(rows), size)]
-        ids = [sample_rows(logits[part], rows[part], spec.eos_ids, kernel.sample_plain) for part in parts]
+        ids = [
+            sample_rows(logits[part], rows[part], spec.eos_ids, kernel.sample_plain, self._row_done) for part in parts
+        ]
         return ids[0] if len(ids) == 1 else torch.cat(ids)
 
     def _fill_pending(self, token_ids: Tensor, plan: Plan, before: InFlightStep) -> None:
@@ -202,5 +206,11 @@ class Runner:
 
     @property
     def layers_started(self) -> int:
-        """How many layers all steps have started so far. The count grows during a long step, but not during a hang."""
-        return int(self._model.layers_started.value)
+        """How many layers all steps have started so far, and rows with chains of samplers they have done.
+
+        The count grows during a long step, but not during a hang.
+        """
+        return int(self._model.layers_started.value) + self._rows_done
+
+    def _row_done(self) -> None:
+        self._rows_done += 1

@@ -15,6 +15,7 @@ from torch import Tensor
 from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
 from worker.kernels.sample import adjust, first_highest, sample, sample_plain, signed_seed
 from worker.run.inputs import to_device
+from worker.schedule.records.adjustment import Adjustment
 from worker.schedule.sequence import Row, Sequence
 
 COLUMN_ALIGN = 32  # columns begin at multiples of 32 entries: Triton compiles kernels for aligned pointers
@@ -25,10 +26,11 @@ def sample_rows(
     rows: list[Row],
     eos_ids: tuple[int, ...],
     plain_kernel: Callable[..., Tensor] = sample_plain,
+    progress: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """Samples an id for each row and returns [R] int64 on the device of the logits, without waiting for the device.
 
-    logits: [R, V] float32.
+    logits: [R, V] float32. progress: called after each row with a chain of samplers
     """
     if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
         return first_highest(logits)
@@ -36,7 +38,7 @@ def sample_rows(
     if any([sequence.sampling.chain is not None for sequence, _ in rows]):
         from worker.run.samplers.chain import chained
 
-        return plain_kernel(chained(adjust(logits, params), rows), params.plain, params.stages)
+        return plain_kernel(chained(adjust(logits, params), rows, progress), params.plain, params.stages)
     return sample(logits, params, plain_kernel)
 
 
@@ -102,27 +104,40 @@ def _history(rows: list[Row], device: torch.device) -> History | None:
 
 
 def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
-    adjusted = [(at, row) for at, row in enumerate(rows) if row[0].adjustment is not None]
-    entries = [(at, id, value) for at, row in adjusted for id, value in _row_biases(row, eos_ids).items()]
-    if not entries:
+    places, ids, values = [], [], []
+    for at, row in enumerate(rows):
+        adjustment = row[0].adjustment
+        if adjustment is None:
+            continue
+        biased, biases = _row_biases(row, adjustment, eos_ids)
+        if len(biased):
+            places.append(np.full(len(biased), at))
+            ids.append(biased)
+            values.append(biases)
+    if not places:
         return None
-    places, ids, values = zip(*entries, strict=True)
-    bias_rows, bias_ids = to_device(np.array([places, ids], np.int64), device)
-    return Bias(bias_rows, bias_ids, to_device(np.array(values, np.float32), device))
+    bias_rows, bias_ids = to_device(np.stack([np.concatenate(places), np.concatenate(ids)]), device)
+    return Bias(bias_rows, bias_ids, to_device(np.concatenate(values), device))
 
 
-def _row_biases(row: Row, eos_ids: tuple[int, ...]) -> dict[int, float]:
-    """Returns the biases of the request and, before min_tokens, -inf for every token that would end the sequence.
+def _row_biases(
+    row: Row, adjustment: Adjustment, eos_ids: tuple[int, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Returns the ids [B] and biases [B] of a row: those of the request and, before min_tokens, -inf for every token
+    that would end the sequence.
 
     If a constraint masks the row, GrammarMask applies min_tokens instead, because it knows which tokens are allowed.
     """
     sequence, output = row
-    biases = dict(sequence.sampling.logit_bias)
+    biased, biases = np.frombuffer(adjustment.biased, np.int64), np.frombuffer(adjustment.biases, np.float32)
     constraint = sequence.constraint
     masked = constraint is not None and (constraint.masks or sequence.check is not None)
-    if output < sequence.sampling.min_tokens and not masked:
-        biases.update(dict.fromkeys(stop_ids(sequence, eos_ids), -math.inf))
-    return biases
+    if output >= sequence.sampling.min_tokens or masked:
+        return biased, biases
+    ending = np.unique(np.fromiter(stop_ids(sequence, eos_ids), np.int64))
+    others = np.isin(biased, ending, invert=True)
+    forbidden = np.full(len(ending), -math.inf, np.float32)
+    return np.concatenate([biased[others], ending]), np.concatenate([biases[others], forbidden])
 
 
 def stop_ids(sequence: Sequence, eos_ids: tuple[int, ...]) -> Iterator[int]:

@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from worker.schedule.features.features import stages_of
+from worker.schedule.host_budget import HostBudget
 from worker.schedule.policy import BatchingPolicy, SchedulerConfig, chunk_policy, order_policy, step_time_policy
 from worker.schedule.sequence import Chunk, Plan, Sequence
 from worker.schedule.starved_tenants import admit_starved
@@ -42,12 +43,14 @@ class Planner:
         self._batching = batching
         self._chunking = chunk_policy(config)
         self._order = order_policy(config)
+        self._host = HostBudget()
 
     def plan(self, now: float) -> Plan:
         """Decides the next step: decodes, then prompt chunks. The plan is empty if there is nothing to compute yet."""
         plan = Plan()
         admit_starved(self._state, self._config.max_batch_size, plan.preempted, now)
         decodes, prompts = self._running_work(plan.preempted, now)
+        decodes = self._host.affordable(decodes)
         budget, limits = self._config.max_step_tokens, self._stages or self.step_time
         reserved = min(len(decodes), self._order.reserve(budget))
         prefill_budget = min(budget - reserved, limits.prefill_budget(len(decodes)))
@@ -149,6 +152,7 @@ class Planner:
         drafts = sequence.check.drafts(sequence.output_len) if sequence.check is not None and samples else ()
         most = budget if chunks else inf
         length = self._length(sequence, start, known + len(drafts), budget, most) if len(chunks) < limit else 0
+        length = self._host.fitting(sequence, length, known, samples=samples)
         if length:
             chunks.append(Chunk(sequence, start, length, samples and length >= known, drafts[: max(0, length - known)]))
         return length

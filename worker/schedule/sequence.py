@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.schedule.records.adapter_use import AdapterUse
     from worker.schedule.records.answer_check import AnswerCheck
     from worker.schedule.records.constraint import Constraint
+    from worker.schedule.records.host_work import HostWork
     from worker.schedule.records.mirostat import MirostatRecord
     from worker.schedule.records.pictures import PromptPictures
     from worker.schedule.records.prediction import Prediction
@@ -75,9 +76,16 @@ class Sequence:
     adapter: "AdapterUse | None" = None  # a LoRA adapter
     pictures: "PromptPictures | None" = None  # pictures in the prompt: their vectors replace token embeddings
     prediction: "Prediction | None" = None  # a text that the client expects as the output
+    host: "HostWork | None" = None  # how long the host takes for its rows; None: hardly any time
 
     def __post_init__(self) -> None:
         self.adjustment = adjustment(self.sampling, self.prompt_len)
+
+    @property
+    def list_ids(self) -> int:
+        """The number of token ids in the request's lists, which are kept as long as the sequence lives."""
+        biased = 0 if self.adjustment is None else len(self.adjustment.biased)
+        return biased + len(self.sampling.allowed_token_ids) + sum(map(len, self.sampling.bad_words))
 
     @property
     def output_len(self) -> int:

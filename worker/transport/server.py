@@ -33,6 +33,7 @@ log = logging.getLogger("sluice.transport")
 
 STATUS_INTERVAL_S = 0.2
 MAX_READS = 1000  # messages read from one socket before the other sockets are polled
+MAX_READ_S = 0.05  # the same in time: a large message takes some milliseconds, and frontends wait for a Status
 MAX_INBOX = 1 << 16  # messages; while the inbox is full, no message is read, and senders have to wait
 MAX_FRONTENDS = 1024
 POLL_MS = 100
@@ -223,12 +224,15 @@ class WireServer:
         if len(self.inbox) >= MAX_INBOX:
             time.sleep(0.001)
             return
+        until = time.monotonic() + MAX_READ_S
         for _ in range(MAX_READS):
             try:
                 sender, *body = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             self._receive(sender.bytes, body)
+            if time.monotonic() > until:
+                return
 
     def _receive(self, sender: bytes, body: list[zmq.Frame]) -> None:
         if self._authenticator is not None and not self._authenticator.is_allowed(body):

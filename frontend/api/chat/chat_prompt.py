@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from frontend.api.chat.call_history import ChatMessage, as_the_template_shows
+from frontend.api.chat.large_chats import prepared
 from frontend.api.chat.untrusted import marked
 from frontend.api.context_length import check_characters
 from frontend.api.model_context import ModelContext, check_ids
@@ -102,7 +103,13 @@ async def render_prompt(
     param: str = "messages",
 ) -> Prompt:
     """Renders a conversation like `render`, and tokenizes it."""
-    return await encoded(render(messages, context, kwargs, offered, generate, resume, param), context, param)
+    functions = list(offered)
+
+    def make(context: ModelContext) -> Rendered:
+        return render(messages, context, kwargs, functions, generate, resume, param)
+
+    values = {"tools": [one.definition for one in functions], param: kwargs}
+    return await encoded(await prepared(make, context, messages, values), context, param)
 
 
 async def encoded(rendered: Rendered, context: ModelContext, param: str = "messages") -> Prompt:

@@ -262,5 +262,5 @@ def _ruled(
 def _scored(options: Options, sampling: Sampling, prompts: int, context: ModelContext) -> int:
     """Returns how many likeliest tokens the worker must score for each position. Raises Unprocessable for too many."""
     told = allowed(options.n_probs, "n_probs", TokenLimits(context.vocab_size, context.config.max_logprobs))
-    check_total(told, prompts * (options.n_cmpl or 1) * sampling.max_tokens, "n_probs")
+    check_total(told, prompts * (options.n_cmpl or 1) * sampling.max_tokens, "n_probs", options.stream)
     return min(needed(told, options.post_sampling_probs, sampling), context.vocab_size)

@@ -11,7 +11,7 @@ from frontend.api.llama_cpp import response_types as types
 from frontend.api.llama_cpp.options import Options, Wanted
 from frontend.api.llama_cpp.probabilities import told
 from frontend.api.receipts.receipt import receipt_of
-from frontend.api.requests.encoding import to_json
+from frontend.api.requests.encoding import made, to_json
 from frontend.api.requests.sampler_fields import order_of
 from frontend.api.requests.telemetry import LlamaCppProgress, LlamaCppTimings, timings
 from frontend.api.response_context import AsyncDeltas, ResponseContext
@@ -43,6 +43,11 @@ class Answer:
     @property
     def options(self) -> Options:
         return self._wanted.options
+
+    @property
+    def entries(self) -> int:
+        """How many probabilities the whole answer reports."""
+        return len(self._scores) * (1 + self.options.n_probs)
 
     @property
     def evaluated(self) -> int:
@@ -219,5 +224,9 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     async for deltas in arriving:
         for delta in deltas:
             every[delta.index].add(delta)
-    done = [one.finished() for one in every]
-    return to_json(done[0] if len(done) == 1 else done)
+
+    def make() -> bytes:
+        done = [one.finished() for one in every]
+        return to_json(done[0] if len(done) == 1 else done)
+
+    return await made(make, sum(one.entries for one in every))

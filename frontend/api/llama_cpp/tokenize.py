@@ -1,12 +1,16 @@
 """/tokenize and /detokenize, which vLLM and llama.cpp both have. A body with `content` is in llama.cpp's format."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any, cast
 
+import msgspec
 from msgspec import Meta
 
 from frontend.api import tokenize as vllm
+from frontend.api.context_length import check_counted
 from frontend.api.model_context import ModelContext, check_ids, check_model
 from frontend.api.openai.chat_input import TokenizeRequest
+from frontend.api.requests.encoding import JsonArray, in_slices
 from frontend.api.requests.request_model import EXACT
 from frontend.api.requests.request_types import doc
 from frontend.api.requests.response_types import TokenPiece, Tokens
@@ -31,28 +35,41 @@ async def any_tokenize(request: AnyTokenizeRequest, context: ModelContext) -> To
     """Encodes `content`. A body without `content` is handled as vLLM's."""
     if request.content is None:
         answer = await vllm.tokenize(request, context)
+        ids = cast(list[int], answer.tokens)
     else:
-        answer = await _tokenize_content(request, context)
+        ids = await _content_ids(request, context)
+        answer = Tokens(tokens=[*ids], count=len(ids), max_model_len=context.max_seq_len or None)
+        if request.with_pieces:
+            pieces: Any = await _encoded(lambda id: _piece(id, context.tokenizer), ids)
+            answer.tokens = pieces
     if request.return_token_strs:
-        ids = [one if isinstance(one, int) else one.id for one in answer.tokens]
-        answer.token_strs = [context.tokenizer.token_text(id) for id in ids]
+        texts: Any = await _encoded(context.tokenizer.token_text, ids)
+        answer.token_strs = texts
     return answer
 
 
-async def _tokenize_content(request: AnyTokenizeRequest, context: ModelContext) -> Tokens:
+async def _content_ids(request: AnyTokenizeRequest, context: ModelContext) -> list[int]:
     check_model(request.model, context)
     for name in ("prompt", "messages"):
         if getattr(request, name) is not None:
             raise Unprocessable(f"`{name}` cannot go with `content`", param=name, code="conflicting_fields")
-    ids = await _encoded(request, context.tokenizer)
+    ids = await _ids_of(request, context)
     check_ids("content", ids, context.vocab_size)
-    tokens: list[int | TokenPiece] = [_piece(id, context.tokenizer) if request.with_pieces else id for id in ids]
-    return Tokens(tokens=tokens, count=len(ids), max_model_len=context.max_seq_len or None)
+    return ids
 
 
-async def _encoded(request: AnyTokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+async def _encoded(write: Callable[[int], Any], ids: list[int]) -> msgspec.Raw:
+    """Returns what `write` returns for each id as an array in JSON, made in slices."""
+    entries = JsonArray()
+    await in_slices(ids, lambda id: entries.append(write(id)))
+    return entries.raw
+
+
+async def _ids_of(request: AnyTokenizeRequest, context: ModelContext) -> list[int]:
     """Encodes texts, and keeps ids as they are. The tokenizer's special tokens are added only before a leading text."""
+    tokenizer = context.tokenizer
     parts = [request.content] if isinstance(request.content, str) else request.content or []
+    check_counted("content", sum(len(one) if isinstance(one, str) else 1 for one in parts), context)
     encode = tokenizer.encode_batch if request.parse_special else tokenizer.encode_plain
     first, rest = parts[:1], parts[1:]
     begins = iter(await encode([one for one in first if isinstance(one, str)], request.add_special))

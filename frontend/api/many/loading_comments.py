@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-import msgspec
 from sse_starlette import EventSourceResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +18,7 @@ from frontend.api.api_formats import ApiFormat
 from frontend.api.openai import typed_events
 from frontend.api.response_context import ResponseContext
 from frontend.request import GenerationRequest
-from frontend.server.middleware import API_FORMAT, RECORD, REQUEST_ID, client_error
+from frontend.server.middleware import API_FORMAT, RECORD, REQUEST_ID, STREAMS, client_error
 from frontend.server.sse import SERVER_SENT_EVENTS
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
@@ -51,7 +50,6 @@ class _Exchange:
     ) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._waits_for, self._interval = waits_for, interval
-        self._body = bytearray()
         self._next: asyncio.Task[Message] | None = None  # awaits the client's disconnect, which follows the body
         self._handler = asyncio.current_task()
         self._has_left = False
@@ -80,7 +78,6 @@ class _Exchange:
         if self._next is not None:
             return await asyncio.shield(self._next)
         message = await self._receive()
-        self._body += message.get("body", b"")
         if not message.get("more_body", False):
             self._next = asyncio.create_task(cast("asyncio._CoroutineLike[Message]", self._receive()))
             self._next.add_done_callback(self._left)
@@ -105,7 +102,7 @@ class _Exchange:
         chosen: ApiFormat | None = self._scope.get(API_FORMAT)
         if chosen is None or chosen.FRAMING is not SERVER_SENT_EVENTS:
             return False
-        return chosen is typed_events or _asks_for_stream(bytes(self._body))
+        return chosen is typed_events or bool(self._scope.get(STREAMS))
 
     async def _begin(self) -> None:
         if not self._begun:
@@ -133,14 +130,3 @@ class _Exchange:
         async with self._sending:
             body = chosen.stream_error(error, request_id, context)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-class _Streamed(msgspec.Struct):
-    stream: bool = False
-
-
-def _asks_for_stream(body: bytes) -> bool:
-    try:
-        return msgspec.json.decode(body, type=_Streamed).stream
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False

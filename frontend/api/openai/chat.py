@@ -5,8 +5,7 @@ and `[DONE]`. Chunks are rendered as in `completions`; this module adds what dif
 """
 
 from collections.abc import Iterable
-
-from msgspec import UNSET, UnsetType
+from typing import Any, cast
 
 from frontend.api.chat import structured_output_fields
 from frontend.api.chat.own_template import with_template
@@ -22,7 +21,7 @@ from frontend.api.openai.prediction import with_prediction
 from frontend.api.openai.token_details import LEAST, output_ids, prompt_ids, prompt_logprobs
 from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_of
-from frontend.api.requests.encoding import to_json
+from frontend.api.requests.encoding import JsonArray, in_slices, to_json
 from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.api.totals import Totals
 from frontend.api.truncation import before_truncation
@@ -95,7 +94,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     async for deltas in arriving:
         for delta in deltas:
             totals.add(delta)
-            choices[delta.index].add(delta)
+            await choices[delta.index].add(delta)
     finished = [choice.finished(totals) for choice in choices]
     return to_json(
         types.ChatCompletion(
@@ -107,7 +106,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
             usage=usage_of(totals.usage),
             timings=totals.timings,
             prompt_token_ids=prompt_ids(context, 0),
-            prompt_logprobs=choices[0].prompt_logprobs,
+            prompt_logprobs=await prompt_logprobs(context, choices[0].end),
         )
     )
 
@@ -129,24 +128,22 @@ class _Choice:
         self._index = index
         self._texts: list[str] = []
         self._ids: list[int] = []
-        self._scores: list[types.TokenLogprobs] = []
+        self._scores = JsonArray(each=16)
         self._before: list[str] = []
-        self._end: Delta | None = None
+        self.end: Delta | None = None
 
-    def add(self, delta: Delta) -> None:
+    async def add(self, delta: Delta) -> None:
         self._before += delta.extras.before
         self._texts += delta.texts
         self._ids += delta.ids
-        self._scores += _logprobs(self._context, delta).content
-        self._end = delta
-
-    @property
-    def prompt_logprobs(self) -> types.PromptLogprobs | UnsetType:
-        return prompt_logprobs(self._context, self._end) if self._end else UNSET
+        if delta.logprobs:
+            context, scores = self._context, self._scores
+            await in_slices(delta.logprobs, lambda token: scores.extend(logprob_entries(context, [token])))
+        self.end = delta
 
     def finished(self, totals: Totals) -> types.ChatChoice:
         """Returns the finished choice, and adds its reasoning tokens to the totals."""
-        end = self._end
+        end = self.end
         if end is None or end.finish is None:
             raise SluiceError(f"choice {self._index} has no end")
         scored = self._context.request.sampling.logprobs is not None
@@ -154,7 +151,7 @@ class _Choice:
         return types.ChatChoice(
             index=self._index,
             message=answer,
-            logprobs=types.ChatLogprobs(content=self._scores) if scored else None,
+            logprobs=types.ChatLogprobs(content=cast(Any, self._scores.raw)) if scored else None,
             finish_reason=reason,
             stop_reason=end.stop,
             matched_stop=end.matched_stop,

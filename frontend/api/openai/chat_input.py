@@ -1,6 +1,7 @@
 """The request of OpenAI's chat completions, and the prompt made from its messages. `/tokenize` uses the same prompt."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -18,6 +19,7 @@ from frontend.api.chat.chat_prompt import (
     render,
 )
 from frontend.api.chat.continuation_fields import ContinueFromField
+from frontend.api.chat.large_chats import prepared
 from frontend.api.chat.own_template import CHILDREN, check_roles, document_arguments
 from frontend.api.chat.structured_output_fields import ResponseFormatField, Verbosity
 from frontend.api.chat.thinking_fields import (
@@ -234,7 +236,11 @@ async def rendered_chat(request: Asked, functions: Sequence[Function], context: 
     """Renders a request's messages. Raises BadRequest or Unprocessable."""
     if context.template.blocks:
         return await CHILDREN.threads.run(_rendered, request, functions, context)
-    return _rendered(request, functions, context)
+    values = {
+        "chat_template_kwargs": request.chat_template_kwargs, "documents": request.documents,
+        "tools": [one.definition for one in functions],
+    }  # fmt: skip
+    return await prepared(partial(_rendered, request, functions), context, request.messages or (), values)
 
 
 def _rendered(request: Asked, functions: Sequence[Function], context: ModelContext) -> Rendered:

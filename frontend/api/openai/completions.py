@@ -7,6 +7,7 @@ chunks in a slightly different shape.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -17,7 +18,7 @@ from frontend.api.openai.completions_input import CompletionRequest, check_strea
 from frontend.api.openai.token_details import as_fields, output_ids, prompt_ids, prompt_logprobs, telemetry_events
 from frontend.api.prepare import Reading, prepare
 from frontend.api.receipts.receipt import receipt_field, receipt_of
-from frontend.api.requests.encoding import to_json
+from frontend.api.requests.encoding import JsonArray, in_slices, to_json
 from frontend.api.requests.response_types import ResponseModel
 from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.api.totals import Totals
@@ -74,14 +75,15 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     async for deltas in arriving:
         for delta in deltas:
             totals.add(delta)
-            choices[delta.index].add(delta)
+            await choices[delta.index].add(delta)
+    finished = [await choice.finished() for choice in choices]
     return to_json(
         types.Completion(
             id=context.id,
             created=context.created,
             model=context.request.model,
             system_fingerprint=context.system_fingerprint,
-            choices=[choice.finished() for choice in choices],
+            choices=finished,
             usage=usage_of(totals.usage),
             timings=totals.timings,
         )
@@ -251,30 +253,28 @@ class _Choice:
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._length = 0
-        self._logprobs: types.CompletionLogprobs | None = None
+        self._logprobs: _Columns | None = None
         self._end: Delta | None = None
 
-    def add(self, delta: Delta) -> None:
+    async def add(self, delta: Delta) -> None:
         text = delta.text
         if delta.logprobs is not None:
-            more = _logprobs(self._context, delta, self._length)
-            if self._logprobs is None:
-                self._logprobs = more
-            else:
-                self._logprobs.extend(more)
+            columns = self._logprobs = self._logprobs or _Columns(self._context)
+            columns.offset = self._length
+            await in_slices(zip(delta.logprobs, delta.texts, strict=False), columns.add)
         self._texts.append(text)
         self._ids += delta.ids
         self._length += len(text)
         self._end = delta
 
-    def finished(self) -> types.CompletionChoice:
+    async def finished(self) -> types.CompletionChoice:
         end = self._end
         if end is None or end.finish is None:
             raise SluiceError(f"choice {self._index} has no end")
         return types.CompletionChoice(
             index=self._index,
             text="".join(self._texts),
-            logprobs=self._logprobs,
+            logprobs=None if self._logprobs is None else self._logprobs.all,
             finish_reason=FINISH[end.finish],
             stop_reason=end.stop,
             matched_stop=end.matched_stop,
@@ -282,21 +282,42 @@ class _Choice:
             receipt=receipt_of(self._context, end),
             token_ids=output_ids(self._context, self._ids),
             prompt_token_ids=prompt_ids(self._context, self._index),
-            prompt_logprobs=prompt_logprobs(self._context, end),
+            prompt_logprobs=await prompt_logprobs(self._context, end),
         )
+
+
+class _Columns:
+    """Encodes log-probabilities in columns. offset: where the next text begins in the choice's text, in characters"""
+
+    def __init__(self, context: ResponseContext) -> None:
+        self.offset = 0
+        self._context = context
+        self._tokens, self._logprobs, self._tops, self._offsets = (JsonArray(each=64) for _ in range(4))
+
+    def add(self, scored: tuple[TokenLogprob, str]) -> None:
+        """Adds a token and the text that it added to the choice's."""
+        token, text = scored
+        known = token.logprob == token.logprob  # a prompt's first token has NaN
+        self._tokens.append(self._context.token_text(token.token_id))
+        self._logprobs.append(token.logprob if known else None)
+        self._tops.append(_top(self._context, token) if known else None)
+        self._offsets.append(self.offset)
+        self.offset += len(text)
+
+    @property
+    def all(self) -> types.CompletionLogprobs:
+        columns: Any = (self._tokens.raw, self._logprobs.raw, self._tops.raw, self._offsets.raw)
+        tokens, logprobs, tops, offsets = columns
+        return types.CompletionLogprobs(tokens=tokens, token_logprobs=logprobs, top_logprobs=tops, text_offset=offsets)
 
 
 def _logprobs(context: ResponseContext, delta: Delta, offset: int) -> types.CompletionLogprobs:
     """Returns a delta's log-probabilities. offset: where its text begins in the choice's text, in characters"""
-    columns = types.CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-    for token, text in zip(delta.logprobs or (), delta.texts, strict=False):
-        scored = token.logprob == token.logprob  # a prompt's first token has NaN
-        columns.tokens.append(context.token_text(token.token_id))
-        columns.token_logprobs.append(token.logprob if scored else None)
-        columns.top_logprobs.append(_top(context, token) if scored else None)
-        columns.text_offset.append(offset)
-        offset += len(text)
-    return columns
+    columns = _Columns(context)
+    columns.offset = offset
+    for scored in zip(delta.logprobs or (), delta.texts, strict=False):
+        columns.add(scored)
+    return columns.all
 
 
 def _top(context: ResponseContext, token: TokenLogprob) -> dict[str, float | None]:

@@ -77,12 +77,6 @@ class CompletionLogprobs(ResponseModel):
     top_logprobs: list[dict[str, float | None] | None]
     text_offset: list[Count]
 
-    def extend(self, more: "CompletionLogprobs") -> None:
-        self.tokens += more.tokens
-        self.token_logprobs += more.token_logprobs
-        self.top_logprobs += more.top_logprobs
-        self.text_offset += more.text_offset
-
 
 class CompletionChoice(ResponseModel):
     index: Count

@@ -1,11 +1,12 @@
 """Token ids and the prompt's log-probabilities in responses of completions and chats, with vLLM's field names."""
 
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, cast
 
 from msgspec import UNSET, UnsetType
 
 from frontend.api.openai.response_types import PromptLogprob, PromptLogprobs
-from frontend.api.requests.encoding import to_json
+from frontend.api.requests.encoding import JsonArray, in_slices, to_json
 from frontend.api.response_context import ResponseContext
 from frontend.request import Delta, TokenLogprob
 
@@ -26,12 +27,18 @@ def output_ids(context: ResponseContext, ids: list[int]) -> list[int] | UnsetTyp
     return ids if context.request.shown.ids else UNSET
 
 
-def prompt_logprobs(context: ResponseContext, last: Delta) -> PromptLogprobs | UnsetType:
-    """Returns the log-probabilities of a choice's prompt; UNSET if none are requested. last: the choice's last delta"""
-    scores = last.extras.prompt_logprobs
+async def prompt_logprobs(context: ResponseContext, last: Delta | None) -> PromptLogprobs | UnsetType:
+    """Returns the log-probabilities of a choice's prompt, encoded in slices; UNSET if none are requested.
+
+    last: the choice's last delta
+    """
+    scores = None if last is None else last.extras.prompt_logprobs
     if scores is None:
         return UNSET
-    return [_entry(context, token) if position else None for position, token in enumerate(scores)]
+    entries = JsonArray(each=16)
+    entries.append(None)
+    await in_slices(islice(scores, 1, None), lambda token: entries.append(_entry(context, token)))
+    return cast(PromptLogprobs, entries.raw)
 
 
 def _entry(context: ResponseContext, token: TokenLogprob) -> dict[int, PromptLogprob]:

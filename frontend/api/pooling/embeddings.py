@@ -12,7 +12,7 @@ from frontend.api.openai.completions_input import prompts_schema
 from frontend.api.pooling import response_types as types
 from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, check_prompts, check_texts, pooling_request
 from frontend.api.pooling.vectors import VectorForm, collect
-from frontend.api.requests.encoding import to_json
+from frontend.api.requests.encoding import JsonArray, in_slices, to_json
 from frontend.api.requests.request_model import EXACT, FieldError
 from frontend.api.requests.request_types import Positive, Text, doc
 from frontend.api.response_context import AsyncDeltas, ResponseContext
@@ -115,13 +115,14 @@ async def embedding_request(
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     vectors = await collect(context, arriving)
     form: VectorForm = context.request.format_data
-    data = [
-        types.Embedding(
-            index=index,
-            embedding=base64.b64encode(packed).decode() if form.base64 else vectors.floats(index).tolist(),
-        )
-        for index, packed in enumerate(vectors.packed)
-    ]
+    written = JsonArray(each=4)
+
+    def write(index: int) -> None:
+        numbers = base64.b64encode(vectors.packed[index]).decode() if form.base64 else vectors.floats(index).tolist()
+        written.append(types.Embedding(index=index, embedding=numbers))
+
+    await in_slices(range(len(vectors.packed)), write)
+    data: Any = written.raw
     return to_json(
         types.Embeddings(
             id=context.id, created=context.created, model=context.request.model, data=data,

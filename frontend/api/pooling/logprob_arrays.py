@@ -1,21 +1,24 @@
 """The arrays of /v1/logprobs: packed log-probabilities from a worker, and their encodings for clients."""
 
 import math
+from array import array
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from itertools import islice
+from typing import Any, Self, TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw
 
 from frontend.api.openai.token_details import LEAST
 from frontend.api.pooling import response_types as types
+from frontend.api.requests.encoding import JsonArray
 from frontend.errors import Internal
 from frontend.request import GenerationRequest
 from shared.messages import Logprobs
 from shared.wire.codec import pack_f32, pack_u32, unpack_f32, unpack_u32
 
-T = TypeVar("T")
+T = TypeVar("T", int, float)
 
 COUNTS = "X-Sluice-Token-Counts"
 NO_LOGPROB, NO_ID = pack_f32([math.nan]), pack_u32([0])
@@ -56,26 +59,36 @@ class Arrays:
 
 def as_lists(index: int, row: Arrays) -> types.ScoredTokens:
     """Returns the row as JSON arrays, with null for a token that has no log-probability."""
-    unknown: list[None] = [None] * row.first
-    top_ids: list[list[int] | None] | UnsetType = UNSET
-    top: list[list[float] | None] | UnsetType = UNSET
+    top_ids: Any = UNSET
+    top: Any = UNSET
     if row.top:
-        ids, values = unpack_u32(row.top_ids).tolist(), _numbers(row.top_logprobs)
-        top_ids = unknown + _in_rows(ids, row.top)[row.first :]
-        top = unknown + _in_rows(values, row.top)[row.first :]
+        top_ids = _encoded(row.first, _in_rows(unpack_u32(row.top_ids), row.top))
+        top = _encoded(row.first, map(_finite, _in_rows(unpack_f32(row.top_logprobs), row.top)))
+    chosen: Any = _encoded(row.first, _numbers(row.chosen))
     return types.ScoredTokens(
         index=index, token_ids=UNSET if row.ids is None else row.ids,
-        token_logprobs=unknown + _numbers(row.chosen)[row.first :], top_token_ids=top_ids, top_logprobs=top,
+        token_logprobs=chosen, top_token_ids=top_ids, top_logprobs=top,
     )  # fmt: skip
 
 
-def _in_rows(numbers: list[T], width: int) -> list[list[T]]:
-    return [numbers[at : at + width] for at in range(0, len(numbers), width)]
+def _encoded(unknown: int, entries: Iterable[Any]) -> Raw:
+    """Returns entries in JSON, with null for the first `unknown` of them. Encodes some hundreds at a time."""
+    encoded = JsonArray()
+    encoded.extend([None] * unknown)
+    encoded.extend(islice(entries, unknown, None))
+    return encoded.raw
+
+
+def _in_rows(numbers: "array[T]", width: int) -> Iterator[list[T]]:
+    return (numbers[at : at + width].tolist() for at in range(0, len(numbers), width))
 
 
 def _numbers(packed: bytes) -> list[float]:
     """Returns the log-probabilities, with LEAST for minus infinity, which JSON cannot express."""
-    values = unpack_f32(packed).tolist()
+    return _finite(unpack_f32(packed).tolist())
+
+
+def _finite(values: list[float]) -> list[float]:
     return [max(LEAST, value) for value in values] if -math.inf in values else values
 
 

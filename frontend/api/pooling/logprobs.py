@@ -4,7 +4,8 @@ A prompt is scored from its second token on. If there are answers, only these ar
 is computed once. Prompt and answer are tokenized separately, so no token spans the boundary between them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Annotated, Any, Literal, cast
 
@@ -21,7 +22,7 @@ from frontend.api.openai.completions_input import prompts_schema
 from frontend.api.pooling import response_types as types
 from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, admission, check_prompts
 from frontend.api.pooling.logprob_arrays import Arrays, as_base64, as_bytes, as_lists
-from frontend.api.requests.encoding import to_json
+from frontend.api.requests.encoding import made, to_json
 from frontend.api.requests.request_model import EXACT, FieldError
 from frontend.api.requests.request_types import TemplateArguments, doc
 from frontend.api.response_context import AsyncDeltas, ResponseContext
@@ -171,6 +172,10 @@ def _check_size(request: LogprobsRequest, rows: list[list[int]], starts: list[in
         )  # fmt: skip
 
 
+def _written(write: Callable[[int, Arrays], types.ScoredTokens], index: int, row: Arrays) -> bytes:
+    return to_json(write(index, row))
+
+
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes | types.Binary:
     request = context.request
     rows: dict[int, Arrays] = {}
@@ -183,7 +188,8 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes | t
             if write is None:
                 rows[delta.index] = row
             else:
-                written[delta.index] = msgspec.Raw(to_json(write(delta.index, row)))
+                index, entries = delta.index, row.count * (1 + 2 * row.top)
+                written[index] = msgspec.Raw(await made(partial(_written, write, index, row), entries))
     if write is None:
         return as_bytes([rows[index] for index in sorted(rows)])
     data = [written[index] for index in sorted(written)]

@@ -9,8 +9,11 @@ from typing import NamedTuple, Self
 from frontend.api.requests.request_types import GenerationFields
 from frontend.errors import Unprocessable
 
-ANY_PLACES = 20  # the most per position in OpenAI's API: up to this number, the total is not limited
-MOST = 1 << 20  # total for all positions: 8 MiB in a worker, and about 0.3 GB in a frontend that writes one answer
+FEW_TOPS = 20  # the most per position in OpenAI's API
+# Log-probabilities of an answer in all. A worker needs 8 bytes for each, a frontend that writes one answer 40 to 90.
+MOST = 1 << 20  # of prompts, and of answers with more than FEW_TOPS per position
+MOST_OF_FEW = 1 << 22  # of answers with up to FEW_TOPS per position, unless they are streamed
+MOST_REPEATED = 1 << 16  # in one event of a stream: an echoed prompt, or SGLang's answer so far
 
 
 class Tops(NamedTuple):
@@ -54,8 +57,13 @@ def within_limits(asked: Tops, fields: GenerationFields, places: Places, limits:
     name = "top_logprobs" if getattr(fields, "top_logprobs", None) else "logprobs"
     output = None if asked.output is None else allowed(asked.output, name, limits)
     prompt = None if asked.prompt is None else allowed(asked.prompt, "prompt_logprobs", limits)
-    check_total(output or 0, places.output + (places.prompt if places.echoed else 0), name)
-    check_total(prompt or 0, places.prompt, "prompt_logprobs")
+    if output is not None:
+        echoed = places.prompt if places.echoed and output > FEW_TOPS else 0
+        check_total(output, places.output + echoed, name, fields.stream)
+    if output is not None and places.echoed:
+        _check(output, places.prompt, name, MOST_REPEATED if fields.stream else MOST)
+    if prompt is not None:
+        _check(prompt, places.prompt, "prompt_logprobs", MOST)
     return Tops(output, prompt)
 
 
@@ -74,11 +82,25 @@ def allowed(asked: int, name: str, limits: TokenLimits) -> int:
     return min(wanted, limits.vocab_size)
 
 
-def check_total(top: int, places: int, name: str) -> None:
-    """Raises Unprocessable if `top` likeliest tokens for each of `places` positions are too many to report."""
-    if top > ANY_PLACES and top * places > MOST:
+def check_total(top: int, places: int, name: str, streams: bool) -> None:
+    """Raises Unprocessable if `top` likeliest tokens for each of `places` positions of answers are too many to
+    report."""
+    if top > FEW_TOPS:
+        _check(top, places, name, MOST)
+    elif not streams:
+        _check(top, places, name, MOST_OF_FEW)
+
+
+def check_repeated(top: int, places: int, name: str) -> None:
+    """Raises Unprocessable for a stream whose events would repeat too many log-probabilities."""
+    _check(top, places, name, MOST_REPEATED)
+
+
+def _check(top: int, places: int, name: str, most: int) -> None:
+    entries = places * max(1, top)
+    if entries > most:
         raise Unprocessable(
-            f"`{name}` of {top} in {places} places makes {top * places} log-probabilities; an answer with more than "
-            f"{ANY_PLACES} in each place has at most {MOST} in all: lower `{name}` or the most tokens of the answer",
+            f"`{name}` of {top} in {places} places makes {entries} log-probabilities; a request has at most {most} "
+            f"in all: lower `{name}` or the most tokens of the answer, or send fewer or shorter prompts",
             param=name, code="out_of_range",
         )  # fmt: skip

@@ -14,6 +14,7 @@ LETTERS = {
 OTHER_NAMES = {"typical_p": "typ_p", "temp": "temperature"}
 NO_EFFECT = "infill"  # an ignored sampler, which only helps models without fill-in-the-middle tokens
 DEFAULT_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+MAX_SAMPLERS = 16  # each costs some milliseconds a token with a large vocabulary
 MAX_BREAKERS, MAX_BREAKER_CHARS, MAX_ALL_BREAKERS = 16, 40, 128
 
 _Amount = Annotated[float, Meta(ge=0, le=1e6)]
@@ -89,5 +90,5 @@ def check_samplers(samplers: Sequence[str] | None) -> None:
     known = LETTERS.keys() if isinstance(samplers, str) else {*LETTERS.values(), *OTHER_NAMES}
     if unknown := [one for one in samplers or () if one not in known]:
         raise FieldError("samplers", f"has no {unknown[0]!r:.80}; there are {', '.join(LETTERS.values())}")
-    if len(samplers or ()) > 2 * len(LETTERS):
-        raise FieldError("samplers", f"may have at most {2 * len(LETTERS)} entries")
+    if len(samplers or ()) > MAX_SAMPLERS:
+        raise FieldError("samplers", f"may have at most {MAX_SAMPLERS} entries")

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from contextlib import closing
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -19,7 +20,7 @@ from frontend.api.model_context import check_task
 from frontend.api.response_context import ResponseContext
 from frontend.generation.generation import Generation
 from frontend.observability.access_log import RequestRecord
-from frontend.server.middleware import API_FORMAT, CLOSED, DIRECT, RECORD, REQUEST_ID, SEND, client_error
+from frontend.server.middleware import API_FORMAT, CLOSED, DIRECT, RECORD, REQUEST_ID, SEND, STREAMS, client_error
 from frontend.server.sse import EventStream, RecordedWriter
 
 T = TypeVar("T")
@@ -31,8 +32,9 @@ async def generate(app: AppState, request: Request) -> Response:
     chosen = request.scope[API_FORMAT] = api_format(request.scope["path"], body, app.config)
     record.api_format = chosen.NAME
     if app.config.record_text:
-        record.body = body
+        record.body, record.release = body, partial(app.bodies.release, request)
     decoded = app.decode(request, body, chosen.REQUEST)
+    request.scope[STREAMS] = getattr(decoded, "stream", False)
     model = await app.usable_model(request, decoded)
     context = model.context.at(created := int(time.time()))
     check_task(request.scope["path"], ("generate",), context)
@@ -40,7 +42,8 @@ async def generate(app: AppState, request: Request) -> Response:
     with WhileConnected(request):
         generation_request = await chosen.parse(decoded, context)
         del body, decoded  # they may take many MiB, and the answer may take long
-        app.bodies.release(request)
+        if not app.config.record_text:  # else the record keeps the body until the request has ended
+            app.bodies.release(request)
         if isinstance(generation_request, bytes):  # the whole response, if no generation is needed
             return Response(generation_request, media_type="application/json")
         if record.admission:

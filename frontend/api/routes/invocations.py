@@ -28,6 +28,7 @@ async def invocations(app: AppState, request: Request) -> Response:
     body = await app.body(request)
     path = request.scope["path"] = _route(body)
     answered = Request(request.scope, _again(body, request))
+    del body  # `answered` has it until it is read again
     return await (pool if path in POOLING_FORMATS else generate)(app, answered)
 
 
@@ -44,14 +45,12 @@ def _route(body: bytes) -> str:
 
 
 def _again(body: bytes, request: Request) -> Any:
-    """Returns a `receive` that yields the body once more, and afterwards the messages that follow it."""
-    read = False
+    """Returns a `receive` that yields the body once more, without keeping it, and then the messages that follow it."""
+    left = [body]
 
     async def receive() -> Message:
-        nonlocal read
-        if read:
+        if not left:
             return await request.receive()
-        read = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": left.pop(), "more_body": False}
 
     return receive

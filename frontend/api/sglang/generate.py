@@ -5,6 +5,7 @@ from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai.completions import error
 from frontend.api.openai.completions_input import tokenized
 from frontend.api.prepare import Reading, prepare
+from frontend.api.requests.likely_tokens import check_repeated
 from frontend.api.response_context import ResponseContext
 from frontend.api.sglang.fields import MOST_TOKENS, GenerateRequest, SamplingParams
 from frontend.api.sglang.output import DONE, EventWriter, complete
@@ -31,6 +32,8 @@ async def parse(request: GenerateRequest, context: ModelContext) -> GenerationRe
         )
     params = _params(request)
     most = MOST_TOKENS if params.max_new_tokens is None else params.max_new_tokens
+    if request.stream and request.return_logprob:
+        check_repeated(max(0, request.top_logprobs_num or 0), most, "max_new_tokens")
     reading = Reading(
         fields := request.fields(params), request.param, most, n=params.n,
         logprobs=(request.top_logprobs_num or 0) if request.return_logprob else None,

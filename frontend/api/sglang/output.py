@@ -5,11 +5,12 @@ length, and one long answer would delay all others. So an event is sent only whe
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from msgspec import UNSET
 
 from frontend.api.openai.token_details import LEAST
-from frontend.api.requests.encoding import to_json
+from frontend.api.requests.encoding import JsonArray, made, to_json
 from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.api.sglang import response_types as types
 from frontend.api.sglang.fields import GenerateRequest
@@ -38,6 +39,14 @@ class Answer:
         self._texts += delta.texts
         self._ids += delta.ids
         self._scores += delta.logprobs or ()
+
+    @property
+    def entries(self) -> int:
+        """How many log-probabilities the whole answer reports."""
+        if not self._asked.return_logprob:
+            return 0
+        prompt = len(self._context.request.prompts[self._prompt]) if self._asked.scores_prompt else 0
+        return (len(self._scores) + prompt) * (1 + max(0, self._asked.top_logprobs_num or 0))
 
     def news(self, numbered: bool) -> Iterator[types.SglangAnswer]:
         """Yields the answer so far if it has grown enough since the last event, or has ended."""
@@ -68,11 +77,13 @@ class Answer:
             weight_version=weight_version(self._context.fingerprint),
             seed=UNSET if last.seed is None else last.seed,
             e2e_latency=UNSET if timings is None else (timings.queue_ms + timings.prefill_ms + timings.decode_ms) / 1e3,
-            input_token_logprobs=[self._scored(one.token_id, one.logprob) for one in prompt] if scores else UNSET,
+            input_token_logprobs=(
+                _encoded(self._scored(one.token_id, one.logprob) for one in prompt) if scores else UNSET
+            ),
             output_token_logprobs=(
                 [self._scored(one.token_id, one.logprob) for one in self._scores] if scores else UNSET
             ),
-            input_top_logprobs=[self._top(one) or None for one in prompt] if tops else UNSET,
+            input_top_logprobs=_encoded(self._top(one) or None for one in prompt) if tops else UNSET,
             output_top_logprobs=[self._top(one) for one in self._scores] if tops else UNSET,
         )  # fmt: skip
 
@@ -101,6 +112,13 @@ class Answer:
     def _scored(self, id: int, logprob: float) -> types.Scored:
         text = self._context.tokenizer.token_text(id) if self._asked.return_text_in_logprobs else None
         return (max(LEAST, logprob) if logprob == logprob else None, id, text)  # a prompt's first token has NaN
+
+
+def _encoded(values: Iterable[Any]) -> Any:
+    """Returns an array that is already encoded, because a prompt's log-probabilities may be a million."""
+    array = JsonArray(each=64)
+    array.extend(values)
+    return array.raw
 
 
 def weight_version(fingerprint: str) -> str:
@@ -134,6 +152,10 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     async for deltas in arriving:
         for delta in deltas:
             every[delta.index].add(delta)
-    done = [one.finished() for one in every]
     asked: GenerateRequest = context.request.format_data
-    return to_json(done if asked.several or len(done) > 1 else done[0])
+
+    def make() -> bytes:
+        done = [one.finished() for one in every]
+        return to_json(done if asked.several or len(done) > 1 else done[0])
+
+    return await made(make, sum(one.entries for one in every))

@@ -100,7 +100,7 @@ def _check_generates(architectures: Sequence[str]) -> None:
 
 def _spec(name: str, family: Family, config: Config) -> ModelSpec:
     _check_settings(config)
-    heads, head_dim = config["num_attention_heads"], _head_dim(config)
+    heads, kv_heads, head_dim = *_heads(config), _head_dim(config)
     layers, ropes = _layers(family, config)
     method = method_of(config)
     qkv_bias, o_bias = family.biases(config)
@@ -111,7 +111,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         hidden_size=config["hidden_size"],
         intermediate_size=config["intermediate_size"],
         heads=heads,
-        kv_heads=config["num_key_value_heads"] or heads,
+        kv_heads=kv_heads,
         head_dim=head_dim,
         layers=layers,
         ropes=ropes,
@@ -181,7 +181,22 @@ def _query_scaling(family: Family, config: Config) -> QueryScaling | None:
     return QueryScaling(beta, settings["original_max_position_embeddings"]) if beta else None
 
 
+def _heads(config: Config) -> tuple[int, int]:
+    """Returns how many query heads and how many K/V heads the layers have. Raises UnsupportedModel."""
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"] or config["num_attention_heads"]
+    if heads % kv_heads:
+        raise UnsupportedModel(
+            f"num_key_value_heads {kv_heads} is not supported: num_attention_heads {heads} is not a multiple of it"
+        )
+    return heads, kv_heads
+
+
 def _head_dim(config: Config) -> int:
+    if not config["head_dim"] and config["hidden_size"] % config["num_attention_heads"]:
+        raise UnsupportedModel(
+            f"num_attention_heads {config['num_attention_heads']} is not supported: hidden_size "
+            f"{config['hidden_size']} is not a multiple of it, and there is no head_dim"
+        )
     size = int(config["head_dim"] or config["hidden_size"] // config["num_attention_heads"])
     if size < 1:
         raise UnsupportedModel(

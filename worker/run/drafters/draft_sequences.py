@@ -7,6 +7,7 @@ import msgspec
 
 from worker.kv_cache.pages import PagePool
 from worker.run.drafters.drafter_base import grow
+from worker.schedule.records.adjustment import with_biases_of
 from worker.schedule.records.sequence_states import SequenceStates
 from worker.schedule.sequence import Sequence
 
@@ -28,6 +29,7 @@ class DraftSequence:
     def of(cls, target: Sequence) -> "DraftSequence":
         sampling = msgspec.structs.replace(target.sampling, prompt_logprobs=False)
         own = Sequence(target.key, list(target.tokens), target.prompt_len, sampling, target.seed)
+        own.adjustment = with_biases_of(target.adjustment, own.adjustment)
         own.pages = [array("i")]
         return cls(own)
 

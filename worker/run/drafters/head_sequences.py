@@ -15,6 +15,7 @@ from torch import Tensor
 from worker.kv_cache.pages import PagePool
 from worker.run.drafters.drafter_base import grow
 from worker.run.drafters.hidden_rows import CONTEXT
+from worker.schedule.records.adjustment import with_biases_of
 from worker.schedule.sequence import Sequence
 
 
@@ -36,7 +37,9 @@ class HeadSequence:
 
     @classmethod
     def of(cls, target: Sequence, first: int) -> "HeadSequence":
-        return cls(target, Sequence(target.key, [], 0, target.sampling, target.seed, pages=[array("i")]), first)
+        own = Sequence(target.key, [], 0, target.sampling, target.seed, pages=[array("i")])
+        own.adjustment = with_biases_of(target.adjustment, own.adjustment)
+        return cls(target, own, first)
 
     @property
     def end(self) -> int:

@@ -3,6 +3,8 @@
 The sampling kernel (kernels/sample.py) then draws from the tokens that are left, with the row's own random number.
 """
 
+import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -20,17 +22,21 @@ XTC_STREAM = 0x58_54_43  # mixed into the seed, so that XTC's random number is i
 NOT_CANDIDATE = -np.inf
 
 
-def chained(logits: Tensor, rows: list[Row]) -> Tensor:
+def chained(logits: Tensor, rows: list[Row], progress: Callable[[], None] = lambda: None) -> Tensor:
     """Returns the logits [R, V] float32 after the chain of each row that has one. Dropped tokens get -inf.
 
-    Waits for the device.
+    Waits for the device. Notes in each sequence how long its row took. progress: called after each row
     """
     result = logits.clone()
     for place, row in enumerate(rows):
         if (chain := row[0].sampling.chain) is not None:
+            began = time.perf_counter()
             values = logits[place].float().cpu().numpy()
             run = run_chain if row[0].mirostat is None else partial(_run_mirostat, row)
             result[place] = torch.from_numpy(run(values, chain, _tokens_before(row), _chance(row)))
+            if (host := row[0].host) is not None:
+                host.chain = time.perf_counter() - began
+            progress()
     return result
 
 

@@ -4,10 +4,13 @@ Its bound mu depends on how surprising each output token so far was. The record 
 position, so a step that is repeated computes the same result again.
 """
 
+from array import array
+
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.messages.samplers import SamplerChain
-from worker.run.samplers.truncation import Candidates, descending, softmax
+from worker.run.samplers.truncation import Candidates, lowest, softmax
 from worker.schedule.records.mirostat import MirostatRecord
 
 ESTIMATED_FROM = 100  # Zipf's exponent is estimated from this many likeliest tokens, as in the paper's algorithm 1
@@ -20,8 +23,7 @@ def bounded(left: Candidates, version: int, mu: float, vocab_size: int) -> Candi
 
 def _by_zipf(left: Candidates, mu: float, vocab_size: int) -> Candidates:
     """Mirostat 1: keeps as many tokens as make the expected surprise mu, if probabilities follow Zipf's law."""
-    order = descending(left.logits)
-    shares = np.maximum(softmax(left.logits)[order][:ESTIMATED_FROM], np.finfo(float).tiny)
+    shares = np.maximum(_likeliest(left, ESTIMATED_FROM), np.finfo(float).tiny)
     if len(shares) < 2:
         return left
     places = np.arange(1.0, len(shares))
@@ -30,13 +32,22 @@ def _by_zipf(left: Candidates, mu: float, vocab_size: int) -> Candidates:
     with np.errstate(all="ignore"):  # divides by 0 if all tokens are equally likely
         epsilon = exponent - 1
         count = (epsilon * np.exp2(mu) / (1 - np.float64(vocab_size) ** -epsilon)) ** (1 / exponent)
-    return left.first(order, int(min(max(count, 1.0), len(order)))) if np.isfinite(count) else left
+    return left.first(-left.logits, int(min(max(count, 1.0), len(left.ids)))) if np.isfinite(count) else left
+
+
+def _likeliest(left: Candidates, count: int) -> NDArray[np.float64]:
+    """Returns the probabilities of the `count` likeliest tokens, in descending order of their logits."""
+    shares, logits = softmax(left.logits), left.logits
+    if count < len(logits):
+        mask = lowest(-logits, count)
+        shares, logits = shares[mask], logits[mask]
+    return shares[np.argsort(-logits, kind="stable")]
 
 
 def _by_surprise(left: Candidates, mu: float) -> Candidates:
     """Mirostat 2: keeps the tokens whose surprise is at most mu."""
     mask = -np.log2(np.maximum(softmax(left.logits), np.finfo(float).tiny)) <= mu
-    return left.keep(mask) if mask.any() else left.first(descending(left.logits), 1)
+    return left.keep(mask) if mask.any() else left.first(-left.logits, 1)
 
 
 def bound(record: MirostatRecord, chain: SamplerChain, output: list[int]) -> float:
@@ -44,7 +55,7 @@ def bound(record: MirostatRecord, chain: SamplerChain, output: list[int]) -> flo
     place = len(output)
     del record.bounds[place + 1 :]  # remove bounds of a step that is now repeated
     if place == len(record.bounds):
-        mu, share = record.bounds[-1], record.shares.get(output[-1])
+        mu, share = record.bounds[-1], record.share(output[-1])
         record.bounds.append(mu if share is None else next_bound(mu, share, chain))
     return record.bounds[place]
 
@@ -57,4 +68,6 @@ def next_bound(mu: float, share: float, chain: SamplerChain) -> float:
 
 def keep_shares(record: MirostatRecord, left: Candidates) -> None:
     """Stores the probabilities that a token is drawn from, from which bound() later computes its surprise."""
-    record.shares = dict(zip(left.ids.tolist(), softmax(left.logits).tolist(), strict=True))
+    record.ids, record.shares = array("I"), array("d")
+    record.ids.frombytes(left.ids.astype(np.uint32).tobytes())
+    record.shares.frombytes(softmax(left.logits).tobytes())

@@ -8,7 +8,7 @@ from shared.wire.codec import unpack_u32
 
 SAMPLERS = {"penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"}
 MOST = (1 << 31) - 1
-MAX_ENTRIES, MAX_TAILS, MAX_TAIL, MAX_HEADS = 64, 512, 64, 1 << 16  # more than any frontend sends
+MAX_ENTRIES, MAX_TAILS, MAX_TAIL, MAX_HEADS = 16, 512, 64, 1 << 16  # as many as a frontend sends, or more
 
 
 def check_chain(chain: SamplerChain, vocab_size: int) -> str:

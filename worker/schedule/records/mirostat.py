@@ -4,6 +4,8 @@ The next token depends on how surprising each earlier output token was. A resume
 continued, therefore computes its output again from the first token on, with the ids that are known.
 """
 
+from array import array
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from worker.schedule.sequence import Sequence
@@ -14,12 +16,20 @@ class MirostatRecord:
     """The state of Mirostat.
 
     forced: the known ids of the beginning of the output, which replace those that are drawn.
-    bounds: mu for each output token, in bits. shares: the probabilities that the latest token was drawn from, by id.
+    bounds: mu for each output token, in bits.
+    ids, shares: the tokens that the latest token was drawn from, [N] as C uint32 in ascending order, and their
+        probabilities, [N] as C float64. A dict of them would take ten times as much memory: 18 MiB of 152,000 tokens.
     """
 
     forced: list[int]
     bounds: list[float]
-    shares: dict[int, float] = field(default_factory=dict)
+    ids: "array[int]" = field(default_factory=lambda: array("I"))
+    shares: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def share(self, id: int) -> float | None:
+        """Returns the probability with which a token was drawn; None if it was not among the candidates."""
+        at = bisect_left(self.ids, id)
+        return self.shares[at] if at < len(self.ids) and self.ids[at] == id else None
 
 
 def begin(sequence: Sequence) -> None:

@@ -65,16 +65,3 @@ def test_typed_events_are_of_their_types(tokenizer: Tokenizer) -> None:
     assert [name for name, _ in events] == ["event: token", "event: token", "event: done"]
     for name, data in events:
         assert is_exactly(json.loads(data.removeprefix("data: ")), kinds[name.removeprefix("event: ")])
-
-
-def test_logprob_columns_are_extended_together() -> None:
-    def columns(token: str) -> response_types.CompletionLogprobs:
-        return response_types.CompletionLogprobs(
-            tokens=[token], token_logprobs=[-1.0], top_logprobs=[None], text_offset=[0]
-        )
-
-    both = columns("a")
-    both.extend(columns("b"))
-    assert (both.tokens, both.token_logprobs, both.top_logprobs, both.text_offset) == (
-        ["a", "b"], [-1.0, -1.0], [None, None], [0, 0],
-    )  # fmt: skip

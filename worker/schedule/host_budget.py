@@ -1,0 +1,75 @@
+"""Limits the time that a step spends on the host besides the forward, as step_time.py limits its prompt tokens.
+
+A chain of samplers, a grammar or log-probabilities cost up to some tens of milliseconds for each row, and all sequences
+of the step wait. A step therefore has only so many of these rows that they take STEP_S together, by their latest
+measured times. The other rows wait for a later step, which changes no bit of them. Rows that cost less than an equal
+share are in every step; the expensive ones take turns, beginning with the one that has waited longest.
+
+Chunks of prompts have a limit of their own, so that neither kind keeps the other one out. Each kind may always have one
+row, so that every sequence advances.
+"""
+
+from worker.schedule.records.host_work import HostWork
+from worker.schedule.sequence import Sequence
+
+STEP_S = 0.1  # for the rows of all decodes in a step
+PREFILL_S = 0.05  # for the rows of all prompts in a step
+
+
+class HostBudget:
+    """Decides which rows with work for the host are in the next step."""
+
+    def __init__(self) -> None:
+        self._left = PREFILL_S  # seconds that are left for prompts in the step that is being planned
+        self._used = False  # whether a prompt of this step has work for the host
+
+    def affordable(self, decodes: list[Sequence]) -> list[Sequence]:
+        """Begins a step. Returns the decodes that it may have, in the same order."""
+        self._left, self._used = PREFILL_S, False
+        costs = {one: one.host.row for one in decodes if one.host is not None}
+        if sum(costs.values()) <= STEP_S:
+            return decodes
+        chosen, left = set[Sequence](), STEP_S
+        ascending = sorted(costs, key=costs.__getitem__)
+        for done, one in enumerate(ascending):
+            if costs[one] > left / (len(ascending) - done):
+                break
+            chosen.add(one)
+            left -= costs[one]
+        turns = sorted(ascending[len(chosen) :], key=lambda one: one.history.last_token)
+        for at, one in enumerate(turns):
+            if at and costs[one] > left:
+                break
+            chosen.add(one)
+            left -= costs[one]
+        return [one for one in decodes if one.host is None or one in chosen]
+
+    def fitting(self, sequence: Sequence, length: int, known: int, *, samples: bool) -> int:
+        """Returns how much of a chunk the step can have, and counts its rows.
+
+        length: the chunk's tokens; known: how many tokens until the first id is sampled, if `samples`
+        """
+        host = sequence.host
+        if host is None or not length:
+            return length
+        length = self._scored(host, length)
+        rows = length - known + 1 if samples else 0
+        if rows > 0 and host.row:
+            most = int(self._left / host.row) if self._left > 0 else 0
+            most = max(most, not self._used)
+            if rows > most and not (
+                most == 0 and sequence.pictures is not None
+            ):  # a picture must not lose its last row
+                length -= rows - most
+                rows = most
+            self._used |= rows > 0
+            self._left -= rows * host.row
+        return length
+
+    def _scored(self, host: HostWork, length: int) -> int:
+        if host.prompt:
+            most = int(self._left / host.prompt) if self._left > 0 else 0
+            length = min(length, max(most, not self._used))
+            self._used |= length > 0
+            self._left -= length * host.prompt
+        return length
