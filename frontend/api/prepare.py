@@ -122,6 +122,14 @@ async def _grammar(reading: Reading, prompts: int, begins: Reasoning, context: M
     return await answer_grammar(tool_choice, begins, text_grammar, _specials(context), context)
 
 
+async def check_forms(forms: Sequence[StructuredOutput]) -> None:
+    """Checks structured output as an answer does, on routes that only count. Raises Unprocessable."""
+    if forms:
+        from frontend.api.chat.structured_output import grammar
+
+        await grammar(forms)
+
+
 def _parser_config(reading: Reading, begins: Reasoning, context: ModelContext) -> ParserConfig | None:
     """Returns how to parse the output; None if it is plain text."""
     choice, asks = reading.tool_choice, partial(getattr, reading.fields)

@@ -32,7 +32,7 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
                 "`add_special_tokens`: a chat template writes its own", param="add_special_tokens", code="out_of_range"
             )
         context = with_template(context.unlimited, request.chat_template)
-        ids = (await chat_prompt(request, shown(request.tools, request.tool_choice), context)).ids
+        ids = (await chat_prompt(request, await shown(request.tools, request.tool_choice), context)).ids
     else:
         check_counted("prompt", len(prompt), context)
         ids = await context.tokenizer.encode(prompt, special is not False)

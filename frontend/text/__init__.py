@@ -14,5 +14,4 @@ grammar_builder     turns a structured-output request into the text of a grammar
 grammar_check       checks in child processes whether a grammar is valid
 fill_in_middle      prompts that ask for the text between a given prefix and suffix
 structural_tag      builds a grammar of free text with tagged parts that follow schemas
-closed_schema       forbids additional properties in the objects of a JSON schema
 """

@@ -10,18 +10,24 @@ White space in JSON is limited to none, one space, or a line break with up to 24
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from frontend.errors import Unprocessable
+from frontend.structured_output import json_schema as json_schema_reader
+from frontend.structured_output.fault import at_fault, without
+from frontend.structured_output.json_schema import Supported, shown_path
 from frontend.text import grammar_check
-from frontend.text.closed_schema import closed
 from shared.processes.expendable import Killed, Lost, Raised, TookTooLong
 
 MAX_BYTES = 256 * 1024  # the longest text of one grammar
 MAX_REASON = 400
+MAX_DROPPED = 16  # how many keywords of one schema llguidance may refuse before the schema is refused
 WHITE_SPACE = r"( |\n( {0,24}|\t{0,6}))"
+GUIDANCE = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": False}
 
 
 def json_object(param: str = "response_format") -> str:
@@ -30,9 +36,36 @@ def json_object(param: str = "response_format") -> str:
 
 
 def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """Builds the grammar of the JSON that a schema allows. Keywords that llguidance cannot enforce are refused or, if
-    `lenient`, ignored."""
-    return _checked(_grammars(f'{{"json_schema":{embedded(schema, param, lenient=lenient)}}}'), param)
+    """Builds the grammar of the JSON that a schema allows.
+
+    Raises Unprocessable, whose `param` is the path within the schema. A keyword that a grammar cannot enforce is
+    refused or, if `lenient`, dropped and reported (`grammar_check.dropped`). A schema that allows nothing is refused.
+    """
+    schema = enforceable(schema, param, lenient=lenient)
+    return _of_schema(supported(schema, param, lenient=lenient).schema, param)
+
+
+def enforceable(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> dict[str, Any] | bool:
+    """Returns a schema without the keywords that only llguidance finds out it cannot enforce (they are few: patterns of
+    names that overlap, numbers of properties, …). Raises Unprocessable as `json_schema` does."""
+    dropped: dict[str, str] = {}
+    for _ in range(MAX_DROPPED):
+        made = supported(schema, param, lenient=lenient)
+        reason = _error(_of_schema(made.schema, param), param)
+        if not reason:
+            break
+        if reason.startswith(grammar_check.CRASHED):  # each part that crashes would cost another child
+            raise _refused(param, reason)
+        found = at_fault(schema, param, lambda one: _error(_of_schema(one, param), param), lenient=lenient)
+        path, reason = (found.path, found.reason) if found else ((), reason)
+        shown = shown_path(param, path)
+        if not lenient or found is None or not found.removable:
+            raise _refused(shown, reason)
+        schema, dropped[shown] = without(schema, path), reason
+    else:
+        raise _refused(param, "too many of its keywords cannot be enforced")
+    grammar_check.report_dropped(dropped)
+    return schema
 
 
 def regex(pattern: str, param: str) -> str:
@@ -41,7 +74,7 @@ def regex(pattern: str, param: str) -> str:
     pattern: a regular expression in Rust's syntax, without look-around and back-references
     """
     start = f"start: /{as_lark_regex(pattern, param)}/" if pattern else 'start: ""'
-    return _checked(_of_lark(start), param)
+    return _checked(_of_lark(start), param, compiles=True)
 
 
 def as_lark_regex(pattern: str, param: str) -> str:
@@ -73,7 +106,7 @@ def lark(text: str, param: str) -> str:
         raise _refused(param, str(error)) from None
     except Raised as error:  # the library's parser may raise anything
         raise _refused(param, f"neither Lark nor GBNF: {str(error).partition(': ')[2]}") from None
-    return _checked(_of_lark(text), param)
+    return _checked(_of_lark(text), param, compiles=True)
 
 
 def composed(text: str, param: str, answer: str = "") -> str:
@@ -85,18 +118,44 @@ def composed(text: str, param: str, answer: str = "") -> str:
 
 
 def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """Returns a schema for `%json <schema>` in Lark, closed and with limited white space. Does not check it."""
-    try:
-        plain = closed(schema) if isinstance(schema, dict) else {"enum": []} if schema is False else {}
-    except RecursionError as error:
-        raise _refused(param, str(error)) from None
-    guidance = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": lenient}
-    return _json({**plain, "x-guidance": guidance}, param)
+    """Returns a schema for `%json <schema>` in Lark, with limited white space and only with enforceable keywords.
+
+    Does not let llguidance check it. Raises Unprocessable as `json_schema` does.
+    """
+    return guided(supported(schema, param, lenient=lenient).schema, param)
+
+
+def supported(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> Supported:
+    """Returns the enforceable form of a schema, and reports the keywords that were dropped. Raises Unprocessable."""
+    made = _supported(_Source(_json(schema, param), schema), param, lenient)
+    grammar_check.report_dropped(made.dropped)
+    return made
+
+
+def guided(schema: dict[str, Any], param: str) -> str:
+    """Returns the enforceable form of a schema as JSON, with limited white space."""
+    return _json({**schema, "x-guidance": GUIDANCE}, param)
 
 
 async def in_thread(make: Callable[[], str]) -> str:
     """Calls one of the functions above in a thread, when the tenant's turn comes (see `grammar_check.in_turn`)."""
     return await grammar_check.in_turn(make)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A schema as a key of a cache: equal schemas have the same text."""
+
+    text: str
+    schema: dict[str, Any] | bool = field(compare=False)
+
+
+@lru_cache(maxsize=128)
+def _supported(source: _Source, param: str, lenient: bool) -> Supported:
+    try:
+        return json_schema_reader.supported(source.schema, param, lenient=lenient)
+    except RecursionError as error:
+        raise _refused(param, str(error)) from None
 
 
 def _json(value: Any, param: str = "") -> str:
@@ -114,15 +173,23 @@ def _of_lark(text: str) -> str:
     return _grammars(f'{{"lark_grammar":{_json(text)}}}')
 
 
-def _checked(grammar: str, param: str) -> str:
-    _check_text(grammar, param)
-    try:
-        reason = grammar_check.error(grammar)
-    except (TookTooLong, Killed) as failure:
-        reason = str(failure)
-    if reason:
+def _of_schema(schema: dict[str, Any], param: str) -> str:
+    return _grammars(f'{{"json_schema":{guided(schema, param)}}}')
+
+
+def _checked(grammar: str, param: str, *, compiles: bool = False) -> str:
+    if reason := _error(grammar, param, compiles=compiles):
         raise _refused(param, reason)
     return grammar
+
+
+def _error(grammar: str, param: str, *, compiles: bool = False) -> str:
+    """Returns llguidance's reason against a grammar, or "". Raises Unprocessable if it cannot be checked in time."""
+    _check_text(grammar, param)
+    try:
+        return grammar_check.error(grammar, compiles)
+    except (TookTooLong, Killed) as failure:
+        raise _refused(param, str(failure)) from None
 
 
 def _check_text(text: str, param: str) -> None:
@@ -135,6 +202,6 @@ def _check_text(text: str, param: str) -> None:
 
 
 def _refused(param: str, reason: str) -> Unprocessable:
-    reason = reason.strip()
+    reason = reason.strip().removeprefix(grammar_check.CRASHED)
     shown = reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + " …"
     return Unprocessable(f"`{param}` cannot be enforced: {shown}", param=param, code="invalid_grammar")

@@ -7,7 +7,7 @@ ended.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 
@@ -17,11 +17,21 @@ from shared.processes import grammar_trial
 from shared.processes.expendable import Killed, Lost, NotStarted, Raised, TookTooLong
 
 CHILDREN = 2
+CRASHED = "crashed: "  # how the reason against a grammar begins that ended a child or made it fail
 MAX_WAITING = 64  # limit on the waiting requests of one tenant
 THREADS = 3  # threads that look for cached grammars, which takes milliseconds; a tenant uses all but one of them
 
+# The keywords of JSON schemas that this task's request states and a grammar cannot enforce: paths, and reasons.
+dropped: ContextVar[dict[str, str] | None] = ContextVar("dropped", default=None)
 # When all checks of a request must have ended. 0: no deadline yet. Negative: only cached results may be used.
 _deadline: ContextVar[float] = ContextVar("_deadline", default=0.0)
+
+
+def report_dropped(found: Mapping[str, str]) -> None:
+    """Notes dropped keywords for the response's header, if this task handles a request."""
+    known = dropped.get()
+    if known is not None:
+        known.update(found)
 
 
 class Unknown(Exception):
@@ -29,8 +39,10 @@ class Unknown(Exception):
 
 
 @lru_cache(maxsize=64)
-def error(grammar: str) -> str:
+def error(grammar: str, compiles: bool = False) -> str:
     """Returns why a grammar is not valid; empty if it is valid. Blocks for up to the time limit.
+
+    compiles: whether to compile it, too, which finds a grammar that allows no text
 
     Raises:
         TookTooLong, Killed: the check failed; not cached, because the next try may succeed.
@@ -38,11 +50,11 @@ def error(grammar: str) -> str:
         Unknown: `in_turn` called this before the request's turn.
     """
     try:
-        return _answer("error", grammar)
+        return _answer("compile_error" if compiles else "error", grammar)
     except (TookTooLong, Killed):
         raise
     except (Lost, Raised) as failure:
-        return str(failure)
+        return f"{CRASHED}{failure}"
 
 
 @lru_cache(maxsize=64)

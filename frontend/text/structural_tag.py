@@ -64,7 +64,8 @@ class _Rules:
             case {"type": "const_string", "value": str(text)}:
                 return _quoted(text)
             case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
-                return self._rule(f"%json {grammar_builder.embedded(schema, self._param)}")
+                known = grammar_builder.enforceable(schema, self._param, lenient=True)
+                return self._rule(f"%json {grammar_builder.embedded(known, self._param, lenient=True)}")
             case {"type": "regex", "pattern": str(pattern)}:
                 return self._rule(f"/{grammar_builder.as_lark_regex(pattern, self._param)}/")
             case {"type": "any_text"}:

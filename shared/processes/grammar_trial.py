@@ -18,8 +18,8 @@ LEXER_FUEL = 200_000
 
 
 def answer(what: str, grammar: str) -> str:
-    """Returns the result of `error` or of `lark`, as `what` says."""
-    return {"error": error, "lark": lark}[what](grammar)
+    """Returns the result of `error`, `compile_error` or `lark`, as `what` says."""
+    return {"error": error, "compile_error": compile_error, "lark": lark}[what](grammar)
 
 
 def lark(grammar: str) -> str:
@@ -39,13 +39,24 @@ def error(grammar: str) -> str:
     return str(LLMatcher.validate_grammar(grammar, limits=limits()))
 
 
-def compile_with_bytes(grammar: str) -> None:
-    """Builds a grammar, then compiles it for a vocabulary of single bytes, so that a costly grammar is noticed."""
+def compile_error(grammar: str) -> str:
+    """Returns why a grammar is not valid, or allows no text at all; empty if it is valid and allows some.
+
+    Compiles the grammar for a vocabulary of bytes up to the first mask, so that a costly grammar is noticed.
+    """
     from llguidance import LLMatcher
 
-    if not error(grammar):  # the compiler itself reports that a grammar is invalid
-        matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits())
-        matcher.compute_bitmask()
+    if reason := error(grammar):
+        return reason
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits())
+    matcher.compute_bitmask()
+    # Other errors may be due to the vocabulary, which lacks the tokens that a grammar may name.
+    return "it allows no text" if str(matcher.get_error()).startswith("NoExtension") else ""
+
+
+def compile_with_bytes(grammar: str) -> None:
+    """Builds and compiles a grammar, so that a costly one is noticed; the compiler itself reports an invalid one."""
+    compile_error(grammar)
 
 
 @cache

@@ -11,9 +11,9 @@ from frontend.api.anthropic.envelope import PREFIX, error, stream_error
 from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest, marks_cache, message_prompt
 from frontend.api.anthropic.messages_output import ParsedWriter, parsed_blocks
 from frontend.api.chat import structured_output_fields
-from frontend.api.chat.tool_fields import anthropic_choice, tool_choice
+from frontend.api.chat.tool_fields import anthropic_choice, checked, tool_choice
 from frontend.api.model_context import ModelContext, check_model
-from frontend.api.prepare import Reading, prepare
+from frontend.api.prepare import Reading, check_forms, prepare
 from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.api.totals import Totals
 from frontend.errors import SluiceError, api_status
@@ -61,7 +61,8 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
 async def count_tokens(request: MessageCountRequest, context: ModelContext) -> types.InputTokenCount:
     """Returns the number of input tokens that a message with this body would have."""
     check_model(request.model, context)
-    known = _tool_choice(request, context).shown_functions
+    known = await checked(_tool_choice(request, context).shown_functions)
+    await check_forms(structured_output_fields.anthropic(request.output_config))
     return types.InputTokenCount(input_tokens=len((await message_prompt(request, known, context.unlimited)).ids))
 
 

@@ -18,7 +18,7 @@ from frontend.text.structural_tag import structural_tag
 MAX_COPIED = 16 << 20  # how many characters of grammar one request may send to the worker
 
 
-def _json_schema(value: Any, name: str) -> str:
+def _json_schema(value: Any, name: str, strict: bool) -> str:
     """Builds the grammar of a JSON schema. value: the schema, or its JSON text"""
     if type(value) is str:
         try:
@@ -27,11 +27,10 @@ def _json_schema(value: Any, name: str) -> str:
             raise Unprocessable(f"`{name}` is not JSON: {error}", param=name, code="invalid_grammar") from None
     if type(value) not in (dict, bool):
         raise out_of_range(name, value, "a JSON schema")
-    return grammar_builder.json_schema(value, name)
+    return grammar_builder.json_schema(value, name, lenient=not strict)
 
 
 GRAMMARS: dict[Kind, Callable[[Any, str], str]] = {
-    "json": _json_schema,
     "json_object": lambda _, param: grammar_builder.json_object(param),
     "regex": grammar_builder.regex,
     "choice": grammar_builder.one_of,
@@ -54,7 +53,11 @@ async def grammar(requested: Sequence[StructuredOutput], copies: int = 1) -> str
     if not requested:
         return ""
     (one,), param = requested, requested[0].param
-    text = await grammar_builder.in_thread(partial(GRAMMARS[one.kind], one.value, param))
+    if one.kind == "json":
+        make = partial(_json_schema, one.value, param, one.strict)
+    else:
+        make = partial(GRAMMARS[one.kind], one.value, param)
+    text = await grammar_builder.in_thread(make)
     if len(text) * copies > MAX_COPIED:
         raise Unprocessable(
             f"`{param}` is too large for {copies} answers in one request", param=param, code="out_of_range"

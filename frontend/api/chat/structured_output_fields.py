@@ -40,7 +40,8 @@ class AnyJsonObject(RequestModel, tag="json_object"):
 
 
 class JsonSchema(RequestModel):
-    """A JSON schema. `strict` changes nothing, because an answer always keeps to the schema."""
+    """A JSON schema. With `strict: true`, keywords that cannot be enforced are refused. Otherwise they are dropped, and
+    the response's header `X-Sluice-Not-Enforced` names them."""
 
     schema: JsonSchemaValue
     name: Text | None = None
@@ -130,29 +131,34 @@ class OutputConfig(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A request field that asks for structured output: its name, the kind of its grammar, and the grammar's source."""
+    """A request field that asks for structured output: its name, the kind of its grammar, and the grammar's source.
+
+    strict: whether the keywords of a JSON schema that cannot be enforced are refused, and not dropped
+    """
 
     param: str
     kind: Kind
     value: Any = None
+    strict: bool = False
 
 
 def openai(request: OpenAIFields, form: ResponseFormat | TextFormat | None, param: str) -> list[StructuredOutput]:
     """Returns every structured output that a request asks for. param: the name of the field that holds `form`"""
-    return [*_by_format(form, param), *_guided(request)]
+    return [*of_format(form, param), *_guided(request)]
 
 
-def _by_format(form: ResponseFormat | TextFormat | None, param: str) -> Iterator[StructuredOutput]:
+def of_format(form: ResponseFormat | TextFormat | None, param: str) -> Iterator[StructuredOutput]:
+    """Yields the structured output that a format asks for. param: the name of the field that holds `form`"""
     match form:
         case AnyJsonObject(schema=None, value=None) | JsonObject():
             yield StructuredOutput(param, "json_object")
         case AnyJsonObject(schema=schema, value=value):
             name, named = ("value", value) if schema is None else ("schema", schema)
             yield StructuredOutput(f"{param}.{name}", "json", named)
-        case JsonSchemaFormat(json_schema=JsonSchema(schema=schema)):
-            yield StructuredOutput(f"{param}.json_schema.schema", "json", schema)
-        case JsonSchemaFormat(value=JsonSchema(schema=schema)):
-            yield StructuredOutput(f"{param}.value.schema", "json", schema)
+        case JsonSchemaFormat(json_schema=JsonSchema(schema=schema, strict=strict)):
+            yield StructuredOutput(f"{param}.json_schema.schema", "json", schema, bool(strict))
+        case JsonSchemaFormat(value=JsonSchema(schema=schema, strict=strict)):
+            yield StructuredOutput(f"{param}.value.schema", "json", schema, bool(strict))
         case JsonSchemaFormat(schema=schema):
             yield StructuredOutput(f"{param}.schema", "json", schema)
         case JsonFormat(value=schema):
@@ -161,8 +167,8 @@ def _by_format(form: ResponseFormat | TextFormat | None, param: str) -> Iterator
             yield StructuredOutput(f"{param}.value", "regex", pattern)
         case StructuralTagFormat():
             yield StructuredOutput(param, "structural_tag", msgspec.to_builtins(form))
-        case FlatJsonSchemaFormat(schema=schema):
-            yield StructuredOutput(f"{param}.schema", "json", schema)
+        case FlatJsonSchemaFormat(schema=schema, strict=strict):
+            yield StructuredOutput(f"{param}.schema", "json", schema, bool(strict))
 
 
 def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:

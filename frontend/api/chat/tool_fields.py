@@ -260,9 +260,18 @@ def openai_tool_choice(
     return tool_choice(tools, openai_choice(choice), several, context)
 
 
-def shown(tools: Sequence[Tool] | None, choice: OpenAIChoice) -> tuple[Function, ...]:
-    """Returns the functions that the prompt of a request shows."""
-    return () if choice == "none" else offered(tools)
+async def shown(tools: Sequence[Tool] | None, choice: OpenAIChoice) -> tuple[Function, ...]:
+    """Returns the functions that the prompt of a request shows. Raises Unprocessable for schemas as an answer does."""
+    return await checked(() if choice == "none" else offered(tools))
+
+
+async def checked(functions: Sequence[Function]) -> tuple[Function, ...]:
+    """Returns functions whose schemas were checked as those of an answer are. Raises Unprocessable."""
+    if functions:
+        from frontend.api.chat.tools import check_parameters
+
+        await check_parameters(functions)
+    return tuple(functions)
 
 
 def offered(tools: Sequence[Tool] | None) -> tuple[Function, ...]:

@@ -50,6 +50,18 @@ def _function(tool: Tool, path: str) -> Function | None:
     )
 
 
+async def check_parameters(functions: Sequence[Function]) -> None:
+    """Checks the schemas of functions as an answer does, on routes that only count or render. Raises Unprocessable."""
+    if functions:
+        await grammar_builder.in_thread(partial(_check_parameters, functions))
+
+
+def _check_parameters(functions: Sequence[Function]) -> str:
+    for one in functions:
+        grammar_builder.supported(one.parameters, one.param, lenient=not one.strict)
+    return ""
+
+
 def checked_choice(
     functions: tuple[Function, ...], requested: ModeAndNames, parallel: bool, context: ModelContext
 ) -> ToolChoice:

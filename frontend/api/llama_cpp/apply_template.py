@@ -19,7 +19,7 @@ async def apply_template(request: TemplateRequest, context: ModelContext) -> typ
     """
     check_model(request.model, context)
     context = with_template(context.unlimited, request.chat_template)
-    text = (await rendered_chat(request, shown(request.tools, request.tool_choice), context)).text
+    text = (await rendered_chat(request, await shown(request.tools, request.tool_choice), context)).text
     bos = context.tokenizer.named_tokens.get("bos_token") or ""
     (lead,) = await context.tokenizer.encode_batch([""])
     added = bool(bos) and context.tokenizer.decode(lead, skip_special=False).startswith(bos)
@@ -30,5 +30,5 @@ async def count_tokens(request: TemplateRequest, context: ModelContext) -> Input
     """Returns the number of input tokens that a chat with this body would have."""
     check_model(request.model, context)
     context = with_template(context.unlimited, request.chat_template)
-    prompt = await chat_prompt(request, shown(request.tools, request.tool_choice), context)
+    prompt = await chat_prompt(request, await shown(request.tools, request.tool_choice), context)
     return InputTokens(input_tokens=len(prompt.ids))

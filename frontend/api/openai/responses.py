@@ -11,7 +11,7 @@ from typing import Any
 from frontend.api.chat import structured_output_fields
 from frontend.api.chat.structured_output_fields import TextFormat
 from frontend.api.chat.thinking_fields import budget_of
-from frontend.api.chat.tool_fields import openai_tool_choice
+from frontend.api.chat.tool_fields import checked, openai_tool_choice
 from frontend.api.model_context import ModelContext, check_model
 from frontend.api.openai import responses_types as types
 from frontend.api.openai.completions import error, error_body
@@ -19,7 +19,7 @@ from frontend.api.openai.completions_input import check_stream_options
 from frontend.api.openai.responses_input import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
 from frontend.api.openai.responses_output import COMPLETED, INCOMPLETE, Output, event
 from frontend.api.openai.token_details import telemetry_events
-from frontend.api.prepare import Reading, prepare
+from frontend.api.prepare import Reading, check_forms, prepare
 from frontend.api.receipts.receipt import receipt_of
 from frontend.api.requests.encoding import to_json
 from frontend.api.response_context import AsyncDeltas, ResponseContext
@@ -80,14 +80,15 @@ def _logprobs_asked(request: ResponseRequest) -> int | None:
     return (request.top_logprobs or 0) if asked else None
 
 
-def _format(request: ResponseRequest) -> TextFormat | None:
+def _format(request: ResponseRequest | ResponseCountRequest) -> TextFormat | None:
     return request.text.format if request.text else None
 
 
 async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> types.InputTokens:
     """Returns the number of input tokens that a request with this body would have."""
     check_model(request.model, context)
-    known = _tool_choice(request, context).shown_functions
+    known = await checked(_tool_choice(request, context).shown_functions)
+    await check_forms([*structured_output_fields.of_format(_format(request), "text.format")])
     ids = (await response_prompt(request, known, context.unlimited)).ids
     return types.InputTokens(input_tokens=len(ids))
 

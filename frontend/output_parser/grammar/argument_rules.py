@@ -7,15 +7,14 @@ are enforced; other keywords for strings are refused for a strict function, and 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from frontend.errors import Unprocessable
 from frontend.output_parser.calls.tool_syntax import BARE_QUOTE, Form, ParameterTags, ToolCallSyntax
 from frontend.output_parser.grammar.lark import ANY, Rules, W, either, escaped, joined
 from frontend.output_parser.parameter_kinds import Kind, kind_of, resolved, types_of
 from frontend.output_parser.tool_choice import Function
-from frontend.text import grammar_builder
-from frontend.text.closed_schema import closed
+from frontend.structured_output.json_schema import refused, shown_path
+from frontend.text import grammar_builder, grammar_check
 
 DEFINITIONS = ("$defs", "definitions")
 KNOWN_OF_STRINGS = {
@@ -40,7 +39,7 @@ def argument_rules(syntax: ToolCallSyntax, function: Function, rules: Rules) -> 
             return writer.python()
         case Form.BARE:
             return writer.bare()
-    return writer.json(function.parameters, root=False)
+    return writer.whole()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +56,27 @@ class _Writer:
     def __init__(self, function: Function, rules: Rules) -> None:
         self._function = function
         self._rules = rules
-        try:
-            self._root = closed(function.parameters)
-        except RecursionError as error:
-            self._refuse(str(error))
+        found = grammar_builder.supported(function.parameters, function.param, lenient=not function.strict)
+        self._root = found.schema
+        self._paths = found.paths
         self._references: dict[str, str] = {}  # reference → the name of its rule, which is written or begun
-        if function.strict and (found := [key for key in COMBINING if key in self._root]):
-            self._refuse(f"{found[0]} at its top is not supported in this model's format of calls")
 
     def json(self, schema: Any, root: bool = True) -> str:
         """Adds a rule for JSON; returns its name. root: whether `schema` may use the function's definitions"""
         if root and isinstance(schema, dict):
             schema = {**{key: self._root[key] for key in DEFINITIONS if key in self._root}, **schema}
-        function = self._function
-        body = grammar_builder.embedded(schema, function.param, lenient=not function.strict)
-        return self._rules.add("json", f"%json {body}")
+        schema = schema if isinstance(schema, dict) else {"enum": []} if schema is False else {}
+        return self._rules.add("json", f"%json {grammar_builder.guided(schema, self._function.param)}")
+
+    def whole(self) -> str:
+        """Returns the rule of arguments that are one JSON object."""
+        return self.json(self._root, root=False)
 
     # rules of parameters between tags
 
     def tagged(self, tags: ParameterTags) -> str:
         """Returns the rule of parameters between tags."""
+        self._check_top()
 
         def named(name: str, schema: Any) -> str:
             value = self._tagged_value(schema, tags)
@@ -121,6 +121,7 @@ class _Writer:
     def python(self) -> str:
         """Returns the rule of Python's keyword arguments. A value is JSON, which the parser reads as a literal, or is
         written with Python's own words and strings."""
+        self._check_top()
 
         def named(name: str, schema: Any) -> str:
             quoted = resolved(schema, self._root)
@@ -140,6 +141,7 @@ class _Writer:
 
     def bare(self) -> str:
         """Returns the rule of an object whose names have no quotes."""
+        self._check_top()
         return self._bare_object(self._root)
 
     def _bare_object(self, schema: Mapping[str, Any]) -> str:
@@ -217,7 +219,7 @@ class _Writer:
         required = schema.get("required", ())
         properties = schema.get("properties") or {}
         return [_Member(self._rules.add("member", named(name, one)), name in required)
-                for name, one in properties.items()]  # fmt: skip
+                for name, one in properties.items() if one is not False]  # fmt: skip
 
     def _listed(self, members: list[_Member], other: str | None, comma: str) -> str:
         """Returns the expression that matches a list of members with commas between them.
@@ -241,14 +243,23 @@ class _Writer:
         properties = schema.get("properties")
         return f" & ~/{either(properties)}/" if properties else ""
 
-    def _check_string(self, schema: Mapping[str, Any]) -> None:
-        unknown = sorted(set(schema) - KNOWN_OF_STRINGS) if self._function.strict else []
-        if unknown and kind_of(schema, self._root) is not Kind.JSON:
-            self._refuse(f"{unknown[0]} of a string is not supported in this model's format of calls")
+    def _check_top(self) -> None:
+        self._cannot(self._root, [key for key in COMBINING if key in self._root], "at the top of parameters")
 
-    def _refuse(self, reason: str) -> NoReturn:
-        param = self._function.param
-        raise Unprocessable(f"`{param}` cannot be enforced: {reason}", param=param, code="invalid_grammar")
+    def _check_string(self, schema: Mapping[str, Any]) -> None:
+        if kind_of(schema, self._root) is not Kind.JSON:
+            self._cannot(schema, sorted(set(schema) - KNOWN_OF_STRINGS), "of a string")
+
+    def _cannot(self, schema: Mapping[str, Any], keywords: list[str], where: str) -> None:
+        """Refuses keywords of a strict function, and reports those of another, which are left to the model."""
+        for keyword in keywords:
+            made = keyword == "allOf"  # of other keywords, perhaps
+            what = "a combination of keywords" if made else keyword
+            reason = f"{what} {where} is not supported in this model's format of calls"
+            path = shown_path(self._function.param, (*self._paths.get(id(schema), ()), *([] if made else [keyword])))
+            if self._function.strict:
+                raise refused(path, reason)
+            grammar_check.report_dropped({path: reason})
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:

@@ -8,6 +8,7 @@ calls.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from frontend.errors import Unprocessable
 from frontend.output_parser.calls.mistral_args import text_rules
@@ -46,16 +47,26 @@ def output_grammar(
 
     Raises Unprocessable, which names a function's parameters or, if the functions together are too large, `tools`.
     """
-    if tool_format in RULES:
-        lines = RULES[tool_format](tool_choice, reasoning, specials or {}, bool(answer))
-    else:
-        lines = _Tagged(tool_choice, tool_format, reasoning, specials or {}, tags).lines(bool(answer))
+
+    def composed(choice: ToolChoice) -> str:
+        if tool_format in RULES:
+            lines = RULES[tool_format](choice, reasoning, specials or {}, bool(answer))
+        else:
+            lines = _Tagged(choice, tool_format, reasoning, specials or {}, tags).lines(bool(answer))
+        return grammar_builder.composed("\n".join(lines), "tools" if choice.functions else ANSWER, answer)
+
     try:
-        return grammar_builder.composed("\n".join(lines), "tools" if tool_choice.functions else ANSWER, answer)
-    except Unprocessable:
-        for function in tool_choice.callable_functions:  # finds the function that the error must name
-            grammar_builder.json_schema(function.parameters, function.param, lenient=not function.strict)
-        raise
+        return composed(tool_choice)
+    except Unprocessable:  # names the function, or drops what only llguidance finds out it cannot enforce
+        known = [
+            replace(one, parameters=grammar_builder.enforceable(one.parameters, one.param, lenient=not one.strict))
+            if one.name in tool_choice.callable_names
+            else one
+            for one in tool_choice.functions
+        ]
+        if all(made.parameters is one.parameters for made, one in zip(known, tool_choice.functions, strict=True)):
+            raise
+    return composed(replace(tool_choice, functions=tuple(known)))
 
 
 class _Tagged:

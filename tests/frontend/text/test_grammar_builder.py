@@ -66,41 +66,47 @@ def test_json_schema_allows_no_unnamed_properties() -> None:
     assert not accepts(made, ADA)
 
 
+def test_grammar_may_name_tokens_that_bytes_lack() -> None:
+    assert "<[9999]>" in build.lark("start: <[9999]> /a/", "x")
+
+
 def test_json_schema_cannot_set_guidance_options() -> None:
     lenient = {**PERSON, "x-guidance": {"lenient": True, "whitespace_pattern": "x*"}}
     assert build.json_schema(lenient, "x") == build.json_schema(PERSON, "x")
 
 
-REFUSED: list[tuple[Callable[[Any, str], str], Any, str]] = [
-    (build.json_schema, {"type": "foo"}, "Invalid type"),
-    (build.json_schema, {"not": {}}, "Unimplemented keys"),
+REFUSED: list[tuple[Callable[[Any, str], str], Any, str, str]] = [
+    (build.json_schema, {"type": "foo"}, ".type", "is no type"),
+    (build.json_schema, {"not": {}}, ".not", "no value"),
     (
         build.json_schema,
         {"type": "object", "required": ["q"], "additionalProperties": False},
-        "Unsatisfiable",
+        ".required",
+        "no value",
     ),
-    (build.json_schema, {"$ref": "http://x.y/z"}, "http://x.y/z"),
-    (build.json_schema, {"type": "string", "pattern": "(?=a)b"}, "look-around"),
-    (build.json_schema, False, "Unsatisfiable"),
-    (build.json_schema, {"enum": ["x" * build.MAX_BYTES]}, "larger than"),
-    (build.regex, "a(", "unclosed group"),
-    (build.regex, "a\\", "lone backslash"),
-    (build.regex, "\ud800", "Unicode"),
-    (build.one_of, [], "nothing to choose"),
-    (build.one_of, ["\ud800"], "surrogates"),
-    (build.lark, "start: foo", "foo"),
-    (build.lark, "hello", "neither Lark nor GBNF"),
-    (build.lark, "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
-    (build.lark, '{"grammars": [{"regex": "a"}]}', "neither"),
+    (build.json_schema, {"$ref": "http://x.y/z"}, ".$ref", "http://x.y/z"),
+    (build.json_schema, {"type": "string", "pattern": "(?=a)b"}, ".pattern", "look-around"),
+    (build.json_schema, False, "", "no value"),
+    (build.json_schema, {"enum": ["x" * build.MAX_BYTES]}, "", "larger than"),
+    (build.regex, "a(", "", "unclosed group"),
+    (build.regex, "a\\", "", "lone backslash"),
+    (build.regex, "\ud800", "", "Unicode"),
+    (build.one_of, [], "", "nothing to choose"),
+    (build.one_of, ["\ud800"], "", "surrogates"),
+    (build.lark, "start: foo", "", "foo"),
+    (build.lark, "hello", "", "neither Lark nor GBNF"),
+    (build.lark, 'start: A\nA: "a" & "b"', "", "no text"),
+    (build.lark, "start: " + "(" * 5000 + '"a"' + ")" * 5000, "", "nested"),
+    (build.lark, '{"grammars": [{"regex": "a"}]}', "", "neither"),
 ]
 
 
-@pytest.mark.parametrize(("make", "value", "reason"), REFUSED, ids=[reason for _, _, reason in REFUSED])
+@pytest.mark.parametrize(("make", "value", "path", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
 def test_grammar_that_cannot_be_enforced_is_refused_with_the_reason(
-    make: Callable[[Any, str], str], value: Any, reason: str
+    make: Callable[[Any, str], str], value: Any, path: str, reason: str
 ) -> None:
     with pytest.raises(SluiceError) as refused:
         make(value, "guided_x")
     error = refused.value
-    assert (error.status, error.param, error.code) == (422, "guided_x", "invalid_grammar")
-    assert "`guided_x`" in error.message and reason in error.message and len(error.message) < 1000
+    assert (error.status, error.param, error.code) == (422, f"guided_x{path}", "invalid_grammar")
+    assert f"`guided_x{path}`" in error.message and reason in error.message and len(error.message) < 1000

@@ -79,8 +79,10 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"response_format": {"type": "json_object", "json_schema": {}}}, 422, "response_format.json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400,
      "response_format.json_schema.schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "foo"}}}}, 422,
-     "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"strict": True, "schema": {"type": "foo"}}}}, 422,
+     "response_format.json_schema.schema.type"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}}}, 422,
+     "response_format.json_schema.schema.enum"),
     ({"response_format": "json"}, 400, "response_format"),
     ({"guided_json": "{"}, 422, "guided_json"), ({"guided_json": "3"}, 422, "guided_json"),
     ({"guided_json": 3}, 400, "guided_json"), ({"guided_regex": "("}, 422, "guided_regex"),
@@ -117,7 +119,7 @@ async def test_anthropic_output_config_becomes_a_grammar(tokenizer: Tokenizer) -
     assert not (await parse(messages, {**body, "output_config": {}}, context(tokenizer))).sampling.grammar
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"effort": "extreme"}, "output_config.effort"),
-        ({"format": {"type": "json_schema", "schema": {"not": {}}}}, "output_config.format.schema"),
+        ({"format": {"type": "json_schema", "schema": {"not": {}}}}, "output_config.format.schema.not"),
         ({"format": {"type": "xml", "schema": {}}}, "output_config.format.type"),
     ]
     for config, param in wrong:

@@ -181,7 +181,7 @@ def test_answer_with_a_grammar_follows_reasoning_with_special_tags(tmp_path: Pat
 
 
 def test_schema_that_cannot_be_enforced_is_named() -> None:
-    broken = Function("f", {"type": "object", "properties": {"a": {"type": "strin"}}}, False, "tools[0].x", {})
+    broken = Function("f", {"type": "object", "properties": {"a": {"type": "strin"}}}, True, "tools[0].x", {})
     for tool_format in (ToolFormat.HERMES, ToolFormat.QWEN_XML, ToolFormat.GEMMA4, ToolFormat.LFM2):
-        with pytest.raises(Unprocessable, match=r"tools\[0\].x"):
+        with pytest.raises(Unprocessable, match=r"tools\[0\].x.properties.a.type"):
             grammar_of(tool_format, Mode.REQUIRED, {}, functions=(broken,))

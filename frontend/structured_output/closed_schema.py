@@ -1,4 +1,4 @@
-"""Closes JSON schemas: objects may only have the properties that the schema names.
+"""Which objects of a JSON schema are closed: they may only have the properties that the schema names.
 
 JSON Schema allows unnamed properties unless `additionalProperties` forbids them. Most clients that omit this keyword
 do not want unnamed properties, and a model could invent more of them forever. A closed schema only allows values that
@@ -22,30 +22,12 @@ ELSEWHERE = {"anyOf", "oneOf", "allOf", "if", "then", "else", "dependentSchemas"
 OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}
 
 
-def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns the closed schema; the original schema if several of its parts describe one object together.
-
-    Raises RecursionError for a schema that is nested too deeply.
-    """
-    return schema if any(map(_combines, _walk(schema))) else _closed(schema)
+def stays_open(schema: Any) -> bool:
+    """Whether objects of the schema are not closed, because several of its parts describe one object together."""
+    return any(map(_combines, _walk(schema)))
 
 
-def _closed(schema: Any) -> Any:
-    if not isinstance(schema, dict):
-        return schema
-    inner = {key: _closed_value(key, value) for key, value in schema.items()}
-    return inner | {"additionalProperties": False} if _may_close(schema) else inner
-
-
-def _closed_value(key: str, value: Any) -> Any:
-    if key in BY_NAME and isinstance(value, dict):
-        return {name: _closed(subschema) for name, subschema in value.items()}
-    if key in LISTS and isinstance(value, list):
-        return [_closed(subschema) for subschema in value]
-    return _closed(value) if key in SINGLE else value
-
-
-def _may_close(schema: Mapping[str, Any]) -> bool:
+def may_close(schema: Mapping[str, Any]) -> bool:
     """Whether the schema can be closed: an object with only the named properties can satisfy it."""
     named, at_least, required = schema.get("properties"), schema.get("minProperties", 0), schema.get("required", [])
     if not isinstance(named, dict) or not isinstance(required, list) or not isinstance(at_least, int):
@@ -61,15 +43,16 @@ def _combines(schema: Mapping[str, Any]) -> bool:
 
 def _walk(schema: Any) -> Iterator[dict[str, Any]]:
     """Yields the schema and all its subschemas."""
-    if not isinstance(schema, dict):
-        return
-    yield schema
-    for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, dict):
-            inner = list(value.values())
-        elif key in LISTS and isinstance(value, list):
-            inner = value
-        else:
-            inner = [value] if key in SINGLE else []
-        for subschema in inner:
-            yield from _walk(subschema)
+    waiting = [schema]
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, dict):
+            continue
+        yield schema
+        for key, value in schema.items():
+            if key in BY_NAME and isinstance(value, dict):
+                waiting += value.values()
+            elif key in LISTS and isinstance(value, list):
+                waiting += value
+            elif key in SINGLE:
+                waiting.append(value)

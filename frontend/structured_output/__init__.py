@@ -1,0 +1,1 @@
+"""What of a JSON schema a grammar can enforce."""
