@@ -34,6 +34,7 @@ from frontend.server.auth import KEYS, ApiKeys
 from frontend.server.gateway import Admission
 from frontend.server.hosts import Hosts
 from frontend.server.origins import Origins
+from frontend.structured_output.dropped import dropped as not_enforced
 from frontend.turns import tenant
 
 log = logging.getLogger("sluice.frontend")
@@ -166,7 +167,7 @@ class RequestMiddleware:
                 record.tenant = self._keys.identify(headers)
                 record.admission = self._admission(headers, record.tenant)
             tenant.set(record.admission.get("tenant", "") or _address(scope))
-            grammar_check.dropped.set(dropped)
+            not_enforced.set(dropped)
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             record.outcome = "client_gone"

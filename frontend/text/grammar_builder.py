@@ -18,6 +18,7 @@ import msgspec
 
 from frontend.errors import Unprocessable
 from frontend.structured_output import json_schema as json_schema_reader
+from frontend.structured_output.dropped import report_dropped
 from frontend.structured_output.fault import at_fault, without
 from frontend.structured_output.json_schema import Supported, shown_path
 from frontend.text import grammar_check
@@ -39,7 +40,7 @@ def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = Fa
     """Builds the grammar of the JSON that a schema allows.
 
     Raises Unprocessable, whose `param` is the path within the schema. A keyword that a grammar cannot enforce is
-    refused or, if `lenient`, dropped and reported (`grammar_check.dropped`). A schema that allows nothing is refused.
+    refused or, if `lenient`, dropped and reported (`report_dropped`). A schema that allows nothing is refused.
     """
     schema = enforceable(schema, param, lenient=lenient)
     return _of_schema(supported(schema, param, lenient=lenient).schema, param)
@@ -64,7 +65,7 @@ def enforceable(schema: dict[str, Any] | bool, param: str, *, lenient: bool = Fa
         schema, dropped[shown] = without(schema, path), reason
     else:
         raise _refused(param, "too many of its keywords cannot be enforced")
-    grammar_check.report_dropped(dropped)
+    report_dropped(dropped)
     return schema
 
 
@@ -128,7 +129,7 @@ def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False
 def supported(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> Supported:
     """Returns the enforceable form of a schema, and reports the keywords that were dropped. Raises Unprocessable."""
     made = _supported(_Source(_json(schema, param), schema), param, lenient)
-    grammar_check.report_dropped(made.dropped)
+    report_dropped(made.dropped)
     return made
 
 

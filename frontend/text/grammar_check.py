@@ -7,7 +7,7 @@ ended.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache
 
@@ -21,17 +21,8 @@ CRASHED = "crashed: "  # how the reason against a grammar begins that ended a ch
 MAX_WAITING = 64  # limit on the waiting requests of one tenant
 THREADS = 3  # threads that look for cached grammars, which takes milliseconds; a tenant uses all but one of them
 
-# The keywords of JSON schemas that this task's request states and a grammar cannot enforce: paths, and reasons.
-dropped: ContextVar[dict[str, str] | None] = ContextVar("dropped", default=None)
 # When all checks of a request must have ended. 0: no deadline yet. Negative: only cached results may be used.
 _deadline: ContextVar[float] = ContextVar("_deadline", default=0.0)
-
-
-def report_dropped(found: Mapping[str, str]) -> None:
-    """Notes dropped keywords for the response's header, if this task handles a request."""
-    known = dropped.get()
-    if known is not None:
-        known.update(found)
 
 
 class Unknown(Exception):

@@ -13,8 +13,9 @@ from frontend.output_parser.calls.tool_syntax import BARE_QUOTE, Form, Parameter
 from frontend.output_parser.grammar.lark import ANY, Rules, W, either, escaped, joined
 from frontend.output_parser.parameter_kinds import Kind, kind_of, resolved, types_of
 from frontend.output_parser.tool_choice import Function
+from frontend.structured_output.dropped import report_dropped
 from frontend.structured_output.json_schema import refused, shown_path
-from frontend.text import grammar_builder, grammar_check
+from frontend.text import grammar_builder
 
 DEFINITIONS = ("$defs", "definitions")
 KNOWN_OF_STRINGS = {
@@ -259,7 +260,7 @@ class _Writer:
             path = shown_path(self._function.param, (*self._paths.get(id(schema), ()), *([] if made else [keyword])))
             if self._function.strict:
                 raise refused(path, reason)
-            grammar_check.report_dropped({path: reason})
+            report_dropped({path: reason})
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:

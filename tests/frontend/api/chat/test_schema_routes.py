@@ -8,6 +8,7 @@ import pytest
 from frontend.api.anthropic import messages
 from frontend.api.ollama import chat as ollama
 from frontend.api.openai import chat, completions, responses
+from frontend.text import grammar_builder as build
 from tests.fakes import MODEL
 from tests.frontend.api.harness import parse
 from tests.frontend.speaking import Model, context_of
@@ -63,7 +64,9 @@ async def test_schemas_of_programs_are_taken_on_every_route(qwen: Model) -> None
             made = (await parse(api_format, body, context)).sampling.grammar
             assert all(f"f{i}" in made for i in range(len(some)))
     for schema in ANSWERS:
-        assert len({(await parse(one, body, context)).sampling.grammar for one, body in forms(schema)}) == 1
+        wanted = build.embedded(schema, "x", lenient=True)
+        for api_format, body in forms(schema):
+            assert wanted in (await parse(api_format, body, context)).sampling.grammar
 
 
 # path, body; the path of the keyword
