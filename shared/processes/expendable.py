@@ -112,6 +112,11 @@ class Expendable:
             return Lost(f"it takes more than {self._megabytes} MB of memory")
         return Killed(f"the process that examined it ended ({code})")
 
+    def prepare(self) -> None:
+        """Starts a child if there is none, so that the next call need not wait for its start. Does not wait for it."""
+        with self._lock, suppress(NotStarted):
+            self._child = self._child or _Child(self._arguments)
+
     def kill(self) -> None:
         """Ends the child at once, and thereby a call of another thread, which raises Killed."""
         if (child := self._child) is not None:
