@@ -116,7 +116,7 @@ TRIALS: Mapping[str, Trial] = {
     "slow regular expressions": Trial(grammars, body=lambda number: chat("Say", guided_regex=f"[a-z]{{30}}{number}?")),
     "long GBNF": Trial(gbnf, body=lambda number: chat("Say", guided_grammar=f'root ::= [a-z]+ "{number}"')),
     "large pictures": Trial(pictures, 6, lambda number: seeing(picture(64, number))),
-    "long texts": Trial(texts, body=lambda number: chat(f"Say {number}. " + "word " * 200)),
+    "long texts": Trial(texts, body=lambda number: chat(f"Say {number}. " + "word " * 100)),
     "breakers": Trial(breakers, 4),
     "unfinished uploads": Trial(uploads, 300, lambda number: chat(f"Say {number}." + " " * (2 << 20))),
     "requests": Trial(requests, 8),
