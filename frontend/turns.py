@@ -125,6 +125,10 @@ class FairChildren:
             with nullcontext() if job is None else job.using(child):
                 return child.call(*arguments, seconds=seconds)
         finally:
+            if (
+                not child.pid
+            ):  # this call has ended it; the next, perhaps of another tenant, must not wait for its start
+                child.prepare()
             self.idle.put(child)
 
 

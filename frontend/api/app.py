@@ -5,7 +5,7 @@ routes that need them respond with 503, and `/ready` says what is missing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -62,7 +62,7 @@ Handler = Callable[[AppState, Request], Awaitable[Response]]
 R = TypeVar("R", bound=RequestModel)
 
 
-def answering(kind: type[R], function: Callable[[R, ModelContext], Awaitable[Any]]) -> Handler:
+def answering(kind: type[R], function: Callable[[R, ModelContext], Coroutine[Any, Any, Any]]) -> Handler:
     """Returns a route handler that decodes the body into `kind`, calls `function` and responds with its result."""
 
     async def handler(app: AppState, request: Request) -> Response:

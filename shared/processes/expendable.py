@@ -1,8 +1,10 @@
 """Runs work that may crash, hang or take all memory in a child process, whose death costs only one call.
 
 An `Expendable` keeps one child that runs one function, call after call, and starts another after the child has ended.
-The parent enforces the time limit; resource limits of the child bound its memory and stack. Arguments and results are
-msgpack, in frames of a 4-byte length and a body, over a pair of sockets. The child imports only the function's module.
+The parent enforces the time limit, and lowers the priority of a child whose call takes long; such a child ends after
+its call, since its priority stays low. Resource limits of the child bound its memory and stack. Arguments and results
+are msgpack, in frames of a 4-byte length and a body, over a pair of sockets. The child imports only the function's
+module.
 """
 
 import importlib
@@ -21,6 +23,8 @@ from typing import Any
 import msgspec
 
 START_S = 60.0  # the time in which a new child must import its function
+YIELD_S = 0.25  # a call that takes longer goes on with a lower priority
+NICENESS = 5  # how much lower: beside a busy thread it gets a quarter of a core
 STACK_KIB = 2048  # the stack of the thread that runs the function
 KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 CHILD = "from shared.processes.expendable import main; main()"
@@ -84,6 +88,7 @@ class Expendable:
             try:
                 child.wait_until_started()
                 succeeded, is_last, result = child.ask(arguments, seconds)
+                is_last = is_last or child.yields
             except (OSError, EOFError) as error:
                 self._child = None
                 raise self._lost(child.end(), error, seconds) from None
@@ -106,6 +111,11 @@ class Expendable:
         if code == -signal.SIGABRT:
             return Lost(f"it takes more than {self._megabytes} MB of memory")
         return Killed(f"the process that examined it ended ({code})")
+
+    def prepare(self) -> None:
+        """Starts a child if there is none, so that the next call need not wait for its start. Does not wait for it."""
+        with self._lock, suppress(NotStarted):
+            self._child = self._child or _Child(self._arguments)
 
     def kill(self) -> None:
         """Ends the child at once, and thereby a call of another thread, which raises Killed."""
@@ -130,6 +140,7 @@ class _Child:
             "MALLOC_ARENA_MAX": "1",
         }
         self._has_started = False
+        self.yields = False  # whether the child has a lower priority than others, which it then keeps
         self._socket, theirs = socket.socketpair()
         try:  # the child's output is dropped: a library may print a client's text
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -157,7 +168,19 @@ class _Child:
         deadline = time.monotonic() + seconds
         self._socket.settimeout(seconds)
         _send(self._socket, (seconds, arguments))
+        with suppress(TimeoutError):
+            self._socket.settimeout(min(seconds, YIELD_S))
+            self._socket.recv(1, socket.MSG_PEEK)
+            return _receive(self._socket, deadline)
+        self._yield()
         return _receive(self._socket, deadline)
+
+    def _yield(self) -> None:
+        """Lowers the priority of the child's threads, so that long calls take less time from streams."""
+        self.yields = True
+        with suppress(OSError):  # the child has ended, or a thread of it
+            for thread in os.listdir(f"/proc/{self.process.pid}/task"):
+                os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
 
     def end(self) -> int:
         """Ends the child if it runs; returns its exit code, negative if a signal had ended the child before."""

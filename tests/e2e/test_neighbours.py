@@ -61,11 +61,14 @@ def test_foreign_page_is_refused_and_the_own_one_served(demo: Server) -> None:
 
 def test_keys_of_flags_guard_the_server_and_stay_secret(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    flags = ["--log-level", "debug", "--cors-origins", "https://app.example", "*"]
+    admins = tmp_path / "admins"
+    admins.write_text(KEYS[0]["Authorization"].removeprefix("Bearer ") + " boss\n")
+    admins.chmod(0o600)
+    flags = ["--log-level", "debug", "--cors-origins", "https://app.example", "*", "--admin-keys", str(admins)]
     with serving("demo", log, *flags, "--api-key", "sk-first-Kq3", "--api-key", "sk-second-Kq3") as server:
         post = server.client.post
         assert post("/reset_prefix_cache").status_code == 401
-        assert [post("/reset_prefix_cache", headers=key).status_code for key in KEYS] == [200, 200]
+        assert [post("/reset_prefix_cache", headers=key).status_code for key in KEYS] == [200, 403]
         assert server.client.get("/ping").status_code == 200
         chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
         page = {"Origin": "https://elsewhere.example", "Sec-Fetch-Site": "cross-site"}

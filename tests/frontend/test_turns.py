@@ -99,3 +99,4 @@ async def test_child_that_takes_too_long_costs_its_own_tenant_only() -> None:
     assert await of("b", children.call(0.0, seconds=PATIENCE_S)) is None
     with pytest.raises(Lost, match="longer than"):
         await slow
+    assert all(child.pid for child in children.idle.queue), "the next call need not wait for a child to start"

@@ -56,6 +56,7 @@ SETS: dict[str, dict[str, Any]] = {
     "reachable": {
         "ingress": {"enabled": True, "tlsSecret": "cert"}, "drainTimeoutSeconds": 300, "metricsPrefix": "vllm:",
         "gatewayRoute": {"enabled": True, "gatewayNamespace": "edge"}, "workerAutoscaling": {"kind": "keda"},
+        "apiKeys": {"admins": True},
     },
     "groups": {
         "device": "cpu", "model": {"weightsGb": 15.3, "kvCacheGb": 20}, "worker": {"hosts": 4, "replicas": 2},
@@ -315,3 +316,10 @@ def test_documented_values_exist() -> None:
 
 def _values() -> Any:
     return yaml.safe_load((Path(CHART) / "values.yaml").read_text())
+
+
+def test_keys_of_administrators_are_those_of_the_secret() -> None:
+    [container] = specs("reachable")["sluice-frontend"]["containers"]
+    assert "--admin-keys=/secrets/admin-keys" in container["args"]
+    [container] = specs("defaults")["sluice-frontend"]["containers"]
+    assert not [word for word in container["args"] if "admin" in word]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.processes import expendable
 from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised, TookTooLong
 from tests.patience import PATIENCE_S
 
@@ -137,3 +138,26 @@ def test_call_without_a_process_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_call_without_such_a_module_raises() -> None:
     with pytest.raises(NotStarted):
         ask(Expendable("no_such_module:f", megabytes=64))
+
+
+def test_long_call_goes_on_with_a_lower_priority_and_the_next_call_has_another_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Short calls, which are all that honest clients send, keep the priority of the parent."""
+    monkeypatch.setattr(expendable, "YIELD_S", 0.05)
+    child = Expendable("tests.shared.processes.test_expendable:priority_after", megabytes=64)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        assert child.call(0.0, seconds=PATIENCE_S) == own
+        first = child.pid
+        assert child.call(0.0, seconds=PATIENCE_S) == own and child.pid == first
+        assert child.call(1.0, seconds=PATIENCE_S) == min(19, own + expendable.NICENESS)
+        assert child.call(0.0, seconds=PATIENCE_S) == own and child.pid not in (0, first)
+    finally:
+        child.close()
+
+
+def priority_after(seconds: float) -> int:
+    """Runs in the child."""
+    time.sleep(seconds)
+    return os.getpriority(os.PRIO_PROCESS, 0)
