@@ -6,6 +6,7 @@ adapter is loaded, all frontends know it. Without a run folder, a frontend keeps
 """
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import msgspec
 
 from frontend.errors import Overloaded
 from frontend.turns import FairChildren
+from shared.adapters.base_name import base_of, other_base
 from shared.adapters.files import MAX_WEIGHTS_BYTES, AdapterError, read_files, size_of
 from shared.adapters.gguf import read_gguf
 from shared.adapters.low_rank import low_rank_modules
@@ -23,6 +25,8 @@ from shared.adapters.named import named_adapters, path_problem
 from shared.config import ConfigError, ModelConfig
 from shared.messages import Adapter
 from shared.processes.expendable import Killed, Lost, NotStarted, Raised
+
+log = logging.getLogger("sluice.frontend")
 
 FILE, LOCK = "adapters.json", "adapters.lock"
 MAX_LOADED = 1000  # limit on names that requests have loaded or unloaded
@@ -71,10 +75,14 @@ class AdapterRegistry:
 
     def __post_init__(self) -> None:
         """Reads the adapters of --lora-modules. Raises ConfigError if one of them cannot be used."""
-        try:
-            self._given = {one.name: describe(one.name, one.path, self.max_rank) for one in named_adapters(self.model)}
-        except AdapterError as error:
-            raise ConfigError(f"--lora-modules: {error}") from None
+        self._given = {}
+        for one in named_adapters(self.model):
+            try:
+                self._given[one.name], base = _describe(one.name, one.path, self.max_rank)
+            except AdapterError as error:
+                raise ConfigError(f"--lora-modules: the adapter {one.name!r}: {error}") from None
+            if self.run_dir and (doubt := self.doubt(base)):
+                log.warning("--lora-modules: the adapter %r %s", one.name, doubt)
         self._file = Path(self.run_dir) / FILE if self.run_dir else None
         self._keep(Changed(), ())
 
@@ -99,6 +107,12 @@ class AdapterRegistry:
         """Raises AdapterError if requests may not load an adapter from this path."""
         if problem := path_problem(path, self.model):
             raise AdapterError(f"{path} {problem}")
+
+    def doubt(self, base: str) -> str:
+        """Returns why an adapter made for `base` may not suit the model, as a predicate; empty if nothing says so."""
+        if not other_base(base, (*self.model.names, self.model.model)):
+            return ""
+        return f"was made for {base}, not for {self.model.name}: its answers may make no sense"
 
     def put(self, adapter: Adapter, *, replace: bool) -> None:
         """Adds an adapter for all frontends. Raises TooMany, and NameTaken if the name exists and `replace` is
@@ -164,26 +178,28 @@ class AdapterRegistry:
         )
 
 
-async def describe_in_child(name: str, path: str) -> Adapter:
+async def describe_in_child(name: str, path: str) -> tuple[Adapter, str]:
     """Like `describe`, in a child process with limits of time and memory, because anybody may have written the files.
+    Also returns the base that the adapter names.
 
     Raises AdapterError, and Overloaded if it cannot be done now.
     """
     try:
-        real, sha256 = await DESCRIBING.call(path, seconds=SECONDS + size_of(path) / BYTES_PER_S)
+        real, sha256, base = await DESCRIBING.call(path, seconds=SECONDS + size_of(path) / BYTES_PER_S)
     except (NotStarted, Killed) as error:
         raise Overloaded(f"the adapter was not read: {error}", code="not_ready", retry_after=1.0) from error
     except Raised as error:
         raise AdapterError(str(error).removeprefix(f"{AdapterError.__name__}: ")) from None
     except Lost as error:
         raise AdapterError(f"{path} cannot be read: {error}") from None
-    return Adapter(name, real, sha256)
+    return Adapter(name, real, sha256), base
 
 
-def described(path: str) -> tuple[str, str]:
-    """Returns the path and the hash of an adapter; runs in the child. Raises AdapterError."""
-    adapter = describe("", path)
-    return adapter.path, adapter.sha256
+def described(path: str) -> tuple[str, str, str]:
+    """Returns the path and the hash of an adapter, and the base that it names; runs in the child. Raises
+    AdapterError."""
+    adapter, base = _describe("", path, 0)
+    return adapter.path, adapter.sha256, base
 
 
 SECONDS = 10.0  # time limit for reading an adapter, in addition to the time for its bytes
@@ -199,9 +215,13 @@ def describe(name: str, path: str, max_rank: int = 0) -> Adapter:
 
     max_rank: the highest rank that is accepted; 0: any
     """
+    return _describe(name, path, max_rank)[0]
+
+
+def _describe(name: str, path: str, max_rank: int) -> tuple[Adapter, str]:
     files = read_files(path, mapped=True)
     (read_gguf if files.is_gguf else low_rank_modules)(files, max_rank)
-    return Adapter(name, os.path.realpath(path), files.sha256)
+    return Adapter(name, os.path.realpath(path), files.sha256), base_of(files)
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ for the clients that would use it. A running request keeps its adapter to its en
 replaced in the meantime.
 """
 
+import logging
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -36,6 +37,8 @@ from shared.adapters.files import AdapterError
 from shared.adapters.named import name_problem
 from shared.messages import Adapter, Sampling
 
+log = logging.getLogger("sluice.frontend")
+
 
 async def load_adapter(app: AppState, request: Request) -> Response:
     """Loads an adapter by name. Raises Forbidden if clients may not change adapters; BadRequest, which names the
@@ -52,7 +55,7 @@ async def load_adapter(app: AppState, request: Request) -> Response:
         raise taken
     try:
         registry.check_path(asked.lora_path)
-        adapter = await while_connected(request, describe_in_child(name, asked.lora_path))
+        adapter, base = await while_connected(request, describe_in_child(name, asked.lora_path))
     except AdapterError as error:
         raise BadRequest(f"`lora_path`: {error}", param="lora_path", code="adapter_unusable") from None
     await while_connected(request, _try(app.models.first, adapter, request.scope[RECORD].tenant))
@@ -62,7 +65,11 @@ async def load_adapter(app: AppState, request: Request) -> Response:
         raise taken from None
     except TooMany:
         raise BadRequest("too many adapters are loaded: unload one first", code="too_many_adapters") from None
-    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+    success = f"Success: LoRA adapter '{name}' added successfully."
+    if doubt := registry.doubt(base):
+        log.warning("the adapter %r %s", name, doubt)
+        success += f" Warning: it {doubt}."
+    return PlainTextResponse(success)
 
 
 async def unload_adapter(app: AppState, request: Request) -> Response:

@@ -7,6 +7,7 @@ import pytest
 
 from frontend.api.adapters import registry as module
 from frontend.api.adapters.registry import AdapterRegistry, Default, NameTaken, NoSuchAdapter, TooMany, describe
+from shared.adapters.base_name import other_base
 from shared.adapters.files import AdapterError
 from shared.config import ConfigError, ModelConfig
 from tests.adapters import draw_adapter
@@ -84,7 +85,7 @@ def test_names_that_requests_may_load_are_bounded(folder: Path, monkeypatch: pyt
 def test_adapters_of_flags_that_cannot_be_used_are_refused(folder: Path) -> None:
     (folder / "a1/adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "lora_alpha": 8, "use_dora": true}')
     for name, words in (("a1", "use_dora"), ("none", "not a folder")):
-        with pytest.raises(ConfigError, match=rf"--lora-modules: .*{words}"):
+        with pytest.raises(ConfigError, match=rf"--lora-modules: the adapter 'a': .*{words}"):
             AdapterRegistry(settings(folder, f"a={folder / name}"))
 
 
@@ -93,6 +94,29 @@ def test_ranks_of_the_adapters_of_flags_are_checked_where_the_limit_is_known(fol
     assert [*AdapterRegistry(given, max_rank=8).adapters] == [*AdapterRegistry(given).adapters] == ["a"]
     with pytest.raises(ConfigError, match=r"the rank 8, above --max-lora-rank 7"):
         AdapterRegistry(given, max_rank=7)
+
+
+def test_adapter_made_for_another_base_is_served_with_a_warning(
+    checkpoints: Checkpoints, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, base in (("one", "org/Base-8B"), ("two", "meta-llama/Llama-3.1-8B"), ("three", "/data/any")):
+        draw_adapter(checkpoints("llama"), folder / name, 0, targets=("q_proj",), base_model_name_or_path=base)
+    given = " ".join(f"{name}={folder / name}" for name in ("one", "two", "three"))
+    registry = AdapterRegistry(settings(folder, given), str(folder / "run"))
+    assert [*registry.adapters] == ["one", "two", "three"]
+    words = "the adapter 'two' was made for meta-llama/Llama-3.1-8B, not for /base: its answers may make no sense"
+    assert [one.getMessage() for one in caplog.records] == [f"--lora-modules: {words}"]
+
+
+@pytest.mark.parametrize(
+    ("base", "other"),
+    [
+        ("Qwen/Qwen3-8B", False), ("unsloth/qwen3-8b-bnb-4bit", False), ("Qwen/Qwen3", False), ("Qwen/Qwen2-8B", True),
+        ("", False), ("/models/Other", False), ("./Other", False), ("Other", False), ("a/b/Other", False),
+    ],
+)  # fmt: skip
+def test_base_is_another_one_only_if_its_name_says_so(base: str, other: bool) -> None:
+    assert other_base(base, ("", "/models/Qwen3-8B-AWQ/")) is other
 
 
 def test_paths_outside_the_allowed_folder_are_refused(folder: Path) -> None:
@@ -130,7 +154,7 @@ async def test_hostile_adapter_is_read_in_a_child_with_a_time_limit(
         await module.describe_in_child("x", path)
     monkeypatch.undo()
     described = await module.describe_in_child("x", str(folder / "a1"))
-    assert described == describe("x", str(folder / "a1"))
+    assert described == (describe("x", str(folder / "a1")), "")
     with pytest.raises(AdapterError, match=r"^\S+ is not a folder with"):
         await module.describe_in_child("x", str(folder / "none"))
 

@@ -1,6 +1,7 @@
 """Adapters as models, and the routes that load and unload them, over a pool without workers."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -157,6 +158,14 @@ async def test_wrong_default_scales_are_refused_and_change_nothing(
         refused = await http.post(DEFAULT, json=scales)
         assert refused.status_code == 400 and words in refused.json()["error"]["message"], refused.text
         assert [one["scale"] for one in (await http.get(DEFAULT)).json()] == [0.25, 0.0]
+
+
+async def test_adapter_made_for_another_base_is_loaded_with_a_warning(tokenizer: Tokenizer, folder: Path) -> None:
+    config = folder / "a0/adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_bytes()) | {"base_model_name_or_path": "org/Other-8B"}))
+    async with served(answering(tokenizer), tokenizer, allow_runtime_lora=str(folder)) as http:
+        loaded = await http.post(LOAD, json={"lora_name": "x", "lora_path": str(folder / "a0")})
+    assert loaded.status_code == 200 and "Warning: it was made for org/Other-8B, not for tiny" in loaded.text
 
 
 async def test_adapters_are_loaded_and_unloaded_by_name(tokenizer: Tokenizer, folder: Path) -> None:
