@@ -1,0 +1,36 @@
+"""Bodies that are no longer needed are not kept while an answer is streamed; those that a record keeps stay counted."""
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from frontend.api.routes.invocations import _again
+from frontend.observability.recording import _on_one_line
+
+
+class Body(bytes):
+    """Bytes that the garbage collector can find."""
+
+
+async def test_invocations_hand_the_body_on_once_and_keep_nothing() -> None:
+    async def disconnected() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    body = Body(b"x" * 4096)
+    receive = _again(body, Request({"type": "http"}, disconnected))
+    assert (await receive())["body"] == body
+    del body
+    gc.collect()
+    assert not any(isinstance(one, Body) for one in gc.get_objects())
+    assert (await receive())["type"] == "http.disconnect"
+
+
+def test_recorded_body_is_on_one_line_without_being_parsed(tmp_path: Path) -> None:
+    body = json.dumps({"prompt": "two\nlines", "n": [1, 2]}, indent=2).replace("\n", "\r\n").encode()
+    line = msgspec.json.encode({"body": _on_one_line(body)})
+    assert b"\n" not in line and b"\r" not in line and json.loads(line)["body"] == json.loads(body)
+    assert _on_one_line(b"") is None
