@@ -1,0 +1,34 @@
+"""The decoder refuses a list that is too long by its length, before it makes any of its elements."""
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.messages import SamplerChain, Sampling, Submit
+from shared.messages.base import MAX_FEW_IDS, MAX_LIST_IDS
+from shared.wire.codec import decode_request, encode
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({"logit_bias": ((1, 1.0),)}, MAX_LIST_IDS), ({"allowed_token_ids": (1,)}, MAX_LIST_IDS),
+        ({"stop_token_ids": (1,)}, MAX_FEW_IDS), ({"bad_words": ((1,),)}, MAX_FEW_IDS),
+    ],
+)  # fmt: skip
+def test_longer_lists_are_refused(fields: dict[str, Any], most: int) -> None:
+    (name, one), *_ = fields.items()
+    body = encode(Submit(1, bytes(4), Sampling(1, **{name: one * (most + 1)})))
+    began = time.process_time()
+    with pytest.raises(msgspec.DecodeError, match=f"length <= {most}"):
+        decode_request(body)
+    assert time.process_time() - began < 0.5
+    assert isinstance(decode_request(encode(Submit(1, bytes(4), Sampling(1, **{name: one * 9})))), Submit)
+
+
+def test_chain_of_samplers_and_its_breakers_are_bounded() -> None:
+    body = encode(Submit(1, bytes(4), Sampling(1, chain=SamplerChain(("typ_p",) * (MAX_FEW_IDS + 1)))))
+    with pytest.raises(msgspec.DecodeError):
+        decode_request(body)
