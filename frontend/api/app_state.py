@@ -61,7 +61,8 @@ class AppState:
         found, name = self.model_of(decoded), getattr(decoded, "model", None)
         keep_alive = getattr(decoded, "keep_alive", None)
         if keep_alive is not None and not administers(request):
-            keep_alive, request.scope[IGNORED_FIELDS] = None, "keep_alive"
+            keep_alive = None
+            self.note_ignored(request, ["keep_alive"])
         return await self.models.usable(found, name, computing=computing, keep_alive=keep_alive)
 
     def sign(self, request: Request, model: ServedModel, worker: str) -> str:
