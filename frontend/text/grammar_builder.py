@@ -12,7 +12,7 @@ White space in JSON is limited to none, one space, or a line break with up to 24
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ from frontend.structured_output.fault import at_fault, without
 from frontend.structured_output.json_schema import Supported, shown_path
 from frontend.text import grammar_check
 from shared.processes.expendable import Killed, Lost, Raised, TookTooLong
+
+S = TypeVar("S", bound=dict[str, Any] | bool)
 
 MAX_BYTES = 256 * 1024  # the longest text of one grammar
 MAX_REASON = 400
@@ -46,7 +48,7 @@ def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = Fa
     return _of_schema(supported(schema, param, lenient=lenient).schema, param)
 
 
-def enforceable(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> dict[str, Any] | bool:
+def enforceable(schema: S, param: str, *, lenient: bool = False) -> S:
     """Returns a schema without the keywords that only llguidance finds out it cannot enforce (they are few: patterns of
     names that overlap, numbers of properties, …). Raises Unprocessable as `json_schema` does."""
     dropped: dict[str, str] = {}
