@@ -171,7 +171,7 @@ def shown(fields: GenerationFields) -> Shown:
     asks, options = partial(getattr, fields), fields.stream_options
     return Shown(
         usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
+        continuous_usage=bool(options and options.continuous_usage_stats and options.include_usage is not False),
         timings=fields.timings,
         telemetry=asks("telemetry", None),
         ids=asks("return_token_ids", False),

@@ -19,8 +19,6 @@ from frontend.api.requests.likely_tokens import TokenLimits, allowed, check_tota
 from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
 from frontend.api.requests.request_types import (
     MAX_CHOICES,
-    MAX_STOP_CHARS,
-    MAX_STOPS,
     STOPS,
     Count,
     Factor,
@@ -71,7 +69,6 @@ MOST_SEED = (1 << 64) - 1
 _Seed = Annotated[int, Meta(extra_json_schema={"minimum": -1, "maximum": MOST_SEED})]
 _Limit = Annotated[int, Meta(ge=-2, le=MOST)]
 _AnyTemperature = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
-_Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 
 
 class AdapterScale(RequestModel):
@@ -92,7 +89,7 @@ class Options(RequestModel):
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc("Answers to each prompt; their seeds follow each other")
     ] = None
     stream: Annotated[bool, doc("Answer in server-sent events")] = False
-    stop: Annotated[Annotated[list[_Stop], Meta(max_length=MAX_STOPS)] | None, doc(STOPS)] = None
+    stop: Annotated[list[str] | None, doc(STOPS)] = None
     temperature: Annotated[_AnyTemperature | None, doc("0 and less: the likeliest token")] = None
     top_k: Annotated[Annotated[int, Meta(ge=-MOST, le=MOST)] | None, doc("0 and less: from all tokens")] = None
     top_p: Annotated[Share | None, doc("Draw from the likeliest tokens that together have this probability")] = None

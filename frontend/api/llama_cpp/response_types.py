@@ -153,7 +153,7 @@ class LlamaCppDefaults(ResponseModel):
 
 class LlamaCppProps(ResponseModel):
     default_generation_settings: LlamaCppDefaults
-    total_slots: Annotated[Count, Meta(description="Sequences that can run and wait at once")]
+    total_slots: Annotated[Count, Meta(description="Sequences that can run at once")]
     model_alias: str
     model_path: str
     modalities: dict[str, bool]

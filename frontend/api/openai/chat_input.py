@@ -42,15 +42,16 @@ from frontend.api.requests.request_types import (
     Ignored,
     IncludeReasoning,
     ModelName,
-    Positive,
     Refused,
     SeparateReasoning,
     StreamReasoning,
     TemplateArguments,
     Text,
     TokenDetailFields,
+    TokenLimit,
     TopLogprobs,
     doc,
+    limit_of,
 )
 from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.tool_choice import Function
@@ -155,8 +156,10 @@ class ChatRequest(TokenDetailFields):
 
     messages: Messages
     model: ModelName = None
-    max_tokens: Annotated[Positive | None, doc("Most tokens of the answer; absent: to the context's end")] = None
-    max_completion_tokens: Annotated[Positive | None, doc("The newer name of `max_tokens`")] = None
+    max_tokens: Annotated[
+        TokenLimit | None, doc("Most tokens of the answer; absent, -1 and -2: to the context's end")
+    ] = None
+    max_completion_tokens: Annotated[TokenLimit | None, doc("The newer name of `max_tokens`")] = None
     n: ChoiceCount = 1
     logprobs: Annotated[bool, doc("Log-probabilities of the answer's tokens")] = False
     top_logprobs: TopLogprobs = None
@@ -183,6 +186,17 @@ class ChatRequest(TokenDetailFields):
     audio: Refused = None
     moderation: Refused = None
     web_search_options: Refused = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("max_tokens", "max_completion_tokens"):
+            limit_of(name, getattr(self, name))
+
+    @property
+    def limits(self) -> set[int | None]:
+        """The limits on new tokens that the request sets, by either name; None: up to the context's end."""
+        given = {self.max_tokens, self.max_completion_tokens} - {None}
+        return {limit_of("max_tokens", one) for one in given}
 
 
 class TemplateFields(RequestModel):

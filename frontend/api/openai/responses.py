@@ -58,7 +58,7 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
     check_stream_options(request, request.stream)
     choice = _tool_choice(request, context)
     reading = Reading(
-        request, "input", request.max_output_tokens, logprobs=_logprobs_asked(request),
+        request, "input", request.most_tokens, logprobs=_logprobs_asked(request),
         tool_choice=choice,
         form=structured_output_fields.openai(request, _format(request), "text.format"),
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
@@ -96,7 +96,7 @@ def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampl
     """Returns the fields of a response that repeat fields of its request."""
     tools = [{"type": "function", **one.definition["function"], "strict": one.strict} for one in known]
     return {
-        "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
+        "instructions": request.instructions, "max_output_tokens": request.most_tokens,
         "max_tool_calls": request.max_tool_calls, "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls,
         "reasoning": types.ReasoningSettings(effort=request.reasoning.effort if request.reasoning else None),

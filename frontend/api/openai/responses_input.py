@@ -36,8 +36,10 @@ from frontend.api.requests.request_types import (
     SeparateReasoning,
     TemplateArguments,
     Text,
+    TokenLimit,
     TopLogprobs,
     doc,
+    limit_of,
 )
 from frontend.errors import BadRequest
 from frontend.output_parser.tool_choice import Function
@@ -227,7 +229,7 @@ class ResponseRequest(OpenAIFields):
     model: ModelName = None
     instructions: Instructions = None
     max_output_tokens: Annotated[
-        Positive | None, doc("Most tokens of the answer, reasoning included; absent: to the context's end")
+        TokenLimit | None, doc("Most tokens of the answer, reasoning included; absent, -1 and -2: to the context's end")
     ] = None
     include: Annotated[
         Annotated[list[Included], Meta(max_length=8)] | None,
@@ -259,6 +261,12 @@ class ResponseRequest(OpenAIFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_input(self.input)
+        limit_of("max_output_tokens", self.max_output_tokens)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The limit on new tokens; None: up to the context's end."""
+        return limit_of("max_output_tokens", self.max_output_tokens)
 
 
 async def response_prompt(

@@ -34,8 +34,7 @@ from frontend.api.requests.sampler_fields import (
 )
 from frontend.features import Telemetry
 
-MAX_STOPS = 16
-MAX_STOP_CHARS = 4096  # limit for all stop strings together, as their automaton takes 0.3 KB a character
+MAX_STOP_BYTES = 16_384  # of UTF-8, for all stop strings together: their automaton takes 0.3 KB and 2 µs a character
 MAX_SALT_CHARS = 256
 MAX_CHOICES = 128
 
@@ -47,6 +46,7 @@ def doc(description: str) -> Meta:
 Text = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=0, le=MOST)]
 Positive = Annotated[int, Meta(ge=1, le=MOST)]
+TokenLimit = Annotated[int, Meta(ge=-2, le=MOST, extra_json_schema={"not": {"const": 0}})]  # see `limit_of`
 Share = Annotated[float, Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, Meta(ge=SMALLEST, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=LARGEST)]
@@ -56,9 +56,9 @@ TopK = Annotated[int, Meta(ge=-1, le=MOST)]
 Rivals = Annotated[int, Meta(ge=-1, le=MOST)]  # how many likely tokens to report beside the drawn one; -1: all
 TokenIds = Annotated[list[Count], Meta(max_length=1024)]
 TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # the ids of a whole prompt or answer
-STOPS = f"Texts that end the answer, of {MAX_STOP_CHARS} characters in all; they are not part of it"
-StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
-StopTexts = Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
+STOPS = f"Texts that end the answer, of {MAX_STOP_BYTES} bytes in all; they are not part of it"
+StopText = Annotated[str, Meta(min_length=1)]
+StopTexts = list[StopText]
 Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
 SaltField = Annotated[Salt | None, doc("The prefix cache is shared only with requests of the same salt")]
 Ignored = Annotated[Any, doc("Accepted, no effect")]
@@ -82,14 +82,26 @@ _LOW64, _HIGH64 = -(1 << 63), (1 << 64) - 1
 _Seed = Annotated[int, Meta(extra_json_schema={"minimum": _LOW64, "maximum": _HIGH64})]
 
 
-def check_stops(field: str, stops: Sequence[str] | None) -> None:
+def check_stops(field: str, stops: str | Sequence[str] | None) -> None:
     """Raises FieldError if the stop strings of a request are too long together. field: the field that holds them"""
-    if stops and not isinstance(stops, str) and sum(map(len, stops)) > MAX_STOP_CHARS:
-        raise FieldError(field, f"may have at most {MAX_STOP_CHARS} characters in all")
+    if stops:
+        texts = (stops,) if isinstance(stops, str) else stops
+        if sum([len(text.encode(errors="replace")) for text in texts]) > MAX_STOP_BYTES:
+            raise FieldError(field, f"may have at most {MAX_STOP_BYTES} bytes in all")
+
+
+def limit_of(field: str, given: int | None) -> int | None:
+    """Returns a limit on new tokens, where -1 and -2 mean none, as for llama.cpp's and LM Studio's clients.
+
+    field: the field that holds the limit. Raises FieldError for 0.
+    """
+    if given == 0:
+        raise FieldError(field, "must be -2, -1 or at least 1, got 0")
+    return given if given is not None and given > 0 else None
 
 
 class StreamOptions(RequestModel):
-    include_usage: bool = False
+    include_usage: bool | None = None
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
@@ -115,7 +127,10 @@ class GenerationFields(RequestModel):
     stream: Annotated[bool, doc("Answer in server-sent events")] = False
     stream_options: Annotated[
         StreamOptions | None,
-        doc("`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk"),
+        doc(
+            "`include_usage`: a last chunk with the usage, false: none anywhere; `continuous_usage_stats`: usage in "
+            "every chunk"
+        ),
     ] = None
     timings: Annotated[
         bool,
@@ -292,7 +307,7 @@ class SamplerFields(OpenAIFields):
     }
 
     n_predict: Annotated[
-        Annotated[int, Meta(ge=-2, le=MOST, extra_json_schema={"not": {"const": 0}})] | None,
+        TokenLimit | None,
         doc("Llama.cpp's name of `max_tokens`, which it overrides; -1 and -2: to the context's end"),
     ] = None
     cache_prompt: Annotated[bool, doc("No effect: a prompt that is cached gives the same bytes")] = True
@@ -325,11 +340,8 @@ class SamplerFields(OpenAIFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n_predict is not None:
-            if self.n_predict == 0:
-                raise FieldError("n_predict", "must be -2, -1 or at least 1, got 0")
-            limit = self.n_predict if self.n_predict > 0 else None
-            force_setattr(self, "max_tokens", limit)  # the subclasses declare this field
+        if self.n_predict is not None:  # the subclasses declare `max_tokens`
+            force_setattr(self, "max_tokens", limit_of("n_predict", self.n_predict))
         check_samplers(self.samplers)
         check_breakers(self.dry_sequence_breakers)
 

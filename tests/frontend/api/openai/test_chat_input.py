@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.api.chat.call_history import left_open
-from frontend.api.openai import chat
+from frontend.api.anthropic import messages
+from frontend.api.openai import chat, completions
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
 from frontend.api.requests.decoding import convert
 from frontend.api.tokenize import tokenize
@@ -68,6 +69,26 @@ async def test_chat_every_field_arrives(tokenizer: Tokenizer) -> None:
     )
     assert (request.n, request.stops, request.stream, request.shown.timings) == (2, ("x",), True, True)
     assert request.shown.usage and request.shown.continuous_usage
+
+
+@pytest.mark.parametrize(
+    ("asked", "running"), [({}, True), ({"include_usage": None}, True), ({"include_usage": False}, False)]
+)
+async def test_usage_that_is_not_wanted_is_in_no_chunk(tokenizer: Tokenizer, asked: Any, running: bool) -> None:
+    options = {"continuous_usage_stats": True, **asked}
+    for kind, body in ((chat, {"messages": HELLO}), (completions, {"prompt": "hi"}),
+                       (messages, {"messages": HELLO})):  # fmt: skip
+        request = await parse(
+            kind, body | {"max_tokens": 8, "stream": True, "stream_options": options}, context(tokenizer)
+        )
+        assert (request.shown.usage, request.shown.continuous_usage) == (False, running)
+
+
+@pytest.mark.parametrize("limit", [-1, -2])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_negative_limit_is_none(tokenizer: Tokenizer, field: str, limit: int) -> None:
+    request = await parsed(tokenizer, **{"max_tokens": None, field: limit})
+    assert request.sampling.max_tokens == 64 - len(request.prompts[0]), "to the context's end"
 
 
 async def test_logprobs_without_top_logprobs(tokenizer: Tokenizer) -> None:
@@ -224,7 +245,8 @@ NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
     ("tools", [{"type": "function", "function": {"name": "f"}}], "tools"),
     ("functions", [{}], "functions"), ("response_format", {"type": "xml"}, "response_format.type"),
     ("modalities", ["text", "audio"], "modalities"),
-    ("max_tokens", 0, "max_tokens"), ("max_completion_tokens", 9, "max_completion_tokens"),
+    ("max_tokens", 0, "max_tokens"), ("max_tokens", -3, "max_tokens"), ("max_completion_tokens", 0, "max_completion_tokens"),
+    ("max_completion_tokens", 9, "max_completion_tokens"),
     ("top_logprobs", 3, "top_logprobs"), ("top_logprobs", 21, "top_logprobs"), ("min_tokens", 9, "min_tokens"),
     ("top_k", -2, "top_k"), ("continue_final_message", True, "continue_final_message"),
     ("prompt", "x", "prompt"), ("echo", True, "echo"), ("suffix", "x", "suffix"), ("best_of", 1, "best_of"),
