@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from frontend.api.chat.structured_output_fields import StructuredOutput
 from frontend.api.chat.thinking_fields import NO_BUDGET, Budget
 from frontend.api.context_length import check_length
 from frontend.api.model_context import ModelContext
 from frontend.api.requests.likely_tokens import NO_TOPS, Places, TokenLimits, Tops, within_limits
-from frontend.api.requests.request_types import GenerationFields
+from frontend.api.requests.request_types import MAX_STOP_IDS, GenerationFields
 from frontend.api.sampling import chosen_sampling
 from frontend.api.truncation import truncated
 from frontend.features import NO_FEATURES, Features
@@ -23,7 +25,8 @@ from frontend.output_parser.calls.tool_syntax import specials_of
 from frontend.output_parser.formats import ParserConfig, Reasoning, with_reasoning
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
 from frontend.request import Admission, GenerationRequest, Shown
-from shared.messages import Picture, ThinkingBudget
+from frontend.text.fill_in_middle import ends_of
+from shared.messages import Picture, Sampling, ThinkingBudget
 
 Prompts = Sequence[list[int]]
 
@@ -75,6 +78,8 @@ async def prepare(
         prompt_logprobs=tops.prompt is not None or (tops.output is not None and bool(reading.features.echo)),
         prompt_top=tops.prompt or 0,
     )  # fmt: skip
+    if reading.tool_choice is None and not fields.ignore_eos:
+        chosen = _ended_as_a_middle(chosen, prompts, context)
     if budget is not None:
         from frontend.api.chat.thinking_budget import check_budget
 
@@ -85,6 +90,14 @@ async def prepare(
         features=_features(reading, whole, prompts, most, tops.prompt, context, pictures),
         shown=shown(fields), admission=admission(fields), param=reading.param, format_data=reading.format_data,
     )  # fmt: skip
+
+
+def _ended_as_a_middle(chosen: Sampling, prompts: Prompts, context: ModelContext) -> Sampling:
+    """Returns the parameters with the tokens that end a middle if a prompt asks for one, as no other token may."""
+    if not (ends := ends_of(prompts, context.tokenizer)):
+        return chosen
+    ids = tuple(dict.fromkeys([*chosen.stop_token_ids, *ends]))[:MAX_STOP_IDS]
+    return msgspec.structs.replace(chosen, stop_token_ids=ids)
 
 
 def _most_tokens(reading: Reading, prompts: Prompts, context: ModelContext) -> int:
@@ -147,6 +160,8 @@ def _features(
     if reading.features.echo:  # the client's exact text is echoed only if the prompt was not shortened
         texts = zip(reading.features.echo, whole, prompts, strict=True)
         asked["echo"] = tuple([text if all is some else "" for text, all, some in texts])
+    if indent := getattr(fields, "n_indent", 0):
+        asked["indent"] = indent
     if getattr(fields, "continue_from", None) is not None:
         from frontend.api.chat.continuation import continued_ids
 

@@ -39,7 +39,9 @@ FRAMING = JSON_LINES
 class OllamaTextRequest(AnswerFields):
     ONLY: ClassVar = {**AnswerFields.ONLY, "template": ("",)}
 
-    prompt: Annotated[str, doc("The text to answer; empty, also `suffix`: answer at once that the model is loaded")] = ""
+    prompt: Annotated[str, doc("The text to answer; empty, also `suffix`: answer at once that the model is loaded")] = (
+        ""
+    )
     suffix: Annotated[str, doc("The text after the answer, for models that fill in the middle")] = ""
     system: Annotated[str, doc("What stands before the prompt")] = ""
     images: Images = None
@@ -63,7 +65,8 @@ async def parse(request: OllamaTextRequest, context: ModelContext) -> Generation
     made = await _prompt(request, context)
     prompt = before + made.ids
     pictures = tuple(replace(picture, start=len(before) + picture.start) for picture in made.pictures)
-    reading = request.reading("prompt", None if request.raw else ToolChoice(), None if request.raw else prompt)
+    as_text = request.raw or bool(request.suffix)
+    reading = request.reading("prompt", None if as_text else ToolChoice(), None if request.raw else prompt)
     return await prepare(reading, [prompt], context, made.begins, pictures)
 
 

@@ -35,6 +35,7 @@ from frontend.api.requests.sampler_fields import (
 from frontend.features import Telemetry
 
 MAX_STOP_BYTES = 16_384  # of UTF-8, for all stop strings together: their automaton takes 0.3 KB and 2 µs a character
+MAX_STOP_IDS = 1024  # the worker takes no more
 MAX_SALT_CHARS = 256
 MAX_CHOICES = 128
 
@@ -54,7 +55,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 TopK = Annotated[int, Meta(ge=-1, le=MOST)]
 Rivals = Annotated[int, Meta(ge=-1, le=MOST)]  # how many likely tokens to report beside the drawn one; -1: all
-TokenIds = Annotated[list[Count], Meta(max_length=1024)]
+TokenIds = Annotated[list[Count], Meta(max_length=MAX_STOP_IDS)]
 TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # the ids of a whole prompt or answer
 STOPS = f"Texts that end the answer, of {MAX_STOP_BYTES} bytes in all; they are not part of it"
 StopText = Annotated[str, Meta(min_length=1)]
@@ -76,6 +77,7 @@ TopLogprobs = Annotated[
 ChoiceCount = Annotated[
     int, Meta(ge=1, le=MAX_CHOICES), doc("Answers to each prompt; their seeds are `seed`, `seed` + 1, …")
 ]
+Indent = Annotated[Count, doc("End before a line, after the first, that begins with fewer blanks; 0: never")]
 TimingsPerToken = Annotated[bool, doc("Every event of a stream has llama.cpp's `timings`")]
 ReturnProgress = Annotated[bool, doc("A stream begins with `prompt_progress` once the prompt is computed")]
 _LOW64, _HIGH64 = -(1 << 63), (1 << 64) - 1
@@ -88,6 +90,12 @@ def check_stops(field: str, stops: str | Sequence[str] | None) -> None:
         texts = (stops,) if isinstance(stops, str) else stops
         if sum([len(text.encode(errors="replace")) for text in texts]) > MAX_STOP_BYTES:
             raise FieldError(field, f"may have at most {MAX_STOP_BYTES} bytes in all")
+
+
+def check_indent(indent: int, receipt: bool) -> None:
+    """Raises FieldError if a request with a receipt has `n_indent`, because a receipt does not tell this limit."""
+    if indent and receipt:
+        raise FieldError("receipt", "cannot go with `n_indent`", code="conflicting_fields")
 
 
 def limit_of(field: str, given: int | None) -> int | None:
@@ -300,7 +308,7 @@ class SamplerFields(OpenAIFields):
         **OpenAIFields.ONLY,
         **dict.fromkeys(("return_tokens", "post_sampling_probs", "grammar_lazy"), (False,)),
         **dict.fromkeys(("response_fields", "lora", "grammar_triggers"), ([],)),
-        **dict.fromkeys(("n_probs", "n_indent"), (0,)),
+        "n_probs": (0,),
         "n_cmpl": (1,),
         "t_max_predict_ms": (0, -1),
         "adaptive_target": (-1.0,),
@@ -310,6 +318,7 @@ class SamplerFields(OpenAIFields):
         TokenLimit | None,
         doc("Llama.cpp's name of `max_tokens`, which it overrides; -1 and -2: to the context's end"),
     ] = None
+    n_indent: Indent = 0
     cache_prompt: Annotated[bool, doc("No effect: a prompt that is cached gives the same bytes")] = True
     id_slot: Ignored = None
     n_keep: Ignored = None
@@ -342,6 +351,7 @@ class SamplerFields(OpenAIFields):
         super().__post_init__()
         if self.n_predict is not None:  # the subclasses declare `max_tokens`
             force_setattr(self, "max_tokens", limit_of("n_predict", self.n_predict))
+        check_indent(self.n_indent, self.receipt)
         check_samplers(self.samplers)
         check_breakers(self.dry_sequence_breakers)
 

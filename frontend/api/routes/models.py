@@ -68,7 +68,8 @@ def model_of(
 
 def model_list(table: ModelTable, created: int) -> ModelList:
     models = [
-        model_of(name, served, created, known=table.state_of(served.name)) for served in table
+        model_of(name, served, created, known=table.state_of(served.name))
+        for served in table
         for name in served.listed_names
     ]
     models += [model_of(one.name, one, created, table.first.name) for one in table.adapters]

@@ -121,7 +121,7 @@ async def test_long_prompt_is_refused_with_its_length(tokenizer: Tokenizer) -> N
         ({"prompt": []}, "`prompt`"),
         ({"prompt": [1, [2]]}, "`prompt`"),
         ({"prompt": [999]}, "`prompt`"),
-        ({"stop": ["x" * 5000]}, "`stop`"),
+        ({"stop": ["x" * 20_000]}, "`stop`"),
         ({"receipt": True, "t_max_predict_ms": 5}, "`receipt`"),
         ({"n_probs": 21}, "`n_probs`"),
     ],

@@ -66,6 +66,13 @@ def user(*parts: Any) -> list[Any]:
 CALLED = {"type": "function_call", "call_id": "1", "name": "now", "arguments": "{}"}
 
 
+async def test_negative_limit_is_none(qwen: Model) -> None:
+    qwen.says = ["Hi", "Hi"]
+    answers = [(await sent(qwen, max_output_tokens=limit)).json() for limit in (-1, None)]
+    assert [answer["max_output_tokens"] for answer in answers] == [None, None]
+    assert len({one.sampling.max_tokens for one in qwen.pool.submitted}) == 1
+
+
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"input": None}, 400, "input"), ({"input": ""}, 400, "input"), ({"input": []}, 400, "input"),
     ({"input": 5}, 400, "input"), ({"input": [5]}, 400, "input[0]"),
