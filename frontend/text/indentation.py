@@ -12,8 +12,8 @@ class IndentedLines:
     """The search for a line with fewer than `least` blanks at its beginning, and for stop strings.
 
     The output's first line does not count, because it continues a line. An empty line has no indentation, so it ends an
-    output, too, as in llama.cpp. The text ends before the line break in front of such a line. Positions count characters
-    from the text's beginning; the attributes without an underscore mean the same as those of `Search`.
+    output, too, as in llama.cpp. The text ends before the line break in front of such a line. Positions count
+    characters from the text's beginning; the attributes without an underscore mean the same as those of `Search`.
     """
 
     __slots__ = ("_blanks", "_break", "_found", "_inner", "_least", "at", "decided", "end", "safe", "start", "stop")

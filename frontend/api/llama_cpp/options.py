@@ -190,7 +190,8 @@ class Options(RequestModel):
         """Returns the options under OpenAI's names. An absent option gets the server's default."""
         return TokenDetailFields(
             **self._sampling(), seed=None if self.seed in (-1, RANDOM_SEED) else self.seed, stop=self.stops or None,
-            n_indent=self.n_indent, stream=self.stream, receipt=self.receipt, deadline_ms=self.deadline_ms, grammar=self.grammar or None,
+            n_indent=self.n_indent, stream=self.stream, receipt=self.receipt, deadline_ms=self.deadline_ms,
+            grammar=self.grammar or None,
             json_schema=self.json_schema, **{name: getattr(self, name) for name in CHAINED},
             cache_salt=None if self.cache_prompt else secrets.token_hex(16),
         )  # fmt: skip

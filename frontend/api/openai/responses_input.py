@@ -152,7 +152,8 @@ def _chat_message(item: Item) -> ChatMessage:
         case FunctionCallOutput(call_id=id, output=output):
             return chat_message("tool", join_text(output)) | {"tool_call_id": id} | found_in(output, "output")
         case Reasoning(content=content, summary=summary):
-            return chat_message("assistant", "", join_text(content) or join_text(summary))
+            parts = content or summary or ()
+            return chat_message("assistant", "", "\n".join([part.text for part in parts]))
 
 
 # the request
