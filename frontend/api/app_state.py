@@ -18,13 +18,13 @@ from frontend.api.model_table import ModelTable, ServedModel
 from frontend.api.requests.decoding import decode
 from frontend.api.requests.encoding import to_json
 from frontend.api.requests.request_model import RequestModel
-from frontend.api.requests.unknown_fields import UnknownFields, header_value
+from frontend.api.requests.unknown_fields import UnknownFields
 from frontend.errors import UnsupportedMediaType
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.server.auth import administers
 from frontend.server.bodies import Bodies, largest_body
-from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD
+from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, header_value
 from shared.config import FrontendConfig
 from shared.signing import Signer
 

@@ -88,7 +88,8 @@ async def prepare(
         tuple(prompts), chosen, stops=fields.stops, n=reading.n, stream=fields.stream, model=context.model,
         parser_config=_parser_config(reading, begins, context),
         features=_features(reading, whole, prompts, most, tops.prompt, context, pictures),
-        shown=shown(fields), admission=admission(fields), param=reading.param, format_data=reading.format_data,
+        shown=_shown_with_tools(reading), admission=admission(fields), param=reading.param,
+        format_data=reading.format_data,
     )  # fmt: skip
 
 
@@ -175,6 +176,13 @@ def _features(
 
         asked["receipt"] = True
     return replace(reading.features, **asked) if asked else reading.features
+
+
+def _shown_with_tools(reading: Reading) -> Shown:
+    made, choice = shown(reading.fields), reading.tool_choice
+    if choice is None or not choice.functions or not (names := choice.custom_names):
+        return made
+    return replace(made, custom_tools=names)
 
 
 def admission(fields: GenerationFields) -> Admission:

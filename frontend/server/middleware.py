@@ -9,8 +9,9 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -51,7 +52,17 @@ IGNORED_FIELDS = "sluice.ignored_fields"  # the names of unknown fields that wer
 FINGERPRINT = "sluice.fingerprint"  # the fingerprint of the server that computes the answer, once it is known
 SEND = "sluice.send"  # the server's own `send`, so that a stream's thousands of writes skip the layers in between
 
+MAX_HEADER_CHARS = 1024
+MORE = ", ..."
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def header_value(names: Iterable[str]) -> str:
+    """Returns names as a header value, separated by commas; a value that would be too long ends with `MORE`."""
+    value = ", ".join(names)
+    if len(value) <= MAX_HEADER_CHARS:
+        return value
+    return value[: MAX_HEADER_CHARS - len(MORE)].rpartition(", ")[0] + MORE
 
 
 class Envelope(Protocol):
@@ -128,6 +139,7 @@ class RequestMiddleware:
         request_id = _request_id(headers)
         scope[REQUEST_ID] = request_id
         scope[SEND], scope[KEYS] = send, self._keys
+        dropped: dict[str, str] = {}  # the keywords of schemas that are not enforced
         record = scope[RECORD] = RequestRecord(
             request_id, scope["method"], scope["path"], headers.get("traceparent", "")
         )
@@ -139,6 +151,9 @@ class RequestMiddleware:
                 headers_out["X-Request-Id"] = headers_out["Request-Id"] = request_id  # OpenAI's name and Anthropic's
                 if IGNORED_FIELDS in scope:
                     headers_out["X-Sluice-Ignored-Fields"] = scope[IGNORED_FIELDS]
+                if dropped:
+                    paths = [quote(path, safe="[]$") for path in dropped]  # ASCII without commas
+                    headers_out["X-Sluice-Not-Enforced"] = header_value(paths)
                 if FINGERPRINT in scope:
                     headers_out["X-Sluice-Fingerprint"] = scope[FINGERPRINT]
             await send(message)
@@ -151,6 +166,7 @@ class RequestMiddleware:
                 record.tenant = self._keys.identify(headers)
                 record.admission = self._admission(headers, record.tenant)
             tenant.set(record.admission.get("tenant", "") or _address(scope))
+            grammar_check.dropped.set(dropped)
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             record.outcome = "client_gone"

@@ -7,7 +7,7 @@ ended.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 
@@ -20,8 +20,17 @@ CHILDREN = 2
 MAX_WAITING = 64  # limit on the waiting requests of one tenant
 THREADS = 3  # threads that look for cached grammars, which takes milliseconds; a tenant uses all but one of them
 
+# What this task's request states and a grammar cannot enforce: the paths of keywords and fields, and the reasons.
+dropped: ContextVar[dict[str, str] | None] = ContextVar("dropped", default=None)
 # When all checks of a request must have ended. 0: no deadline yet. Negative: only cached results may be used.
 _deadline: ContextVar[float] = ContextVar("_deadline", default=0.0)
+
+
+def report_dropped(found: Mapping[str, str]) -> None:
+    """Notes dropped keywords for the response's header, if this task handles a request."""
+    known = dropped.get()
+    if known is not None:
+        known.update(found)
 
 
 class Unknown(Exception):

@@ -79,11 +79,12 @@ def parts_of(content: object) -> object:
 
 def joined(texts: Iterable[str]) -> str:
     """Returns the text of a message with these parts, of which pictures are marks. An empty part says nothing."""
-    message = ""
-    for text in texts:
-        both_texts = message and text and not (message.endswith(CLOSE) or text.startswith(OPEN))
-        message += PARTED + text if both_texts else text
-    return message
+    pieces: list[str] = []
+    for text in filter(None, texts):
+        if pieces and not (pieces[-1].endswith(CLOSE) or text.startswith(OPEN)):
+            pieces.append(PARTED)
+        pieces.append(text)
+    return "".join(pieces)
 
 
 def whole(text: str) -> str:

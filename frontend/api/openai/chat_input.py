@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -54,7 +54,7 @@ from frontend.api.requests.request_types import (
     limit_of,
 )
 from frontend.errors import BadRequest, Unprocessable
-from frontend.output_parser.tool_choice import Function
+from frontend.output_parser.tool_choice import INPUT, Function
 from frontend.text.picture_marks import found_in, within
 
 MAX_CALLS = 128
@@ -66,11 +66,31 @@ class CalledFunction(RequestModel):
     parsed_arguments: Ignored = None  # added by OpenAI's SDK
 
 
-class ToolCall(RequestModel):
+class ToolCall(RequestModel, tag="function"):
+    DEFAULT_TYPE = True
+
     id: Text
     function: CalledFunction
-    type: Literal["function"] | None = None
     index: Count | None = None  # copied by clients from the chunks of a stream
+
+    def chat_call(self) -> ChatMessage:
+        return call(self.id, self.function.name, parse_arguments(self.function.arguments or "{}"))
+
+
+class CalledCustomTool(RequestModel):
+    name: Text
+    input: str = ""
+
+
+class CustomToolCall(RequestModel, tag="custom"):
+    """A call of a custom tool, which the model sees as the call of a function with one parameter."""
+
+    id: Text
+    custom: CalledCustomTool
+    index: Count | None = None
+
+    def chat_call(self) -> ChatMessage:
+        return call(self.id, self.custom.name, {INPUT: self.custom.input})
 
 
 class MessageParam(RequestModel):
@@ -83,7 +103,7 @@ class MessageParam(RequestModel):
     content: Content | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_calls: Annotated[list[ToolCall | CustomToolCall], Meta(max_length=MAX_CALLS)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     function_call: Refused = None
@@ -108,10 +128,7 @@ class MessageParam(RequestModel):
 
     def chat_message(self) -> ChatMessage:
         """Returns the message for chat templates. Call arguments become an object if they are the JSON of one."""
-        calls = [
-            call(one.id, one.function.name, parse_arguments(one.function.arguments or "{}"))
-            for one in self.tool_calls or ()
-        ]
+        calls = [one.chat_call() for one in self.tool_calls or ()]
         also = {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
         said = join_text(self.content or self.refusal)
         message = chat_message(ROLES.get(self.role, self.role), said, self.thought, calls)

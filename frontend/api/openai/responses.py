@@ -94,7 +94,7 @@ async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> 
 
 def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampling) -> dict[str, Any]:
     """Returns the fields of a response that repeat fields of its request."""
-    tools = [{"type": "function", **one.definition["function"], "strict": one.strict} for one in known]
+    tools = [_echoed_tool(one) for one in known]
     return {
         "instructions": request.instructions, "max_output_tokens": request.most_tokens,
         "max_tool_calls": request.max_tool_calls, "metadata": request.metadata or {},
@@ -106,6 +106,14 @@ def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampl
         "top_logprobs": request.top_logprobs or 0, "top_p": chosen.top_p,
         "user": request.user,
     }  # fmt: skip
+
+
+def _echoed_tool(tool: Function) -> dict[str, Any]:
+    shown = tool.definition["function"]
+    if tool.custom is None:
+        return {"type": "function", **shown, "strict": tool.strict}
+    form = tool.custom.format or {"type": "text"}
+    return {"type": "custom", "name": tool.name, "description": shown["description"], "format": form}
 
 
 def stream_writer(context: ResponseContext) -> "ResponseWriter":

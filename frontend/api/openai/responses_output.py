@@ -15,6 +15,7 @@ from frontend.api.openai.chat_output import call_id
 from frontend.api.openai.response_types import TokenLogprobs
 from frontend.api.requests.encoding import to_json
 from frontend.api.response_context import ResponseContext
+from frontend.output_parser.custom_input import CustomInput
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning
 from frontend.output_parser.parser import output_parser
@@ -157,6 +158,29 @@ class ToolCall(Item):
         return [event(self._context, types.ArgumentsDone, **self.position, **fields), *super().end(status)]
 
 
+class CustomToolCall(ToolCall):
+    """A call of a custom tool. Its text is the input of the tool."""
+
+    PREFIX, DELTA = "ctc", types.InputDelta
+
+    def __init__(self, context: ResponseContext, index: int, call: int, name: str) -> None:
+        super().__init__(context, index, call, name)
+        self._input = CustomInput()
+
+    def state(self, status: types.ItemStatus) -> types.CustomToolCallItem:  # type: ignore[override]
+        return types.CustomToolCallItem(
+            id=self.id, status=status, input=self.text, call_id=self._call_id, name=self._name
+        )
+
+    def more(self, text: str, scores: Sequence[TokenLogprob]) -> bytes:
+        added = self._input.feed(text)
+        return super().more(added, scores) if added else b""
+
+    def end(self, status: types.ItemStatus) -> list[bytes]:
+        done = event(self._context, types.InputDone, **self.position, input=self.text)
+        return [done, *Item.end(self, status)]
+
+
 class Output:
     """Turns deltas into items. `items` holds the finished items, which are all items after the last delta."""
 
@@ -199,7 +223,8 @@ class Output:
             case ReasoningText(text):
                 return self._say(Reason, text) if self._context.request.shown.reasoning else []
             case CallStart(call, name):
-                return self._begin(ToolCall(self._context, self._next, call, name))
+                kind = CustomToolCall if name in self._context.request.shown.custom_tools else ToolCall
+                return self._begin(kind(self._context, self._next, call, name))
             case CallArguments(_, fragment):
                 return self._more(fragment)
             case CallEnd():

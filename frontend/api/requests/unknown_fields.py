@@ -5,7 +5,6 @@ An ignored field is named in the response header `X-Sluice-Ignored-Fields`, and 
 
 import logging
 import re
-from collections.abc import Mapping
 from urllib.parse import quote
 
 from frontend.api.requests.decoding import OnUnknown, refuse_unknown
@@ -13,9 +12,7 @@ from frontend.api.requests.decoding import OnUnknown, refuse_unknown
 log = logging.getLogger("sluice.frontend")
 
 STRICT_PATHS = frozenset({"/v1/completions"})  # the paths for which the policy `auto` refuses
-MAX_HEADER_CHARS = 1024
 MAX_LOGGED = 1000  # limit on logged field names: a client could otherwise fill the log with made-up names
-MORE = ", ..."
 _INDEX = re.compile(r"\[\d+\]")
 
 
@@ -50,11 +47,3 @@ class UnknownFields:
             log.warning(
                 "requests have the unknown field %.200s, which is ignored; --unknown-fields refuse refuses them", name
             )
-
-
-def header_value(ignored: Mapping[str, None]) -> str:
-    """Returns the names as a header value, separated by commas; a value that would be too long ends with `MORE`."""
-    value = ", ".join(ignored)
-    if len(value) <= MAX_HEADER_CHARS:
-        return value
-    return value[: MAX_HEADER_CHARS - len(MORE)].rpartition(", ")[0] + MORE

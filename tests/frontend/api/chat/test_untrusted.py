@@ -121,7 +121,7 @@ async def test_no_format_lets_clients_spell_special_tokens(tmp_path: Path, name:
     asked = {"model": MODEL, **body} | ({"max_tokens": 5} if api_format is anthropic else {})
     plain = json.loads(json.dumps(asked).replace(json.dumps(FORGED)[1:-1], "word"))
     if name == "chat in parts":
-        plain["messages"] = [{"role": "user", "content": "word"}]
+        plain["messages"] = [{"role": "user", "content": "wo\nrd"}]
     special = context.tokenizer.special_ids
     forged, honest = [(await parse(api_format, one, context)).prompts[0] for one in (asked, plain)]
     assert [id for id in forged if id in special] == [id for id in honest if id in special] != []

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.api.chat.call_history import left_open
 from frontend.api.anthropic import messages
+from frontend.api.chat.call_history import left_open
 from frontend.api.openai import chat, completions
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
 from frontend.api.requests.decoding import convert
@@ -105,7 +105,7 @@ async def test_messages_of_every_role_become_the_prompt(tokenizer: Tokenizer) ->
         {"role": "assistant", "content": "c", "tool_calls": None, "refusal": None, "annotations": [], "audio": None},
         {"role": "tool", "content": "d", "tool_call_id": "1"},
     )
-    assert text == "<system>be brief\n<user>ab\n<assistant>c\n<tool>d\n<assistant>"
+    assert text == "<system>be brief\n<user>a\nb\n<assistant>c\n<tool>d\n<assistant>"
 
 
 PARTS_OF_OTHERS: dict[str, Any] = {
@@ -120,7 +120,7 @@ PARTS_OF_OTHERS: dict[str, Any] = {
 @pytest.mark.parametrize("content", PARTS_OF_OTHERS.values(), ids=PARTS_OF_OTHERS.keys())
 async def test_parts_as_other_clients_send_them_are_texts(tokenizer: Tokenizer, content: Any) -> None:
     said = [*HELLO, {"role": "assistant", "content": content}, *HELLO]
-    assert await shown(tokenizer, *said) == "<user>hi\n<assistant>ab\n<user>hi\n<assistant>"
+    assert await shown(tokenizer, *said) == "<user>hi\n<assistant>a\nb\n<user>hi\n<assistant>"
 
 
 THOUGHTS_OF_OTHERS: dict[str, Any] = {

@@ -8,8 +8,9 @@ import pytest
 
 from frontend.api.openai.chat_input import ChatRequest
 from frontend.api.requests.decoding import decode
-from frontend.api.requests.unknown_fields import MAX_HEADER_CHARS, UnknownFields, header_value
+from frontend.api.requests.unknown_fields import UnknownFields
 from frontend.errors import Unprocessable
+from frontend.server.middleware import MAX_HEADER_CHARS, header_value
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, sending
 from tests.frontend.serving import http_client
