@@ -11,7 +11,7 @@ from msgspec import Meta
 from frontend.api.chat import structured_output_fields
 from frontend.api.llama_cpp import logit_bias
 from frontend.api.llama_cpp.logit_bias import LogitBias
-from frontend.api.llama_cpp.probabilities import MAX_SCORED, needed
+from frontend.api.llama_cpp.probabilities import needed, reporting
 from frontend.api.llama_cpp.prompts import Prompt
 from frontend.api.model_context import ModelContext
 from frontend.api.prepare import Reading, prepare
@@ -111,9 +111,7 @@ class Options(RequestModel):
     ] = 0
     post_sampling_probs: Annotated[
         bool,
-        doc(
-            f"Tell those after sampling; needs `temperature` 0, `top_k` up to {MAX_SCORED}, or only a temperature of 1"
-        ),
+        doc("Tell those after the samplers, penalties, biases and grammars"),
     ] = False
     lora: Annotated[
         Annotated[list[AdapterScale], Meta(max_length=1000)] | None,
@@ -241,6 +239,8 @@ async def options_request(
         options.limit < 0 or options.limit > room, context.max_seq_len,
     )  # fmt: skip
     ruled = _ruled(made.sampling, options, biases.added, forbidden)
+    if options.n_probs and options.post_sampling_probs:
+        ruled = reporting(ruled)
     if options.n_probs:
         ruled = msgspec.structs.replace(ruled, logprobs=_scored(options, ruled, len(prompts), context))
     return replace(

@@ -1,6 +1,7 @@
 """Custom tools, whose input is a text, in responses and in chats; and sessions that began with another model."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -66,10 +67,13 @@ async def test_response_has_the_call_of_a_custom_tool(qwen: Model, size: int) ->
 
 async def test_official_package_reads_a_streamed_call(qwen: Model) -> None:
     qwen.says = [SAID]
-    async with qwen.served() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as sdk:
-        async with sdk.responses.stream(model=MODEL, input="Go", tools=[TOOL]) as stream:  # type: ignore[list-item]
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_response()
+    async with (
+        qwen.served() as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as sdk,
+        sdk.responses.stream(model=MODEL, input="Go", tools=[TOOL]) as stream,  # type: ignore[list-item]
+    ):
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_response()
     call: Any = final.output[-1]
     assert (call.type, call.input) == ("custom_tool_call", PATCH)
     assert "response.custom_tool_call_input.delta" in kinds
@@ -146,12 +150,13 @@ async def test_custom_tool_without_a_name_is_refused(qwen: Model) -> None:
 # items of other tools
 
 CALLED: dict[str, tuple[list[dict[str, Any]], list[str]]] = {  # what the items are → items, what the prompt shows
-    "custom": ([{"type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": "pat", "status": "completed"},
+    "custom": ([{"type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": "pat"},
                 {"type": "custom_tool_call_output", "call_id": "1", "output": "fine"}],
                ['"apply_patch"', '"input": "pat"', "fine"]),
     "custom in parts": ([{"type": "custom_tool_call", "call_id": "1", "name": "f", "input": "", "id": "ctc_1"},
                          {"type": "custom_tool_call_output", "call_id": "1",
-                          "output": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}], ["a\nb"]),
+                          "output": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}],
+                        ["a\nb"]),
     "local shell": ([{"type": "local_shell_call", "id": "l1", "call_id": "1", "status": "completed",
                       "action": {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": None}},
                      {"type": "local_shell_call_output", "call_id": "1", "output": '{"output": "a.py"}'}],
@@ -167,7 +172,7 @@ CALLED: dict[str, tuple[list[dict[str, Any]], list[str]]] = {  # what the items 
                       "operation": {"type": "delete_file", "path": "a.py"}},
                      {"type": "apply_patch_call_output", "call_id": "1", "status": "failed"}],
                     ['"apply_patch"', "delete_file", "failed"]),
-    "computer": ([{"type": "computer_call", "id": "c", "call_id": "1", "pending_safety_checks": [], "status": "completed",
+    "computer": ([{"type": "computer_call", "id": "c", "call_id": "1", "pending_safety_checks": [],
                    "action": {"type": "click", "x": 1, "y": 2, "button": "left"}},
                   {"type": "computer_call_output", "call_id": "1",
                    "output": {"type": "computer_screenshot", "image_url": "data:image/png;base64,"}}],
@@ -184,7 +189,8 @@ UNSEEN: list[dict[str, Any]] = [
     {"type": "image_generation_call", "id": "i", "status": "generating", "result": "HIDDEN"},
     {"type": "code_interpreter_call", "id": "x", "status": "completed", "code": "HIDDEN", "container_id": "c",
      "outputs": None},
-    {"type": "compaction", "encrypted_content": "HIDDEN"}, {"type": "reasoning", "summary": [], "encrypted_content": "H"},
+    {"type": "compaction", "encrypted_content": "HIDDEN"},
+    {"type": "reasoning", "summary": [], "encrypted_content": "HIDDEN"},
     {"type": "tool_search_call", "arguments": {"query": "HIDDEN"}, "call_id": "t", "execution": "client"},
     {"type": "tool_search_output", "tools": [], "call_id": "t", "execution": "client"},
     {"type": "mcp_approval_request", "id": "a", "name": "HIDDEN", "arguments": "{}", "server_label": "s"},
@@ -227,5 +233,5 @@ async def test_session_of_ten_turns_that_began_elsewhere_goes_on(qwen: Model) ->
         assert [item["type"] for item in output] == ["message", "custom_tool_call"], turn
         history += output
         history.append({"type": "custom_tool_call_output", "call_id": output[-1]["call_id"], "output": f"ok {turn}"})
-    assert all(later.startswith(before.removesuffix("<|im_start|>assistant\n"))
-               for before, later in zip(qwen.prompts, qwen.prompts[1:], strict=False)), "each turn extends the prefix"  # fmt: skip
+    begun = [prompt.removesuffix("<|im_start|>assistant\n") for prompt in qwen.prompts]
+    assert all(later.startswith(before) for before, later in pairwise(begun)), "each turn extends the prefix"
