@@ -64,10 +64,9 @@ def _function(tool: Tool, path: str) -> Function | None:
 
 def _freeform(tool: FreeformDefinition | FreeformTool, path: str) -> Function:
     """Returns the function of one text that stands for a custom tool."""
-    form, grammar = tool.format, tool.format
+    form = tool.format
     nested = isinstance(form, GrammarInput)
-    if isinstance(form, GrammarInput):
-        grammar = form.grammar
+    grammar = form.grammar if isinstance(form, GrammarInput) else form
     text: dict[str, Any] = {"type": "string"}
     description, syntax = tool.description or "", ""
     if isinstance(grammar, Grammar):
