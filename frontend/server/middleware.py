@@ -34,6 +34,7 @@ from frontend.server.auth import KEYS, ApiKeys
 from frontend.server.gateway import Admission
 from frontend.server.hosts import Hosts
 from frontend.server.origins import Origins
+from frontend.text import grammar_check
 from frontend.turns import tenant
 
 log = logging.getLogger("sluice.frontend")
