@@ -141,7 +141,8 @@ class Message(PartItem):
 class ToolCall(Item):
     """A tool call. Its text is the arguments of the call."""
 
-    PREFIX, DEFAULT_STATUS, DELTA = "fc", INCOMPLETE, types.ArgumentsDelta
+    PREFIX, DEFAULT_STATUS = "fc", INCOMPLETE
+    DELTA: ClassVar[type[types.ItemEvent]] = types.ArgumentsDelta
 
     def __init__(self, context: ResponseContext, index: int, call: int, name: str) -> None:
         super().__init__(context, index)
@@ -161,7 +162,8 @@ class ToolCall(Item):
 class CustomToolCall(ToolCall):
     """A call of a custom tool. Its text is the input of the tool."""
 
-    PREFIX, DELTA = "ctc", types.InputDelta
+    PREFIX = "ctc"
+    DELTA = types.InputDelta
 
     def __init__(self, context: ResponseContext, index: int, call: int, name: str) -> None:
         super().__init__(context, index, call, name)
