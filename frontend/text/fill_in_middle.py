@@ -94,4 +94,5 @@ async def with_suffix(prompts: Sequence[list[int]], suffix: str, tokenizer: Toke
 
 def _id(mark: str, tokenizer: Tokenizer) -> list[int]:
     """Returns a list with the id of a mark; an empty list if the mark is not a token."""
-    return list(tokenizer.ids_of({mark: mark}))
+    id = tokenizer.id_of_mark(mark)
+    return [] if id is None else [id]
