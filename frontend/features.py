@@ -33,6 +33,7 @@ class Features:
     echo: tuple[str, ...] = ()  # each prompt's text, to be put before its choices; "" for a prompt of ids
     prompt_logprobs: int | None = None  # number of likeliest tokens to report per position; None: no log-probabilities
     output_ms: int = 0  # time limit from the first token on, which ends only an output with a line break; 0: none
+    indent: int = 0  # how many blanks each line but the first must begin with, else the output ends; 0: any number
     receipt: bool = False  # whether the response has receipts
     checked: list[int] | None = None  # an output that is checked instead of generated; needs one prompt and n = 1
     scored: Scored | None = None

@@ -39,6 +39,7 @@ class Shown:
     stop: bool = False  # whether a choice includes the stop string that ended it
     specials: bool = False  # whether the text shows special tokens
     reasoning: bool = True
+    custom_tools: frozenset[str] = frozenset()  # the functions whose calls are shown as calls of custom tools
 
 
 @dataclass(frozen=True, slots=True)

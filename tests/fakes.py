@@ -103,6 +103,10 @@ class FakePool:
         """The number of sequences that the only worker can hold."""
         return self.welcome.limits.max_sequences if self.welcome else 0
 
+    def concurrency(self) -> int:
+        """The number of sequences that the only worker can run at once."""
+        return self.welcome.limits.max_batch if self.welcome else 0
+
     @property
     def connections(self) -> list[Self]:
         """Returns the fake itself as the connection to its only worker."""

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -60,6 +61,14 @@ class ServedModel:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @cached_property
+    def listed_names(self) -> tuple[str, ...]:
+        """The names that lists of models show: all but paths of this machine, which only requests may use.
+
+        The first name is always listed.
+        """
+        return (self.name, *[name for name in self.names[1:] if not _is_path(name)])
 
     @property
     def pool(self) -> WorkerPool:
@@ -248,6 +257,10 @@ class ModelTable:
         """Fails all running requests, and closes all connections to workers."""
         for model in self._models:
             await model.pool.close()
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", "~", "./", "../")) or Path(name).exists()
 
 
 def scaled_adapter(known: Sequence[Adapter], scales: Mapping[int, float], field: str) -> Adapter | None:

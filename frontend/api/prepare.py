@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from frontend.api.chat.structured_output_fields import StructuredOutput
 from frontend.api.chat.thinking_fields import NO_BUDGET, Budget
 from frontend.api.context_length import check_length
 from frontend.api.model_context import ModelContext
 from frontend.api.requests.likely_tokens import NO_TOPS, Places, TokenLimits, Tops, within_limits
-from frontend.api.requests.request_types import GenerationFields
+from frontend.api.requests.request_types import MAX_STOP_IDS, GenerationFields
 from frontend.api.sampling import chosen_sampling
 from frontend.api.truncation import truncated
 from frontend.features import NO_FEATURES, Features
@@ -23,7 +25,8 @@ from frontend.output_parser.calls.tool_syntax import specials_of
 from frontend.output_parser.formats import ParserConfig, Reasoning, with_reasoning
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
 from frontend.request import Admission, GenerationRequest, Shown
-from shared.messages import Picture, ThinkingBudget
+from frontend.text.fill_in_middle import ends_of
+from shared.messages import Picture, Sampling, ThinkingBudget
 
 Prompts = Sequence[list[int]]
 
@@ -75,6 +78,8 @@ async def prepare(
         prompt_logprobs=tops.prompt is not None or (tops.output is not None and bool(reading.features.echo)),
         prompt_top=tops.prompt or 0,
     )  # fmt: skip
+    if reading.tool_choice is None and not fields.ignore_eos:
+        chosen = _ended_as_a_middle(chosen, prompts, context)
     if budget is not None:
         from frontend.api.chat.thinking_budget import check_budget
 
@@ -83,8 +88,17 @@ async def prepare(
         tuple(prompts), chosen, stops=fields.stops, n=reading.n, stream=fields.stream, model=context.model,
         parser_config=_parser_config(reading, begins, context),
         features=_features(reading, whole, prompts, most, tops.prompt, context, pictures),
-        shown=shown(fields), admission=admission(fields), param=reading.param, format_data=reading.format_data,
+        shown=_shown_with_tools(reading), admission=admission(fields), param=reading.param,
+        format_data=reading.format_data,
     )  # fmt: skip
+
+
+def _ended_as_a_middle(chosen: Sampling, prompts: Prompts, context: ModelContext) -> Sampling:
+    """Returns the parameters with the tokens that end a middle if a prompt asks for one, as no other token may."""
+    if not (ends := ends_of(prompts, context.tokenizer)):
+        return chosen
+    ids = tuple(dict.fromkeys([*chosen.stop_token_ids, *ends]))[:MAX_STOP_IDS]
+    return msgspec.structs.replace(chosen, stop_token_ids=ids)
 
 
 def _most_tokens(reading: Reading, prompts: Prompts, context: ModelContext) -> int:
@@ -155,6 +169,8 @@ def _features(
     if reading.features.echo:  # the client's exact text is echoed only if the prompt was not shortened
         texts = zip(reading.features.echo, whole, prompts, strict=True)
         asked["echo"] = tuple([text if all is some else "" for text, all, some in texts])
+    if indent := getattr(fields, "n_indent", 0):
+        asked["indent"] = indent
     if getattr(fields, "continue_from", None) is not None:
         from frontend.api.chat.continuation import continued_ids
 
@@ -170,6 +186,13 @@ def _features(
     return replace(reading.features, **asked) if asked else reading.features
 
 
+def _shown_with_tools(reading: Reading) -> Shown:
+    made, choice = shown(reading.fields), reading.tool_choice
+    if choice is None or not choice.functions or not (names := choice.custom_names):
+        return made
+    return replace(made, custom_tools=names)
+
+
 def admission(fields: GenerationFields) -> Admission:
     return Admission(fields.cache_salt or "", fields.deadline_ms or 0, fields.priority)
 
@@ -179,7 +202,7 @@ def shown(fields: GenerationFields) -> Shown:
     asks, options = partial(getattr, fields), fields.stream_options
     return Shown(
         usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
+        continuous_usage=bool(options and options.continuous_usage_stats and options.include_usage is not False),
         timings=fields.timings,
         telemetry=asks("telemetry", None),
         ids=asks("return_token_ids", False),

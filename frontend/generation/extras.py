@@ -24,6 +24,10 @@ def extras_of(
         from frontend.generation.continued import Continued
 
         extras.append(Continued(features.continued, text))
+    if features.indent:
+        from frontend.generation.indentation import Indentation
+
+        extras.append(Indentation(features.indent, text))
     if features.output_ms:
         from frontend.generation.time_limit import TimeLimit
 

@@ -16,6 +16,23 @@ class Mode(StrEnum):
     REQUIRED = "required"
 
 
+INPUT = "input"  # the parameter of a function that stands for a custom tool
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """What a custom tool, whose input is a text, has besides its name.
+
+    syntax: of the grammar that the input keeps to: "regex", "lark", or "" if there is none
+    param: the request field that holds the grammar
+    format: the format as the client sent it
+    """
+
+    syntax: str = ""
+    param: str = ""
+    format: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """A function that the client offers.
@@ -23,6 +40,7 @@ class Function:
     parameters: a JSON schema of an object
     param: the request field that holds `parameters`
     definition: the description that a chat template reads
+    custom: set if the function stands for a custom tool; its only parameter is then `INPUT`, a text
     """
 
     name: str
@@ -30,6 +48,7 @@ class Function:
     strict: bool
     param: str
     definition: dict[str, Any]
+    custom: Custom | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,11 @@ class ToolChoice:
     def shown_functions(self) -> tuple[Function, ...]:
         """The functions that the prompt shows."""
         return () if self.mode is Mode.NONE else self.functions
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        """The names of the functions that stand for custom tools."""
+        return frozenset([one.name for one in self.functions if one.custom is not None])
 
     @property
     def callable_functions(self) -> list[Function]:

@@ -8,6 +8,7 @@ from codecs import utf_8_decode
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from frontend.text.indentation import IndentedLines
 from frontend.text.stop_strings import Search, Stops
 
 PARTIAL = "\udc80"  # stands for the text of a token that must be decoded from its bytes; a lone surrogate is no text
@@ -213,13 +214,20 @@ class OutputText:
         """
         self._include_stop = include_stop
         self._detokenizer = detokenizer
-        self._search = None if stops is None else Search(stops)
+        self._search: Search | IndentedLines | None = None if stops is None else Search(stops)
         self._searched = searched
         self._ids: list[int] = []  # the ids that are held back; `_texts` has their texts
         self._texts: list[str] = []
         self._position = 0  # how many characters were released
         self.consumed = 0  # how many ids were released; usage counts these
         self.stop: str | None = None  # the stop string that ended the stream
+
+    def watch_lines(self, least: int) -> IndentedLines:
+        """Also ends the text before a line with fewer than `least` blanks at its beginning. Returns the search."""
+        inner = self._search
+        assert not isinstance(inner, IndentedLines)
+        self._search = lines = IndentedLines(least, inner)
+        return lines
 
     def push(self, ids: list[int]) -> Released:
         """Adds ids, and returns what can be released now. Without stop strings, releases all `ids` at once."""
@@ -252,7 +260,7 @@ class OutputText:
                 return self._cut(self._search)
         return self._release(len(self._texts))
 
-    def _watch(self, search: Search, searched: str, ids: list[int], texts: list[str]) -> Released:
+    def _watch(self, search: Search | IndentedLines, searched: str, ids: list[int], texts: list[str]) -> Released:
         if self.stop is not None:
             return [], [], self.stop
         search.feed(searched)
@@ -275,7 +283,7 @@ class OutputText:
         self.consumed += len(ids)
         return ids, texts, None
 
-    def _cut(self, search: Search) -> Released:
+    def _cut(self, search: Search | IndentedLines) -> Released:
         end = search.end if self._include_stop else search.start  # where the text ends
         left = end - self._position
         count = self._safe_count(search.end - 1) + 1  # the ids up to the one that completed the stop string

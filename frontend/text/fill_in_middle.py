@@ -28,7 +28,12 @@ REPOSITORY: Sequence[tuple[str, str]] = (
     ("<repo_name>", "<file_sep>"),  # StarCoder2
     ("<reponame>", "<filename>"),  # StarCoder, Granite Code
 )
-PADDING = ("<|fim_pad|>", "<fim_pad>")  # padding tokens, which also end the middle
+# Tokens that begin something else or end a file, so that they end the middle, too. Not all of them end other outputs of
+# the model: an instruct model ends its turn with another token.
+ENDS = (
+    "<|fim_pad|>", "<fim_pad>", "<fim-pad>", *chain.from_iterable(REPOSITORY), "<|file_separator|>", "<|endoftext|>",
+    "<|end_of_text|>", "<｜end▁of▁sentence｜>", "▁<EOT>", "<EOT>", "<|EOT|>",
+)  # fmt: skip
 
 
 def layout_of(tokenizer: Tokenizer) -> Layout | None:
@@ -50,8 +55,19 @@ def repository_marks(tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 def ends(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the ids of tokens that end the middle, in addition to the tokens that end any output."""
-    padding = [id for mark in PADDING for id in _id(mark, tokenizer)]
-    return (*padding, *(repository_marks(tokenizer) or ()))
+    return tuple([id for mark in ENDS for id in _id(mark, tokenizer)])
+
+
+def ends_of(prompts: Sequence[list[int]], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns `ends` if one of the prompts, as token ids, asks for a middle; else nothing.
+
+    Such a prompt has all marks of the model's layout, whoever has put them there.
+    """
+    layout = layout_of(tokenizer)
+    if layout is None:
+        return ()
+    marks = [id for part in layout if part not in (PREFIX, SUFFIX) for id in _id(part, tokenizer)]
+    return ends(tokenizer) if any(all(mark in ids for mark in marks) for ids in prompts) else ()
 
 
 async def with_suffix(prompts: Sequence[list[int]], suffix: str, tokenizer: Tokenizer) -> list[list[int]]:
@@ -78,4 +94,5 @@ async def with_suffix(prompts: Sequence[list[int]], suffix: str, tokenizer: Toke
 
 def _id(mark: str, tokenizer: Tokenizer) -> list[int]:
     """Returns a list with the id of a mark; an empty list if the mark is not a token."""
-    return list(tokenizer.ids_of({mark: mark}))
+    id = tokenizer.id_of_mark(mark)
+    return [] if id is None else [id]

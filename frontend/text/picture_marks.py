@@ -2,6 +2,9 @@
 
 A mark begins and ends with half of a surrogate pair. A client cannot send these characters, because JSON in UTF-8
 cannot hold them, so a mark cannot be forged. Code that joins, trims or moves texts needs no special case for marks.
+
+PARTED stands between two texts of a message. A template that gets parts gets both texts as parts; for any other
+template, PARTED becomes a line break.
 """
 
 import hashlib
@@ -9,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-OPEN, CLOSE = "\udcf0", "\udcf1"
+OPEN, CLOSE, PARTED = "\udcf0", "\udcf1", "\udcf2"
 MARK = re.compile(f"{OPEN}([0-9a-f]{{64}}){CLOSE}")
 PICTURES = "pictures"  # the key of a message's pictures: its sources by their marks
 
@@ -69,9 +72,24 @@ def parts_of(content: object) -> object:
     for place, piece in enumerate(MARK.split(content)):  # texts at even places, digests of marks at odd places
         if place % 2:
             parts.append({"type": "image"})
-        elif piece:
-            parts.append({"type": "text", "text": piece})
+        else:
+            parts += [{"type": "text", "text": text} for text in piece.split(PARTED) if text]
     return parts
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Returns the text of a message with these parts, of which pictures are marks. An empty part says nothing."""
+    pieces: list[str] = []
+    for text in filter(None, texts):
+        if pieces and not (pieces[-1].endswith(CLOSE) or text.startswith(OPEN)):
+            pieces.append(PARTED)
+        pieces.append(text)
+    return "".join(pieces)
+
+
+def whole(text: str) -> str:
+    """Returns a message's text with line breaks between its parts."""
+    return text.replace(PARTED, "\n")
 
 
 def without_sources(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Source]]:

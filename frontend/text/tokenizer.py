@@ -267,6 +267,17 @@ class Tokenizer:
         find = self._engine.token_to_id
         return {id: text for spelling, text in marks.items() if (id := find(spelling)) is not None}
 
+    @cached_property
+    def _known_marks(self) -> dict[str, int | None]:
+        return {}
+
+    def id_of_mark(self, spelling: str) -> int | None:
+        """Returns the id of a token by its spelling, or None. Remembers it, so only for spellings that are fixed."""
+        marks = self._known_marks
+        if spelling not in marks:
+            marks[spelling] = self._engine.token_to_id(spelling)
+        return marks[spelling]
+
     def _plain_detokenizer(self) -> Detokenizer:
         match self._decoding.kind:
             case "bytes":

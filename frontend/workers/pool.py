@@ -104,8 +104,15 @@ class WorkerPool:
 
     def places(self, fingerprint: str = "") -> int:
         """Returns how many sequences the ready workers with this fingerprint ("": all) can hold; 0 if unknown."""
+        return self._sum_of("max_sequences", fingerprint)
+
+    def concurrency(self) -> int:
+        """Returns how many sequences the ready workers can run at once; 0 if unknown."""
+        return self._sum_of("max_batch")
+
+    def _sum_of(self, limit: str, fingerprint: str = "") -> int:
         ready = [one.welcome for one in self.membership.ready(fingerprint=fingerprint)]
-        known = [welcome.limits.max_sequences if welcome else 0 for welcome in ready]
+        known = [getattr(welcome.limits, limit) if welcome else 0 for welcome in ready]
         return sum(known) if all(known) else 0
 
     async def submit(

@@ -1,9 +1,11 @@
 """Reads a GGUF file, or the split files of one model: metadata as Python values, and where each tensor lies.
 
 The library `gguf` reads the container. This module checks what the library does not: that the file is long enough, and
-that split files belong together.
+that split files belong together. Texts that are not UTF-8 are read with U+FFFD for each wrong byte, and a warning; only
+the texts of a tokenizer's lists must be right, because wrong ones would be other tokens.
 """
 
+import logging
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +17,11 @@ from gguf import GGUFReader, GGUFValueType, ReaderField, ReaderTensor
 from shared.gguf.errors import GgufError
 from shared.gguf.naming import MAGIC
 
+log = logging.getLogger("sluice.gguf")
+
 SPLIT_COUNT = "split.count"
+TOKENIZER_LISTS = "tokenizer."  # how the names of a tokenizer's lists begin
+UNDECODED = "surrogateescape"  # how bytes that are not UTF-8 are kept until it is known what they are for
 WIDEST = 4  # bytes of the largest number in a tensor; tensors begin at multiples of WIDEST
 
 
@@ -128,7 +134,7 @@ def _strings(data: memoryview, at: int, count: int) -> tuple[list[str], int]:
         at += 8
         if length > len(data) - at:
             raise EOFError(f"it ends after {len(data)} bytes")
-        found.append(bytes(data[at : at + length]).decode())
+        found.append(bytes(data[at : at + length]).decode(errors=UNDECODED))
         at += length
     return found, at
 
@@ -142,10 +148,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         if version and not version & 0xFFFF:
             raise GgufError(f"{path} holds big-endian numbers, which are not supported")
         reader = _Reader(path)
-        metadata = {name: _plain(field) for name, field in reader.fields.items()}
+        metadata = {name: _decoded(path, name, _plain(field)) for name, field in reader.fields.items()}
         return metadata, {tensor.name: _stored(path, tensor) for tensor in reader.tensors}
     except GgufError:
         raise
+    except UnicodeDecodeError as error:
+        raise GgufError(f"{path} has a name that is not UTF-8: {error.object[:80]!r}") from error
     except OSError as error:
         raise GgufError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # the library raises many types of exceptions for broken files
@@ -156,7 +164,30 @@ def _plain(field: ReaderField) -> Any:
     """Returns a field's value. A float32 becomes the shortest decimal that rounds to it, for example 1e-06."""
     if field.types == [GGUFValueType.FLOAT32]:
         return float(str(field.parts[field.data[0]][0]))
+    if field.types == [GGUFValueType.STRING]:
+        return bytes(field.parts[field.data[0]]).decode(errors=UNDECODED)
     return field.parts[field.data[0]] if field.types[:1] == [GGUFValueType.ARRAY] else field.contents()
+
+
+def _decoded(path: Path, name: str, value: Any) -> Any:
+    """Returns a value without undecoded bytes. Raises GgufError for such bytes in a list of a tokenizer."""
+    if isinstance(value, str):
+        if value.isascii() or (text := _valid(value)) == value:
+            return value
+        log.warning("%s: %s has bytes that are not UTF-8, which are read as U+FFFD", path.name, name)
+        return text
+    if not (isinstance(value, list) and value and isinstance(value[0], str)):
+        return value
+    if (texts := [one if one.isascii() else _valid(one) for one in value]) == value:
+        return value
+    if name.startswith(TOKENIZER_LISTS):
+        raise GgufError(f"{path}: {name} has a text that is not UTF-8")
+    log.warning("%s: %s has bytes that are not UTF-8, which are read as U+FFFD", path.name, name)
+    return texts
+
+
+def _valid(text: str) -> str:
+    return text.encode(errors=UNDECODED).decode(errors="replace")
 
 
 def _stored(path: Path, tensor: ReaderTensor) -> StoredTensor:

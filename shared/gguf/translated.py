@@ -8,6 +8,7 @@ temporary one.
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ from shared.gguf.errors import GgufError
 from shared.gguf.naming import INDEX
 from shared.gguf.tower_file import TowerFile
 from shared.private_files import cache_folder, is_trusted, private_cache
+
+log = logging.getLogger("sluice.gguf")
 
 HERE = Path(__file__).parent
 TEMPORARY = "sluice-gguf-"  # how names of temporary folders begin
@@ -101,6 +104,8 @@ def _translate(files: Sequence[Path], folder: Path, tower: TowerFile | None, onl
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"the translation exited with {done.returncode}"]
         raise GgufError(lines[-1] if done.returncode == 3 else f"{files[0]} cannot be translated: {lines[-1]}")
+    for warning in dict.fromkeys(done.stderr.splitlines()):
+        log.warning("%s", warning)
 
 
 def _move(staging: Path, folder: Path) -> None:

@@ -14,6 +14,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, array_like=True):
     eos_token_ids: tuple[int, ...]
     hidden_size: int = 0  # length of the vector that `Submit.pooling` asks for
     max_sequences: int = 0  # most sequences that can run and wait at once; 0: the worker does not say
+    max_batch: int = 0  # most sequences that can run at once; 0: the worker does not say
 
 
 class Welcome(Message, frozen=True):

@@ -57,6 +57,7 @@ class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
     mirostat: int = 0  # version of Mirostat, 1 or 2, applied after the samplers of `order`; 0: off
     mirostat_tau: float = 5.0  # Mirostat's target surprise, in bits
     mirostat_eta: float = 0.1  # Mirostat's learning rate: how fast its bound on the surprise moves
+    reports: bool = False  # whether the log-probabilities of the output are those after the chain
 
     @property
     def reads_tokens(self) -> bool:

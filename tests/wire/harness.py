@@ -96,7 +96,7 @@ class Worker:
         return self.over or WireConfig(run_dir=str(self.folder))
 
     def __enter__(self) -> "Worker":
-        limits = Limits(self.max_seq_len, VOCAB, (), max_sequences=self.max_batch + self.max_waiting)
+        limits = Limits(self.max_seq_len, VOCAB, (), 0, self.max_batch + self.max_waiting, self.max_batch)
         self.pool = PagePool(self.pages, 16)
         config = SchedulerConfig(max_seq_len=2048, max_batch_size=self.max_batch, max_waiting_requests=self.max_waiting)
         self.scheduler = Scheduler(config, [self.pool])

@@ -167,6 +167,7 @@ def build_engine(
             spec.eos_ids,
             spec.hidden_size,
             worker.max_batch_size + worker.max_waiting_requests,
+            worker.max_batch_size,
         ),
         tokenizer_hash=files.tokenizer_hash,
         compiler=compiler,

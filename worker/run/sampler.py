@@ -30,7 +30,9 @@ def sample_rows(
 ) -> Tensor:
     """Samples an id for each row and returns [R] int64 on the device of the logits, without waiting for the device.
 
-    logits: [R, V] float32. progress: called after each row with a chain of samplers
+    logits: [R, V] float32. A row whose chain of samplers reports its result (`SamplerChain.reports`) is replaced by
+    what the chain leaves, from which the log-probabilities are computed afterwards.
+    progress: called after each row with a chain of samplers
     """
     if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
         return first_highest(logits)
@@ -38,7 +40,11 @@ def sample_rows(
     if any([sequence.sampling.chain is not None for sequence, _ in rows]):
         from worker.run.samplers.chain import chained
 
-        return plain_kernel(chained(adjust(logits, params), rows, progress), params.plain, params.stages)
+        left = chained(adjust(logits, params), rows, progress)
+        for place, (sequence, _) in enumerate(rows):
+            if (chain := sequence.sampling.chain) is not None and chain.reports:
+                logits[place] = left[place]
+        return plain_kernel(left, params.plain, params.stages)
     return sample(logits, params, plain_kernel)
 
 

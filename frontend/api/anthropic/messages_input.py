@@ -3,6 +3,9 @@
 One message may become several chat messages, because each tool result becomes a chat message of its own.
 """
 
+import base64
+import binascii
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,7 +25,7 @@ from frontend.api.chat.structured_output_fields import OutputConfig
 from frontend.api.chat.thinking_fields import ThinkingField, thinking
 from frontend.api.chat.tool_fields import CustomToolChoice, CustomTools
 from frontend.api.model_context import ModelContext
-from frontend.api.requests.request_model import RequestModel, out_of_range
+from frontend.api.requests.request_model import FieldError, RequestModel, out_of_range
 from frontend.api.requests.request_types import (
     STOPS,
     GenerationFields,
@@ -37,8 +40,7 @@ from frontend.api.requests.request_types import (
     doc,
 )
 from frontend.output_parser.tool_choice import Function
-from frontend.text.chat_template import TemplateError
-from frontend.text.picture_marks import Source, base64_source, found_in, within
+from frontend.text.picture_marks import PICTURES, Source, base64_source, found_in, joined, within
 
 # the content blocks
 
@@ -103,6 +105,55 @@ class ImageBlock(_Block, tag="image"):
         return self.source.mark
 
 
+class TextSource(RequestModel, tag_field="type", tag="text"):
+    data: str
+    media_type: Literal["text/plain"] | None = None
+
+    @property
+    def parts(self) -> list[TextBlock | ImageBlock]:
+        return [TextBlock(text=self.data)]
+
+
+class Base64Text(RequestModel, tag_field="type", tag="base64"):
+    """A text file in base64. PDF files are refused, because nothing here reads them."""
+
+    data: str
+    media_type: Literal["text/plain"]
+
+    def __post_init__(self) -> None:
+        try:
+            base64.b64decode(self.data, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            raise FieldError("data", "must be base64 of a text in UTF-8", code="out_of_range") from None
+
+    @property
+    def parts(self) -> list[TextBlock | ImageBlock]:
+        return [TextBlock(text=base64.b64decode(self.data).decode())]
+
+
+class ContentSource(RequestModel, tag_field="type", tag="content"):
+    content: str | Annotated[list[TextBlock | ImageBlock], Meta(max_length=MAX_PARTS)]
+
+    @property
+    def parts(self) -> list[TextBlock | ImageBlock]:
+        return [TextBlock(text=self.content)] if isinstance(self.content, str) else self.content
+
+
+class DocumentBlock(_Block, tag="document"):
+    """A document, which the model sees as its title, its context and its text."""
+
+    ONLY: ClassVar = {"citations": ({"enabled": False},)}
+
+    given: TextSource | Base64Text | ContentSource = msgspec.field(name="source")
+    title: str | None = None
+    context: str | None = None
+    cache_control: Ignored = None
+
+    @property
+    def parts(self) -> list[TextBlock | ImageBlock]:
+        return [*(TextBlock(text=one) for one in (self.title, self.context) if one), *self.given.parts]
+
+
 class ToolUseBlock(_Block, tag="tool_use"):
     id: Text
     name: Text
@@ -123,13 +174,13 @@ class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
 
 class ToolResultBlock(_Block, tag="tool_result"):
     tool_use_id: Text
-    content: str | Annotated[list[TextBlock | ImageBlock], Meta(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[TextBlock | ImageBlock | DocumentBlock], Meta(max_length=MAX_PARTS)] | None = None
     is_error: bool | None = None
     toolset_name: Ignored = None
     cache_control: Ignored = None
 
 
-UserBlock = TextBlock | ImageBlock | ToolResultBlock
+UserBlock = TextBlock | ImageBlock | DocumentBlock | ToolResultBlock
 AssistantBlock = TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
 _SomeParts = Meta(min_length=1, max_length=MAX_PARTS)
 
@@ -153,15 +204,33 @@ class UserMessage(RequestModel, tag_field="role", tag="user"):
                 messages += [within(_result(block), f"content[{at}]") for at, block in enumerate(results, place)]
             else:
                 said = [block for block in run if not isinstance(block, ToolResultBlock)]
-                messages.append(chat_message("user", join_text(said)) | found_in(said, "content", place))
+                messages.append(chat_message("user", join_text(_flat(said))) | _pictures(said, place))
             place += len(run)
         return messages
 
 
 def _result(block: ToolResultBlock) -> ChatMessage:
-    text = join_text(block.content)
+    content = block.content if isinstance(block.content, str) else _flat(block.content or ())
+    text = join_text(content)
     result = chat_message("tool", f"Error: {text}" if block.is_error else text)
-    return result | {"tool_call_id": block.tool_use_id} | found_in(block.content or (), "content")
+    return result | {"tool_call_id": block.tool_use_id} | _pictures(block.content or ())
+
+
+def _flat(blocks: Iterable[TextBlock | ImageBlock | DocumentBlock]) -> list[TextBlock | ImageBlock]:
+    """Returns the blocks with the parts of documents in their places."""
+    return [part for one in blocks for part in (one.parts if isinstance(one, DocumentBlock) else (one,))]
+
+
+def _pictures(blocks: str | Sequence[TextBlock | ImageBlock | DocumentBlock], first: int = 0) -> ChatMessage:
+    """Does the same as `found_in` for blocks of `content`, also for the pictures of documents."""
+    found: dict[str, Source] = {}
+    for place, block in enumerate(() if isinstance(blocks, str) else blocks, first):
+        if isinstance(block, DocumentBlock):
+            shown = within(found_in(block.given.parts, "source.content"), f"content[{place}]")
+        else:
+            shown = found_in([block], "content", place)
+        found = shown.get(PICTURES, {}) | found
+    return {PICTURES: found} if found else {}
 
 
 class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):
@@ -180,7 +249,7 @@ class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):
                     thoughts.append(thought)
                 case ToolUseBlock(id=id, name=name, input=arguments):
                     calls.append(call(id, name, arguments))
-        return [chat_message("assistant", "".join(texts), "\n".join(thoughts), calls)]
+        return [chat_message("assistant", joined(texts), "\n".join(thoughts), calls)]
 
 
 class SystemMessage(RequestModel, tag_field="role", tag="system"):
@@ -204,6 +273,7 @@ OutputField = Annotated[
     OutputConfig | None,
     doc("`format`: a JSON schema that the answer keeps to; `effort`: passed to templates that know degrees"),
 ]
+BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
 _ONLY: dict[str, Sequence[Any]] = {
     "mcp_servers": ([],),
@@ -272,8 +342,7 @@ async def message_prompt(
 ) -> Prompt:
     """Renders the prompt of a request's messages. If the last message is the assistant's, the answer continues it.
 
-    If the template accepts a system message only at the beginning, later system messages become user messages. Raises
-    BadRequest or Unprocessable.
+    Raises BadRequest or Unprocessable.
     """
     messages = [
         within(shown, f"messages[{place}]")
@@ -282,22 +351,21 @@ async def message_prompt(
     ]
     if messages[0]["role"] == "system":
         raise out_of_range("messages[0].role", "system", "user or assistant: what stands before is `system`")
-    system = [chat_message("system", join_text(request.system))] if request.system else []
-    messages = merge_same_role([*system, *messages])
+    system = _system_text(request.system)
+    messages = merge_same_role([*([chat_message("system", system)] if system else []), *messages])
     resume = messages[-1]["role"] == "assistant"
     arguments = _template_arguments(request, context) | (request.chat_template_kwargs or {})
-    rest = arguments, functions, not resume, resume
-    try:
-        return await render_prompt(messages, context, *rest)
-    except TemplateError:
-        plain = merge_same_role(_later_systems_as_users(messages))
-        if plain == messages:
-            raise
-        return await render_prompt(plain, context, *rest)
+    return await render_prompt(messages, context, arguments, functions, not resume, resume)
 
 
-def _later_systems_as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    return [one | {"role": "user"} if i and one["role"] == "system" else one for i, one in enumerate(messages)]
+def _system_text(system: str | list[PlainTextBlock] | None) -> str:
+    """Returns the text of `system`, without Claude Code's first block, which differs in each request.
+
+    It has no meaning for a model, and with it no two requests would have a common prefix.
+    """
+    if isinstance(system, list) and system and BILLING.fullmatch(system[0].text):
+        system = system[1:]
+    return join_text(system)
 
 
 def _template_arguments(request: MessageRequest | MessageCountRequest, context: ModelContext) -> dict[str, Any]:

@@ -77,6 +77,13 @@ def _merged(role: str, several: Sequence[ChatMessage]) -> ChatMessage:
     return chat_message(role, "\n".join(lines), "\n".join(thoughts), calls) | ({PICTURES: pictures} if pictures else {})
 
 
+def with_alternating_roles(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Returns the messages for a template that accepts a system message only at the beginning, and each role only
+    after another: later system messages are users', and neighbours of one role are one message."""
+    users = [one | {"role": "user"} if i and one["role"] == "system" else one for i, one in enumerate(messages)]
+    return merge_same_role(users)
+
+
 def as_the_template_shows(messages: Sequence[ChatMessage], style: ModelFormat) -> Sequence[ChatMessage]:
     """Returns the messages in the form that the model's template can show."""
     messages = _with_ordered_results(messages)

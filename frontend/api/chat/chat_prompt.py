@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from frontend.api.chat.call_history import ChatMessage, as_the_template_shows
+from frontend.api.chat.call_history import ChatMessage, as_the_template_shows, with_alternating_roles
 from frontend.api.chat.large_chats import prepared
-from frontend.api.chat.untrusted import marked
+from frontend.api.chat.untrusted import Rules, marked
 from frontend.api.context_length import check_characters
 from frontend.api.model_context import ModelContext, check_ids
 from frontend.errors import BadRequest, Unprocessable
@@ -19,7 +19,7 @@ from frontend.output_parser.calls.tool_prompt import instructions
 from frontend.output_parser.formats import ModelFormat, Reasoning
 from frontend.output_parser.tool_choice import Function
 from frontend.text.chat_template import TemplateError
-from frontend.text.picture_marks import Source, in_order, without_sources
+from frontend.text.picture_marks import PARTED, Source, in_order, joined, whole, without_sources
 from shared.messages import Picture
 
 MAX_MESSAGES = 10_000
@@ -34,8 +34,10 @@ class _TextPart(Protocol):
 
 
 def join_text(content: str | Sequence[_TextPart] | None) -> str:
-    """Returns a message's text. The parts of a text are joined without a separator."""
-    return content if isinstance(content, str) else "".join([part.text for part in content or ()])
+    """Returns a message's text, with `PARTED` between its texts (picture_marks.py)."""
+    if isinstance(content, str):
+        return content
+    return content[0].text if content and len(content) == 1 else joined([part.text for part in content or ()])
 
 
 def parse_arguments(arguments: str) -> Any:
@@ -147,7 +149,8 @@ def render(
     resume: whether to leave the last message open instead, so that the answer continues it
     param: the request field that holds the conversation
 
-    Raises Unprocessable if the model has no chat template, BadRequest if its template refuses the messages.
+    If the template refuses the messages, it gets them with alternating roles (`with_alternating_roles`). Raises
+    Unprocessable if the model has no chat template, BadRequest if its template refuses the messages in both forms.
     """
     if not context.template:
         raise Unprocessable(
@@ -159,16 +162,41 @@ def render(
         from frontend.api.chat.picture_prompt import check_sight
 
         check_sight(context, next(iter(sources.values())).path)
+    messages = [one | {"content": _parts(one, context)} if PARTED in one["content"] else one for one in messages]
     chat = marked(messages, list(offered), kwargs, context)
     shown = as_the_template_shows(chat.messages, context.style)
+    rest = context, chat.variables, chat.offered, generate, resume
     try:
-        rendered = _rendered(shown, context, chat.variables, chat.offered, generate, resume)
+        rendered = _rendered(shown, *rest)
     except TemplateError as error:
-        error.param = param if error.param == "messages" else error.param
-        raise
+        plain = as_the_template_shows(with_alternating_roles(chat.messages), context.style)
+        again = _accepted(plain, *rest) if error.param == "messages" and plain != shown else None
+        if again is None:
+            error.param = param if error.param == "messages" else error.param
+            raise
+        rendered, shown = again, plain
     open_text = shown[-1]["content"] if resume else ""
     pictures = [sources[mark] for mark in in_order(shown)] if sources else ()
     return Rendered(rendered, chat.mark, context.style.output_begins(rendered, open_text), pictures)
+
+
+def _parts(message: ChatMessage, context: ModelContext) -> str:
+    """Returns a message's text in parts if the template takes parts; else with line breaks.
+
+    Parts that spell a special token together get a line break, too, because a template may join them.
+    """
+    text: str = message["content"]
+    apart = context.template.takes_parts and not Rules.of(context).of_role(message["role"]).occur_in(
+        text.replace(PARTED, "")
+    )
+    return text if apart else whole(text)
+
+
+def _accepted(messages: Sequence[ChatMessage], *rest: Any) -> str | None:
+    try:
+        return _rendered(messages, *rest)
+    except TemplateError:
+        return None
 
 
 async def _encoded(rendered: str, mark: str, context: ModelContext) -> list[int]:

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from frontend.api.model_context import ModelContext
 from frontend.api.requests.request_model import FieldError, RequestModel
-from frontend.api.requests.request_types import Ignored, doc
+from frontend.api.requests.request_types import Ignored, Text, doc
 from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
 
 MAX_TOOLS = 128
@@ -43,11 +43,41 @@ class FunctionDefinition(RequestModel):
 _CALLED_DIRECTLY: dict[str, Sequence[Any]] = {"defer_loading": (False,), "allowed_callers": (["direct"],)}
 
 
-class FunctionTool(RequestModel):
+class FunctionTool(RequestModel, tag="function"):
     UNKNOWN_TYPE = "unsupported_field"
 
-    type: Literal["function"]
     function: FunctionDefinition
+
+
+class TextInput(RequestModel, tag="text"):
+    """Any text."""
+
+
+class Grammar(RequestModel):
+    """A grammar of a text. A regular expression is enforced in most formats of calls; Lark is shown to the model."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Text
+
+
+class GrammarInput(RequestModel, tag="grammar"):
+    grammar: Grammar
+
+
+class FlatGrammarInput(Grammar, tag="grammar"):
+    """GrammarInput in OpenAI's Responses API."""
+
+
+class FreeformDefinition(RequestModel):
+    name: FunctionName
+    description: str | None = None
+    format: TextInput | GrammarInput | None = None
+
+
+class ChatFreeformTool(RequestModel, tag="custom"):
+    """A tool whose input is a text. The model calls it as a function with one parameter."""
+
+    custom: FreeformDefinition
 
 
 class FlatFunctionTool(FunctionDefinition, tag="function"):
@@ -57,6 +87,17 @@ class FlatFunctionTool(FunctionDefinition, tag="function"):
     ONLY: ClassVar = {"async": (False,), **_CALLED_DIRECTLY}
 
     output_schema: Ignored = None
+
+
+class FreeformTool(RequestModel, tag="custom"):
+    """ChatFreeformTool in OpenAI's Responses API."""
+
+    UNKNOWN_TYPE = "unsupported_field"
+    ONLY: ClassVar = {"async": (False,), **_CALLED_DIRECTLY}
+
+    name: FunctionName
+    description: str | None = None
+    format: TextInput | FlatGrammarInput | None = None
 
 
 # Tools of OpenAI's Responses API that Codex and other clients send by default, but that only OpenAI's models can call.
@@ -80,14 +121,6 @@ class ImageGenerationTool(RequestModel, tag="image_generation"):
     output_format: Ignored = None
 
 
-class FreeformTool(RequestModel, tag="custom"):
-    """A tool whose input is text, possibly constrained by a grammar."""
-
-    name: Ignored = None
-    description: Ignored = None
-    format: Ignored = None
-
-
 class NamespaceTool(RequestModel, tag="namespace"):
     """A group of tools with a common name."""
 
@@ -104,7 +137,7 @@ class ToolSearchTool(RequestModel, tag="tool_search"):
     parameters: Ignored = None
 
 
-UnusedTool = WebSearchTool | LocalShellTool | ImageGenerationTool | FreeformTool | NamespaceTool | ToolSearchTool
+UnusedTool = WebSearchTool | LocalShellTool | ImageGenerationTool | NamespaceTool | ToolSearchTool
 
 
 class CustomTool(RequestModel):
@@ -126,7 +159,7 @@ class CustomTool(RequestModel):
         _check_parameters("input_schema", self.input_schema)
 
 
-Tool = FunctionTool | FlatFunctionTool | CustomTool | UnusedTool
+Tool = FunctionTool | ChatFreeformTool | FlatFunctionTool | FreeformTool | CustomTool | UnusedTool
 
 
 # the tool choice
@@ -140,14 +173,31 @@ class FunctionChoice(RequestModel, tag="function"):
     function: NamedFunction
 
 
-class AllowedFunction(RequestModel):
-    type: Literal["function"]
+class CustomChoice(RequestModel, tag="custom"):
+    """Names one custom tool."""
+
+    custom: NamedFunction
+
+
+class AllowedFunction(RequestModel, tag="function"):
     function: NamedFunction
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class AllowedCustomTool(RequestModel, tag="custom"):
+    custom: NamedFunction
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
 
 
 class AllowedTools(RequestModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[AllowedFunction | AllowedCustomTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedToolsChoice(RequestModel, tag="allowed_tools"):
@@ -158,8 +208,12 @@ class FlatFunctionChoice(NamedFunction, tag="function"):
     """Names one function. In OpenAI's Responses API, a choice has its fields directly, without an inner object."""
 
 
+class FlatCustomChoice(NamedFunction, tag="custom"):
+    """CustomChoice in OpenAI's Responses API."""
+
+
 class FlatAllowedFunction(NamedFunction):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
 
 
 class FlatAllowedToolsChoice(RequestModel, tag="allowed_tools"):
@@ -188,7 +242,8 @@ class ToolNameChoice(_AnthropicChoice, tag="tool"):
 
 
 _ModeName = Literal["none", "auto", "required"]
-OpenAIChoice = _ModeName | FunctionChoice | AllowedToolsChoice | FlatFunctionChoice | FlatAllowedToolsChoice | None
+OneChoice = FunctionChoice | CustomChoice | FlatFunctionChoice | FlatCustomChoice
+OpenAIChoice = _ModeName | OneChoice | AllowedToolsChoice | FlatAllowedToolsChoice | None
 AnthropicChoice = AutoChoice | AnyChoice | NoneChoice | ToolNameChoice
 
 
@@ -196,12 +251,12 @@ def openai_choice(choice: OpenAIChoice) -> ModeAndNames:
     match choice:
         case None:
             return Mode.AUTO, None
-        case FunctionChoice(function=function):
-            return Mode.REQUIRED, frozenset([function.name])
-        case FlatFunctionChoice(name=name):
+        case FunctionChoice(function=named) | CustomChoice(custom=named):
+            return Mode.REQUIRED, frozenset([named.name])
+        case FlatFunctionChoice(name=name) | FlatCustomChoice(name=name):
             return Mode.REQUIRED, frozenset([name])
         case AllowedToolsChoice(allowed_tools=allowed):
-            return Mode(allowed.mode), frozenset([tool.function.name for tool in allowed.tools])
+            return Mode(allowed.mode), frozenset([tool.name for tool in allowed.tools])
         case FlatAllowedToolsChoice(mode=mode, tools=tools):
             return Mode(mode), frozenset([tool.name for tool in tools])
         case _:
@@ -223,14 +278,18 @@ def anthropic_choice(choice: AnthropicChoice | None) -> ModeAndNames:
 # the fields
 
 _tools, _choice = "Functions that the model may call", "Whether and which of the `tools` the model must call"
-FunctionTools = Annotated[Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
+FunctionTools = Annotated[
+    Annotated[list[FunctionTool | ChatFreeformTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)
+]
 FlatFunctionTools = Annotated[
-    Annotated[list[FlatFunctionTool | UnusedTool], Meta(max_length=MAX_TOOLS)] | None,
+    Annotated[list[FlatFunctionTool | FreeformTool | UnusedTool], Meta(max_length=MAX_TOOLS)] | None,
     doc("Functions that the model may call; it is not shown tools that only OpenAI's models can call"),
 ]
 CustomTools = Annotated[Annotated[list[CustomTool], Meta(max_length=MAX_TOOLS)] | None, doc(_tools)]
-FunctionToolChoice = Annotated[_ModeName | FunctionChoice | AllowedToolsChoice | None, doc(_choice)]
-FlatToolChoice = Annotated[_ModeName | FlatFunctionChoice | FlatAllowedToolsChoice | None, doc(_choice)]
+FunctionToolChoice = Annotated[_ModeName | FunctionChoice | CustomChoice | AllowedToolsChoice | None, doc(_choice)]
+FlatToolChoice = Annotated[
+    _ModeName | FlatFunctionChoice | FlatCustomChoice | FlatAllowedToolsChoice | None, doc(_choice)
+]
 CustomToolChoice = Annotated[AnthropicChoice | None, doc(_choice)]
 ParallelToolCalls = Annotated[bool, doc("false: at most one call in an answer")]
 
@@ -256,7 +315,7 @@ def openai_tool_choice(
     object.
     """
     choice = None if choice == "required" and not tools else choice
-    several = parallel and not isinstance(choice, FunctionChoice | FlatFunctionChoice)
+    several = parallel and not isinstance(choice, OneChoice)
     return tool_choice(tools, openai_choice(choice), several, context)
 
 

@@ -8,19 +8,28 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from frontend.api.chat.tool_fields import (
+    ChatFreeformTool,
     CustomTool,
     FlatFunctionTool,
+    FreeformDefinition,
+    FreeformTool,
     FunctionDefinition,
     FunctionTool,
+    Grammar,
+    GrammarInput,
     ModeAndNames,
     Tool,
 )
 from frontend.api.model_context import ModelContext
 from frontend.errors import Unprocessable
+from frontend.output_parser.calls.tool_syntax import SYNTAX, Form
 from frontend.output_parser.formats import Reasoning, ToolFormat
 from frontend.output_parser.grammar.tool_grammar import output_grammar
-from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
+from frontend.output_parser.tool_choice import INPUT, Custom, Function, Mode, ToolChoice
+from frontend.structured_output.dropped import report_dropped
 from frontend.text import grammar_builder
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -41,6 +50,10 @@ def _function(tool: Tool, path: str) -> Function | None:
             schema, param = definition.parameters, f"{path}.parameters"
         case CustomTool() as definition:
             schema, param = definition.input_schema, f"{path}.input_schema"
+        case ChatFreeformTool(custom=custom):
+            return _freeform(custom, f"{path}.custom")
+        case FreeformTool() as custom:
+            return _freeform(custom, path)
         case _:
             return None
     schema = NO_PARAMETERS if schema is None else {"type": "object", **schema}
@@ -62,6 +75,37 @@ def _check_parameters(functions: Sequence[Function]) -> str:
     return ""
 
 
+def _freeform(tool: FreeformDefinition | FreeformTool, path: str) -> Function:
+    """Returns the function of one text that stands for a custom tool."""
+    form = tool.format
+    nested = isinstance(form, GrammarInput)
+    grammar = form.grammar if isinstance(form, GrammarInput) else form
+    text: dict[str, Any] = {"type": "string"}
+    description, syntax = tool.description or "", ""
+    if isinstance(grammar, Grammar):
+        syntax = grammar.syntax
+        if syntax == "regex":
+            text["pattern"] = f"^(?:{grammar.definition})$"
+        else:
+            description = f"{description}\n\nThe input keeps to this Lark grammar:\n{grammar.definition}".strip()
+    schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+    param = f"{path}.format.grammar.definition" if nested else f"{path}.format.definition"
+    shown = {"name": tool.name, "description": description, "parameters": schema}
+    custom = Custom(syntax, param, msgspec.to_builtins(form))
+    return Function(tool.name, schema, False, param, {"type": "function", "function": shown}, custom)
+
+
+def _report_grammars(functions: Sequence[Function], context: ModelContext) -> None:
+    """Names the grammars of custom tools that are not enforced: Lark, and any where texts have no quotes."""
+    form = SYNTAX[context.style.tool_format].form if context.style.tool_format in SYNTAX else Form.JSON
+    bare = form in (Form.TAGS, Form.BARE)
+    found = [one.custom for one in functions if one.custom is not None and one.custom.syntax]
+    lost = {one.param: "a text without quotes has no pattern" for one in found if bare}
+    lost |= {one.param: "a Lark grammar has no form within JSON" for one in found if one.syntax == "lark"}
+    if lost:
+        report_dropped(lost)
+
+
 def checked_choice(
     functions: tuple[Function, ...], requested: ModeAndNames, parallel: bool, context: ModelContext
 ) -> ToolChoice:
@@ -76,6 +120,7 @@ def checked_choice(
         raise Unprocessable(f"`tools` have two functions named {twice[0]}", param="tools", code="out_of_range")
     if functions:
         _check_format(context)
+        _report_grammars(functions, context)
     if mode is Mode.REQUIRED and not functions:
         raise Unprocessable("`tool_choice` needs `tools`", param="tool_choice", code="out_of_range")
     if unknown := (names or frozenset()) - known:

@@ -15,10 +15,10 @@ from frontend.api.llama_cpp.output import complete
 from frontend.api.llama_cpp.prompts import Prompt
 from frontend.api.model_context import ModelContext, check_ids, check_model
 from frontend.api.requests.request_model import RequestModel
-from frontend.api.requests.request_types import doc
+from frontend.api.requests.request_types import Ignored, doc
 from frontend.errors import NotSupported
 from frontend.request import GenerationRequest
-from frontend.text.fill_in_middle import Layout, ends, filled, layout_of, repository_marks
+from frontend.text.fill_in_middle import Layout, filled, layout_of, repository_marks
 
 __all__ = [
     "FRAMING", "NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "status", "stream_error", "stream_writer",
@@ -33,6 +33,7 @@ REPOSITORY, FILE = "myproject\n", "filename\n"  # llama.cpp's default names; no 
 class ExtraFile(RequestModel):
     text: str
     filename: str | None = None
+    time: Ignored = None  # when llama.vim read the file
 
 
 class InfillRequest(Options):
@@ -58,7 +59,7 @@ async def parse(request: InfillRequest, context: ModelContext) -> GenerationRequ
         )
     ids = await _prompt(request, layout, context)
     prompt = Prompt(ids, context.tokenizer.decode(ids, skip_special=False))
-    return await options_request(request, [prompt], "input_prefix", context, ends(context.tokenizer))
+    return await options_request(request, [prompt], "input_prefix", context)
 
 
 async def _prompt(request: InfillRequest, layout: Layout, context: ModelContext) -> list[int]:

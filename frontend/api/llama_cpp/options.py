@@ -11,7 +11,7 @@ from msgspec import Meta
 from frontend.api.chat import structured_output_fields
 from frontend.api.llama_cpp import logit_bias
 from frontend.api.llama_cpp.logit_bias import LogitBias
-from frontend.api.llama_cpp.probabilities import MAX_SCORED, needed
+from frontend.api.llama_cpp.probabilities import needed, reporting
 from frontend.api.llama_cpp.prompts import Prompt
 from frontend.api.model_context import ModelContext
 from frontend.api.prepare import Reading, prepare
@@ -19,12 +19,11 @@ from frontend.api.requests.likely_tokens import TokenLimits, allowed, check_tota
 from frontend.api.requests.request_model import LARGEST, MOST, SMALLEST, FieldError, RequestModel
 from frontend.api.requests.request_types import (
     MAX_CHOICES,
-    MAX_STOP_CHARS,
-    MAX_STOPS,
     STOPS,
     Count,
     Factor,
     Ignored,
+    Indent,
     JsonSchemaValue,
     ModelName,
     Penalty,
@@ -33,6 +32,7 @@ from frontend.api.requests.request_types import (
     Share,
     TimingsPerToken,
     TokenDetailFields,
+    check_indent,
     check_stops,
     doc,
 )
@@ -59,6 +59,7 @@ from frontend.api.requests.sampler_fields import (
 )
 from frontend.features import Features, Telemetry
 from frontend.request import GenerationRequest
+from frontend.text.fill_in_middle import ends_of
 from shared.messages import Sampling
 
 RANDOM_SEED = (1 << 32) - 1  # in llama.cpp, this seed means a random seed, as -1 does
@@ -71,7 +72,6 @@ MOST_SEED = (1 << 64) - 1
 _Seed = Annotated[int, Meta(extra_json_schema={"minimum": -1, "maximum": MOST_SEED})]
 _Limit = Annotated[int, Meta(ge=-2, le=MOST)]
 _AnyTemperature = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
-_Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 
 
 class AdapterScale(RequestModel):
@@ -81,8 +81,7 @@ class AdapterScale(RequestModel):
 
 class Options(RequestModel):
     ONLY: ClassVar = {
-        "adaptive_target": (-1.0,), "n_indent": (0,),
-        "grammar_lazy": (False,), "grammar_triggers": ([],),
+        "adaptive_target": (-1.0,), "grammar_lazy": (False,), "grammar_triggers": ([],),
     }  # fmt: skip
 
     model: ModelName = None
@@ -91,8 +90,9 @@ class Options(RequestModel):
     n_cmpl: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc("Answers to each prompt; their seeds follow each other")
     ] = None
+    n_indent: Indent = 0
     stream: Annotated[bool, doc("Answer in server-sent events")] = False
-    stop: Annotated[Annotated[list[_Stop], Meta(max_length=MAX_STOPS)] | None, doc(STOPS)] = None
+    stop: Annotated[list[str] | None, doc(STOPS)] = None
     temperature: Annotated[_AnyTemperature | None, doc("0 and less: the likeliest token")] = None
     top_k: Annotated[Annotated[int, Meta(ge=-MOST, le=MOST)] | None, doc("0 and less: from all tokens")] = None
     top_p: Annotated[Share | None, doc("Draw from the likeliest tokens that together have this probability")] = None
@@ -111,9 +111,7 @@ class Options(RequestModel):
     ] = 0
     post_sampling_probs: Annotated[
         bool,
-        doc(
-            f"Tell those after sampling; needs `temperature` 0, `top_k` up to {MAX_SCORED}, or only a temperature of 1"
-        ),
+        doc("Tell those after the samplers, penalties, biases and grammars"),
     ] = False
     lora: Annotated[
         Annotated[list[AdapterScale], Meta(max_length=1000)] | None,
@@ -165,6 +163,7 @@ class Options(RequestModel):
         if self.seed is not None and not -1 <= self.seed <= MOST_SEED:
             raise FieldError("seed", f"must be from -1 to {MOST_SEED}, got {self.seed!r:.80}")
         logit_bias.check(self.logit_bias)
+        check_indent(self.n_indent, self.receipt)
         check_samplers(self.samplers)
         check_breakers(self.dry_sequence_breakers)
         if self.receipt and (self.t_max_predict_ms or 0) > 0:
@@ -189,7 +188,8 @@ class Options(RequestModel):
         """Returns the options under OpenAI's names. An absent option gets the server's default."""
         return TokenDetailFields(
             **self._sampling(), seed=None if self.seed in (-1, RANDOM_SEED) else self.seed, stop=self.stops or None,
-            stream=self.stream, receipt=self.receipt, deadline_ms=self.deadline_ms, grammar=self.grammar or None,
+            n_indent=self.n_indent, stream=self.stream, receipt=self.receipt, deadline_ms=self.deadline_ms,
+            grammar=self.grammar or None,
             json_schema=self.json_schema, **{name: getattr(self, name) for name in CHAINED},
             cache_salt=None if self.cache_prompt else secrets.token_hex(16),
         )  # fmt: skip
@@ -217,12 +217,9 @@ class Wanted:
 
 
 async def options_request(
-    options: Options, prompts: list[Prompt], param: str, context: ModelContext, stop_ids: tuple[int, ...] = ()
+    options: Options, prompts: list[Prompt], param: str, context: ModelContext
 ) -> GenerationRequest:
-    """Makes a GenerationRequest.
-
-    param: the request field that holds the prompt
-    stop_ids: tokens that end the answer, in addition to the model's end tokens
+    """Makes a GenerationRequest. param: the request field that holds the prompt
 
     Raises BadRequest or Unprocessable, which name the field.
     """
@@ -231,16 +228,19 @@ async def options_request(
         n=options.n_cmpl or 1, form=structured_output_fields.openai(fields, None, ""),
         features=Features(output_ms=max(0, options.t_max_predict_ms or 0)),
     )  # fmt: skip
-    made = await prepare(reading, [prompt.ids for prompt in prompts], context)
+    ids = [prompt.ids for prompt in prompts]
+    made = await prepare(reading, ids, context)
     biases = await logit_bias.by_token(options.logit_bias, context)
-    ends = (*context.tokenizer.eos_ids, *stop_ids) if options.ignore_eos else ()
+    ends = (*context.tokenizer.eos_ids, *ends_of(ids, context.tokenizer)) if options.ignore_eos else ()
     forbidden = dict.fromkeys([*biases.forbidden, *ends])
     room = context.max_seq_len - max(len(prompt.ids) for prompt in prompts)
     wanted = Wanted(
         options, tuple(prompt.text for prompt in prompts), options.grammar or "", tuple(forbidden),
         options.limit < 0 or options.limit > room, context.max_seq_len,
     )  # fmt: skip
-    ruled = _ruled(made.sampling, options, biases.added, forbidden, stop_ids)
+    ruled = _ruled(made.sampling, options, biases.added, forbidden)
+    if options.n_probs and options.post_sampling_probs:
+        ruled = reporting(ruled)
     if options.n_probs:
         ruled = msgspec.structs.replace(ruled, logprobs=_scored(options, ruled, len(prompts), context))
     return replace(
@@ -249,13 +249,11 @@ async def options_request(
     )  # fmt: skip
 
 
-def _ruled(
-    chosen: Sampling, options: Options, added: Mapping[int, float], forbidden: Iterable[int], stop_ids: tuple[int, ...]
-) -> Sampling:
-    """Returns `chosen` with the biases (`added`), the forbidden ids and the stop ids."""
+def _ruled(chosen: Sampling, options: Options, added: Mapping[int, float], forbidden: Iterable[int]) -> Sampling:
+    """Returns `chosen` with the biases (`added`) and the forbidden ids; with `ignore_eos`, without stop ids."""
     return msgspec.structs.replace(
         chosen, logit_bias=tuple(added.items()), bad_words=tuple((id,) for id in forbidden),
-        stop_token_ids=() if options.ignore_eos else stop_ids,
+        stop_token_ids=() if options.ignore_eos else chosen.stop_token_ids,
     )  # fmt: skip
 
 

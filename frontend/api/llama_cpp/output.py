@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.chat.samplers import PLAIN
+from frontend.api.chat.samplers import BREAKERS, PLAIN
 from frontend.api.llama_cpp import response_types as types
 from frontend.api.llama_cpp.options import Options, Wanted
 from frontend.api.llama_cpp.probabilities import told
@@ -118,6 +118,7 @@ def settings(sampling: Sampling, wanted: Wanted, seed: int | None, stops: tuple[
     return types.LlamaCppSettings(
         n_ctx=wanted.n_ctx, seed=-1 if seed is None else seed, **_samplers(sampling, options), stop=list(stops),
         max_tokens=limit, n_predict=limit, ignore_eos=options.ignore_eos, stream=options.stream, logit_bias=biases,
+        dry_sequence_breakers=list(options.dry_sequence_breakers or BREAKERS),
         n_probs=options.n_probs, grammar=wanted.grammar,
         timings_per_token=options.timings_per_token, post_sampling_probs=options.post_sampling_probs,
     )  # fmt: skip
@@ -133,7 +134,8 @@ def _samplers(sampling: Sampling, options: Options) -> dict[str, Any]:
             "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
             "samplers": [name for name in order_of(options.samplers or PLAIN) if name in PLAIN],
         }  # fmt: skip
-    penalties, dry = chain.penalties or WindowPenalties(-1), chain.dry
+    plain = WindowPenalties(-1, sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    penalties, dry = chain.penalties or plain, chain.dry
     settings = {name: getattr(chain, name) for name in CHAIN} | {"top_n_sigma": chain.top_n_sigma or -1.0}
     if dry is not None:
         settings |= {
@@ -143,7 +145,7 @@ def _samplers(sampling: Sampling, options: Options) -> dict[str, Any]:
     return settings | {
         "repeat_last_n": penalties.last_n, "repeat_penalty": penalties.repetition,
         "presence_penalty": penalties.presence, "frequency_penalty": penalties.frequency,
-        "samplers": list(chain.order),
+        "samplers": ["penalties"] * (chain.penalties is None and sampling.penalized) + list(chain.order),
     }  # fmt: skip
 
 

@@ -1,21 +1,24 @@
 """The probabilities of an answer's tokens: the model's or, with `post_sampling_probs`, those after the samplers.
 
-The worker reports log-probabilities from before penalties, biases and samplers, for the likeliest tokens only. This
-module applies the samplers to them. That is possible only without penalties and rules about tokens, and with a small
-`top_k`. At temperature 0, the drawn token always has the probability 1.
+The worker reports log-probabilities from before penalties, biases and samplers, for the likeliest tokens only. Without
+penalties, rules about tokens and further samplers, and with a small `top_k`, this module applies the samplers to them.
+Otherwise the request asks the worker for the log-probabilities after a chain of samplers. At temperature 0, the drawn
+token always has the probability 1.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from frontend.api.llama_cpp import response_types as types
-from frontend.errors import Unprocessable
 from frontend.request import TokenLogprob
 from frontend.text.tokenizer import Tokenizer
-from shared.messages import Sampling
+from shared.messages import SamplerChain, Sampling
 
 MAX_SCORED = 128
+PLAIN_ORDER = ("temperature", "top_k", "top_p", "min_p")  # in which the samplers of a request without a chain apply
 LOWEST = -3.4028234663852886e38  # llama.cpp's value for minus infinity: the lowest float32
 
 Ranked = Sequence[tuple[int, float]]  # (id, log-probability or probability), likeliest first
@@ -26,23 +29,34 @@ def needed(wanted: int, after: bool, sampling: Sampling) -> int:
 
     wanted: how many the response reports
     after: whether it reports the probabilities after the samplers
-
-    Raises Unprocessable if the probabilities after the samplers cannot be computed.
+    sampling: for these, as `reporting` returns it
     """
-    if not after or not sampling.temperature:
-        return wanted
+    computed_here = after and sampling.temperature and not _reports(sampling)
+    return max(wanted, sampling.top_k) if computed_here else wanted
+
+
+def reporting(sampling: Sampling) -> Sampling:
+    """Returns the parameters of a request for the probabilities after the samplers.
+
+    If only the worker can compute them, its chain of samplers reports them. The tokens are the same in any case, but
+    for differences of rounding: a chain computes in float64.
+    """
     adjusted = (
         sampling.penalized or sampling.has_token_rules or sampling.logit_bias or sampling.grammar or sampling.chain
     )
-    if not adjusted and 0 < sampling.top_k <= MAX_SCORED:
-        return max(wanted, sampling.top_k)
-    if not adjusted and _is_plain(sampling):
-        return wanted
-    raise Unprocessable(
-        "`post_sampling_probs` needs `temperature` 0 or, without penalties, biases, grammars and further samplers, "
-        f"`top_k` from 1 to {MAX_SCORED} or only a temperature of 1",
-        param="post_sampling_probs", code="unsupported_field",
-    )  # fmt: skip
+    computed_here = not adjusted and (0 < sampling.top_k <= MAX_SCORED or _is_plain(sampling))
+    if computed_here or not sampling.temperature:
+        return sampling
+    chain = sampling.chain or SamplerChain(
+        PLAIN_ORDER, sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
+    )
+    return structs.replace(
+        sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, chain=structs.replace(chain, reports=True)
+    )
+
+
+def _reports(sampling: Sampling) -> bool:
+    return sampling.chain is not None and sampling.chain.reports
 
 
 def _is_plain(sampling: Sampling) -> bool:
@@ -76,7 +90,7 @@ def sampled(token: TokenLogprob, sampling: Sampling) -> Ranked:
         others = [id for id, _ in token.top if id != token.token_id]
         return [(token.token_id, 1.0), *[(id, 0.0) for id in others]]
     if _is_plain(sampling):
-        return [(id, math.exp(value)) for id, value in token.top]
+        return [(id, share) for id, value in token.top if (share := math.exp(value))]
     top = token.top[: sampling.top_k]
     peak = top[0][1]
     weights = [math.exp((value - peak) / sampling.temperature) for _, value in top]

@@ -60,6 +60,7 @@ class LlamaCppSettings(ResponseModel):
     dry_base: float = 1.75
     dry_allowed_length: Count = 2
     dry_penalty_last_n: int = -1
+    dry_sequence_breakers: list[str]
     mirostat: Count = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
@@ -153,7 +154,7 @@ class LlamaCppDefaults(ResponseModel):
 
 class LlamaCppProps(ResponseModel):
     default_generation_settings: LlamaCppDefaults
-    total_slots: Annotated[Count, Meta(description="Sequences that can run and wait at once")]
+    total_slots: Annotated[Count, Meta(description="Sequences that can run at once")]
     model_alias: str
     model_path: str
     modalities: dict[str, bool]

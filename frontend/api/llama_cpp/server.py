@@ -1,11 +1,12 @@
 """llama.cpp's routes about the server: its properties, slots and adapters.
 
-This server has no fixed slots. It lists as many slots as the workers can run sequences, and shows each running or
-waiting request as a busy slot. A client sees only the requests of its own API key, without their prompts. All other
-slots look idle to that client.
+This server has no fixed slots. It lists as many slots as the workers can run sequences at once, and shows each request
+as a busy slot, those that already have output first. A client sees only the requests of its own API key, without their
+prompts. All other slots look idle to that client.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from frontend.api.llama_cpp import response_types as types
 from frontend.api.llama_cpp.options import Options, Wanted
@@ -50,17 +51,20 @@ def slots(context: ModelContext, total: int, streams: Sequence[Stream]) -> list[
             n_prompt_tokens=len(unpack_u32(stream.submit.prompt)),
             next_token=types.LlamaCppNextToken(n_decoded=len(stream.output)),
         )
-        for id, stream in enumerate(streams)
+        for id, stream in enumerate(sorted(streams, key=lambda one: not one.output)[:total])
     ]
     idle = range(len(busy), total)
     return busy + [types.LlamaCppSlot(id=id, n_ctx=context.max_seq_len, is_processing=False) for id in idle]
 
 
 def adapters(known: Iterable[Adapter], default: Adapter | None) -> list[types.LlamaCppAdapter]:
-    """Lists adapters with their scales for requests that name none. Only the default adapter's scale is not 0."""
+    """Lists adapters with their scales for requests that name none. Only the default adapter's scale is not 0.
+
+    `path` has the last part of an adapter's path, because clients need not know the server's folders.
+    """
     return [
         types.LlamaCppAdapter(
-            id=id, path=one.path, scale=default.scale if default and default.name == one.name else 0.0
+            id=id, path=Path(one.path).name, scale=default.scale if default and default.name == one.name else 0.0
         )
         for id, one in enumerate(known)
     ]

@@ -39,7 +39,9 @@ FRAMING = JSON_LINES
 class OllamaTextRequest(AnswerFields):
     ONLY: ClassVar = {**AnswerFields.ONLY, "template": ("",)}
 
-    prompt: Annotated[str, doc("The text to answer; empty: answer at once that the model is loaded")] = ""
+    prompt: Annotated[str, doc("The text to answer; empty, also `suffix`: answer at once that the model is loaded")] = (
+        ""
+    )
     suffix: Annotated[str, doc("The text after the answer, for models that fill in the middle")] = ""
     system: Annotated[str, doc("What stands before the prompt")] = ""
     images: Images = None
@@ -56,14 +58,15 @@ async def parse(request: OllamaTextRequest, context: ModelContext) -> Generation
     Raises NotFound, BadRequest or Unprocessable.
     """
     check_model(request.model, context)
-    if not request.prompt:
+    if not (request.prompt or request.suffix):
         return envelope.loaded(request, lambda fields: types.OllamaText(response="", **fields))
     before = request.context or []
     check_ids("context", before, context.vocab_size)
     made = await _prompt(request, context)
     prompt = before + made.ids
     pictures = tuple(replace(picture, start=len(before) + picture.start) for picture in made.pictures)
-    reading = request.reading("prompt", None if request.raw else ToolChoice(), None if request.raw else prompt)
+    as_text = request.raw or bool(request.suffix)
+    reading = request.reading("prompt", None if as_text else ToolChoice(), None if request.raw else prompt)
     return await prepare(reading, [prompt], context, made.begins, pictures)
 
 
@@ -82,7 +85,7 @@ async def _prompt(request: OllamaTextRequest, context: ModelContext) -> Prompt:
     text = "\n\n".join([one for one in (request.system, request.prompt) if one])
     check_characters("prompt", text, context)
     ids = await context.tokenizer.encode(text, not request.context)
-    if not ids:
+    if not (ids or request.suffix):
         raise BadRequest("`prompt` has no tokens", param="prompt", code="empty_prompt")
     check_ids("prompt", ids, context.vocab_size)
     if request.suffix:

@@ -12,6 +12,7 @@ from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import Ignored, Text, doc
 from frontend.api.requests.response_types import Capability
 from frontend.errors import BadRequest
+from frontend.text.fill_in_middle import layout_of
 from shared.models.messages import ModelState
 
 VERSION = "0.12.6"  # the version of Ollama's API that these routes follow; clients check that it is recent enough
@@ -98,6 +99,7 @@ def capabilities(context: ModelContext) -> list[Capability]:
     style, generates = context.style, context.task.name == "generate"
     has: dict[Capability, bool] = {
         "completion": generates,
+        "insert": generates and layout_of(context.tokenizer) is not None,
         "embedding": context.task.name == "embed",
         "tools": generates and (style.shows_tools or style.tools_as_text),
         "vision": generates and context.tokenizer.pictures is not None,

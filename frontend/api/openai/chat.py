@@ -72,7 +72,7 @@ def _logprobs_asked(request: ChatRequest) -> int | None:
 
 def _max_tokens(request: ChatRequest) -> int | None:
     """Returns the limit on new tokens; None: up to the end of the context."""
-    given = {request.max_tokens, request.max_completion_tokens} - {None}
+    given = request.limits
     if len(given) > 1:
         raise Unprocessable(
             "`max_tokens` and `max_completion_tokens` differ", param="max_completion_tokens", code="out_of_range"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -42,18 +42,19 @@ from frontend.api.requests.request_types import (
     Ignored,
     IncludeReasoning,
     ModelName,
-    Positive,
     Refused,
     SeparateReasoning,
     StreamReasoning,
     TemplateArguments,
     Text,
     TokenDetailFields,
+    TokenLimit,
     TopLogprobs,
     doc,
+    limit_of,
 )
 from frontend.errors import BadRequest, Unprocessable
-from frontend.output_parser.tool_choice import Function
+from frontend.output_parser.tool_choice import INPUT, Function
 from frontend.text.picture_marks import found_in, within
 
 MAX_CALLS = 128
@@ -65,11 +66,31 @@ class CalledFunction(RequestModel):
     parsed_arguments: Ignored = None  # added by OpenAI's SDK
 
 
-class ToolCall(RequestModel):
+class ToolCall(RequestModel, tag="function"):
+    DEFAULT_TYPE = True
+
     id: Text
     function: CalledFunction
-    type: Literal["function"] | None = None
     index: Count | None = None  # copied by clients from the chunks of a stream
+
+    def chat_call(self) -> ChatMessage:
+        return call(self.id, self.function.name, parse_arguments(self.function.arguments or "{}"))
+
+
+class CalledCustomTool(RequestModel):
+    name: Text
+    input: str = ""
+
+
+class CustomToolCall(RequestModel, tag="custom"):
+    """A call of a custom tool, which the model sees as the call of a function with one parameter."""
+
+    id: Text
+    custom: CalledCustomTool
+    index: Count | None = None
+
+    def chat_call(self) -> ChatMessage:
+        return call(self.id, self.custom.name, {INPUT: self.custom.input})
 
 
 class MessageParam(RequestModel):
@@ -82,7 +103,7 @@ class MessageParam(RequestModel):
     content: Content | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_calls: Annotated[list[ToolCall | CustomToolCall], Meta(max_length=MAX_CALLS)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     function_call: Refused = None
@@ -107,10 +128,7 @@ class MessageParam(RequestModel):
 
     def chat_message(self) -> ChatMessage:
         """Returns the message for chat templates. Call arguments become an object if they are the JSON of one."""
-        calls = [
-            call(one.id, one.function.name, parse_arguments(one.function.arguments or "{}"))
-            for one in self.tool_calls or ()
-        ]
+        calls = [one.chat_call() for one in self.tool_calls or ()]
         also = {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
         said = join_text(self.content or self.refusal)
         message = chat_message(ROLES.get(self.role, self.role), said, self.thought, calls)
@@ -155,8 +173,10 @@ class ChatRequest(TokenDetailFields):
 
     messages: Messages
     model: ModelName = None
-    max_tokens: Annotated[Positive | None, doc("Most tokens of the answer; absent: to the context's end")] = None
-    max_completion_tokens: Annotated[Positive | None, doc("The newer name of `max_tokens`")] = None
+    max_tokens: Annotated[
+        TokenLimit | None, doc("Most tokens of the answer; absent, -1 and -2: to the context's end")
+    ] = None
+    max_completion_tokens: Annotated[TokenLimit | None, doc("The newer name of `max_tokens`")] = None
     n: ChoiceCount = 1
     logprobs: Annotated[bool, doc("Log-probabilities of the answer's tokens")] = False
     top_logprobs: TopLogprobs = None
@@ -183,6 +203,17 @@ class ChatRequest(TokenDetailFields):
     audio: Refused = None
     moderation: Refused = None
     web_search_options: Refused = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("max_tokens", "max_completion_tokens"):
+            limit_of(name, getattr(self, name))
+
+    @property
+    def limits(self) -> set[int | None]:
+        """The limits on new tokens that the request sets, by either name; None: up to the context's end."""
+        given = {self.max_tokens, self.max_completion_tokens} - {None}
+        return {limit_of("max_tokens", one) for one in given}
 
 
 class TemplateFields(RequestModel):

@@ -14,9 +14,10 @@ from frontend.api.response_context import ResponseContext
 from frontend.errors import ContextLengthExceeded, SluiceError
 from frontend.output_parser.continued import ContinuedParser
 from frontend.output_parser.counting import feed_counting
+from frontend.output_parser.custom_input import CustomInput, input_of
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning
-from frontend.output_parser.parsed import ParsedOutput
+from frontend.output_parser.parsed import Call, ParsedOutput
 from frontend.output_parser.parser import OutputParser, output_parser
 from frontend.request import Delta, Finish, TokenLogprob
 
@@ -43,12 +44,7 @@ def finish_reason(parser: OutputParser, delta: Delta) -> types.ChatFinishReason:
 
 def message(parsed: ParsedOutput, context: ResponseContext, choice: int) -> types.ChatAnswer:
     """Returns the message of a complete response. Its content is null if the message only calls tools."""
-    calls = [
-        types.ToolCall(
-            id=call_id(context, choice, i), function=types.FunctionCall(name=call.name, arguments=call.arguments)
-        )
-        for i, call in enumerate(parsed.calls)
-    ]
+    calls = [_whole_call(context, call_id(context, choice, i), one) for i, one in enumerate(parsed.calls)]
     thought = parsed.reasoning or UNSET if context.request.shown.reasoning else UNSET
     return types.ChatAnswer(
         content=parsed.text if parsed.text or not calls else None,
@@ -56,6 +52,13 @@ def message(parsed: ParsedOutput, context: ResponseContext, choice: int) -> type
         reasoning=thought,
         tool_calls=calls or UNSET,
     )
+
+
+def _whole_call(context: ResponseContext, id: str, call: Call) -> types.ToolCall:
+    if call.name in context.request.shown.custom_tools:
+        custom = types.CustomCall(name=call.name, input=input_of(call.arguments))
+        return types.ToolCall(id=id, type="custom", custom=custom)
+    return types.ToolCall(id=id, function=types.FunctionCall(name=call.name, arguments=call.arguments))
 
 
 class ParsedChunkWriter(ChunkWriter):
@@ -96,8 +99,17 @@ class ParsedChunkWriter(ChunkWriter):
                 return None if self._hides or not text else types.ChatDelta(reasoning_content=text, reasoning=text)
             case CallStart(index, name):
                 self._choices[choice].has_output = True
-                id, function = call_id(self._context, choice, index), types.FunctionCallDelta(name=name, arguments="")
+                id = call_id(self._context, choice, index)
+                if name in self._context.request.shown.custom_tools:
+                    self._choices[choice].inputs[index] = CustomInput()
+                    custom = types.CustomCallDelta(name=name, input="")
+                    return _call(types.ToolCallDelta(index=index, id=id, type="custom", custom=custom))
+                function = types.FunctionCallDelta(name=name, arguments="")
                 return _call(types.ToolCallDelta(index=index, id=id, type="function", function=function))
+            case CallArguments(index, fragment) if index in self._choices[choice].inputs:
+                text = self._choices[choice].inputs[index].feed(fragment)
+                custom = types.CustomCallDelta(input=text)
+                return _call(types.ToolCallDelta(index=index, custom=custom)) if text else None
             case CallArguments(index, fragment):
                 return _call(types.ToolCallDelta(index=index, function=types.FunctionCallDelta(arguments=fragment)))
             case CallEnd():
@@ -138,6 +150,7 @@ class _Choice:
         self.has_output = False  # whether text or a tool call was sent
         self.scores: list[TokenLogprob] = []
         self.ids: list[int] = []
+        self.inputs: dict[int, CustomInput] = {}  # of calls of custom tools, by their index
         self._in_pieces = parser_config.reasoning_in_pieces
         self._thought: list[str] = []  # reasoning held back until its end; unused if reasoning is sent in pieces
 

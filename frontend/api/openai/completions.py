@@ -53,7 +53,7 @@ async def parse(request: CompletionRequest, context: ModelContext) -> Generation
         features=Features(echo=prompt_texts(request.prompts)) if request.echo else NO_FEATURES,
     )  # fmt: skip
     before = before_truncation(request.truncate_prompt_tokens, context)
-    prompts = await tokenized(request.prompts, before, request.add_special_tokens)
+    prompts = await tokenized(request.prompts, before, request.add_special_tokens, may_be_empty=bool(request.suffix))
     if request.suffix:
         prompts = await with_suffix(prompts, request.suffix, context.tokenizer)
     return await prepare(reading, prompts, context)

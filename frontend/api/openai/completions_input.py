@@ -60,7 +60,8 @@ class CompletionRequest(TokenDetailFields):
         doc("Log-probabilities of the answer's tokens, and of this many likeliest tokens (-1: all); false: none"),
     ] = None
     suffix: Annotated[
-        str | None, doc("The text after the answer, for a model that was trained to fill in the middle")
+        str | None,
+        doc("The text after the answer, for a model that was trained to fill in the middle; the prompt may be empty"),
     ] = None
     echo: Annotated[bool, doc("Return the prompt before the answer; `logprobs` then scores it, too")] = False
     continue_from: ContinueFromField = None
@@ -73,7 +74,7 @@ class CompletionRequest(TokenDetailFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         prompts = self.prompts
-        if not prompts or not all(prompts):
+        if not prompts or not (all(prompts) or self.suffix):
             raise FieldError("prompt", "is empty", BadRequest, "empty_prompt")
         if len(prompts) > MAX_PROMPTS:
             raise FieldError("prompt", f"may have at most {MAX_PROMPTS} entries")
@@ -108,9 +109,16 @@ def prompt_texts(prompts: list[Prompt]) -> tuple[str, ...]:
 
 
 async def tokenized(
-    prompts: list[Prompt], context: ModelContext, add_special_tokens: bool, param: str = "prompt"
+    prompts: list[Prompt],
+    context: ModelContext,
+    add_special_tokens: bool,
+    param: str = "prompt",
+    may_be_empty: bool = False,
 ) -> list[list[int]]:
-    """Encodes the prompts. param: the request field that holds the prompts
+    """Encodes the prompts.
+
+    param: the request field that holds the prompts
+    may_be_empty: whether prompts may have no tokens, because a suffix follows
 
     Raises BadRequest for an empty prompt, Unprocessable for ids outside the vocabulary.
     """
@@ -120,7 +128,7 @@ async def tokenized(
     encoded = iter(await context.tokenizer.encode_batch(texts, add_special_tokens) if texts else [])
     tokens = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
     for ids in tokens:
-        if not ids:
+        if not (ids or may_be_empty):
             raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
         check_ids(param, ids, context.vocab_size)
     return tokens

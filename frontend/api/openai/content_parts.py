@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.api.chat.chat_prompt import MAX_PARTS, join_text
+from frontend.api.chat.chat_prompt import MAX_PARTS
 from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import Ignored, doc
 from frontend.errors import BadRequest
@@ -101,7 +101,9 @@ class ThinkingPart(_Part, tag="thinking"):
 
     @property
     def thought(self) -> str:
-        return join_text(self.thinking)
+        if isinstance(self.thinking, str):
+            return self.thinking
+        return "".join([part.text for part in self.thinking])  # the pieces of a stream, not texts of their own
 
 
 class ReasoningPart(_Part, tag="reasoning"):

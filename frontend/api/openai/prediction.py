@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from frontend.api.chat.chat_prompt import MAX_PARTS, join_text
+from frontend.api.chat.chat_prompt import MAX_PARTS
 from frontend.api.model_context import ModelContext
 from frontend.api.openai.content_parts import TextPart
 from frontend.api.prepare import Reading
@@ -28,6 +28,8 @@ async def with_prediction(reading: Reading, prediction: Prediction | None, conte
     """Returns `reading` with the ids of the expected answer, cut to the length of the context."""
     if prediction is None:
         return reading
-    ids = await context.tokenizer.encode(join_text(prediction.content), add_special_tokens=False)
+    said = prediction.content
+    text = said if isinstance(said, str) else "".join([part.text for part in said])
+    ids = await context.tokenizer.encode(text, add_special_tokens=False)
     known = tuple(id for id in ids[: context.max_seq_len] if id < context.vocab_size)
     return replace(reading, features=replace(reading.features, predicted=known))

@@ -153,10 +153,18 @@ class FunctionCall(ResponseModel):
     arguments: str
 
 
+class CustomCall(ResponseModel):
+    name: str
+    input: str
+
+
 class ToolCall(ResponseModel):
+    """A call of a function, or of a custom tool, whose input is a text."""
+
     id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
 
 
 class ChatAnswer(ResponseModel):
@@ -195,13 +203,19 @@ class FunctionCallDelta(ResponseModel):
     arguments: str
 
 
+class CustomCallDelta(ResponseModel):
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class ToolCallDelta(ResponseModel):
-    """Part of a tool call. The first part has id, type and name; later parts continue the arguments."""
+    """Part of a tool call. The first part has id, type and name; later parts continue the arguments or the input."""
 
     index: Count
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionCallDelta
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionCallDelta | UnsetType = UNSET
+    custom: CustomCallDelta | UnsetType = UNSET
 
 
 class ChatDelta(ResponseModel):

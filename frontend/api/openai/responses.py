@@ -58,7 +58,7 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
     check_stream_options(request, request.stream)
     choice = _tool_choice(request, context)
     reading = Reading(
-        request, "input", request.max_output_tokens, logprobs=_logprobs_asked(request),
+        request, "input", request.most_tokens, logprobs=_logprobs_asked(request),
         tool_choice=choice,
         form=structured_output_fields.openai(request, _format(request), "text.format"),
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
@@ -95,9 +95,9 @@ async def count_tokens(request: ResponseCountRequest, context: ModelContext) -> 
 
 def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampling) -> dict[str, Any]:
     """Returns the fields of a response that repeat fields of its request."""
-    tools = [{"type": "function", **one.definition["function"], "strict": one.strict} for one in known]
+    tools = [_echoed_tool(one) for one in known]
     return {
-        "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
+        "instructions": request.instructions, "max_output_tokens": request.most_tokens,
         "max_tool_calls": request.max_tool_calls, "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls,
         "reasoning": types.ReasoningSettings(effort=request.reasoning.effort if request.reasoning else None),
@@ -107,6 +107,14 @@ def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampl
         "top_logprobs": request.top_logprobs or 0, "top_p": chosen.top_p,
         "user": request.user,
     }  # fmt: skip
+
+
+def _echoed_tool(tool: Function) -> dict[str, Any]:
+    shown = tool.definition["function"]
+    if tool.custom is None:
+        return {"type": "function", **shown, "strict": tool.strict}
+    form = tool.custom.format or {"type": "text"}
+    return {"type": "custom", "name": tool.name, "description": shown["description"], "format": form}
 
 
 def stream_writer(context: ResponseContext) -> "ResponseWriter":

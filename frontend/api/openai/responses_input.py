@@ -22,7 +22,8 @@ from frontend.api.chat.structured_output_fields import TextOptions
 from frontend.api.chat.thinking_fields import Degree, MaxThinkingTokens, OtherBudgetName, effort
 from frontend.api.chat.tool_fields import FlatFunctionTools, FlatToolChoice, ParallelToolCalls
 from frontend.api.model_context import ModelContext
-from frontend.api.openai.content_parts import RefusalPart
+from frontend.api.openai.responses_calls import ForeignItem
+from frontend.api.openai.responses_parts import ImagePart, Part, ResultPart
 from frontend.api.requests.request_model import FieldError, RequestModel
 from frontend.api.requests.request_types import (
     Count,
@@ -36,57 +37,18 @@ from frontend.api.requests.request_types import (
     SeparateReasoning,
     TemplateArguments,
     Text,
+    TokenLimit,
     TopLogprobs,
     doc,
+    limit_of,
 )
 from frontend.errors import BadRequest
 from frontend.output_parser.tool_choice import Function
-from frontend.text.picture_marks import Source, found_in, within
+from frontend.text.picture_marks import found_in, within
 
 SCORES = "message.output_text.logprobs"
 
 # the input items
-
-
-class _ContentPart(RequestModel):
-    UNKNOWN_TYPE = "unsupported_content"
-
-
-class ResultPart(_ContentPart, tag="input_text"):
-    text: str
-    prompt_cache_breakpoint: Ignored = None
-    annotations: Ignored = None
-    logprobs: Ignored = None
-    parsed: Ignored = None
-
-
-class OutputPart(_ContentPart, tag="output_text"):
-    text: str
-    prompt_cache_breakpoint: Ignored = None
-    annotations: Ignored = None
-    logprobs: Ignored = None
-    parsed: Ignored = None
-
-
-class ImagePart(_ContentPart, tag="input_image"):
-    image_url: Annotated[str, doc("A data: URL in base64; http(s): and file: if the server allows them")]
-    detail: Annotated[
-        Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
-    ] = None
-    file_id: Refused = None
-    prompt_cache_breakpoint: Ignored = None
-
-    @property
-    def source(self) -> Source:
-        return Source(self.image_url, self.detail or "auto")
-
-    @property
-    def text(self) -> str:
-        """The text that stands for the picture in the message."""
-        return self.source.mark
-
-
-Part = ResultPart | OutputPart | ImagePart | RefusalPart
 
 
 class SummaryPart(RequestModel):
@@ -138,19 +100,23 @@ class Reasoning(_Item, tag="reasoning"):
     encrypted_content: str | None = None  # not read, because this server cannot decrypt it
 
 
-Item = Message | FunctionCall | FunctionCallOutput | Reasoning
+Item = Message | FunctionCall | FunctionCallOutput | Reasoning | ForeignItem
 
 
-def _chat_message(item: Item) -> ChatMessage:
+def _chat_messages(item: Item) -> list[ChatMessage]:
+    """Returns the messages that the model sees; none for an item that it does not see."""
     match item:
         case Message(role=role, content=content):
-            return chat_message(ROLES.get(role, role), join_text(content)) | found_in(content, "content")
+            return [chat_message(ROLES.get(role, role), join_text(content)) | found_in(content, "content")]
         case FunctionCall(call_id=id, name=name, arguments=arguments):
-            return chat_message("assistant", "", calls=[call(id, name, parse_arguments(arguments or "{}"))])
+            return [chat_message("assistant", "", calls=[call(id, name, parse_arguments(arguments or "{}"))])]
         case FunctionCallOutput(call_id=id, output=output):
-            return chat_message("tool", join_text(output)) | {"tool_call_id": id} | found_in(output, "output")
+            return [chat_message("tool", join_text(output)) | {"tool_call_id": id} | found_in(output, "output")]
         case Reasoning(content=content, summary=summary):
-            return chat_message("assistant", "", join_text(content) or join_text(summary))
+            parts = content or summary or ()
+            return [chat_message("assistant", "", "\n".join([part.text for part in parts]))]
+        case _:
+            return item.chat_messages()
 
 
 # the request
@@ -227,7 +193,7 @@ class ResponseRequest(OpenAIFields):
     model: ModelName = None
     instructions: Instructions = None
     max_output_tokens: Annotated[
-        Positive | None, doc("Most tokens of the answer, reasoning included; absent: to the context's end")
+        TokenLimit | None, doc("Most tokens of the answer, reasoning included; absent, -1 and -2: to the context's end")
     ] = None
     include: Annotated[
         Annotated[list[Included], Meta(max_length=8)] | None,
@@ -259,6 +225,12 @@ class ResponseRequest(OpenAIFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_input(self.input)
+        limit_of("max_output_tokens", self.max_output_tokens)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The limit on new tokens; None: up to the context's end."""
+        return limit_of("max_output_tokens", self.max_output_tokens)
 
 
 async def response_prompt(
@@ -270,7 +242,9 @@ async def response_prompt(
     if isinstance(items, str):
         messages = [chat_message("user", items)]
     else:
-        messages = [within(_chat_message(item), f"input[{place}]") for place, item in enumerate(items)]
+        messages = [
+            within(shown, f"input[{place}]") for place, item in enumerate(items) for shown in _chat_messages(item)
+        ]
     arguments = effort(request.reasoning.effort if request.reasoning else None, context)
     if request.text and request.text.verbosity:
         arguments["verbosity"] = request.text.verbosity

@@ -15,6 +15,7 @@ from frontend.api.openai.chat_output import call_id
 from frontend.api.openai.response_types import TokenLogprobs
 from frontend.api.requests.encoding import to_json
 from frontend.api.response_context import ResponseContext
+from frontend.output_parser.custom_input import CustomInput
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.formats import ParserConfig, Reasoning
 from frontend.output_parser.parser import output_parser
@@ -140,7 +141,8 @@ class Message(PartItem):
 class ToolCall(Item):
     """A tool call. Its text is the arguments of the call."""
 
-    PREFIX, DEFAULT_STATUS, DELTA = "fc", INCOMPLETE, types.ArgumentsDelta
+    PREFIX, DEFAULT_STATUS = "fc", INCOMPLETE
+    DELTA: ClassVar[type[types.ItemEvent]] = types.ArgumentsDelta
 
     def __init__(self, context: ResponseContext, index: int, call: int, name: str) -> None:
         super().__init__(context, index)
@@ -155,6 +157,30 @@ class ToolCall(Item):
     def end(self, status: types.ItemStatus) -> list[bytes]:
         fields = {"arguments": self.text, "name": self._name}
         return [event(self._context, types.ArgumentsDone, **self.position, **fields), *super().end(status)]
+
+
+class CustomToolCall(ToolCall):
+    """A call of a custom tool. Its text is the input of the tool."""
+
+    PREFIX = "ctc"
+    DELTA = types.InputDelta
+
+    def __init__(self, context: ResponseContext, index: int, call: int, name: str) -> None:
+        super().__init__(context, index, call, name)
+        self._input = CustomInput()
+
+    def state(self, status: types.ItemStatus) -> types.CustomToolCallItem:  # type: ignore[override]
+        return types.CustomToolCallItem(
+            id=self.id, status=status, input=self.text, call_id=self._call_id, name=self._name
+        )
+
+    def more(self, text: str, scores: Sequence[TokenLogprob]) -> bytes:
+        added = self._input.feed(text)
+        return super().more(added, scores) if added else b""
+
+    def end(self, status: types.ItemStatus) -> list[bytes]:
+        done = event(self._context, types.InputDone, **self.position, input=self.text)
+        return [done, *Item.end(self, status)]
 
 
 class Output:
@@ -199,7 +225,8 @@ class Output:
             case ReasoningText(text):
                 return self._say(Reason, text) if self._context.request.shown.reasoning else []
             case CallStart(call, name):
-                return self._begin(ToolCall(self._context, self._next, call, name))
+                kind = CustomToolCall if name in self._context.request.shown.custom_tools else ToolCall
+                return self._begin(kind(self._context, self._next, call, name))
             case CallArguments(_, fragment):
                 return self._more(fragment)
             case CallEnd():

@@ -47,7 +47,15 @@ class FunctionCallItem(ResponseModel, tag_field="type", tag="function_call"):
     name: str
 
 
-OutputItem = ReasoningItem | MessageItem | FunctionCallItem
+class CustomToolCallItem(ResponseModel, tag_field="type", tag="custom_tool_call"):
+    id: str
+    status: ItemStatus
+    input: str
+    call_id: str
+    name: str
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(ResponseModel):
@@ -212,6 +220,14 @@ class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
     name: str
 
 
+class InputDelta(ItemEvent, tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class InputDone(ItemEvent, tag="response.custom_tool_call_input.done"):
+    input: str
+
+
 class StreamError(Event, tag="error"):
     code: str | None
     message: str
@@ -235,5 +251,7 @@ ResponseEvent = (
     | ReasoningTextDone
     | ArgumentsDelta
     | ArgumentsDone
+    | InputDelta
+    | InputDone
     | StreamError
 )

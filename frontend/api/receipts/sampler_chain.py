@@ -10,6 +10,7 @@ from shared.messages import Dry, SamplerChain
 def told(chain: SamplerChain) -> dict[str, object]:
     """Returns the chain with the names of the API. The breakers of DRY appear only as a hash."""
     names = [name for name in chain.__struct_fields__ if chain.mirostat or not name.startswith("mirostat")]
+    names.remove("reports")  # does not change a token
     values = {name: value for name in names if (value := getattr(chain, name)) is not None}
     if chain.penalties is not None:
         values["penalties"] = msgspec.structs.asdict(chain.penalties)

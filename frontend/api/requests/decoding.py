@@ -143,7 +143,7 @@ def _by_json_type(option: nodes.Type) -> dict[type, Reader]:
             integer = _of_integer(low, high)
             return {int: integer} if exact else {int: integer, float: integer}
         case nodes.FloatType(ge=low, le=high):
-            number = _of_number(low or 0.0, high or LARGEST)
+            number = _of_number(-LARGEST if low is None else low, LARGEST if high is None else high)
             return {int: number, float: number}
         case nodes.LiteralType(values=values):
             return {str: _of_literal(values)}

@@ -34,8 +34,8 @@ from frontend.api.requests.sampler_fields import (
 )
 from frontend.features import Telemetry
 
-MAX_STOPS = 16
-MAX_STOP_CHARS = 4096  # limit for all stop strings together, as their automaton takes 0.3 KB a character
+MAX_STOP_BYTES = 16_384  # of UTF-8, for all stop strings together: their automaton takes 0.3 KB and 2 µs a character
+MAX_STOP_IDS = 1024  # the worker takes no more
 MAX_SALT_CHARS = 256
 MAX_CHOICES = 128
 
@@ -47,6 +47,7 @@ def doc(description: str) -> Meta:
 Text = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=0, le=MOST)]
 Positive = Annotated[int, Meta(ge=1, le=MOST)]
+TokenLimit = Annotated[int, Meta(ge=-2, le=MOST, extra_json_schema={"not": {"const": 0}})]  # see `limit_of`
 Share = Annotated[float, Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, Meta(ge=SMALLEST, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=LARGEST)]
@@ -54,11 +55,11 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 TopK = Annotated[int, Meta(ge=-1, le=MOST)]
 Rivals = Annotated[int, Meta(ge=-1, le=MOST)]  # how many likely tokens to report beside the drawn one; -1: all
-TokenIds = Annotated[list[Count], Meta(max_length=1024)]
+TokenIds = Annotated[list[Count], Meta(max_length=MAX_STOP_IDS)]
 TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # the ids of a whole prompt or answer
-STOPS = f"Texts that end the answer, of {MAX_STOP_CHARS} characters in all; they are not part of it"
-StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
-StopTexts = Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
+STOPS = f"Texts that end the answer, of {MAX_STOP_BYTES} bytes in all; they are not part of it"
+StopText = Annotated[str, Meta(min_length=1)]
+StopTexts = list[StopText]
 Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
 SaltField = Annotated[Salt | None, doc("The prefix cache is shared only with requests of the same salt")]
 Ignored = Annotated[Any, doc("Accepted, no effect")]
@@ -76,20 +77,39 @@ TopLogprobs = Annotated[
 ChoiceCount = Annotated[
     int, Meta(ge=1, le=MAX_CHOICES), doc("Answers to each prompt; their seeds are `seed`, `seed` + 1, …")
 ]
+Indent = Annotated[Count, doc("End before a line, after the first, that begins with fewer blanks; 0: never")]
 TimingsPerToken = Annotated[bool, doc("Every event of a stream has llama.cpp's `timings`")]
 ReturnProgress = Annotated[bool, doc("A stream begins with `prompt_progress` once the prompt is computed")]
 _LOW64, _HIGH64 = -(1 << 63), (1 << 64) - 1
 _Seed = Annotated[int, Meta(extra_json_schema={"minimum": _LOW64, "maximum": _HIGH64})]
 
 
-def check_stops(field: str, stops: Sequence[str] | None) -> None:
+def check_stops(field: str, stops: str | Sequence[str] | None) -> None:
     """Raises FieldError if the stop strings of a request are too long together. field: the field that holds them"""
-    if stops and not isinstance(stops, str) and sum(map(len, stops)) > MAX_STOP_CHARS:
-        raise FieldError(field, f"may have at most {MAX_STOP_CHARS} characters in all")
+    if stops:
+        texts = (stops,) if isinstance(stops, str) else stops
+        if sum([len(text.encode(errors="replace")) for text in texts]) > MAX_STOP_BYTES:
+            raise FieldError(field, f"may have at most {MAX_STOP_BYTES} bytes in all")
+
+
+def check_indent(indent: int, receipt: bool) -> None:
+    """Raises FieldError if a request with a receipt has `n_indent`, because a receipt does not tell this limit."""
+    if indent and receipt:
+        raise FieldError("receipt", "cannot go with `n_indent`", code="conflicting_fields")
+
+
+def limit_of(field: str, given: int | None) -> int | None:
+    """Returns a limit on new tokens, where -1 and -2 mean none, as for llama.cpp's and LM Studio's clients.
+
+    field: the field that holds the limit. Raises FieldError for 0.
+    """
+    if given == 0:
+        raise FieldError(field, "must be -2, -1 or at least 1, got 0")
+    return given if given is not None and given > 0 else None
 
 
 class StreamOptions(RequestModel):
-    include_usage: bool = False
+    include_usage: bool | None = None
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
@@ -115,7 +135,10 @@ class GenerationFields(RequestModel):
     stream: Annotated[bool, doc("Answer in server-sent events")] = False
     stream_options: Annotated[
         StreamOptions | None,
-        doc("`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk"),
+        doc(
+            "`include_usage`: a last chunk with the usage, false: none anywhere; `continuous_usage_stats`: usage in "
+            "every chunk"
+        ),
     ] = None
     timings: Annotated[
         bool,
@@ -285,16 +308,17 @@ class SamplerFields(OpenAIFields):
         **OpenAIFields.ONLY,
         **dict.fromkeys(("return_tokens", "post_sampling_probs", "grammar_lazy"), (False,)),
         **dict.fromkeys(("response_fields", "lora", "grammar_triggers"), ([],)),
-        **dict.fromkeys(("n_probs", "n_indent"), (0,)),
+        "n_probs": (0,),
         "n_cmpl": (1,),
         "t_max_predict_ms": (0, -1),
         "adaptive_target": (-1.0,),
     }
 
     n_predict: Annotated[
-        Annotated[int, Meta(ge=-2, le=MOST, extra_json_schema={"not": {"const": 0}})] | None,
+        TokenLimit | None,
         doc("Llama.cpp's name of `max_tokens`, which it overrides; -1 and -2: to the context's end"),
     ] = None
+    n_indent: Indent = 0
     cache_prompt: Annotated[bool, doc("No effect: a prompt that is cached gives the same bytes")] = True
     id_slot: Ignored = None
     n_keep: Ignored = None
@@ -325,11 +349,9 @@ class SamplerFields(OpenAIFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n_predict is not None:
-            if self.n_predict == 0:
-                raise FieldError("n_predict", "must be -2, -1 or at least 1, got 0")
-            limit = self.n_predict if self.n_predict > 0 else None
-            force_setattr(self, "max_tokens", limit)  # the subclasses declare this field
+        if self.n_predict is not None:  # the subclasses declare `max_tokens`
+            force_setattr(self, "max_tokens", limit_of("n_predict", self.n_predict))
+        check_indent(self.n_indent, self.receipt)
         check_samplers(self.samplers)
         check_breakers(self.dry_sequence_breakers)
 

@@ -62,7 +62,6 @@ WHY: Mapping[str, str] = {
     "moderation": "the server judges no contents",
     "multimodal_data": "pictures are in chats",
     "n_cmpl": "`n` does it",
-    "n_indent": "the number of leading blanks cannot be enforced",
     "n_probs": "`logprobs` does it",
     "ngram_corpus_id": "drafts come from the request itself",
     "normalize": _VECTORS,

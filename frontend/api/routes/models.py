@@ -1,6 +1,10 @@
-"""The list of models. Each model is listed under each of its names, with OpenAI's and Anthropic's fields."""
+"""The list of models, with OpenAI's and Anthropic's fields.
+
+Each model is listed under each of its names but its path. Neither a list nor a model tells a folder of the server.
+"""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 from frontend.api.model_table import ModelTable, ServedModel
@@ -49,7 +53,7 @@ def model_of(
     return Model(
         id=name,
         created=created,
-        root=name if served.adapter is None else served.adapter.path,
+        root=name if served.adapter is None else Path(served.adapter.path).name,
         parent=parent,
         max_model_len=longest,
         display_name=name,
@@ -64,7 +68,9 @@ def model_of(
 
 def model_list(table: ModelTable, created: int) -> ModelList:
     models = [
-        model_of(name, served, created, known=table.state_of(served.name)) for served in table for name in served.names
+        model_of(name, served, created, known=table.state_of(served.name))
+        for served in table
+        for name in served.listed_names
     ]
     models += [model_of(one.name, one, created, table.first.name) for one in table.adapters]
     return ModelList(

@@ -135,7 +135,7 @@ async def llama_cpp_slots(app: AppState, request: Request) -> Response:
     context, total = model.context, _slots(model)
     statuses = [worker.status for worker in model.pool.membership.statuses() if worker.status]
     taken = sum(one.running + one.waiting for one in statuses)
-    if request.query_params.get("fail_on_no_slot") and 0 < model.pool.places() <= taken:
+    if request.query_params.get("fail_on_no_slot") and 0 < model.pool.concurrency() <= taken:
         raise Overloaded("no slot is available", code="queue_full", retry_after=1.0)
     own = [
         choice.stream
@@ -147,4 +147,5 @@ async def llama_cpp_slots(app: AppState, request: Request) -> Response:
 
 
 def _slots(model: ServedModel) -> int:
-    return max(1, model.pool.places())
+    """Returns how many sequences the workers run at once, which llama.cpp's clients take for slots."""
+    return max(1, model.pool.concurrency())

@@ -34,7 +34,7 @@ async def server_info(app: AppState, request: Request) -> Response:
     return json_response(
         types.SglangServerInfo(
             model_path=context.model, tokenizer_path=context.model, served_model_name=context.model,
-            context_length=context.max_seq_len or None, max_running_requests=max(1, model.pool.places()),
+            context_length=context.max_seq_len or None, max_running_requests=max(1, model.pool.concurrency()),
             is_embedding=context.task.name != "generate", version=build.version(),
             internal_states=[types.SglangState(last_gen_throughput=one.generation_tokens_s) for one in statuses],
         )

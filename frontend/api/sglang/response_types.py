@@ -56,7 +56,7 @@ class SglangServerInfo(ResponseModel):
     tokenizer_path: str
     served_model_name: str
     context_length: Annotated[Count | None, Meta(description="null until a worker has reported it")]
-    max_running_requests: Annotated[Count, Meta(description="Sequences that can run and wait at once")]
+    max_running_requests: Annotated[Count, Meta(description="Sequences that can run at once")]
     is_embedding: bool
     version: str
     internal_states: Annotated[list[SglangState], Meta(description="One for each worker")]

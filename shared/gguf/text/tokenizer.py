@@ -6,6 +6,7 @@ normalization, which the file does not store, are in pre_tokenizers.py; a tokeni
 """
 
 import json
+import logging
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -16,6 +17,9 @@ from shared.gguf.container import Container
 from shared.gguf.errors import GgufError
 from shared.gguf.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
+log = logging.getLogger("sluice.gguf")
+
+NONE = (-1, (1 << 32) - 1)  # ids that mean "there is no such token"
 SPACE = "▁"  # how SentencePiece spells a space
 # Phi-3's original tokenizer drops white space after its special tokens, but not after these.
 PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
@@ -69,11 +73,17 @@ class Vocabulary:
         return {text: i for i, (text, type) in pairs if type != TokenType.UNUSED}
 
     def named(self, name: str) -> int | None:
-        """Returns the id of tokenizer.ggml.`name`_token_id, if the file names one."""
+        """Returns the id of tokenizer.ggml.`name`_token_id, if the file names one.
+
+        Converters of 2023 wrote -1 as an unsigned number for "none".
+        """
         key = f"tokenizer.ggml.{name}_token_id"
         if key not in self.container.metadata:
             return None
         token = self.container.integer(key)
+        if token in NONE:
+            log.warning("%s: %s is %d, which is read as none", self.container.name, key, token)
+            return None
         if not 0 <= token < len(self.texts):
             raise GgufError(f"{self.container.name}: {key} is {token}, but there are {len(self.texts)} tokens")
         return token

@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from frontend.errors import Unprocessable
-from frontend.text.fill_in_middle import LAYOUTS, PREFIX, SUFFIX, ends, layout_of, repository_marks, with_suffix
+from frontend.text.fill_in_middle import (
+    LAYOUTS,
+    PREFIX,
+    SUFFIX,
+    ends,
+    ends_of,
+    layout_of,
+    repository_marks,
+    with_suffix,
+)
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.text.tokenizers import byte_level, save
 
@@ -39,4 +48,5 @@ def test_marks_of_files_end_what_stands_between(tokenizer: Tokenizer, tmp_path: 
     coder = tokenizer_with(tmp_path / "t", marks)
     ids = [id for mark in marks for id in coder.ids_of({mark: mark})]
     assert (repository_marks(coder), ends(coder)) == ((ids[1], ids[2]), tuple(ids))
+    assert ends_of([ids], coder) == (), "there is no layout"
     assert (repository_marks(tokenizer), ends(tokenizer), layout_of(tokenizer)) == (None, (), None)

@@ -114,6 +114,31 @@ def test_foreign_header_is_refused(at: int, value: bytes, words: str, tmp_path: 
         Container.read([path])
 
 
+def test_text_that_is_not_utf_8_is_read_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "a.gguf", **{"general.description": "caf#, ü", "general.tags": ["x", "caf#"]})
+    path.write_bytes(path.read_bytes().replace(b"caf#", b"caf\xe9"))
+    container = Container.read([path])
+    assert container.metadata["general.description"] == "caf\ufffd, ü"
+    assert container.metadata["general.tags"] == ["x", "caf\ufffd"]
+    assert {key: container.metadata[key] for key in METADATA} == METADATA and container.tensors["w"].shape == (2, 32)
+    for name in ("general.description", "general.tags"):
+        assert f"a.gguf: {name} has bytes that are not UTF-8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [
+        ("Ġb".encode(), "tokenizer.ggml.tokens has a text that is not UTF-8"),
+        (b"x.count", "has a name that is not UTF-8"),
+    ],
+)
+def test_token_or_name_that_is_not_utf_8_is_refused_for_what_it_is(tmp_path: Path, right: bytes, words: str) -> None:
+    path = write(tmp_path / "a.gguf")
+    path.write_bytes(path.read_bytes().replace(right, b"\xff" + right[1:]))
+    with pytest.raises(GgufError, match=words):
+        Container.read([path])
+
+
 def test_text_that_is_longer_than_the_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf")
     data = bytearray(path.read_bytes())

@@ -2,10 +2,11 @@
 
 import math
 
+import msgspec
 import pytest
 import torch
 
-from shared.messages import Sampling
+from shared.messages import SamplerChain, Sampling
 from worker.run.sampler import is_plain, sample_rows, sampling_params
 from worker.schedule.sequence import Sequence
 
@@ -42,6 +43,19 @@ def row(**logits: float) -> torch.Tensor:
 def test_greedy_after_penalties_and_bias(options: dict[str, object], expected: int) -> None:
     asked = sequence([7, 20], 1, temperature=0.0, **options)
     assert sample(row(_7=4.0, _9=3.0, _11=2.5), [asked], EOS) == [expected]
+
+
+def test_chain_that_reports_leaves_its_result_in_the_logits() -> None:
+    plain = SamplerChain(("temperature", "top_k"), 0.5, top_k=2)
+    options = {"logit_bias": ((0, 2.0),), "temperature": 1.0}
+    quiet, asked = (
+        sequence([1], 1, chain=chain, **options) for chain in (plain, msgspec.structs.replace(plain, reports=True))
+    )
+    logits = torch.tensor([[0.0, 1.0, 0.5, -1.0]] * 2)
+    ids = sample(logits, [quiet, asked], EOS)
+    assert logits[0].tolist() == [0.0, 1.0, 0.5, -1.0] and ids[0] == ids[1]
+    shares = torch.log_softmax(logits[1], 0).exp()
+    assert torch.allclose(shares, torch.softmax(torch.tensor([4.0, 2.0, -math.inf, -math.inf]), 0))
 
 
 def test_presence_and_frequency_count_the_output_only() -> None:

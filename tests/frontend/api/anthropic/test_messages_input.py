@@ -26,6 +26,7 @@ from frontend.errors import (
 )
 from frontend.request import GenerationRequest
 from frontend.text.chat_template import ChatTemplate
+from frontend.text.picture_marks import PARTED
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.fakes import MODEL, context
@@ -45,7 +46,7 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 async def parsed(tokenizer: Tokenizer, **more: Any) -> GenerationRequest:
-    return await parse(messages, body(**more), context(tokenizer, max_seq_len=100))
+    return await parse(messages, body(**more), context(tokenizer, max_seq_len=200))
 
 
 async def shown(tokenizer: Tokenizer, *said: Any, **more: Any) -> str:
@@ -88,7 +89,7 @@ async def test_system_and_blocks_become_the_prompt(tokenizer: Tokenizer) -> None
         {"role": "assistant", "content": "c"},
         {"role": "user", "content": "d"},
     ]
-    expected = "<system>be brief\n<user>ab\n<assistant>c\n<user>d\n<assistant>"
+    expected = "<system>be brief\n<user>a\nb\n<assistant>c\n<user>d\n<assistant>"
     assert await shown(tokenizer, *said, system="be brief") == expected
     assert await shown(tokenizer, *said, system=[{"type": "text", "text": "be brief"}]) == expected
     assert await shown(tokenizer, *said, system="") == expected.removeprefix("<system>be brief\n")
@@ -102,6 +103,40 @@ async def test_later_system_message_becomes_a_users_if_the_template_refuses_it(t
     where = replace(context(tokenizer, max_seq_len=100), template=ChatTemplate({"default": strict}, {}))
     request = await parse(messages, body(messages=said, system="a"), where)
     assert tokenizer.decode(request.prompts[0], skip_special=False) == "<system>a<user>hi\nbe brief"
+
+
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    "text": {"type": "text", "media_type": "text/plain", "data": "AAA"},
+    "base64": {"type": "base64", "media_type": "text/plain", "data": "QUFB"},
+    "content": {"type": "content", "content": "AAA"},
+    "content blocks": {"type": "content", "content": [{"type": "text", "text": "AAA"}]},
+}
+
+
+@pytest.mark.parametrize("source", DOCUMENTS.values(), ids=DOCUMENTS)
+async def test_document_is_text(tokenizer: Tokenizer, source: dict[str, Any]) -> None:
+    document = {"type": "document", "source": source, "title": "T", "context": "C", "cache_control": None}
+    said = {"role": "user", "content": [document, {"type": "text", "text": "b"}]}
+    assert await shown(tokenizer, said) == "<user>T\nC\nAAA\nb\n<assistant>"
+    bare = {"type": "document", "source": source, "citations": {"enabled": False}}
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}, bare]}
+    assert "a\nAAA\n<assistant>" in await shown(tokenizer, *HELLO, called, {"role": "user", "content": [result]})
+
+
+async def test_claude_codes_billing_header_is_dropped(tokenizer: Tokenizer) -> None:
+    def block(text: str) -> dict[str, Any]:
+        return {"type": "text", "text": text}
+
+    header = block("x-anthropic-billing-header: cc_version=2.1.197.0d9; cc_entrypoint=cli; cch=1a2b3;")
+    expected = "<system>be brief\n<user>hi\n<assistant>"
+    assert await shown(tokenizer, *HELLO, system=[header, block("be brief")]) == expected
+    assert await shown(tokenizer, *HELLO, system=[header]) == expected.removeprefix("<system>be brief\n")
+    counted = {"model": MODEL, "messages": HELLO, "system": [header, block("be brief")]}
+    count = await messages.count_tokens(convert(counted, MessageCountRequest), context(tokenizer, max_seq_len=200))
+    assert count.input_tokens == len((await parsed(tokenizer, system="be brief")).prompts[0])
+    for kept in ([block("be brief"), header], [block(header["text"] + "\nbe brief")], [block("see " + header["text"])]):
+        assert "x-anthropic-billing-header" in await shown(tokenizer, *HELLO, system=kept)
 
 
 async def test_neighbours_of_one_role_are_one_message(tokenizer: Tokenizer) -> None:
@@ -129,11 +164,20 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("system", 5, 400, "system"), ("stop_sequences", "x", 400, "stop_sequences"), ("stream", 1, 400, "stream"),
     ("messages", [{"role": "system", "content": "x"}], 422, "messages[0].role"),
     ("messages", [{"role": "user", "content": "x", "name": "y"}], 422, "messages[0].name"),
-    ("messages", [*HELLO, {"role": "user", "content": [{"type": "document", "source": {}}]}], 422,
+    ("messages", [*HELLO, {"role": "user", "content": [{"type": "search_result"}]}], 422,
      "messages[1].content[0].type"),
+    ("messages", [{"role": "user", "content": [{"type": "document", "source": {}}]}], 400,
+     "messages[0].content[0].source.type"),
+    ("messages", [{"role": "user", "content": [{"type": "document", "source": {
+        "type": "base64", "media_type": "application/pdf", "data": ""}}]}], 422,
+     "messages[0].content[0].source.media_type"),
+    ("messages", [{"role": "user", "content": [{"type": "document", "source": {
+        "type": "base64", "media_type": "text/plain", "data": "/w=="}}]}], 422, "messages[0].content[0].source.data"),
+    ("messages", [{"role": "user", "content": [{"type": "document", "citations": {"enabled": True}, "source": {
+        "type": "text", "data": "a"}}]}], 422, "messages[0].content[0].citations"),
     ("system", [{"type": "document"}], 422, "system[0].type"), ("max_tokens", 0, 422, "max_tokens"),
     ("model", "claude", 422, "model"), ("tools", [{}], 400, "tools[0].name"),
-    ("tool_choice", {"type": "any"}, 422, "tool_choice"), ("stop_sequences", ["x"] * 17, 422, "stop_sequences"),
+    ("tool_choice", {"type": "any"}, 422, "tool_choice"), ("stop_sequences", ["x" * 16_385], 422, "stop_sequences"),
     ("stop_sequences", [""], 422, "stop_sequences"),
     ("n", 1, 422, "n"), ("logprobs", True, 422, "logprobs"), ("min_p", 0.1, 422, "min_p"), ("stop", "x", 422, "stop"),
     ("temperature", -1, 422, "temperature"), ("top_k", -2, 422, "top_k"), ("container", "x", 422, "container"),
@@ -191,4 +235,4 @@ def test_text_blocks_of_one_message_are_joined_in_linear_time() -> None:
     begun = time.perf_counter()
     (joined,) = UserMessage(content=[*blocks]).chat_messages()
     assert time.perf_counter() - begun < 0.5
-    assert joined == {"role": "user", "content": "x" * 8_000_000}
+    assert (joined["content"] == PARTED.join(["x" * 800] * 10_000)) is True

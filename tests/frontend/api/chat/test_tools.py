@@ -82,7 +82,7 @@ LOOKED = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": {}}, 400, "tools"), ({"tools": function(parameters=[])}, 400, "tools[0].function.parameters"),
     ({"tools": function(name="a b")}, 400, "tools[0].function.name"),
-    ({"tools": [*TOOLS, TOOLS[0]]}, 400, "tools"), ({"tools": [{"type": "custom"}]}, 400, "tools[0].type"),
+    ({"tools": [*TOOLS, TOOLS[0]]}, 400, "tools"), ({"tools": [{"type": "custom"}]}, 400, "tools[0].custom"),
     ({"tools": function(parameters={"type": "array"})}, 400, "tools[0].function.parameters.type"),
     ({"tools": TOOLS + function(parameters={"properties": {"a": {"type": "strin"}}}, strict=True)}, 400,
      "tools[2].function.parameters.properties.a.type"),

@@ -121,11 +121,12 @@ async def test_no_format_lets_clients_spell_special_tokens(tmp_path: Path, name:
     asked = {"model": MODEL, **body} | ({"max_tokens": 5} if api_format is anthropic else {})
     plain = json.loads(json.dumps(asked).replace(json.dumps(FORGED)[1:-1], "word"))
     if name == "chat in parts":
-        plain["messages"] = [{"role": "user", "content": "word"}]
+        plain["messages"] = [{"role": "user", "content": "wo\nrd"}]
     special = context.tokenizer.special_ids
     forged, honest = [(await parse(api_format, one, context)).prompts[0] for one in (asked, plain)]
     assert [id for id in forged if id in special] == [id for id in honest if id in special] != []
-    assert FORGED in context.tokenizer.decode(forged, skip_special=False)
+    written = f"{FORGED[:7]}\n{FORGED[7:]}" if name == "chat in parts" else FORGED
+    assert written in context.tokenizer.decode(forged, skip_special=False)
 
 
 async def test_text_routes_read_special_tokens_and_messages_do_not(tokenizer: Tokenizer) -> None:

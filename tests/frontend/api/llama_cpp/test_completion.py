@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
+from frontend.workers.stream import Stream
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import completing, http_client
@@ -37,7 +38,30 @@ async def test_answer_has_llama_cpps_fields(tokenizer: Tokenizer, path: str) -> 
     assert (body["timings"]["prompt_ms"], body["timings"]["prompt_per_second"]) == (2.0, 1500.0)
     settings = body["generation_settings"]
     assert (settings["n_predict"], settings["temperature"], settings["seed"], settings["n_ctx"]) == (8, 1.0, 77, 512)
+    assert settings["dry_sequence_breakers"] == ["\n", ":", '"', "*"] and settings["n_keep"] == 0
     assert "completion_probabilities" not in body and "receipt" not in body
+
+
+async def test_probabilities_after_all_samplers_are_the_workers(tokenizer: Tokenizer) -> None:
+    def play(pool: FakePool, stream: Stream) -> None:
+        pool.send_logprobs(stream, 0, [0.0, 0.0], k=2)
+        pool.send_tokens(stream, [1, 2])
+        pool.end(stream)
+
+    pool = FakePool(play)
+    asked = {
+        "n_probs": 2, "post_sampling_probs": True, "typical_p": 0.5, "repeat_penalty": 1.2, "logit_bias": [[5, -9]],
+        "dry_multiplier": 0.5, "dry_sequence_breakers": ["\n"],
+    }  # fmt: skip
+    body = (await ask(tokenizer, pool, **asked)).json()
+    chain = pool.submitted[0].sampling.chain
+    assert chain is not None and chain.reports and chain.dry is not None
+    assert [one["prob"] for one in body["completion_probabilities"]] == [1.0, 1.0]
+    assert [one["prob"] for one in body["completion_probabilities"][0]["top_probs"]] == [1.0, 1.0]
+    assert body["generation_settings"]["dry_sequence_breakers"] == ["\n"]
+    assert (
+        body["generation_settings"]["repeat_penalty"] == 1.2 and "penalties" in body["generation_settings"]["samplers"]
+    )
 
 
 async def test_tokens_are_told_only_if_asked_for(tokenizer: Tokenizer) -> None:
@@ -112,7 +136,6 @@ async def test_long_prompt_is_refused_with_its_length(tokenizer: Tokenizer) -> N
         ({"dry_penalty_last_n": -2}, "`dry_penalty_last_n`"),
         ({"xtc_threshold": -0.1}, "`xtc_threshold`"),
         ({"typical_p": 0.0}, "`typical_p`"),
-        ({"post_sampling_probs": True, "n_probs": 2, "typical_p": 0.5}, "`post_sampling_probs`"),
         ({"lora": [{"id": 0, "scale": 1.0}]}, "`lora`"),
         ({"grammar": "root ::= ("}, "`grammar`"),
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "`json_schema`"),
@@ -121,7 +144,7 @@ async def test_long_prompt_is_refused_with_its_length(tokenizer: Tokenizer) -> N
         ({"prompt": []}, "`prompt`"),
         ({"prompt": [1, [2]]}, "`prompt`"),
         ({"prompt": [999]}, "`prompt`"),
-        ({"stop": ["x" * 5000]}, "`stop`"),
+        ({"stop": ["x" * 20_000]}, "`stop`"),
         ({"receipt": True, "t_max_predict_ms": 5}, "`receipt`"),
         ({"n_probs": 21}, "`n_probs`"),
     ],

@@ -1,5 +1,6 @@
 """llama.cpp's /infill: prompts with fill-in-the-middle tokens, which clients' texts cannot forge."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import httpx
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
-from tests.fakes import FakePool
+from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import http_client
 from tests.frontend.speaking import Model, tokenizer_with
 from tests.templates import QWEN3
@@ -19,7 +20,7 @@ EXTRA = [{"filename": "a.h", "text": "int a;\n"}, {"text": "int b;\n"}]
 
 
 async def fill(coder: Model, **fields: Any) -> httpx.Response:
-    coder.says = ["return 0;"]
+    coder.says = coder.says or ["return 0;"]
     async with http_client(coder.pool, coder.tokenizer) as http:
         return await http.post("/infill", json=BODY | fields)
 
@@ -67,8 +68,82 @@ async def test_marks_in_texts_are_text(repository: Model) -> None:
 
 async def test_answer_ends_at_the_next_file(repository: Model) -> None:
     await fill(repository)
-    spelled = [repository.tokenizer.token_text(id) for id in repository.pool.submitted[0].sampling.stop_token_ids]
-    assert spelled == ["<|fim_pad|>", *FILES]
+    assert spelled_ends(repository) == ["<|fim_pad|>", *FILES]
+
+
+def spelled_ends(model: Model) -> list[str]:
+    return [model.tokenizer.token_text(id) for id in model.pool.submitted[-1].sampling.stop_token_ids]
+
+
+RAW = "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
+BIAS = {"logit_bias": {"5": 1.0}}
+FILLING: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "a", "suffix": "b", **BIAS}), ("/v1/completions", {"prompt": "", "suffix": "b"}),
+    ("/v1/completions", {"prompt": RAW}), ("/completion", {"prompt": RAW, **BIAS}),
+    ("/completion", {"prompt": ["x", RAW]}), ("/generate", {"text": RAW}),
+    ("/api/generate", {"model": MODEL, "prompt": RAW, "raw": True}),
+    ("/api/generate", {"model": MODEL, "prompt": "a", "suffix": "b"}), ("/infill", {**BODY, **BIAS}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), FILLING)
+async def test_every_route_ends_a_middle_at_the_end_of_the_file(
+    repository: Model, path: str, body: dict[str, Any]
+) -> None:
+    repository.says = ["b", "b"]
+    async with http_client(repository.pool, repository.tokenizer) as http:
+        answer = await http.post(path, json=body | {"stream": False})
+        assert answer.status_code == 200, answer.text
+        assert spelled_ends(repository) == ["<|fim_pad|>", *FILES]
+        repository.says = ["b"]
+        plain = {
+            name: "no middle" if RAW in (value if isinstance(value, list) else [value]) else value
+            for name, value in body.items()
+        }
+        if plain != body:
+            await http.post(path, json=plain | {"stream": False})
+            assert spelled_ends(repository) == []
+
+
+async def test_clients_own_stop_ids_stay_and_ignore_eos_leaves_a_middle_open(repository: Model) -> None:
+    repository.says = ["b", "b"]
+    async with http_client(repository.pool, repository.tokenizer) as http:
+        await http.post("/v1/completions", json={"prompt": RAW, "stop_token_ids": [70]})
+        assert spelled_ends(repository)[1:] == ["<|fim_pad|>", *FILES]
+        await http.post("/v1/completions", json={"prompt": RAW, "ignore_eos": True})
+        assert spelled_ends(repository) == []
+
+
+INDENTED = "x = 1\n    y = 2\n    z = 3\nprint(x)"
+LINES: list[tuple[str, dict[str, Any], Any]] = [
+    ("/infill", BODY, lambda it: (it["content"], it["stop_type"], it["stopping_word"], it["truncated"])),
+    ("/completion", {"prompt": "a"}, lambda it: (it["content"], it["stop_type"], it["stopping_word"], it["truncated"])),
+    ("/v1/completions", {"prompt": "a"}, lambda it: (it["choices"][0]["text"], it["choices"][0]["finish_reason"])),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "reasoning_effort": "none"},
+     lambda it: (it["choices"][0]["message"]["content"], it["choices"][0]["finish_reason"])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "read"), LINES)
+async def test_answer_ends_before_a_line_with_less_indentation(
+    coder: Model, path: str, body: dict[str, Any], read: Any
+) -> None:
+    coder.says = [INDENTED, INDENTED]
+    async with http_client(coder.pool, coder.tokenizer) as http:
+        answer = await http.post(path, json=body | {"n_indent": 4})
+        whole = await http.post(path, json=body | {"n_indent": 0})
+        refused = await http.post(path, json=body | {"n_indent": 4, "receipt": True})
+    text, reason, *rest = read(answer.json())
+    assert text == "x = 1\n    y = 2\n    z = 3" and reason in ("limit", "length") and rest in ([], ["", False])
+    assert read(whole.json())[0] == INDENTED and "`receipt`" in refused.text
+    assert coder.pool.aborted == [1]
+
+
+async def test_stream_takes_back_no_line(coder: Model) -> None:
+    coder.says, coder.size = [INDENTED], 1
+    answer = await fill(coder, n_indent=4, stream=True)
+    parts = [json.loads(block.removeprefix("data: ")) for block in answer.text.split("\n\n") if block]
+    assert "".join(part["content"] for part in parts) == "x = 1\n    y = 2\n    z = 3"
 
 
 async def test_options_apply_and_a_stream_is_possible(coder: Model) -> None:

@@ -2,13 +2,13 @@
 
 import math
 
+import msgspec
 import pytest
 
-from frontend.api.llama_cpp.probabilities import LOWEST, MAX_SCORED, needed, sampled, told
-from frontend.errors import Unprocessable
+from frontend.api.llama_cpp.probabilities import LOWEST, MAX_SCORED, needed, reporting, sampled, told
 from frontend.request import TokenLogprob
 from frontend.text.tokenizer import Tokenizer
-from shared.messages import Sampling
+from shared.messages import SamplerChain, Sampling
 
 SHARES = [(65, 0.5), (64, 0.25), (66, 0.15), (67, 0.1)]
 TOKEN = TokenLogprob(64, math.log(0.25), tuple((id, math.log(share)) for id, share in SHARES))
@@ -38,6 +38,22 @@ def test_worker_scores_what_is_needed() -> None:
     assert needed(5, True, Sampling(1)) == 5
 
 
+def test_worker_reports_what_cannot_be_computed_here() -> None:
+    asked = Sampling(1, temperature=0.7, top_p=0.9, min_p=0.1, repetition_penalty=1.5, logit_bias=((1, 1.0),))
+    made = reporting(asked)
+    assert made.chain == SamplerChain(
+        ("temperature", "top_k", "top_p", "min_p"), 0.7, top_p=0.9, min_p=0.1, reports=True
+    )
+    assert (made.temperature, made.top_p, made.min_p) == (1.0, 1.0, 0.0)
+    assert (made.repetition_penalty, made.logit_bias) == (1.5, ((1, 1.0),)), "these come before the chain"
+    own = SamplerChain(("xtc", "temperature"), 0.5, xtc_probability=0.5)
+    assert reporting(Sampling(1, chain=own)).chain == msgspec.structs.replace(own, reports=True)
+    for same in (Sampling(1), Sampling(1, temperature=0.7, top_k=40), Sampling(1, temperature=0.0, min_p=0.1)):
+        assert reporting(same) == same
+    dropped = TokenLogprob(65, 0.0, ((65, 0.0), (64, -math.inf)))
+    assert sampled(dropped, made) == [(65, 1.0)], "a dropped token is not told"
+
+
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -49,9 +65,9 @@ def test_worker_scores_what_is_needed() -> None:
         Sampling(1, top_k=5, grammar="{}"),
     ],
 )
-def test_what_cannot_be_computed_is_refused(sampling: Sampling) -> None:
-    with pytest.raises(Unprocessable, match="`post_sampling_probs`"):
-        needed(5, True, sampling)
+def test_worker_computes_what_depends_on_more_than_the_likeliest_tokens(sampling: Sampling) -> None:
+    made = reporting(sampling)
+    assert made.chain is not None and made.chain.reports and needed(5, True, made) == 5
 
 
 def test_token_is_told_with_its_text_and_bytes(tokenizer: Tokenizer) -> None:

@@ -56,13 +56,29 @@ async def test_slots_show_a_key_only_its_own_requests(tokenizer: Tokenizer, tmp_
     assert theirs == after == [{"id": 0, "n_ctx": 512, "speculative": False, "is_processing": False}]
 
 
-@pytest.mark.parametrize(("places", "status"), [(0, 200), (4, 200), (3, 503)])
-async def test_full_server_has_no_slot(tokenizer: Tokenizer, places: int, status: int) -> None:
-    limits = Limits(512, tokenizer.vocab_size, (265,), max_sequences=places)
+@pytest.mark.parametrize(("batch", "status"), [(0, 200), (4, 200), (3, 503)])
+async def test_slots_are_the_sequences_that_run_at_once(tokenizer: Tokenizer, batch: int, status: int) -> None:
+    limits = Limits(512, tokenizer.vocab_size, (265,), max_sequences=batch + 1000, max_batch=batch)
     pool = FakePool(welcome=Welcome(1, 1, 4711, MODEL, "", limits))  # limits: two sequences run, and one waits
     async with http_client(pool, tokenizer) as http:
         assert (await http.get("/slots?fail_on_no_slot=1")).status_code == status
-        assert len((await http.get("/slots")).json()) == max(1, places)
+        assert len((await http.get("/slots")).json()) == max(1, batch)
+        assert (await http.get("/props")).json()["total_slots"] == max(1, batch)
+        assert (await http.get("/server_info")).json()["max_running_requests"] == max(1, batch)
+
+
+async def test_there_are_no_more_slots_than_run_at_once(tokenizer: Tokenizer) -> None:
+    limits = Limits(512, tokenizer.vocab_size, (265,), max_sequences=9, max_batch=1)
+    pool = FakePool(welcome=Welcome(1, 1, 4711, MODEL, "", limits))
+    async with http_client(pool, tokenizer) as http:
+        asking = [asyncio.create_task(http.post("/completion", json={"prompt": text})) for text in ("Hi", "Ho, ho")]
+        await until(lambda: len(pool.submitted) == 2)
+        pool.send_tokens(pool.submitted[1].stream, [64])
+        [slot] = (await http.get("/slots")).json()
+        for one in pool.submitted:
+            pool.end(one.stream)
+        await asyncio.gather(*asking)
+    assert slot["next_token"] == {"n_decoded": 1}, "the one that has output"
 
 
 async def test_there_are_no_adapters(tokenizer: Tokenizer) -> None:

@@ -64,6 +64,9 @@ async def test_suffix_makes_a_prompt_for_the_middle(folder: Path) -> None:
     coder = Model(tokenizer_with(folder / "coder", QWEN3, marks), ["b"])
     async with http_client(coder.pool, coder.tokenizer) as http:
         body = (await http.post("/api/generate", json=BODY | {"prompt": "a", "suffix": "c"})).json()
+        coder.says.append("b")
+        begin = (await http.post("/api/generate", json=BODY | {"prompt": "", "suffix": "c"})).json()
+    assert coder.prompts[1].endswith("<fim_prefix><fim_suffix>c<fim_middle>") and begin["response"] == "b"
     assert coder.prompts[0].endswith("<fim_prefix>a<fim_suffix>c<fim_middle>") and body["response"] == "b"
 
 

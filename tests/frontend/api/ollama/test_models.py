@@ -1,6 +1,7 @@
 """The routes by which Ollama's clients ask about the server and its model."""
 
 from datetime import datetime
+from pathlib import Path
 
 import ollama
 import pytest
@@ -9,7 +10,8 @@ from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import not_ready
 from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import http_client
-from tests.frontend.speaking import Model
+from tests.frontend.speaking import Model, tokenizer_with
+from tests.templates import QWEN3
 
 
 async def test_official_client_finds_the_model(qwen: Model) -> None:
@@ -24,6 +26,14 @@ async def test_official_client_finds_the_model(qwen: Model) -> None:
     info = dict(shown.modelinfo or {})
     assert info[f"{info['general.architecture']}.context_length"] == 8192
     assert shown.template == qwen.tokenizer.templates["default"]
+
+
+async def test_model_that_fills_in_the_middle_can_insert(folder: Path) -> None:
+    coder = Model(tokenizer_with(folder / "inserts", QWEN3, ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]))
+    async with http_client(coder.pool, coder.tokenizer) as http:
+        shown = (await http.post("/api/show", json={"model": MODEL})).json()
+        listed = (await http.get("/v1/models")).json()["data"]
+    assert shown["capabilities"] == listed[0]["capabilities"] == ["completion", "insert", "tools", "thinking"]
 
 
 @pytest.mark.parametrize("body", [{"model": MODEL}, {"name": MODEL}, {"model": f"{MODEL}:latest", "verbose": True}])

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.api.anthropic import messages
 from frontend.api.chat.call_history import left_open
-from frontend.api.openai import chat
+from frontend.api.openai import chat, completions
 from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
 from frontend.api.requests.decoding import convert
 from frontend.api.tokenize import tokenize
@@ -70,6 +71,27 @@ async def test_chat_every_field_arrives(tokenizer: Tokenizer) -> None:
     assert request.shown.usage and request.shown.continuous_usage
 
 
+@pytest.mark.parametrize(
+    ("asked", "running"), [({}, True), ({"include_usage": None}, True), ({"include_usage": False}, False)]
+)
+async def test_usage_that_is_not_wanted_is_in_no_chunk(tokenizer: Tokenizer, asked: Any, running: bool) -> None:
+    options = {"continuous_usage_stats": True, **asked}
+    for kind, body in ((chat, {"messages": HELLO}), (completions, {"prompt": "hi"}),
+                       (messages, {"messages": HELLO})):  # fmt: skip
+        request = await parse(
+            kind, body | {"max_tokens": 8, "stream": True, "stream_options": options}, context(tokenizer)
+        )
+        assert (request.shown.usage, request.shown.continuous_usage) == (False, running)
+
+
+@pytest.mark.parametrize("limit", [-1, -2])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_negative_limit_is_none(tokenizer: Tokenizer, field: str, limit: int) -> None:
+    request = await parsed(tokenizer, **{"max_tokens": None, field: limit})
+    assert request == await parsed(tokenizer, max_tokens=None), "to the context's end"
+    assert request.sampling.max_tokens > 64
+
+
 async def test_logprobs_without_top_logprobs(tokenizer: Tokenizer) -> None:
     assert (await parsed(tokenizer, logprobs=True)).sampling.logprobs == 0
     assert (await parsed(tokenizer, logprobs=False, top_logprobs=0)).sampling.logprobs is None
@@ -83,7 +105,7 @@ async def test_messages_of_every_role_become_the_prompt(tokenizer: Tokenizer) ->
         {"role": "assistant", "content": "c", "tool_calls": None, "refusal": None, "annotations": [], "audio": None},
         {"role": "tool", "content": "d", "tool_call_id": "1"},
     )
-    assert text == "<system>be brief\n<user>ab\n<assistant>c\n<tool>d\n<assistant>"
+    assert text == "<system>be brief\n<user>a\nb\n<assistant>c\n<tool>d\n<assistant>"
 
 
 PARTS_OF_OTHERS: dict[str, Any] = {
@@ -98,7 +120,7 @@ PARTS_OF_OTHERS: dict[str, Any] = {
 @pytest.mark.parametrize("content", PARTS_OF_OTHERS.values(), ids=PARTS_OF_OTHERS.keys())
 async def test_parts_as_other_clients_send_them_are_texts(tokenizer: Tokenizer, content: Any) -> None:
     said = [*HELLO, {"role": "assistant", "content": content}, *HELLO]
-    assert await shown(tokenizer, *said) == "<user>hi\n<assistant>ab\n<user>hi\n<assistant>"
+    assert await shown(tokenizer, *said) == "<user>hi\n<assistant>a\nb\n<user>hi\n<assistant>"
 
 
 THOUGHTS_OF_OTHERS: dict[str, Any] = {
@@ -224,7 +246,9 @@ NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
     ("tools", [{"type": "function", "function": {"name": "f"}}], "tools"),
     ("functions", [{}], "functions"), ("response_format", {"type": "xml"}, "response_format.type"),
     ("modalities", ["text", "audio"], "modalities"),
-    ("max_tokens", 0, "max_tokens"), ("max_completion_tokens", 9, "max_completion_tokens"),
+    ("max_tokens", 0, "max_tokens"), ("max_tokens", -3, "max_tokens"),
+    ("max_completion_tokens", 0, "max_completion_tokens"),
+    ("max_completion_tokens", 9, "max_completion_tokens"),
     ("top_logprobs", 3, "top_logprobs"), ("top_logprobs", 21, "top_logprobs"), ("min_tokens", 9, "min_tokens"),
     ("top_k", -2, "top_k"), ("continue_final_message", True, "continue_final_message"),
     ("prompt", "x", "prompt"), ("echo", True, "echo"), ("suffix", "x", "suffix"), ("best_of", 1, "best_of"),

@@ -119,7 +119,7 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("max_tokens", 0), ("max_tokens", -1), ("temperature", -0.1), ("top_p", 0), ("top_p", 1.01), ("top_k", -2),
     ("min_p", -0.1), ("min_p", 1.1), ("repetition_penalty", 0), ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1), ("logit_bias", {"1": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"269": 1}),
-    ("seed", 2**64), ("seed", -(2**63) - 1), ("stop", ""), ("stop", ["a", ""]), ("stop", ["x"] * 17),
+    ("seed", 2**64), ("seed", -(2**63) - 1), ("stop", ""), ("stop", ["a", ""]), ("stop", ["x"] * 16385),
     ("stop_token_ids", [-1]), ("stop_token_ids", [269]), ("min_tokens", 9), ("min_tokens", -1), ("n", 0), ("n", 129),
     ("logprobs", 21), ("logprobs", -1), ("best_of", 2), ("suffix", "x"), ("stream_format", "xml"), ("foo", 1),
     ("prompt", [269]), ("prompt", [-1]), ("prompt", [2**70]), ("model", "other"), ("tools", []),

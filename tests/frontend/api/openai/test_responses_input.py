@@ -41,7 +41,7 @@ async def test_message_item_in_every_form_gives_the_same_prompt(qwen: Model) -> 
     said = [{**old, "content": [{"type": "output_text", "text": "Hi.", "annotations": [], "logprobs": None}]}]
     forms: list[Any] = [
         "Weather?", [{"role": "user", "content": "Weather?"}], [{"role": "user", "content": [part]}],
-        [{"type": "message", "role": "user", "content": [{**part, "text": "Wea"}, {**part, "text": "ther?"}]}],
+        [{"type": "message", "role": "user", "content": [part, {**part, "text": ""}]}],
         [{"role": "user", "content": "Hello"}, *said, {"role": "user", "content": "Weather?"}],
         [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."},
          {"role": "user", "content": "Weather?"}],
@@ -64,6 +64,13 @@ def user(*parts: Any) -> list[Any]:
 
 
 CALLED = {"type": "function_call", "call_id": "1", "name": "now", "arguments": "{}"}
+
+
+async def test_negative_limit_is_none(qwen: Model) -> None:
+    qwen.says = ["Hi", "Hi"]
+    answers = [(await sent(qwen, max_output_tokens=limit)).json() for limit in (-1, None)]
+    assert [answer["max_output_tokens"] for answer in answers] == [None, None]
+    assert len({one.sampling.max_tokens for one in qwen.pool.submitted}) == 1
 
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
@@ -106,8 +113,6 @@ async def test_response_refusal_names_the_field(qwen: Model, more: dict[str, Any
 UNUSED: list[Any] = [
     {"type": "web_search", "external_web_access": True, "search_content_types": ["text", "image"]},
     {"type": "local_shell"}, {"type": "image_generation", "output_format": "png"},
-    {"type": "custom", "name": "apply_patch", "description": "Edits files.",
-     "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}},
     {"type": "namespace", "name": "agents", "description": "", "tools": [{"type": "function", "name": "spawn"}]},
     {"type": "tool_search", "execution": "client", "description": "", "parameters": {"type": "object"}},
 ]  # fmt: skip
@@ -129,7 +134,7 @@ async def test_tool_of_openais_models_cannot_be_forced_and_counts_as_one(qwen: M
     answers = [await sent(qwen, tools=UNUSED, **more) for more in forced]
     named = [(answer.status_code, answer.json()["error"]["param"]) for answer in answers]
     assert named == [(400, "tool_choice")] * 2
-    many = await sent(qwen, tools=UNUSED * 22)
+    many = await sent(qwen, tools=UNUSED * 26)
     assert (many.status_code, many.json()["error"]["param"]) == (400, "tools")
     broken = [*UNUSED, {"type": "function", "name": "f", "parameters": {"properties": {"a": {"type": "strin"}}}}]
     assert (await post(qwen, tools=broken))["error"]["param"] == f"tools[{len(UNUSED)}].parameters"

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from frontend.api.anthropic.messages_input import MessageRequest
+from frontend.api.llama_cpp import completion, infill
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.ollama import generate as ollama_generate
 from frontend.api.openai.chat_input import ChatRequest
@@ -16,7 +17,8 @@ from frontend.api.pooling.logprobs import LogprobsRequest
 from frontend.api.pooling.rerank import RerankRequest
 from frontend.api.requests.decoding import convert, decode
 from frontend.api.requests.request_model import RequestModel
-from frontend.api.requests.request_types import MAX_SALT_CHARS, MAX_STOP_CHARS
+from frontend.api.requests.request_types import MAX_SALT_CHARS, MAX_STOP_BYTES
+from frontend.api.sglang.fields import GenerateRequest
 from frontend.errors import BadRequest, Unprocessable
 
 LEAST = {"model": "m", "prompt": "a", "max_tokens": 1}
@@ -63,6 +65,9 @@ STOPPING: dict[str, tuple[type[RequestModel], str, dict[str, Any]]] = {
     "messages": (MessageRequest, "stop_sequences", {"messages": USER, "max_tokens": 1}),
     "ollama chat": (ollama_chat.REQUEST, "options.stop", {"model": "m", "messages": USER}),
     "ollama generate": (ollama_generate.REQUEST, "options.stop", {"model": "m", "prompt": "a"}),
+    "llama.cpp completion": (completion.REQUEST, "stop", {"prompt": "a"}),
+    "llama.cpp infill": (infill.REQUEST, "stop", {"input_prefix": "a", "input_suffix": "b"}),
+    "sglang generate": (GenerateRequest, "sampling_params.stop", {"text": "a"}),
 }
 
 
@@ -78,13 +83,13 @@ def stopping(form: str, stops: list[str]) -> Any:
 
 @pytest.mark.parametrize("form", STOPPING)
 def test_stop_strings_up_to_the_limit_in_all_are_accepted(form: str) -> None:
-    stopping(form, ["é" * (MAX_STOP_CHARS - 15), *["x"] * 15])
+    stopping(form, ["é" * (MAX_STOP_BYTES // 2 - 40), *["xy"] * 40])
 
 
 @pytest.mark.parametrize("form", STOPPING)
-@pytest.mark.parametrize("stops", [["x" * (MAX_STOP_CHARS + 1)], ["x" * (MAX_STOP_CHARS - 14), *["y"] * 15]])
+@pytest.mark.parametrize("stops", [["x" * (MAX_STOP_BYTES + 1)], ["é" * (MAX_STOP_BYTES // 2 - 39), *["xy"] * 40]])
 def test_stop_strings_longer_than_the_limit_in_all_are_refused_by_name(form: str, stops: list[str]) -> None:
-    with pytest.raises(Unprocessable, match=f"at most {MAX_STOP_CHARS} characters") as refused:
+    with pytest.raises(Unprocessable, match=f"at most {MAX_STOP_BYTES} bytes") as refused:
         stopping(form, stops)
     assert (refused.value.param, refused.value.code) == (STOPPING[form][1], "out_of_range")
 

@@ -72,7 +72,7 @@ async def test_a_request_chooses_an_adapter_by_the_name_of_its_model(tokenizer: 
     fingerprints = [answer["system_fingerprint"] for answer in answers.values()]
     assert len({*fingerprints}) == 3 and fingerprints == [one["fingerprint"] for one in listed]
     assert [(one["id"], one["root"], one["parent"]) for one in listed] == [
-        (MODEL, MODEL, None), ("one", str(folder / "a0"), MODEL), ("two", str(folder / "a1"), MODEL),
+        (MODEL, MODEL, None), ("one", "a0", MODEL), ("two", "a1", MODEL),
     ]  # fmt: skip
     assert alone == listed[1] and refused.status_code == 422
 
@@ -85,9 +85,8 @@ async def test_llama_cpps_requests_choose_an_adapter_by_its_place_and_scale_it(
         [], [{"id": 0, "scale": 0}], [{"id": 1, "scale": 0.5}, {"id": 0, "scale": 0.0}], [{"id": 1, "scale": 1}],
     ]  # fmt: skip
     async with served(pool, tokenizer, lora_modules=f"one={folder / 'a0'} two={folder / 'a1'}") as http:
-        assert [one["path"] for one in (await http.get("/lora-adapters")).json()] == [
-            str(folder / name) for name in ("a0", "a1")
-        ]
+        listed = await http.get("/lora-adapters")
+        assert [one["path"] for one in listed.json()] == ["a0", "a1"] and str(folder) not in listed.text
         for lora in scales:
             answer = await http.post("/completion", json={"prompt": "Hi", "n_predict": 9, "lora": lora})
             assert answer.status_code == 200, answer.text

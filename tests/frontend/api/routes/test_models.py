@@ -1,6 +1,8 @@
 """/v1/models, and the lengths that it states before a worker is known."""
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,6 +29,24 @@ async def test_models_lists_the_served_model(tokenizer: Tokenizer) -> None:
     assert (one["id"], one["object"], one["max_model_len"]) == (MODEL, "model", 512)
     assert one["capabilities"] == ["completion", "tools"]
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_path_names_the_model_and_is_not_listed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    loading: asyncio.Future[Tokenizer] = asyncio.get_running_loop().create_future()
+    loading.set_result(tokenizer)
+    config, metrics = FrontendConfig(access_log="off", allowed_hosts="*"), PrometheusMetrics()
+    names, pool = ("short", "also", str(tmp_path)), FakePool(sending([104]))
+    table = ModelTable([ServedModel.of(names, config, pool, loading, metrics.models[""])])  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(create_app(config, table, metrics))
+    async with httpx.AsyncClient(transport=transport, base_url="http://sluice") as http:
+        lists = ("/v1/models", "/models", "/api/tags", "/api/ps", "/props", "/model_info", "/server_info")
+        texts = [(await http.get(path)).text for path in lists]
+        shown = (await http.post("/api/show", json={"model": str(tmp_path)})).text
+        body = {"prompt": "hi", "max_tokens": 4, "model": str(tmp_path)}
+        answers = [await http.post("/v1/completions", json=body), await http.get(f"/v1/models/{tmp_path}")]
+    assert [one["id"] for one in json.loads(texts[0])["data"]] == ["short", "also"]
+    assert not [text for text in (*texts, shown) if str(tmp_path) in text]
+    assert [one.status_code for one in answers] == [200, 200] and answers[0].json()["model"] == "short"
 
 
 async def test_models_have_no_length_before_a_worker_is_known(tokenizer: Tokenizer) -> None:

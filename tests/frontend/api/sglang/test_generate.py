@@ -112,7 +112,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
     ({"sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
     ({"sampling_params": {"stop_regex": "a"}}, "sampling_params.stop_regex"),
-    ({"sampling_params": {"stop": ["x" * 3000] * 2}}, "sampling_params.stop"),
+    ({"sampling_params": {"stop": ["x" * 9000] * 2}}, "sampling_params.stop"),
     ({"sampling_params": {"regex": "a", "ebnf": "start: A"}}, "ebnf"),
     ({"sampling_params": [{}, {}]}, "sampling_params"),
     ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params"),

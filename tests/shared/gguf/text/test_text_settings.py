@@ -38,6 +38,19 @@ def test_turns_of_harmony_end_after_their_last_message() -> None:
     assert 5 in generation_config_of(vocabulary("<|return|>", **ids(eos=6)))["eos_token_id"]
 
 
+@pytest.mark.parametrize("name", ["padding", "unknown", "bos", "eot"])
+def test_id_of_minus_one_is_no_token(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    without, given = vocabulary(**ids(eos=1)), vocabulary(**ids(eos=1, **{name: (1 << 32) - 1}))
+    assert generation_config_of(given) == generation_config_of(without)
+    assert tokenizer_config_of(given) == tokenizer_config_of(without)
+    assert f"m.gguf: tokenizer.ggml.{name}_token_id is 4294967295" in caplog.text
+
+
+def test_other_id_beyond_the_vocabulary_is_refused() -> None:
+    with pytest.raises(GgufError, match="padding_token_id is 4294967294, but there are 6 tokens"):
+        tokenizer_config_of(vocabulary(**ids(eos=1, padding=(1 << 32) - 2)))
+
+
 def test_no_end_at_all_is_refused() -> None:
     plain = Vocabulary.read(Container("m.gguf", {PREFIX + "tokens": ["a", "b"]}, {}))
     with pytest.raises(GgufError, match=r"m.gguf has no tokenizer.ggml.eos_token_id"):

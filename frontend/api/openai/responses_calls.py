@@ -1,0 +1,255 @@
+"""Input items of OpenAI's Responses API for calls of other tools than functions, and for their results.
+
+A session that began with another model has such items in its history. A call that the client has answered is shown as
+the call of a function with the tool's name, and its result as the result of that call. What OpenAI's servers did
+themselves (searches, pictures, listed tools) and what only they can read (compaction) is not shown.
+"""
+
+import json
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from frontend.api.chat.call_history import ChatMessage, call, chat_message
+from frontend.api.chat.chat_prompt import MAX_PARTS, join_text, parse_arguments
+from frontend.api.openai.responses_parts import ImagePart, ResultPart
+from frontend.api.requests.request_model import FieldError, RequestModel
+from frontend.api.requests.request_types import Ignored, Text, doc
+from frontend.errors import BadRequest
+from frontend.output_parser.tool_choice import INPUT
+from frontend.text.picture_marks import found_in
+
+Output = str | Annotated[list[ResultPart | ImagePart], Meta(max_length=MAX_PARTS)]
+
+
+class _Item(RequestModel):
+    UNKNOWN_TYPE = "unsupported_content"
+
+    id: str | None = None
+    status: Ignored = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        """Returns the messages that the model sees; none for an item that it does not see."""
+        return []
+
+
+class CustomToolCall(_Item, tag="custom_tool_call"):
+    """A call of a custom tool, whose input is a text."""
+
+    ONLY: ClassVar = {"async": (False,), "caller": ({"type": "direct"},)}
+
+    call_id: Text
+    name: Text
+    input: str
+    namespace: Ignored = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [_call(self.call_id, self.name, {INPUT: self.input})]
+
+
+class CustomToolCallOutput(_Item, tag="custom_tool_call_output"):
+    ONLY: ClassVar = {"caller": ({"type": "direct"},)}
+
+    call_id: Text
+    output: Output
+    name: Ignored = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [_result(self.call_id, self.output)]
+
+
+class LocalShellCall(_Item, tag="local_shell_call"):
+    call_id: Text | None = None
+    action: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_id(self.call_id, self.id)
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [_call(self.call_id or self.id or "", "local_shell", self.action)]
+
+
+class LocalShellCallOutput(_Item, tag="local_shell_call_output"):
+    call_id: Annotated[Text | None, doc("Codex's name of `id`, which is the call's")] = None
+    output: Output
+
+    def __post_init__(self) -> None:
+        _check_id(self.call_id, self.id)
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [_result(self.call_id or self.id or "", self.output)]
+
+
+class ShellCall(_Item, tag="shell_call"):
+    call_id: Text
+    action: dict[str, Any]
+    caller: Ignored = None
+    environment: Ignored = None
+    created_by: Ignored = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [_call(self.call_id, "shell", self.action)]
+
+
+class ShellCallOutput(_Item, tag="shell_call_output"):
+    call_id: Text
+    output: Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)]
+    caller: Ignored = None
+    max_output_length: Ignored = None
+    created_by: Ignored = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [_result(self.call_id, _json(self.output))]
+
+
+class ApplyPatchCall(_Item, tag="apply_patch_call"):
+    call_id: Text
+    operation: dict[str, Any]
+    caller: Ignored = None
+    created_by: Ignored = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [_call(self.call_id, "apply_patch", self.operation)]
+
+
+class ApplyPatchCallOutput(_Item, tag="apply_patch_call_output"):
+    call_id: Text
+    output: str | None = None
+    caller: Ignored = None
+    created_by: Ignored = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [_result(self.call_id, self.output or str(self.status or ""))]
+
+
+class ComputerCall(_Item, tag="computer_call"):
+    call_id: Text
+    action: dict[str, Any] | None = None
+    actions: Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None = None
+    pending_safety_checks: Ignored = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [_call(self.call_id, "computer", self.action or {"actions": self.actions or []})]
+
+
+class ComputerCallOutput(_Item, tag="computer_call_output"):
+    """A screenshot, of which the model is only told that there was one."""
+
+    call_id: Text
+    output: Ignored = None
+    acknowledged_safety_checks: Ignored = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        return [_result(self.call_id, "(screenshot)")]
+
+
+class ToolSearchCall(_Item, tag="tool_search_call"):
+    call_id: Text | None = None
+    arguments: Ignored = None
+    execution: Ignored = None
+    created_by: Ignored = None
+
+
+class ToolSearchOutput(_Item, tag="tool_search_output"):
+    call_id: Text | None = None
+    tools: Ignored = None
+    execution: Ignored = None
+    created_by: Ignored = None
+
+
+class McpCall(_Item, tag="mcp_call"):
+    """A call that a server of OpenAI's made, with its result."""
+
+    name: Text
+    arguments: str | None = None
+    output: str | None = None
+    error: Any = None
+    server_label: Ignored = None
+    approval_request_id: Ignored = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        if not self.id:
+            return []
+        said = self.output if self.output is not None else f"Error: {_json(self.error)}" if self.error else ""
+        arguments = parse_arguments(self.arguments or "{}")
+        return [_call(self.id, self.name, arguments), _result(self.id, said)]
+
+
+class McpListTools(_Item, tag="mcp_list_tools"):
+    server_label: Ignored = None
+    tools: Ignored = None
+    error: Ignored = None
+
+
+class McpApprovalRequest(_Item, tag="mcp_approval_request"):
+    name: Ignored = None
+    arguments: Ignored = None
+    server_label: Ignored = None
+
+
+class McpApprovalResponse(_Item, tag="mcp_approval_response"):
+    approval_request_id: Ignored = None
+    approve: Ignored = None
+    reason: Ignored = None
+
+
+class WebSearchCall(_Item, tag="web_search_call"):
+    action: Ignored = None
+
+
+class FileSearchCall(_Item, tag="file_search_call"):
+    queries: Ignored = None
+    results: Ignored = None
+
+
+class ImageGenerationCall(_Item, tag="image_generation_call"):
+    result: Ignored = None
+    action: Ignored = None
+    background: Ignored = None
+    error: Ignored = None
+    output_format: Ignored = None
+    quality: Ignored = None
+    revised_prompt: Ignored = None
+    size: Ignored = None
+    svg_usage: Ignored = None
+
+
+class CodeInterpreterCall(_Item, tag="code_interpreter_call"):
+    code: Ignored = None
+    container_id: Ignored = None
+    outputs: Ignored = None
+
+
+class Compaction(_Item, tag="compaction"):
+    """The beginning of a conversation in a form that only OpenAI's servers can read."""
+
+    encrypted_content: Ignored = None
+    created_by: Ignored = None
+
+
+ForeignItem = (
+    CustomToolCall | CustomToolCallOutput | LocalShellCall | LocalShellCallOutput | ShellCall | ShellCallOutput
+    | ApplyPatchCall | ApplyPatchCallOutput | ComputerCall | ComputerCallOutput | ToolSearchCall | ToolSearchOutput
+    | McpCall | McpListTools | McpApprovalRequest | McpApprovalResponse | WebSearchCall | FileSearchCall
+    | ImageGenerationCall | CodeInterpreterCall | Compaction
+)  # fmt: skip
+
+
+def _call(id: str, name: str, arguments: Any) -> ChatMessage:
+    given = (
+        {key: value for key, value in arguments.items() if value is not None} if type(arguments) is dict else arguments
+    )
+    return chat_message("assistant", "", calls=[call(id, name, given)])
+
+
+def _result(id: str, output: Output) -> ChatMessage:
+    return chat_message("tool", join_text(output)) | {"tool_call_id": id} | found_in(output, "output")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _check_id(call_id: str | None, id: str | None) -> None:
+    if not (call_id or id):
+        raise FieldError("call_id", "is missing", BadRequest, "missing_field")
