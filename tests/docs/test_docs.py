@@ -62,7 +62,7 @@ def anchors(text: str) -> set[str]:
 def test_pages_are_short() -> None:
     for page in DOCS.glob("*.md"):
         written = MADE.sub("", page.read_text())
-        assert len(written.splitlines()) <= 300, page.name
+        assert len(written.splitlines()) <= 400, page.name
 
 
 def test_flags_named_in_docs_exist() -> None:

@@ -102,7 +102,7 @@ async def test_another_model_is_404_in_ollamas_words(tokenizer: Tokenizer) -> No
         ({"options": {"mirostat": 3}}, "options.mirostat"),
         ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),
         ({"logprobs": True}, "logprobs"),
-        ({"format": {"type": "nonsense"}}, "format"),
+        ({"format": {"enum": []}}, "format.enum"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"think": "deeply"}, "think"),

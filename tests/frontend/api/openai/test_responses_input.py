@@ -94,7 +94,8 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"access_programs": {"cyber": "daybreak_red"}}, 400, "access_programs"),
     ({"prompt_cache_options": {"prewarm": True}}, 400, "prompt_cache_options.prewarm"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, 400, "text.format.schema"),
-    ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, 400, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "strict": True, "schema": {"type": "strin"}}}}, 400,
+     "text.format.schema.type"),
     ({"reasoning": {"effort": "much"}}, 400, "reasoning.effort"),
     ({"tools": [{"type": "mcp", "server_label": "a"}]}, 400, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools[0].name"),
@@ -136,8 +137,9 @@ async def test_tool_of_openais_models_cannot_be_forced_and_counts_as_one(qwen: M
     assert named == [(400, "tool_choice")] * 2
     many = await sent(qwen, tools=UNUSED * 26)
     assert (many.status_code, many.json()["error"]["param"]) == (400, "tools")
-    broken = [*UNUSED, {"type": "function", "name": "f", "parameters": {"properties": {"a": {"type": "strin"}}}}]
-    assert (await post(qwen, tools=broken))["error"]["param"] == f"tools[{len(UNUSED)}].parameters"
+    parameters = {"properties": {"a": {"type": "strin"}}}
+    broken = [*UNUSED, {"type": "function", "name": "f", "strict": True, "parameters": parameters}]
+    assert (await post(qwen, tools=broken))["error"]["param"] == f"tools[{len(UNUSED)}].parameters.properties.a.type"
 
 
 async def test_forced_call_with_a_text_format_has_the_grammar_of_the_call(qwen: Model) -> None:
