@@ -117,8 +117,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def limit_examples(function: Callable[..., object]) -> None:
     """Limits the examples of a test. Hypothesis has no public way to change the settings of a decorated test."""
     name = "_hypothesis_internal_use_settings"
-    given = getattr(function, name)
-    setattr(function, name, hypothesis.settings(given, max_examples=min(given.max_examples, sampling.EXAMPLES)))
+    given = getattr(function, name, None)
+    if given is not None:  # a state machine has its settings elsewhere
+        setattr(function, name, hypothesis.settings(given, max_examples=min(given.max_examples, sampling.EXAMPLES)))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
