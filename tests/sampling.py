@@ -13,12 +13,15 @@ from pathlib import Path
 
 EXAMPLES = 20
 FILES = {  # folder or file → how many of its test files are read at all; most start servers or compute long
-    "tests/bench": 6,
+    "tests/bench": 4,
+    "tests/deploy": 40,
     "tests/e2e": 3,
     "tests/e2e/test_contract.py": 1,
     "tests/e2e/test_sdks.py": 1,
     "tests/e2e/test_serve.py": 1,
+    "tests/frontend": 120,
     "tests/fuzz": 1,
+    "tests/shared": 34,
     "tests/worker/adapters": 4,
     "tests/worker/kernels": 30,
     "tests/worker/kernels/test_interpreter.py": 1,
