@@ -18,14 +18,14 @@ from tests.checkpoints import Checkpoints
 from tests.e2e.server import ROOT, Server, serving
 
 MEANING = "I believe the meaning of life is"
-N_CTX, SLOTS = 256, 4
+N_CTX, SLOTS = 256, 2
 EXCLUDED = ["i", "I", "the", "The", "to", "a", "an", "be", "is", "was", "and", "so", "you", "he", "she", "we", "it"]
 
 
 @pytest.fixture(scope="module")
 def server(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("llama") / "log"
-    limits = ("--max-seq-len", str(N_CTX), "--max-batch-size", "2", "--max-waiting-requests", str(SLOTS - 2))
+    limits = ("--max-seq-len", str(N_CTX), "--max-batch-size", str(SLOTS), "--max-waiting-requests", "2")
     limits += ("--max-logprobs", "-1")
     with serving(checkpoints("llama"), log, "--dtype", "float32", *limits, held=True) as one:
         yield one
