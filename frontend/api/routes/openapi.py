@@ -258,10 +258,10 @@ def _get(
 def _models() -> dict[str, Any]:
     said = _json(ref("OpenAIError"))
     failed = {str(status): _answer(ERRORS[status], said) for status in (400, 503)}
+    described = _get("The same as /v1/models", _json(ref("ModelList")), failed)["get"]
     summary = "The same as /v1/models; with `reload`, after the table of many models was read again"
-    described = _get(summary, _json(ref("ModelList")), failed)["get"]
     reload = {"name": "reload", "in": "query", "schema": {"enum": ["1", "true"]}}
-    return {"parameters": [reload], "get": described, "post": described}
+    return {"get": described, "post": described | {"summary": summary, "parameters": [reload]}}
 
 
 def _readiness() -> dict[str, Any]:
