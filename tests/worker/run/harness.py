@@ -106,11 +106,14 @@ def traffic(bench: DrainedBench, samplings: list[m.Sampling]) -> None:
 
 
 def scores(bench: Bench) -> dict[tuple[int, int, bool], tuple[bytes, bytes]]:
-    return {
-        (one.id, one.start, one.prompt): (one.chosen, one.top_ids)
-        for _, step in bench.server.sent
-        for one in step.logprobs
-    }
+    """Returns the scores of each token by request and offset. How many tokens a message has depends on measured times."""
+    found: dict[tuple[int, int, bool], tuple[bytes, bytes]] = {}
+    for _, step in bench.server.sent:
+        for one in step.logprobs:
+            for at in range(len(one.chosen) // 4):
+                top = one.top_ids[4 * one.top * at : 4 * one.top * (at + 1)]
+                found[one.id, one.start + at, one.prompt] = (one.chosen[4 * at : 4 * at + 4], top)
+    return found
 
 
 class Memory:
