@@ -6,7 +6,7 @@ Sequences may start with random K/V, so that their contexts need not be computed
 import gc
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from msgspec import structs
@@ -72,7 +72,8 @@ class Harness:
         self, env: Environment, spec: ModelSpec, weights: Weights, setup: Setup, *, slots: int, max_length: int
     ) -> None:
         pages = slots * -(-max_length // PAGE_SIZE) + 1
-        operations = with_options(setup.operations, setup.options.on(env.device))
+        launches = replace(setup.options, library_products=False)  # which is no option of a launch
+        operations = with_options(setup.operations, launches.on(env.device))
         decoder = Decoder(spec, weights, max_length, operations)
         if setup.options.library_products:
             steps = {env.sizes.prompt, setup.step_tokens}

@@ -27,7 +27,7 @@ def test_classes_are_replaced_by_classes() -> None:
     before = dict(vars(torch.cuda))
     with gpu():
         replaced = {name: now for name, now in vars(torch.cuda).items() if now is not before.get(name)}
-    classes = {name for name in replaced if isinstance(before[name], type)}
+    classes = {name for name in replaced if isinstance(before.get(name), type)}  # others are imported meanwhile
     assert classes == {"CUDAGraph", "Event", "Stream", "graph"}
     assert all(isinstance(replaced[name], type) for name in classes)
 

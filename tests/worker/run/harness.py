@@ -106,7 +106,7 @@ def traffic(bench: DrainedBench, samplings: list[m.Sampling]) -> None:
 
 
 def scores(bench: Bench) -> dict[tuple[int, int, bool], tuple[bytes, bytes]]:
-    """Returns the scores of each token by request and offset. How many tokens a message has depends on measured times."""
+    """Returns the scores of each token by request and offset: measured times decide how many a message has."""
     found: dict[tuple[int, int, bool], tuple[bytes, bytes]] = {}
     for _, step in bench.server.sent:
         for one in step.logprobs:
