@@ -30,6 +30,8 @@ def run(machine: Machine, task: Task, env: Environment) -> list[str]:
     begun = len(machine.launches.compilations)
     rows, findings = run_task(machine, task, env)
     notes = [str(row["note"]) for row in rows if "note" in row]
+    # A fake GPU leaves outputs as they were allocated, and numbers in them may be anything.
+    notes = [note for note in notes if not note.endswith((": inf", ": nan"))]
     made = len(machine.launches.compilations) - begun
     print(f"{task.section.name} {task.argument}: {len(rows)} rows, {made} compilations", flush=True)
     told = [f"{task.section.name} {task.argument}: {note}" for note in notes + findings]
