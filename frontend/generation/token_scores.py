@@ -1,6 +1,6 @@
 """Adds log-probabilities to deltas: those of output tokens to their delta, the prompt's to the last delta.
 
-Those of a prompt may be a million. They stay packed, as the worker sent them, until they are written.
+A prompt may have a million of them. They stay packed, as the worker sent them, until they are written.
 """
 
 import math

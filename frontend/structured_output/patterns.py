@@ -6,8 +6,10 @@ an anchored expression, as in `^(?!\\.)…`: then it is a second expression that
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 DIGITS, WORD = "0-9", "0-9A-Za-z_"
 # White space in JavaScript and in Python and in Rust; and white space in any of them.
@@ -125,28 +127,8 @@ def _unlike_one(inner: str) -> str:
     return f"^(?:{first.others}|{first.regex}+[^{first.body}{last.body}])*{first.regex}*$"
 
 
-def _alternatives(pattern: str) -> list[str]:
-    """Splits an expression at its outermost `|`."""
-    found, depth, at, begin = [], 0, 0, 0
-    while at < len(pattern):
-        match pattern[at]:
-            case "\\":
-                at += 1
-            case "[":
-                at = _class_end(pattern, at)
-            case "(":
-                depth += 1
-            case ")":
-                depth -= 1
-            case "|" if not depth:
-                found.append(pattern[begin:at])
-                begin = at + 1
-        at += 1
-    return [*found, pattern[begin:]]
-
-
-def _group(pattern: str) -> tuple[str, str]:
-    """Splits the group at the beginning off an expression."""
+def _structure(pattern: str) -> Iterator[tuple[int, str, int]]:
+    """Yields each character outside of escapes and classes, with its index and how many groups are open after it."""
     depth = at = 0
     while at < len(pattern):
         match pattern[at]:
@@ -154,13 +136,23 @@ def _group(pattern: str) -> tuple[str, str]:
                 at += 1
             case "[":
                 at = _class_end(pattern, at)
-            case "(":
-                depth += 1
-            case ")":
-                depth -= 1
-                if not depth:
-                    return pattern[: at + 1], pattern[at + 1 :]
+            case character:
+                depth += (character == "(") - (character == ")")
+                yield at, character, depth
         at += 1
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """Splits an expression at its outermost `|`."""
+    ends = [at for at, character, depth in _structure(pattern) if character == "|" and not depth]
+    return [pattern[begin + 1 : end] for begin, end in pairwise([-1, *ends, len(pattern)])]
+
+
+def _group(pattern: str) -> tuple[str, str]:
+    """Splits the group at the beginning off an expression."""
+    for at, character, depth in _structure(pattern):
+        if character == ")" and not depth:
+            return pattern[: at + 1], pattern[at + 1 :]
     raise Unsupported("a group is not closed")
 
 

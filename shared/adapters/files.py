@@ -46,8 +46,8 @@ class AdapterFiles:
 def read_files(location: str, *, mapped: bool = False) -> AdapterFiles:
     """Reads an adapter's folder, or its GGUF file. Raises AdapterError.
 
-    mapped: maps the weights, so that they take no memory of their own. Whoever can write the file can then change them
-        between two looks, so this is only for describing an adapter, whose hash is checked when it is loaded.
+    mapped: maps the weights, so that they take no memory of their own. The file may then change between two looks, so
+        this is only for describing an adapter, whose hash is checked when it is loaded.
     """
     path = Path(location)
     read_weights = _mapped if mapped else _read

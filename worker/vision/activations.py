@@ -1,4 +1,4 @@
-"""The activations of towers and connectors. Those of text models are kernels; the exact GELU is torch's."""
+"""The activations of towers and connectors. The activations of text models are kernels; the exact GELU is torch's."""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -119,5 +119,5 @@ CALLS = (CHECKS, SPEED, SERVED)
 
 
 def parts_for(call: str, models: tuple[str, ...]) -> list[Part]:
-    """Returns the parts of a command, in their order. Those that run side by side come first."""
+    """Returns the parts of a command, in their order. Parts that run side by side come first."""
     return [part for part in PARTS if part.call in ("", call) and (len(models) > 1 or not part.others)]
