@@ -109,7 +109,7 @@ def _prompt_blocks(logits: Tensor, use: LogitsUse, plan: Plan) -> Iterator[_Bloc
         scored = logits[first : first + count]
         block = _Block(*row_logprobs(scored, targets, entry.top), row_ranks(scored, targets), [entry])
         if sequence.host is not None and count:
-            sequence.host.prompt = (time.perf_counter() - began) / count
+            sequence.host.prompt, sequence.host.measured = (time.perf_counter() - began) / count, True
         yield block
 
 

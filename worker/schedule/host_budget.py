@@ -7,9 +7,14 @@ share are in every step; the expensive ones take turns, beginning with the one t
 
 Chunks of prompts have a limit of their own, so that neither kind keeps the other one out. Each kind may always have one
 row, so that every sequence advances.
+
+A request whose prompt is scored often ends in its first step, so what its rows cost is assumed: as much as those of the
+latest request that was measured.
 """
 
-from worker.schedule.records.host_work import HostWork
+from collections import deque
+
+from worker.schedule.records.host_work import FEW, SCORED_S, HostWork
 from worker.schedule.sequence import Sequence
 
 STEP_S = 0.1  # for the rows of all decodes in a step
@@ -22,10 +27,13 @@ class HostBudget:
     def __init__(self) -> None:
         self._left = PREFILL_S  # seconds that are left for prompts in the step that is being planned
         self._used = False  # whether a prompt of this step has work for the host
+        self._scored_s = SCORED_S  # the latest measured time for a scored row of a prompt
+        self._unmeasured = deque[HostWork](maxlen=64)  # prompts that were planned with an assumed time
 
     def affordable(self, decodes: list[Sequence]) -> list[Sequence]:
         """Begins a step. Returns the decodes that it may have, in the same order."""
         self._left, self._used = PREFILL_S, False
+        self._learn()
         costs = {one: one.host.row for one in decodes if one.host is not None}
         if sum(costs.values()) <= STEP_S:
             return decodes
@@ -52,19 +60,29 @@ class HostBudget:
         host = sequence.host
         if host is None or not length:
             return length
+        if host.prompt and not host.measured and sequence.sampling.prompt_top <= FEW:
+            host.prompt = self._scored_s
+            self._unmeasured.append(host)
         length = self._scored(host, length)
         rows = length - known + 1 if samples else 0
         if rows > 0 and host.row:
             most = int(self._left / host.row) if self._left > 0 else 0
             most = max(most, not self._used)
-            if rows > most and not (
-                most == 0 and sequence.pictures is not None
-            ):  # a picture must not lose its last row
+            splits_picture = most == 0 and sequence.pictures is not None  # whose last row must not be missing
+            if rows > most and not splits_picture:
                 length -= rows - most
                 rows = most
             self._used |= rows > 0
             self._left -= rows * host.row
         return length
+
+    def _learn(self) -> None:
+        for _ in range(len(self._unmeasured)):
+            host = self._unmeasured.popleft()
+            if host.measured:
+                self._scored_s = host.prompt
+            else:
+                self._unmeasured.append(host)
 
     def _scored(self, host: HostWork, length: int) -> int:
         if host.prompt:

@@ -4,13 +4,13 @@ import pytest
 
 from shared.messages import SamplerChain, Sampling
 from worker.schedule.host_budget import PREFILL_S, STEP_S, HostBudget
-from worker.schedule.records.host_work import HostWork, host_work
+from worker.schedule.records.host_work import SCORED_S, HostWork, host_work
 from worker.schedule.sequence import Sequence
 
 
 def sequence(cost: float | None, last: float = 0.0, prompt: float = 0.0) -> Sequence:
     one = Sequence((b"", 1), [1, 2], 2, Sampling(9), 0)
-    one.host = None if cost is None else HostWork(chain=cost, prompt=prompt)
+    one.host = None if cost is None else HostWork(chain=cost, prompt=prompt, measured=prompt != SCORED_S)
     one.history.last_token = last
     return one
 
@@ -53,6 +53,21 @@ def test_chunks_of_scored_and_checked_prompts_are_cut() -> None:
     assert budget.fitting(sequence(0.01), 7, 7, samples=True) == 6, "and the last token waits"
     budget.affordable([])
     assert budget.fitting(sequence(3.0), 7, 7, samples=True) == 7, "one row is always allowed"
+
+
+def test_a_new_scored_prompt_is_assumed_to_cost_what_the_latest_did() -> None:
+    budget, first = HostBudget(), sequence(0.0, prompt=SCORED_S)
+    budget.affordable([])
+    assert budget.fitting(first, 512, 600, samples=False) == round(PREFILL_S / SCORED_S)
+    assert first.host is not None
+    first.host.prompt, first.host.measured = PREFILL_S / 1000, True
+    budget.affordable([])
+    new = [sequence(0.0, prompt=SCORED_S) for _ in range(4)]
+    assert [budget.fitting(one, 512, 600, samples=False) for one in new] == [512, 488, 0, 0]
+    many = sequence(0.0, prompt=SCORED_S)
+    many.sampling = Sampling(9, prompt_top=500)
+    budget.affordable([])
+    assert budget.fitting(many, 512, 600, samples=False) == round(PREFILL_S / SCORED_S), "these are sorted"
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,14 @@ class HostWork:
     """Seconds that the host takes for one row of a sequence.
 
     chain, mask, scores: for a row that is sampled: its chain of samplers, the mask of its grammar or token rules, its
-    log-probabilities. prompt: for a row that scores a token of the prompt.
+    log-probabilities. prompt: for a row that scores a token of the prompt. measured: whether `prompt` was measured
     """
 
     chain: float = 0.0
     mask: float = 0.0
     scores: float = 0.0
     prompt: float = 0.0
+    measured: bool = False
 
     @property
     def row(self) -> float:
