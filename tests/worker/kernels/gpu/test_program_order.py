@@ -190,6 +190,16 @@ def quantized_products() -> Iterable[Tensor]:
         yield quantized_gated_linear_triton(x, pack_codes(gate_up), bias, "silu")
 
 
+def unpacked_weights() -> Iterable[Tensor]:
+    from worker.kernels.gpu.products.unpack import unpack_triton
+
+    parts = (
+        quantized(INT4, 99, 300, 16, minimum=True), quantized(INT8, 30, 300, 128), quantized(NF4, 5, 300, 64),
+        with_scales(quantized(E2M1, 7, 300, 32, minimum=True), torch.float32),
+    )  # fmt: skip
+    yield unpack_triton([pack_codes(part) for part in parts], HALF)
+
+
 def attentions() -> Iterable[Tensor]:
     """Yields runs of attention of many kinds. Few splits are merged at once, which is faster in the interpreter."""
     from worker.kernels.gpu.attention import attention
@@ -308,6 +318,7 @@ KERNELS: dict[Run, set[str]] = {
     adapters: {"_multiply_a_kernel", "_add_b_kernel"},
     gated_products: {"_gated_linear_kernel", "_quantize_tokens_kernel"},
     quantized_products: {"_quantized_gated_linear_kernel", "_quantized_linear_kernel"},
+    unpacked_weights: {"_unpack_kernel"},
     attentions: {"_combine_kernel", "_split_kernel", "_prefill_kernel"},
     experts: {
         "_linear_kernel", "_quantize_tokens_kernel", "_act_and_mul_kernel", "_choose_experts_kernel",
