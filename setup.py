@@ -6,10 +6,9 @@ sluice.py finds them there. pyproject.toml has everything else.
 from setuptools import find_packages, setup
 
 FOLDERS = ("frontend", "worker", "shared", "deploy", "bench")
-LEFT_OUT = ("deploy.demo.training",)  # how the demo model was made: a clone has it
 HOME = "sluice_server"
 
 setup(
-    packages=[f"{HOME}.{name}" for name in find_packages() if name.split(".")[0] in FOLDERS and name not in LEFT_OUT],
+    packages=[f"{HOME}.{name}" for name in find_packages() if name.split(".")[0] in FOLDERS],
     package_dir={f"{HOME}.{folder}": folder for folder in FOLDERS},
 )

@@ -1,17 +1,18 @@
-"""Measures the accuracy of quantized linears: compares the quantized demo model with the full one on unseen text.
+"""Measures the accuracy of quantized linears: compares the quantized demo model with the full one on questions.
 
-python -m bench.micro.quantization [--documents 400] [--dtype float32]
+python -m bench.micro.quantization [--dtype float32]
 
 A format is a value of --quantization, or a checkpoint format of bench/micro/rounding.py.
 
-The full model and the quantized ones predict every token of every document. KL is KL(full || quantized) of the
-predicted distributions, in nats; top-1 is the share of tokens where both have the same most likely token.
+The full model and the quantized ones predict every token of every question with its answer (demo_questions.toml). KL
+is KL(full || quantized) of the predicted distributions, in nats; top-1 is the share of tokens where both have the same
+most likely token.
 """
 
 import argparse
+import tomllib
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,7 +23,6 @@ from torch import Tensor
 import deploy.demo
 from bench.micro.rounding import ROUNDINGS, RoundedSource
 from bench.score import Score
-from deploy.demo.training.corpus import documents
 from worker.kernels.linear import PackedLinear
 from worker.kv_cache.tensors import KVCache
 from worker.model.checkpoint.checkpoint import read_config
@@ -34,7 +34,8 @@ from worker.model.source import open_source
 from worker.model.weights import Loader, load
 
 DEMO = Path(deploy.demo.__file__).parent / "model"
-SEED = 1_000_003  # far from the seeds of the training text
+QUESTIONS = Path(__file__).with_name("demo_questions.toml")
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n"
 LONGEST, PAGE = 512, 32
 CPU = torch.device("cpu")
 FLAGS = ("none", "int8", "fp8", "int4", "int4-g32", "int8-dynamic", "fp8-dynamic")  # values of --quantization
@@ -43,18 +44,18 @@ FORMATS = (*FLAGS, *ROUNDINGS)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--documents", type=int, default=400)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
     torch.set_num_threads(1)
     models = [_model(name, getattr(torch, args.dtype)) for name in FORMATS]
     scores = [Score() for _ in FORMATS]
-    for ids in islice(_documents(), args.documents):
+    documents = list(_documents())
+    for ids in documents:
         logits = [_logits(model, ids) for model in models]
         for score, own in zip(scores, logits, strict=True):
             score.add(logits[0].log_softmax(-1), own, ids[1:])
     full = scores[0].perplexity
-    print(f"{args.documents} documents, {scores[0].tokens} tokens, {args.dtype}")
+    print(f"{len(documents)} documents, {scores[0].tokens} tokens, {args.dtype}")
     print("| linears | perplexity | change | KL, nats a token | top-1 the same |\n|---|--:|--:|--:|--:|")
     for name, score in zip(FORMATS, scores, strict=True):
         print(
@@ -84,8 +85,10 @@ def _as_on_a_gpu(
 
 def _documents() -> Iterator[Tensor]:
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    for document in documents(SEED):
-        text = "".join(segment.text for segment in document)
+    groups = tomllib.loads(QUESTIONS.read_text(encoding="utf-8"))
+    raw = groups.pop("raw")
+    texts = [CHAT.format(*pair) for group in groups.values() for pair in group]
+    for text in (*texts, *(f"{prompt} {answer}" for prompt, answer in raw)):
         ids = tokenizer.encode(text, add_special_tokens=False).ids[:LONGEST]
         if len(ids) > 1:
             yield torch.tensor(ids)

@@ -180,8 +180,6 @@ def _features(
     if pictures:
         asked["pictures"] = pictures
     if fields.receipt:
-        import frontend.api.receipts.making  # noqa: F401, so that a missing module is refused now, not at the answer's end
-
         asked["receipt"] = True
     return replace(reading.features, **asked) if asked else reading.features
 

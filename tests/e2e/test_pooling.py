@@ -17,7 +17,7 @@ import torch
 
 from frontend.api.pooling.relevance import AFTER, BEFORE, INSTRUCTION
 from frontend.errors import SluiceError
-from frontend.llm import LLM
+from frontend.offline.llm import LLM
 from tests import embedders
 from tests.checkpoints import TEXT
 from tests.e2e.server import Server, serving

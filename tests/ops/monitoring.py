@@ -10,8 +10,7 @@ from typing import Any
 
 import httpx
 
-from deploy.monitoring.dashboard import dashboard
-from tests.deploy.monitoring.queries import queries
+from tests.deploy.monitoring.queries import dashboard, queries
 from tests.e2e.server import Server, free_port, serving
 from tests.ops.programs import Prometheus, prometheus, until
 

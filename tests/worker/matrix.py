@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import worker.run.runner
 from shared.config import WorkerConfig
 from shared.default_sizes import with_default_sizes
 from shared.messages import Sampling
@@ -27,6 +26,7 @@ from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model.cpu_decoder import fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run import runner as runner_module
 from worker.run.drafters.hidden_rows import HiddenStates, ReadStep, read_step
 from worker.run.runner import Runner
 from worker.run.sampler import sample_rows
@@ -149,7 +149,7 @@ def run(
     if mode.reads is not None:
         runner.hidden_reader = Reading(HiddenStates(mode.reads, decoder.spec.hidden_size, dtype))
     recorder = Recorder()
-    monkeypatch.setattr(worker.run.runner, "sample_rows", recorder)
+    monkeypatch.setattr(runner_module, "sample_rows", recorder)
     target = _sequence(b"target", 0, PROMPT, 5, decoder.spec.vocab_size)
     others = _crowd(target, decoder.spec.vocab_size)[: FEW if mode.drafts else CROWD] if mode.company == "crowd" else []
     set_drafter(scheduler, target, OracleDrafter([*target.tokens, *(foretold or [])]))

@@ -44,7 +44,7 @@ def choosing(
     """Returns an operation that calls one of these forms. The device of the first argument decides; on a CPU, `c_can`
     decides, too.
 
-    in_triton: the name of a module in gpu/ and of a function in the module, joined by a dot
+    in_triton: the name of a module and of a function in it, joined by a dot
     c_can: returns whether the C library can compute the operation for these positional arguments
     """
     on_gpu = cache(lambda: _triton(in_triton))
@@ -61,7 +61,7 @@ def choosing(
 
 def _triton(place: str) -> Form:
     module, _, function = place.rpartition(".")
-    form: Form = getattr(import_module(f"worker.kernels.gpu.{module}"), function)
+    form: Form = getattr(import_module(module), function)
     return form
 
 
@@ -80,8 +80,8 @@ def _can_write(k: Tensor, v: Tensor, cache_k: Tensor, *_: Any) -> bool:
     return bindings.supports_cache(k.dtype, cache_k, k.shape[2])
 
 
-def _has_shape(module: Any) -> Callable[..., bool]:
-    return lambda projected, _, weights, shape, *rest: module.supports(projected.dtype, shape)
+def _has_shape(supports: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda projected, _, weights, shape, *rest: supports(projected.dtype, shape)
 
 
 def _has_taps(projected: Tensor, weight: Tensor, *_: Any) -> bool:
@@ -108,20 +108,36 @@ def _act_and_mul_in_c(x: Tensor, activation: Activation) -> Tensor:
     return bindings.act_and_mul(x, ACTIVATIONS.index(activation))
 
 
-rms_norm = choosing(rms_norm_torch, "rowwise.norm.rms_norm_triton", bindings.rms_norm, _has_dtype)
+rms_norm = choosing(rms_norm_torch, "worker.kernels.gpu.rowwise.norm.rms_norm_triton", bindings.rms_norm, _has_dtype)
 add_rms_norm = choosing(
-    add_rms_norm_torch, "rowwise.norm.add_rms_norm_triton", _add_rms_norm_in_c, _has_dtype_of_residual
+    add_rms_norm_torch,
+    "worker.kernels.gpu.rowwise.norm.add_rms_norm_triton",
+    _add_rms_norm_in_c,
+    _has_dtype_of_residual,
 )
-rotary = choosing(rotary_torch, "rowwise.rotary.rotary_triton", bindings.rotary, _has_dtype)
-store_kv = choosing(store_kv_torch, "rowwise.store_kv.store_kv_triton", bindings.store_kv, _can_write)
-output_gate = choosing(output_gate_torch, "rowwise.output_gate.output_gate_triton", bindings.output_gate, _has_dtype)
-activate = choosing(activate_torch, "rowwise.activate.activate_triton", _activate_in_c, _has_dtype)
-act_and_mul = choosing(act_and_mul_torch, "rowwise.act_and_mul.act_and_mul_triton", _act_and_mul_in_c, _has_dtype)
+rotary = choosing(rotary_torch, "worker.kernels.gpu.rowwise.rotary.rotary_triton", bindings.rotary, _has_dtype)
+store_kv = choosing(
+    store_kv_torch, "worker.kernels.gpu.rowwise.store_kv.store_kv_triton", bindings.store_kv, _can_write
+)
+output_gate = choosing(
+    output_gate_torch, "worker.kernels.gpu.rowwise.output_gate.output_gate_triton", bindings.output_gate, _has_dtype
+)
+activate = choosing(activate_torch, "worker.kernels.gpu.rowwise.activate.activate_triton", _activate_in_c, _has_dtype)
+act_and_mul = choosing(
+    act_and_mul_torch, "worker.kernels.gpu.rowwise.act_and_mul.act_and_mul_triton", _act_and_mul_in_c, _has_dtype
+)
 delta_net = choosing(
-    delta_net_torch, "recurrent.delta_net.delta_net_triton", delta_net_c.delta_net, _has_shape(delta_net_c)
+    delta_net_torch,
+    "worker.kernels.gpu.recurrent.delta_net.delta_net_triton",
+    delta_net_c.delta_net,
+    _has_shape(delta_net_c.supports),
 )
-mamba2 = choosing(mamba2_torch, "recurrent.mamba2.mamba2_triton", mamba2_c.mamba2, _has_shape(mamba2_c))
-short_conv = choosing(short_conv_torch, "recurrent.short_conv.short_conv_triton", short_conv_c.short_conv, _has_taps)
+mamba2 = choosing(
+    mamba2_torch, "worker.kernels.gpu.recurrent.mamba2.mamba2_triton", mamba2_c.mamba2, _has_shape(mamba2_c.supports)
+)
+short_conv = choosing(
+    short_conv_torch, "worker.kernels.gpu.recurrent.short_conv.short_conv_triton", short_conv_c.short_conv, _has_taps
+)
 
 # Computes qkv_rope_write by three operations in a row, with the same bits.
 qkv_rope_write_unfused = partial(qkv_rope_write_torch, norm=rms_norm, rotate=rotary, write=store_kv)

@@ -1,6 +1,6 @@
 """The metrics of draft tokens by position: how many were computed, and how many were accepted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -29,7 +29,7 @@ class DraftCollector:
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position.", accepted, used
         )
 
-    def _counter(self, name: str, text: str, counts: Sequence[int], used: Sequence[int]) -> CounterMetricFamily:
+    def _counter(self, name: str, text: str, counts: list[int], used: list[int]) -> CounterMetricFamily:
         counter = CounterMetricFamily(self._prefix + name, text, labels=["position"])
         for at in used:
             counter.add_metric([str(at)], counts[at])

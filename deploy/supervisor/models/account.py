@@ -19,10 +19,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from deploy.supervisor.models.sizes import GIB
 from shared.models.entries import Entry
 from shared.models.messages import State
 
-GIB = 1 << 30
 TURN_S = 10.0
 MOST_DRAIN_S = 30.0
 RETRY_S = 10.0  # after a failure, requests cause no attempt to load for this time

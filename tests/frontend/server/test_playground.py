@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 
-import frontend.api.app
+import frontend
 from frontend.api.openai.chat_input import ChatRequest
 from frontend.api.openai.completions_input import CompletionRequest
 from frontend.observability.stats import Pool, stats
@@ -21,7 +21,7 @@ from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import app_over
 
-WEB = Path(frontend.api.app.__file__).parents[1] / "web"
+WEB = Path(next(iter(frontend.__path__))) / "web"
 FILES = {path.name: path.read_text("utf-8") for path in WEB.iterdir() if path.is_file()}
 VENDOR = WEB / "vendor"
 SUMS = dict(reversed(line.split()) for line in (VENDOR / "SHA256SUMS").read_text().splitlines())

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-import worker.run.logprobs
 from shared.messages import Logprobs, Sampling
 from shared.wire.codec import unpack_f32, unpack_u32
+from worker.run import logprobs
 from worker.run.in_flight import HostCopy
 from worker.run.inputs import LogitsUse
 from worker.run.logprobs import FEW, launch_logprobs
@@ -35,7 +35,7 @@ def test_logprobs_messages_have_their_own_rows_from_one_copy(monkeypatch: pytest
         copies.append(values)
         return HostCopy(values)
 
-    monkeypatch.setattr(worker.run.logprobs, "HostCopy", counted)
+    monkeypatch.setattr(logprobs, "HostCopy", counted)
     running = sequence(1, [5, 6, 7, 8], 2, logprobs=3)
     silent = sequence(2, [5, 6], 2)
     asked = sequence(3, [9, 8, 7, 6], 4, logprobs=2, prompt_logprobs=True)

@@ -3,7 +3,7 @@
 A kind is imported only when a model has layers of that kind.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -45,10 +45,12 @@ class FeedForward:
     counting: Callable[[Any, Tensor], Any] = nothing_to_count
 
 
-KINDS = ("dense", "experts")  # each a module beside this one
+FEED_FORWARDS: Mapping[str, str] = {  # kind → its module
+    "dense": "worker.model.feed_forward.dense", "experts": "worker.model.feed_forward.experts",
+}  # fmt: skip
 
 
 def feed_forward(kind: str) -> FeedForward:
-    """Returns the functions of a kind, which is one of KINDS."""
-    found: FeedForward = import_module(f"{__package__}.{kind}").FEED_FORWARD
+    """Returns the functions of a kind, which is one of FEED_FORWARDS."""
+    found: FeedForward = import_module(FEED_FORWARDS[kind]).FEED_FORWARD
     return found

@@ -11,10 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from worker.kernels.recurrent.recurrent_state import RecurrentShape
+from worker.model.family import Config
 from worker.model.layer_parts import Place, StoredPart
 from worker.spec import LayerSpec, ModelSpec
-
-Config = Mapping[str, Any]
 
 
 def no_state(config: Config) -> None:
@@ -45,10 +44,13 @@ class Mixer:
     in_c: Callable[[Any, Place], dict[str, Any]]
 
 
-KINDS = ("attention", "delta_net", "mamba2", "short_conv")  # each a module beside this one
+MIXERS: Mapping[str, str] = {  # kind → its module
+    "attention": "worker.model.mixers.attention", "delta_net": "worker.model.mixers.delta_net",
+    "mamba2": "worker.model.mixers.mamba2", "short_conv": "worker.model.mixers.short_conv",
+}  # fmt: skip
 
 
 def mixer(kind: str) -> Mixer:
-    """Returns the functions of a kind, which is one of KINDS."""
-    found: Mixer = import_module(f"{__package__}.{kind}").MIXER
+    """Returns the functions of a kind, which is one of MIXERS."""
+    found: Mixer = import_module(MIXERS[kind]).MIXER
     return found

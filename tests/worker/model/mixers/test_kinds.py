@@ -11,7 +11,7 @@ from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompt
 from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
 from worker.model.decoder import Decoder
 from worker.model.layer import Layer
-from worker.model.mixers.kinds import KINDS, mixer
+from worker.model.mixers.kinds import MIXERS, mixer
 
 
 def mixing(checkpoints: Checkpoints, dtype: torch.dtype) -> Decoder:
@@ -31,7 +31,7 @@ def mixing(checkpoints: Checkpoints, dtype: torch.dtype) -> Decoder:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_model_mixes_all_kinds_with_the_same_bits_in_c(checkpoints: Checkpoints, dtype: torch.dtype) -> None:
     decoder = mixing(checkpoints, dtype)
-    assert {layer.mixer for layer in decoder.spec.layers} == {*KINDS}
+    assert {layer.mixer for layer in decoder.spec.layers} == {*MIXERS}
     caches = [cache_for(decoder, tokens=256) for _ in range(2)]
     fast = fastest_decoder(decoder, caches[1])
     assert isinstance(fast, CpuDecoder)
@@ -46,7 +46,7 @@ def test_one_model_mixes_all_kinds_with_the_same_bits_in_c(checkpoints: Checkpoi
 
 
 def test_weights_of_a_kind_name_it() -> None:
-    assert all(mixer(kind).stored.weights.kind == kind for kind in KINDS)  # type: ignore[attr-defined]
+    assert all(mixer(kind).stored.weights.kind == kind for kind in MIXERS)  # type: ignore[attr-defined]
 
 
 def test_layer_has_few_fields() -> None:
