@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from worker.kernels.attention import attention_torch
-from worker.kernels.cpu.adapters_c import StepAdaptersC
 from worker.kernels.experts import experts, experts_torch
 from worker.kernels.forms import (
     act_and_mul,
@@ -33,6 +32,9 @@ from worker.kernels.rowwise.norm import add_rms_norm_torch, rms_norm_torch
 from worker.kernels.rowwise.output_gate import output_gate_torch
 from worker.kernels.rowwise.qkv_rope_write import qkv_rope_write_torch
 from worker.kernels.sample import sample_plain, sample_torch
+
+if TYPE_CHECKING:
+    from worker.kernels.cpu.adapters_c import StepAdaptersC
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Operations:
         """Returns linear(x, packed) with the columns of all ranks. x has them already."""
         return self.all_columns(self.linear(x, packed, **how))
 
-    def in_c(self) -> StepAdaptersC | None:
+    def in_c(self) -> "StepAdaptersC | None":
         """Returns a step's adapters for the C library's loop; None if these operations are not FAST with adapters
         added.
         """
