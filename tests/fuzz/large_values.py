@@ -10,6 +10,7 @@ long it took, the longest silence of the other stream meanwhile, and how much th
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import threading
@@ -29,9 +30,9 @@ from tests.fuzz.watch import Watch, watching
 SILENCE_S = 0.5  # the longest silence of another stream that is in order on an idle machine
 GROWTH_MIB = 64.0  # the same for the growth of all processes with one request, above what docs/security.md states
 TIMEOUT_S = 120.0
+JSON = {"Content-Type": "application/json"}
 MOST_ITEMS = 1 << 17  # of arrays and objects whose schema has no bound
 MOST_CHARS = 1 << 20  # of strings without a bound
-SKIPPED = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/reset_prefix_cache"}
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
 TEXT = {"prompt": "a", "max_tokens": 4, "ignore_eos": True}
 BASES: Mapping[str, dict[str, Any]] = {
@@ -51,6 +52,12 @@ BASES: Mapping[str, dict[str, Any]] = {
     "/v1/logprobs": {"prompt": "ab"},
     "/apply-template": {"messages": CHAT["messages"]},
 }
+# required fields of all other routes
+REQUIRED: Mapping[str, Any] = CHAT | TEXT | {
+    "model": "m", "input": "a", "text_1": "a", "text_2": "a", "query": "a", "documents": ["a"], "receipt": {},
+    "request": {"prompt": "a"}, "lora_name": "a", "lora_path": "a", "content": "a", "name": "m",
+}  # fmt: skip
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")  # of tokens: fields of other routes
 ALL = [*range(3, wide_model.VOCAB)]
 WORDS = [f"{number}{'ab' * 60}" for number in range(256)]
 DEEP = "root ::= " + "(" * 9000 + '"a"' + ")" * 9000
@@ -157,10 +164,11 @@ class Row:
 
 
 def attempt(watch: Watch, other: OtherStream, name: str, path: str, body: dict[str, Any]) -> Row:
+    sent = json.dumps(body).encode()  # before the clock starts: the other stream is read in this process, too
     before, began = watch.memory(), time.monotonic()
     other.reset()
     try:
-        answer = httpx.post(watch.url + path, json=body, timeout=TIMEOUT_S)
+        answer = httpx.post(watch.url + path, content=sent, headers=JSON, timeout=TIMEOUT_S)
         status, text = answer.status_code, answer.text[:200]
     except httpx.HTTPError as error:
         status, text = 0, f"{type(error).__name__}"
@@ -170,14 +178,31 @@ def attempt(watch: Watch, other: OtherStream, name: str, path: str, body: dict[s
 
 
 def fields(document: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields (name, path, body) for each field of each POST route that has a base, with its largest value."""
-    for path, base in BASES.items():
-        content = document["paths"].get(path, {}).get("post", {}).get("requestBody", {}).get("content", {})
-        schema = resolved(content.get("application/json", {}).get("schema", {}), document)
-        for field, one in schema.get("properties", {}).items():
-            value = largest(one, document)
-            if value is not None and field not in ("model", "stream"):
-                yield f"{path} {field}", path, base | {field: value}
+    """Yields (name, path, body) for each field of each POST route with a body, with its largest value.
+
+    Bodies that are arrays come with as many entries as they may have.
+    """
+    for path, methods in document["paths"].items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {})
+        if "application/json" not in content:
+            continue
+        schema = resolved(content["application/json"]["schema"], document)
+        if schema.get("type") == "array":
+            yield f"{path} (body)", path, largest(schema, document)
+        seen = set[str]()
+        for option in [resolved(one, document) for one in schema.get("anyOf", [schema])]:
+            base = BASES.get(path) or base_of(option)
+            for field, one in option.get("properties", {}).items():
+                value = largest(one, document)
+                if value is not None and field not in seen:
+                    seen.add(field)
+                    yield f"{path} {field}", path, base | {field: value}
+
+
+def base_of(schema: Any) -> dict[str, Any]:
+    """Returns a small body with the required fields of a route, which asks for few tokens."""
+    limit = [name for name in LIMITS if name in schema.get("properties", {})][:1]
+    return {name: REQUIRED[name] for name in schema.get("required", ())} | dict.fromkeys(limit, 4)
 
 
 def resolved(schema: Any, document: Any) -> Any:

@@ -70,6 +70,25 @@ def test_a_new_scored_prompt_is_assumed_to_cost_what_the_latest_did() -> None:
     assert budget.fitting(many, 512, 600, samples=False) == round(PREFILL_S / SCORED_S), "these are sorted"
 
 
+def test_a_new_chain_is_assumed_to_cost_by_its_samplers_or_what_an_equal_one_did() -> None:
+    budget = HostBudget()
+
+    def new(samplers: int) -> Sequence:
+        asked = Sampling(9, chain=SamplerChain(("typ_p",) * samplers, typical_p=0.9))
+        return Sequence((b"", 1), [1, 2], 2, asked, 0, host=host_work(asked))
+
+    def planned(sequences: list[Sequence]) -> int:
+        budget.affordable([])
+        return sum(budget.fitting(one, 2, 2, samples=True) == 2 for one in sequences)
+
+    long, short = [new(16) for _ in range(4)], [new(1) for _ in range(4)]
+    assert planned(long) == 1, "sixteen samplers take longer than a step has"
+    assert planned(short) == 4
+    assert long[0].host is not None
+    long[0].host.chain, long[0].host.chained = PREFILL_S / 3, True
+    assert planned(long) == 3, "the time of an equal chain is known now"
+
+
 @pytest.mark.parametrize(
     ("asked", "counts"),
     [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.messages import Sampling
 
-CHAIN_S = 0.02  # assumed for a row of a chain of samplers: of 152,000 tokens, most chains take 2 to 20 ms
+CHAIN_S = 0.01  # assumed for each sampler of a row's chain: of 152,000 tokens, a sampler takes 1 to 12 ms
 SCORED_S = 0.002  # assumed for a row of a prompt with log-probabilities
 MANY_S = 0.02  # assumed for a row with more likeliest tokens than FEW, which are sorted
 FEW = 128
@@ -18,7 +18,8 @@ class HostWork:
     """Seconds that the host takes for one row of a sequence.
 
     chain, mask, scores: for a row that is sampled: its chain of samplers, the mask of its grammar or token rules, its
-    log-probabilities. prompt: for a row that scores a token of the prompt. measured: whether `prompt` was measured
+    log-probabilities. prompt: for a row that scores a token of the prompt. measured, chained: whether `prompt` and
+    `chain` were measured
     """
 
     chain: float = 0.0
@@ -26,6 +27,7 @@ class HostWork:
     scores: float = 0.0
     prompt: float = 0.0
     measured: bool = False
+    chained: bool = False
 
     @property
     def row(self) -> float:
@@ -35,7 +37,8 @@ class HostWork:
 
 def host_work(sampling: Sampling) -> HostWork | None:
     """Returns the work that the host has with a new sequence; None if it has hardly any."""
-    chain, scores, prompt = sampling.chain is not None, sampling.logprobs, sampling.prompt_logprobs
-    if not (chain or prompt or scores is not None or sampling.grammar or sampling.has_token_rules):
+    chain, scores, prompt = sampling.chain, sampling.logprobs, sampling.prompt_logprobs
+    if not (chain is not None or prompt or scores is not None or sampling.grammar or sampling.has_token_rules):
         return None
-    return HostWork(CHAIN_S if chain else 0.0, 0.0, MANY_S if (scores or 0) > FEW else 0.0, SCORED_S if prompt else 0.0)
+    samplers = 0 if chain is None else max(1, len(chain.order))
+    return HostWork(CHAIN_S * samplers, 0.0, MANY_S if (scores or 0) > FEW else 0.0, SCORED_S if prompt else 0.0)
