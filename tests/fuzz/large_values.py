@@ -1,9 +1,10 @@
 """Drives a server with the largest values that its fields allow, with a vocabulary of 152,000 tokens.
 
-    python -m tests.fuzz.large_values [--only TEXT] [--attacks] [--model FOLDER]
+    python -m tests.fuzz.large_values [--only TEXT] [--attacks | --fields] [--model FOLDER]
 
 Each request is sent alone, while another client reads a stream. The table has a row for each request: its status, how
-long it took, the longest silence of the other stream meanwhile, and how much the processes grew. Two sources:
+long it took, the longest silence of the other stream meanwhile, and how much the processes grew. A request after which
+the silence was too long is sent up to ATTEMPTS times, because a busy machine is slow at times. Two sources:
 
 - every field of every POST route in the OpenAPI document, with the largest value that its schema allows
 - ATTACKS: small requests with combinations of fields that multiply each other
@@ -30,6 +31,7 @@ from tests.fuzz.watch import Watch, watching
 SILENCE_S = 0.5  # the longest silence of another stream that is in order on an idle machine
 GROWTH_MIB = 64.0  # the same for the growth of all processes with one request, above what docs/security.md states
 TIMEOUT_S = 120.0
+ATTEMPTS = 3
 JSON = {"Content-Type": "application/json"}
 MOST_ITEMS = 1 << 17  # of arrays and objects whose schema has no bound
 MOST_CHARS = 1 << 20  # of strings without a bound
@@ -42,8 +44,8 @@ BASES: Mapping[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": CHAT["messages"]},
     "/v1/responses": {"input": "a", "max_output_tokens": 4},
     "/v1/responses/input_tokens": {"input": "a"},
-    "/api/chat": {"messages": CHAT["messages"], "options": {"num_predict": 4}, "stream": False},
-    "/api/generate": {"prompt": "a", "options": {"num_predict": 4}, "stream": False},
+    "/api/chat": {"model": "m", "messages": CHAT["messages"], "options": {"num_predict": 4}, "stream": False},
+    "/api/generate": {"model": "m", "prompt": "a", "options": {"num_predict": 4}, "stream": False},
     "/completion": {"prompt": "a", "n_predict": 4},
     "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 4},
     "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 4}},
@@ -163,7 +165,7 @@ class Row:
         return self.status not in (0, 500) and not self.died and self.silence <= SILENCE_S
 
 
-def attempt(watch: Watch, other: OtherStream, name: str, path: str, body: dict[str, Any]) -> Row:
+def attempt(watch: Watch, other: OtherStream, name: str, path: str, body: Any) -> Row:
     sent = json.dumps(body).encode()  # before the clock starts: the other stream is read in this process, too
     before, began = watch.memory(), time.monotonic()
     other.reset()
@@ -177,7 +179,15 @@ def attempt(watch: Watch, other: OtherStream, name: str, path: str, body: dict[s
     return Row(name, status, seconds, silence, growth, watch.died(), text if status != 200 else "")
 
 
-def fields(document: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def attempts(watch: Watch, other: OtherStream, name: str, path: str, body: Any) -> Row:
+    """Returns the attempt with the shortest silence, of one or, if the machine may have been busy, some."""
+    rows = [attempt(watch, other, name, path, body)]
+    while rows[-1].silence > SILENCE_S and not rows[-1].died and len(rows) < ATTEMPTS:
+        rows.append(attempt(watch, other, name, path, body))
+    return next((row for row in rows if row.died), min(rows, key=lambda row: row.silence))
+
+
+def fields(document: Any) -> Iterator[tuple[str, str, Any]]:
     """Yields (name, path, body) for each field of each POST route with a body, with its largest value.
 
     Bodies that are arrays come with as many entries as they may have.
@@ -258,16 +268,16 @@ def size(value: Any) -> int:
     return len(value) if isinstance(value, str) else 4
 
 
-def drive(server: Server, only: str, *, attacks: bool) -> list[Row]:
+def drive(server: Server, only: str, *, attacks: bool = True, of_fields: bool = True) -> list[Row]:
     rows: list[Row] = []
     with watching(server) as watch:
         other = OtherStream(server.url)
         try:
             document = httpx.get(server.url + "/openapi.json", timeout=TIMEOUT_S).json()
-            cases = [*ATTACKS, *(() if attacks else fields(document))]
-            for name, path, body in cases:
-                if only in name:
-                    rows.append(attempt(watch, other, name, path, body))
+            cases = [*(ATTACKS if attacks else ()), *(fields(document) if of_fields else ())]
+            for case in cases:
+                if only in case[0]:
+                    rows.append(attempts(watch, other, *case))
                     print(line(rows[-1]), flush=True)
         finally:
             other.close()
@@ -286,14 +296,16 @@ def line(row: Row) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.large_values", description=__doc__)
     parser.add_argument("--only", default="", help="only requests whose name contains this")
-    parser.add_argument("--attacks", action="store_true", help="only ATTACKS")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--attacks", action="store_true", help="only ATTACKS")
+    kinds.add_argument("--fields", action="store_true", help="only the fields of the document")
     parser.add_argument("--model", default="", help="a checkpoint in place of the tiny one")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = asked.model or str(wide_model.save(Path(folder) / "wide"))
         print("| request | status | seconds | silence | growth, MiB | died | answer |", flush=True)
         with serving(model, Path(folder) / "log", "--max-logprobs", "20") as server:
-            rows = drive(server, asked.only, attacks=asked.attacks)
+            rows = drive(server, asked.only, attacks=not asked.fields, of_fields=not asked.attacks)
     bad = [row for row in rows if not row.is_fine]
     longest = max((row.silence for row in rows), default=0.0)
     lost = sum(bool(row.died) for row in rows)
