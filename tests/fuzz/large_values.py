@@ -32,6 +32,7 @@ SILENCE_S = 0.5  # the longest silence of another stream that is in order on an 
 GROWTH_MIB = 64.0  # the same for the growth of all processes with one request, above what docs/security.md states
 TIMEOUT_S = 120.0
 ATTEMPTS = 3
+CONTEXT = 2048  # so that a request without a limit on its tokens ends within TIMEOUT_S
 JSON = {"Content-Type": "application/json"}
 MOST_ITEMS = 1 << 17  # of arrays and objects whose schema has no bound
 MOST_CHARS = 1 << 20  # of strings without a bound
@@ -134,7 +135,7 @@ class OtherStream:
         self._thread.join(TIMEOUT_S)
 
     def _run(self) -> None:
-        body = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True, "temperature": 0}
+        body = {"prompt": "a", "max_tokens": CONTEXT - 100, "ignore_eos": True, "stream": True, "temperature": 0}
         while not self._stop.is_set():
             with (
                 suppress(httpx.HTTPError),
@@ -212,7 +213,8 @@ def fields(document: Any) -> Iterator[tuple[str, str, Any]]:
 def base_of(schema: Any) -> dict[str, Any]:
     """Returns a small body with the required fields of a route, which asks for few tokens."""
     limit = [name for name in LIMITS if name in schema.get("properties", {})][:1]
-    return {name: REQUIRED[name] for name in schema.get("required", ())} | dict.fromkeys(limit, 4)
+    documents = [name for name in ("documents",) if name in schema.get("properties", {})]  # the same as `texts`
+    return {name: REQUIRED[name] for name in [*schema.get("required", ()), *documents]} | dict.fromkeys(limit, 4)
 
 
 def resolved(schema: Any, document: Any) -> Any:
@@ -237,8 +239,11 @@ def largest(schema: Any, document: Any, depth: int = 0) -> Any:
         case "string":
             return "ab" * (min(schema.get("maxLength", MOST_CHARS), 64 if depth else MOST_CHARS) // 2) or "a"
         case "array":
-            each = largest(schema.get("items", {"type": "integer"}), document, depth + 1)
+            items = resolved(schema.get("items", {"type": "integer"}), document)
             count = min(schema.get("maxItems", few), few)
+            if items.get("type") == "integer":  # token ids, each of which the vocabulary has
+                return [3 + number % (wide_model.VOCAB - 3) for number in range(count)]
+            each = largest(items, document, depth + 1)
             return None if each is None else [each] * count
         case "object" if depth < 3:
             found = {name: largest(one, document, depth + 1) for name, one in schema.get("properties", {}).items()}
@@ -304,7 +309,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = asked.model or str(wide_model.save(Path(folder) / "wide"))
         print("| request | status | seconds | silence | growth, MiB | died | answer |", flush=True)
-        with serving(model, Path(folder) / "log", "--max-logprobs", "20") as server:
+        flags = ("--max-logprobs", "20", "--max-seq-len", str(CONTEXT))
+        with serving(model, Path(folder) / "log", *flags) as server:
             rows = drive(server, asked.only, attacks=not asked.fields, of_fields=not asked.attacks)
     bad = [row for row in rows if not row.is_fine]
     longest = max((row.silence for row in rows), default=0.0)

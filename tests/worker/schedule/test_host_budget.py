@@ -4,7 +4,7 @@ import pytest
 
 from shared.messages import SamplerChain, Sampling
 from worker.schedule.host_budget import PREFILL_S, STEP_S, HostBudget
-from worker.schedule.records.host_work import SCORED_S, HostWork, host_work
+from worker.schedule.records.host_work import CHECKED_S, SCORED_S, HostWork, host_work
 from worker.schedule.sequence import Sequence
 
 
@@ -87,6 +87,18 @@ def test_a_new_chain_is_assumed_to_cost_by_its_samplers_or_what_an_equal_one_did
     assert long[0].host is not None
     long[0].host.chain, long[0].host.chained = PREFILL_S / 3, True
     assert planned(long) == 3, "the time of an equal chain is known now"
+
+
+def test_a_check_of_a_plain_answer_is_cut_by_the_time_of_its_draws() -> None:
+    host = host_work(Sampling(500, temperature=1.0), checked=True)
+    assert host is not None
+    check = Sequence((b"", 1), [1, 2], 2, Sampling(500), 0, host=host)
+    budget = HostBudget()
+    budget.affordable([])
+    assert budget.fitting(check, 501, 2, samples=True) == 1 + round(PREFILL_S / CHECKED_S)
+    host.checked, host.chain = 0.0001, 0.01
+    budget.affordable([])
+    assert budget.fitting(check, 501, 2, samples=True) == 1 + round(PREFILL_S / 0.01), "a chain is a part of the time"
 
 
 @pytest.mark.parametrize(
