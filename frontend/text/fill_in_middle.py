@@ -63,11 +63,14 @@ def ends_of(prompts: Sequence[list[int]], tokenizer: Tokenizer) -> tuple[int, ..
 
     Such a prompt has all marks of the model's layout, whoever has put them there.
     """
-    layout = layout_of(tokenizer)
-    if layout is None:
-        return ()
-    marks = [id for part in layout if part not in (PREFIX, SUFFIX) for id in _id(part, tokenizer)]
-    return ends(tokenizer) if any(all(mark in ids for mark in marks) for ids in prompts) else ()
+    marks, ending = tokenizer.once(_marks_and_ends)
+    return ending if marks and any(all(mark in ids for mark in marks) for ids in prompts) else ()
+
+
+def _marks_and_ends(tokenizer: Tokenizer) -> tuple[list[int], tuple[int, ...]]:
+    """Returns the marks of the model's layout, and `ends`; no marks if the model has no layout."""
+    parts = layout_of(tokenizer) or ()
+    return [id for part in parts if part not in (PREFIX, SUFFIX) for id in _id(part, tokenizer)], ends(tokenizer)
 
 
 async def with_suffix(prompts: Sequence[list[int]], suffix: str, tokenizer: Tokenizer) -> list[list[int]]:

@@ -21,6 +21,7 @@ from frontend.structured_output import json_schema as json_schema_reader
 from frontend.structured_output.dropped import report_dropped
 from frontend.structured_output.fault import at_fault, without
 from frontend.structured_output.json_schema import Supported, shown_path
+from frontend.structured_output.productive_rules import unproductive
 from frontend.text import grammar_check
 from shared.processes.expendable import Killed, Lost, Raised, TookTooLong
 
@@ -109,7 +110,11 @@ def lark(text: str, param: str) -> str:
         raise _refused(param, str(error)) from None
     except Raised as error:  # the library's parser may raise anything
         raise _refused(param, f"neither Lark nor GBNF: {str(error).partition(': ')[2]}") from None
-    return _checked(_of_lark(text), param, compiles=True)
+    checked = _checked(_of_lark(text), param, compiles=True)
+    if endless := unproductive(text):
+        names = ", ".join(f"`{name}`" for name in endless)
+        raise _refused(param, f"no text of these rules ends: {names}")
+    return checked
 
 
 def composed(text: str, param: str, answer: str = "") -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from tokenizers import Tokenizer as Engine
 
@@ -277,6 +277,17 @@ class Tokenizer:
         if spelling not in marks:
             marks[spelling] = self._engine.token_to_id(spelling)
         return marks[spelling]
+
+    @cached_property
+    def _derived(self) -> dict[Callable[["Tokenizer"], Any], Any]:
+        return {}
+
+    def once(self, make: Callable[["Tokenizer"], T]) -> T:
+        """Returns `make(self)`, which is computed at the first call. make: a function of a module, not a closure"""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        value: T = self._derived[make]
+        return value
 
     def _plain_detokenizer(self) -> Detokenizer:
         match self._decoding.kind:

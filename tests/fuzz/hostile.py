@@ -92,7 +92,9 @@ class Mallory:
 def _frontend(watch: Watch, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_port()
     addresses = f"ipc://{run_dir(watch.server.stats())} ipc://{folder}"
-    command = [sys.executable, "-m", "deploy.cli.main", "frontend", "--model", "demo", "--served-model-name", "m"]
+    served = list(map(str, watch.server.process.args))  # type: ignore[arg-type]
+    model = served[served.index("--model") + 1]
+    command = [sys.executable, "-m", "deploy.cli.main", "frontend", "--model", model, "--served-model-name", "m"]
     command += ["--worker-addresses", addresses, "--port", str(port), "--drain-timeout", "1"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)

@@ -3,7 +3,8 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from tests.fuzz import configs
 from tests.fuzz.bodies import BODIES
@@ -12,6 +13,7 @@ from tests.fuzz.fuzzer import Attempt, Failure, Fuzzer, Input
 from tests.fuzz.grammars import GRAMMARS
 from tests.fuzz.heads import HEADS
 from tests.fuzz.hostile import HOSTILE
+from tests.fuzz.posts import posting
 from tests.fuzz.watch import Watch
 
 
@@ -45,3 +47,10 @@ def _configs(watch: Watch) -> Iterator[Attempt]:
 
 CONFIGS = Fuzzer("configs", _config, _configs)
 KINDS = (Kind(HEADS, 3), Kind(BODIES, 3), Kind(GRAMMARS, 3), Kind(FRAMES, 2), Kind(HOSTILE, 2), Kind(CONFIGS, 1))
+
+
+def patient(kind: Kind, seconds: float) -> Kind:
+    """Returns the kind with a limit of `seconds` for the answer to a body; other clients do not wait longer."""
+    if kind.fuzzer not in (BODIES, GRAMMARS):
+        return kind
+    return Kind(replace(kind.fuzzer, opened=partial(posting, patience_s=seconds), patience_s=seconds), kind.weight)

@@ -31,7 +31,7 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
         history=History(now, crashes=crashes, resumed=submit.crashes > 0, original_id=submit.original_id),
         prefix=SharedPrefix(submit.cache_salt),
         pooling=submit.pooling,
-        host=host_work(submit.sampling),
+        host=host_work(submit.sampling, checked=submit.answer is not None),
     )
     if submit.sampling.logit_bias:  # the arrays of `sequence.adjustment` take a tenth of the memory
         sequence.sampling = msgspec.structs.replace(submit.sampling, logit_bias=())

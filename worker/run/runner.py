@@ -4,6 +4,7 @@ The runner works on tensors and plans and makes no decisions. Prefill, chunked p
 """
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -70,7 +71,7 @@ class Runner:
         self.pipeline: Pipeline | None = None  # the model, if its layers are cut into stages
         self._grammar_mask: GrammarMask | None = None  # made when it is first needed
         self._overlap = overlap
-        self._rows_done = 0  # rows with chains of samplers, in all steps
+        self._rows_done = 0  # rows with chains of samplers, and parts of checked answers, in all steps
         shapes = Shapes(max_batch_size, max_step_tokens, model.max_positions)
         self._graphs = self._step_graphs(shapes, batch_invariant=batch_invariant) if graphs else None
 
@@ -183,10 +184,17 @@ class Runner:
         """Samples the rows in parts, because a step that checks an answer has many rows."""
         spec, kernel = self._model.spec, self._model.operations
         size = min(CHECKED_ROWS_CPU if self._device.type == "cpu" else CHECKED_ROWS, len(rows))
-        parts = [slice(first, first + size) for first in range(0, len(rows), size)]
-        ids = [
-            sample_rows(logits[part], rows[part], spec.eos_ids, kernel.sample_plain, self._row_done) for part in parts
-        ]
+        ids = []
+        for first in range(0, len(rows), size):
+            part, began = rows[first : first + size], time.perf_counter()
+            ids.append(
+                sample_rows(logits[first : first + size], part, spec.eos_ids, kernel.sample_plain, self._row_done)
+            )
+            each = (time.perf_counter() - began) / len(part)  # on a GPU, the time of the launch
+            for sequence, _ in part:
+                if sequence.check is not None and sequence.host is not None:
+                    sequence.host.checked = each
+            self._row_done()
         return ids[0] if len(ids) == 1 else torch.cat(ids)
 
     def _fill_pending(self, token_ids: Tensor, plan: Plan, before: InFlightStep) -> None:
@@ -206,7 +214,7 @@ class Runner:
 
     @property
     def layers_started(self) -> int:
-        """How many layers all steps have started so far, and rows with chains of samplers they have done.
+        """How many layers all steps have started so far, and rows with chains and parts of checks they have done.
 
         The count grows during a long step, but not during a hang.
         """

@@ -9,16 +9,19 @@ Chunks of prompts have a limit of their own, so that neither kind keeps the othe
 row, so that every sequence advances.
 
 A request whose prompt is scored often ends in its first step, so what its rows cost is assumed: as much as those of the
-latest request that was measured.
+latest request that was measured. A new row with a chain is assumed to cost as much as one with the same chain, or else
+a time for each sampler.
 """
 
 from collections import deque
 
+from shared.messages import SamplerChain
 from worker.schedule.records.host_work import FEW, SCORED_S, HostWork
 from worker.schedule.sequence import Sequence
 
 STEP_S = 0.1  # for the rows of all decodes in a step
 PREFILL_S = 0.05  # for the rows of all prompts in a step
+MOST_CHAINS = 64  # chains whose times are known
 
 
 class HostBudget:
@@ -29,6 +32,8 @@ class HostBudget:
         self._used = False  # whether a prompt of this step has work for the host
         self._scored_s = SCORED_S  # the latest measured time for a scored row of a prompt
         self._unmeasured = deque[HostWork](maxlen=64)  # prompts that were planned with an assumed time
+        self._unmeasured_chains = deque[tuple[SamplerChain, HostWork]](maxlen=MOST_CHAINS)
+        self._chains: dict[SamplerChain, float] = {}  # chain → the latest measured time for a new row
 
     def affordable(self, decodes: list[Sequence]) -> list[Sequence]:
         """Begins a step. Returns the decodes that it may have, in the same order."""
@@ -63,6 +68,8 @@ class HostBudget:
         if host.prompt and not host.measured and sequence.sampling.prompt_top <= FEW:
             host.prompt = self._scored_s
             self._unmeasured.append(host)
+        if sequence.sampling.chain is not None and not host.chained:
+            host.chain = self._chains.get(sequence.sampling.chain, host.chain)
         length = self._scored(host, length)
         rows = length - known + 1 if samples else 0
         if rows > 0 and host.row:
@@ -74,6 +81,8 @@ class HostBudget:
                 rows = most
             self._used |= rows > 0
             self._left -= rows * host.row
+            if rows > 0 and sequence.sampling.chain is not None and not host.chained:
+                self._unmeasured_chains.append((sequence.sampling.chain, host))
         return length
 
     def _learn(self) -> None:
@@ -83,6 +92,15 @@ class HostBudget:
                 self._scored_s = host.prompt
             else:
                 self._unmeasured.append(host)
+        for _ in range(len(self._unmeasured_chains)):
+            chain, host = self._unmeasured_chains.popleft()
+            if host.chained:
+                self._chains.pop(chain, None)
+                self._chains[chain] = host.chain
+                if len(self._chains) > MOST_CHAINS:
+                    del self._chains[next(iter(self._chains))]
+            else:
+                self._unmeasured_chains.append((chain, host))
 
     def _scored(self, host: HostWork, length: int) -> int:
         if host.prompt:

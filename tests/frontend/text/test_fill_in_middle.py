@@ -50,3 +50,12 @@ def test_marks_of_files_end_what_stands_between(tokenizer: Tokenizer, tmp_path: 
     assert (repository_marks(coder), ends(coder)) == ((ids[1], ids[2]), tuple(ids))
     assert ends_of([ids], coder) == (), "there is no layout"
     assert (repository_marks(tokenizer), ends(tokenizer), layout_of(tokenizer)) == (None, (), None)
+
+
+async def test_marks_are_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coder = tokenizer_with(tmp_path / "t", [*(part for part in LAYOUTS[0] if part.startswith("<")), "<|file_sep|>"])
+    ids = await with_suffix([[5]], "x", coder)
+    ended = ends_of(ids, coder)
+    assert ended == (coder.id_of_mark("<|file_sep|>"),)
+    monkeypatch.setattr(Tokenizer, "id_of_mark", None)  # so that a plain request costs no look-up
+    assert (ends_of(ids, coder), ends_of([[5]], coder)) == (ended, ())

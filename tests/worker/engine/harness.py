@@ -72,6 +72,7 @@ class Bench:
         slots: PagePool | None = None,
         compiler: "GrammarCompiler | None" = None,
         give_pictures: Callable[[scheduled.Sequence, m.Submit], None] = no_pictures,
+        clock: Callable[[], float] = lambda: 0.0,  # stands still, so that an iteration receives all messages
     ) -> None:
         """runner: replaces the FakeRunner. check: called by the FakeRunner"""
         self.now = 0.0
@@ -86,6 +87,7 @@ class Bench:
             seeds=random.Random(0),
             compiler=compiler,
             give_pictures=give_pictures,
+            clock=clock,
         )
         self.loop = Loop(
             self.scheduler, self.runner, self.request_table, self.server, self.stats, self.metrics, lambda: self.now,  # type: ignore[arg-type]

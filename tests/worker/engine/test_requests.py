@@ -22,6 +22,16 @@ def test_requests_of_one_step_are_sent_in_one_message_per_frontend() -> None:
     assert len(bench.server.sent) == 2 * (1 + 5)  # admissions, then one frame per step
 
 
+def test_messages_that_take_long_share_iterations_with_steps() -> None:
+    now = iter(range(1000))  # each look at the clock takes a second
+    bench = Bench(clock=lambda: float(next(now)))
+    bench.send(submit(1, [1]), submit(2, [2]), submit(3, [3]))
+    bench.iterate()
+    assert len(bench.server.inbox) == 2, "one message is always handled"
+    bench.iterate(8)
+    assert bench.received()[0] == {id: expected([id], 5) for id in (1, 2, 3)}
+
+
 def test_submit_sent_twice_runs_once() -> None:
     bench = Bench()
     bench.send(submit(1, [1]), submit(1, [1]))

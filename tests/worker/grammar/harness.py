@@ -41,8 +41,9 @@ class Bench(LoopBench):
         stats, metrics = Stats(), Metrics()
         self.compiler = engine.compiler
         self.request_table = RequestTable(
-            self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0), compiler=self.compiler
-        )
+            self.scheduler, stats, metrics, vocab_size=VOCAB, seeds=random.Random(0), compiler=self.compiler,
+            clock=lambda: self.now,
+        )  # fmt: skip
         self.loop = Loop(
             self.scheduler, engine.runner, self.request_table, self.server, stats, metrics, lambda: self.now,  # type: ignore[arg-type]
         )  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 
 from shared.messages import SamplerChain, Sampling
 from worker.schedule.host_budget import PREFILL_S, STEP_S, HostBudget
-from worker.schedule.records.host_work import SCORED_S, HostWork, host_work
+from worker.schedule.records.host_work import CHECKED_S, SCORED_S, HostWork, host_work
 from worker.schedule.sequence import Sequence
 
 
@@ -68,6 +68,37 @@ def test_a_new_scored_prompt_is_assumed_to_cost_what_the_latest_did() -> None:
     many.sampling = Sampling(9, prompt_top=500)
     budget.affordable([])
     assert budget.fitting(many, 512, 600, samples=False) == round(PREFILL_S / SCORED_S), "these are sorted"
+
+
+def test_a_new_chain_is_assumed_to_cost_by_its_samplers_or_what_an_equal_one_did() -> None:
+    budget = HostBudget()
+
+    def new(samplers: int) -> Sequence:
+        asked = Sampling(9, chain=SamplerChain(("typ_p",) * samplers, typical_p=0.9))
+        return Sequence((b"", 1), [1, 2], 2, asked, 0, host=host_work(asked))
+
+    def planned(sequences: list[Sequence]) -> int:
+        budget.affordable([])
+        return sum(budget.fitting(one, 2, 2, samples=True) == 2 for one in sequences)
+
+    long, short = [new(16) for _ in range(4)], [new(1) for _ in range(4)]
+    assert planned(long) == 1, "sixteen samplers take longer than a step has"
+    assert planned(short) == 4
+    assert long[0].host is not None
+    long[0].host.chain, long[0].host.chained = PREFILL_S / 3, True
+    assert planned(long) == 3, "the time of an equal chain is known now"
+
+
+def test_a_check_of_a_plain_answer_is_cut_by_the_time_of_its_draws() -> None:
+    host = host_work(Sampling(500, temperature=1.0), checked=True)
+    assert host is not None
+    check = Sequence((b"", 1), [1, 2], 2, Sampling(500), 0, host=host)
+    budget = HostBudget()
+    budget.affordable([])
+    assert budget.fitting(check, 501, 2, samples=True) == 1 + round(PREFILL_S / CHECKED_S)
+    host.checked, host.chain = 0.0001, 0.01
+    budget.affordable([])
+    assert budget.fitting(check, 501, 2, samples=True) == 1 + round(PREFILL_S / 0.01), "a chain is a part of the time"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def chained(logits: Tensor, rows: list[Row], progress: Callable[[], None] = lamb
             run = run_chain if row[0].mirostat is None else partial(_run_mirostat, row)
             result[place] = torch.from_numpy(run(values, chain, _tokens_before(row), _chance(row)))
             if (host := row[0].host) is not None:
-                host.chain = time.perf_counter() - began
+                host.chain, host.chained = time.perf_counter() - began, True
             progress()
     return result
 
