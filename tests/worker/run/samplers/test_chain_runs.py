@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from shared import messages as m
+from shared.messages.samplers import LongBreaker
 from shared.wire.codec import pack_u32, unpack_u32
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.run.harness import RunnerBench, batch_invariant_decoder
@@ -19,7 +20,7 @@ LENGTH = 30
 
 
 def broken_by(heads: bytes, tail: tuple[int, ...], single: bytes = b"") -> m.Dry:
-    return m.Dry(3.0, 1.75, 1, -1, single, (m.samplers.LongBreaker(heads, tail),))
+    return m.Dry(3.0, 1.75, 1, -1, single, (LongBreaker(heads, tail),))
 
 
 CHAINS: dict[str, m.SamplerChain] = {
