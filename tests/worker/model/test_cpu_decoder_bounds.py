@@ -8,7 +8,8 @@ from transformers import Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausa
 from transformers import PreTrainedModel as Model
 
 from tests.checkpoints import VOCAB
-from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier  # noqa: F401
+from tests.pairs import in_pairs
+from tests.worker.kernels.harness.cpu_tiers import FUNCTIONS, needs_library, tier  # noqa: F401
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
 from worker.kernels.cpu.limits import MAX_CHOSEN, MAX_HEAD_DIM, MAX_KEY_ELEMENTS, MAX_TAPS
 from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
@@ -59,9 +60,7 @@ MODELS = {
 }
 
 
-@dtypes
-@pytest.mark.parametrize("kept", ["auto", "int8"])
-@pytest.mark.parametrize("name", MODELS)
+@in_pairs(FUNCTIONS | {"kept": ["auto", "int8"], "name": MODELS}, indirect=["tier"])
 def test_sizes_at_the_bounds_give_the_bits_of_the_plain_loop(
     name: str, kept: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
