@@ -80,7 +80,7 @@ audit: $(VENV)/.python
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f worker/kernels/cpu/csrc/*.so
+	rm -rf worker/kernels/cpu/csrc/*.so worker/kernels/cpu/csrc/.build-* worker/kernels/cpu/csrc/.objects-*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
