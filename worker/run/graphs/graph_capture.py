@@ -126,5 +126,6 @@ class StaticForward:
             **columns,
             page_tables=tuple(table[:, :pages].index_select(0, graph.lanes) for table in memory.lanes.tables),
             max_kv_len=shape.max_kv_len,
+            any_rows=shape.mixed,  # also in a shape with as many rows of logits as tokens
         )
         memory.logits[: shape.rows].copy_(self.forward(inputs))
