@@ -21,6 +21,12 @@ def has_adapters(plan: Plan) -> bool:
     return any([chunk.sequence.adapter is not None for chunk in plan.chunks])
 
 
+def reads_pictures(plan: Plan) -> bool:
+    """Whether a chunk of the step may have tokens of a picture. Only such a step cannot be replayed as a graph."""
+    pictures = [(chunk.start, chunk.sequence.pictures) for chunk in plan.chunks]
+    return any([each is not None and start < each.end for start, each in pictures])
+
+
 def has_pictures(plan: Plan) -> bool:
     """Whether a chunk of the step may have tokens of a picture, or positions that depend on a picture."""
     pictures = [(chunk.start, chunk.sequence.pictures) for chunk in plan.chunks]

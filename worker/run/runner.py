@@ -17,7 +17,7 @@ from torch import Tensor
 from shared.messages import Sampling
 from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.adapted import begun_by, has_adapters, has_pictures, inputs_for, model_for
+from worker.run.adapted import begun_by, has_adapters, inputs_for, model_for, reads_pictures
 from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
 from worker.run.graphs.graph_shapes import Shapes
 from worker.run.graphs.graphs import StepGraphs
@@ -80,6 +80,7 @@ class Runner:
             self._forward, cuda_capture() if self._device.type == "cuda" else EagerGraph,
             self._model.operations.sample_plain, shapes=shapes, vocab_size=self._model.spec.vocab_size,
             page_size=self._cache.page_size, groups=len(self._cache.groups), recurrent=bool(self._cache.states),
+            mrope=self.vision is not None and self.vision.components is not None,
             batch_invariant=batch_invariant, device=self._device, count_replayed=self._model.count_replayed,
         )  # fmt: skip
 
@@ -133,7 +134,7 @@ class Runner:
         return InFlightStep(plan, 0, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
-        if self._graphs is None or has_adapters(plan) or (self.vision is not None and has_pictures(plan)):
+        if self._graphs is None or has_adapters(plan) or (self.vision is not None and reads_pictures(plan)):
             return None
         replayed = self._graphs.launch(plan, rows, before)
         if replayed is None:

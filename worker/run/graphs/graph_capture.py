@@ -79,6 +79,7 @@ class StaticMemory:
     logits: Tensor  # [most rows, vocab] float32
     page_size: int
     recurrent: bool  # whether layers have a recurrent state
+    mrope: bool = False  # whether the model has M-RoPE, so that a row's rotary positions may differ from its position
 
 
 @dataclass(slots=True, eq=False)
@@ -97,11 +98,14 @@ class StaticForward:
         blocks, groups = self.memory.blocks, len(self.memory.lanes.tables)
         self.captured = Captured(f"the forward of {self.shape}", self.compute)
         self._columns = GraphInputs.of(blocks.on_device, self.shape, groups)
-        size, scratch, recurrent = self.memory.page_size, self.memory.lanes.scratch, self.memory.recurrent
+        memory = self.memory
         self._host = [
-            HostInputs(block, self.shape, groups, page_size=size, scratch=scratch, recurrent=recurrent)
+            HostInputs(
+                block, self.shape, groups, page_size=memory.page_size, scratch=memory.lanes.scratch,
+                recurrent=memory.recurrent, mrope=memory.mrope,
+            )
             for block in blocks.on_host
-        ]
+        ]  # fmt: skip
         self._nbytes = inputs_bytes(self.shape, groups)
 
     def fill(self, layout: StepLayout, pending: Pending, lanes: list[int]) -> None:
@@ -126,6 +130,7 @@ class StaticForward:
             **columns,
             page_tables=tuple(table[:, :pages].index_select(0, graph.lanes) for table in memory.lanes.tables),
             max_kv_len=shape.max_kv_len,
+            rope_rows=graph.rope_rows if memory.mrope else None,
             any_rows=shape.mixed,  # also in a shape with as many rows of logits as tokens
         )
         memory.logits[: shape.rows].copy_(self.forward(inputs))

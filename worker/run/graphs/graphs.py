@@ -52,13 +52,15 @@ class StepGraphs:
         page_size: int,
         groups: int,
         recurrent: bool,
+        mrope: bool,
         batch_invariant: bool,
         device: torch.device,
         count_replayed: Callable[[], None],
     ) -> None:
         """sample: a function like sample_plain. groups: how many groups of layers have page tables.
 
-        recurrent: whether layers have a recurrent state. batch_invariant: whether padding must not change a bit.
+        recurrent: whether layers have a recurrent state. mrope: whether the model has M-RoPE. batch_invariant: whether
+            padding must not change a bit.
         count_replayed: called after each replay of a forward, because a replay does not run the Python code of layers.
         """
         self.on = True
@@ -72,6 +74,7 @@ class StepGraphs:
             logits=torch.zeros(shapes.most_rows, vocab_size, device=device),
             page_size=page_size,
             recurrent=recurrent,
+            mrope=mrope,
         )
         self._sampling = PlainSampling(self._memory.logits, self._memory.ids, sample)
         self._forwards: dict[Shape, StaticForward] = {}
