@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from worker.model.inputs.forward_inputs import ForwardInputs
 from worker.run.model import Forward, Model, Pipeline
+from worker.schedule.records.adapter_use import has_adapters
 from worker.schedule.sequence import Plan
 
 if TYPE_CHECKING:
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
 
 
 M = TypeVar("M", Model, Pipeline)
-
-
-def has_adapters(plan: Plan) -> bool:
-    return any([chunk.sequence.adapter is not None for chunk in plan.chunks])
 
 
 def reads_pictures(plan: Plan) -> bool:
