@@ -8,6 +8,5 @@ store               keeps adapters in memory, and reads them in a thread
 metrics             reports to Prometheus which adapters run and wait
 operations          the operations of a step in which some rows have an adapter
 on_gpu              adds the products of all adapters of a step together, on a GPU
-in_graphs           adds the products of adapters in captured steps
 experts             computes the experts of rows whose adapter changes experts
 """

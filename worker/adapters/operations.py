@@ -18,7 +18,6 @@ from worker.kernels.linear import PackedLinear, linear_torch
 from worker.kernels.operations import Operations
 from worker.kernels.rowwise.activate import Activation
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.inputs import lay_out, to_device
 from worker.schedule.sequence import Chunk
 
 if TYPE_CHECKING:
@@ -108,28 +107,25 @@ class OperationsWithAdapters(Operations):
         return self.plain.add_rms_norm(self.linear(x, packed), residual, weight, eps, **how)
 
 
-def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Operations:
-    """Returns the operations for a step whose chunks have adapters. Does not wait for a GPU: it finds the rows on the
-    host.
+def operations_with_adapters(
+    plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInputs, logits_on_host: Tensor | None = None
+) -> Operations:
+    """Returns the operations for a step whose chunks have adapters.
+
+    logits_on_host: inputs.logits_indices of these chunks on the host, with which this does not wait for a GPU
     """
-    device, logits = inputs.positions.device, _logits_indices(chunks, inputs)
+    device = inputs.positions.device
+    # a drafter that reads hidden states adds rows to those of the chunks
+    same = logits_on_host is not None and len(logits_on_host) == len(inputs.logits_indices)
+    logits = logits_on_host if logits_on_host is not None and same else inputs.logits_indices.cpu()
     rows = [_with_logits(one, len(inputs.positions), logits) for one in rows_of_adapters(chunks, logits.device)]
     if device != logits.device:
         rows = [replace(one, of_all=_sent(one.of_all, device), of_logits=_sent(one.of_logits, device)) for one in rows]
     return _operations(plain, rows, inputs, None)
 
 
-def _logits_indices(chunks: Sequence[Chunk], inputs: ForwardInputs) -> Tensor:
-    """Returns inputs.logits_indices on the host."""
-    if not inputs.logits_indices.is_cuda:
-        return inputs.logits_indices
-    own = torch.from_numpy(lay_out(chunks, 1)[0].logits_indices)
-    # a drafter that reads hidden states adds rows to those of the chunks
-    return own if len(own) == len(inputs.logits_indices) else inputs.logits_indices.cpu()
-
-
 def _sent(rows: Tensor, device: torch.device) -> Tensor:
-    return to_device(rows.numpy(), device)
+    return rows.pin_memory().to(device, non_blocking=True)
 
 
 def operations_of_rows(

@@ -28,9 +28,9 @@ from worker.run.sampler import is_plain, sample_rows
 from worker.schedule.sequence import Chunk, Plan, Row
 
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
-    from worker.adapters.in_graphs import GraphAdapters
     from worker.run.drafters.hidden_rows import Reader
     from worker.run.grammar_mask import GrammarMask
+    from worker.run.graphs.adapters_in_graphs import GraphAdapters
     from worker.vision.vision import Vision
 
 # The number of rows that are sampled together if answers are checked. A row needs several arrays as long as the
@@ -79,7 +79,7 @@ class Runner:
 
     def _step_graphs(self, shapes: Shapes, max_loras: int, *, batch_invariant: bool) -> StepGraphs:
         def make_adapters() -> "GraphAdapters":
-            from worker.adapters.in_graphs import GraphAdapters
+            from worker.run.graphs.adapters_in_graphs import GraphAdapters
 
             return GraphAdapters(self._model, self._cache, shapes, max_loras)
 

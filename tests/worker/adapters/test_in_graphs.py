@@ -46,10 +46,10 @@ NARROW = ("q_proj", "v_proj")
 
 @pytest.fixture(autouse=True)
 def products_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.adapters import in_graphs
     from worker.adapters.on_gpu import ProductsOnGpu
     from worker.kernels.gpu.products import adapter_products
     from worker.kernels.gpu.products.adapter_products import part_table
+    from worker.run.graphs import adapters_in_graphs
 
     def packed(matrix: Tensor, dtype: torch.dtype, *_: object) -> PackedLinear:
         return PackedLinear(matrix.to(dtype).contiguous(), None, True)
@@ -57,7 +57,7 @@ def products_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     def table(a: PackedLinear, factors: Tensor, parts: Seq[Part], device: torch.device) -> Tensor:
         return part_table(a.weight, factors, [(p.b.weight, p.first_rank, p.ranks, p.column) for p in parts])
 
-    for module in (adapter_products, in_graphs):
+    for module in (adapter_products, adapters_in_graphs):
         monkeypatch.setattr(module, "launch_products", launched)
     monkeypatch.setattr(loading, "_packed", packed)
     monkeypatch.setattr(loading, "_table", table)
@@ -245,8 +245,8 @@ def test_self_test_that_fails_turns_off_only_the_graphs_of_steps_with_adapters(
 
 
 def test_tiles_are_those_of_a_step_without_a_graph() -> None:
-    from worker.adapters.in_graphs import NO_SLOT, tiles_of_slots
     from worker.kernels.gpu.products.adapter_products import tiles_of
+    from worker.run.graphs.adapters_in_graphs import NO_SLOT, tiles_of_slots
 
     draw = np.random.default_rng(1)
     for rows in (1, 15, 16, 17, 70, 300):

@@ -1,7 +1,7 @@
 """The captured forwards of steps with LoRA adapters, one for each shape.
 
 They are captured after the first step of their shape, and again whenever an adapter changes more than those before it
-(worker/adapters/in_graphs.py). Steps without adapters have other graphs, and pay nothing for these.
+(worker/run/graphs/adapters_in_graphs.py). Steps without adapters have other graphs, and pay nothing for these.
 """
 
 from collections.abc import Callable, Sequence

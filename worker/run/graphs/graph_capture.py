@@ -56,7 +56,7 @@ def cuda_capture() -> Capture:
 
 
 class StepAdapters(Protocol):
-    """The adapters of the captured step of one shape (worker/adapters/in_graphs.py)."""
+    """The adapters of the captured step of one shape (worker/run/graphs/adapters_in_graphs.py)."""
 
     def forward(self, inputs: ForwardInputs) -> Tensor: ...
 
@@ -65,7 +65,7 @@ class StepAdapters(Protocol):
 
 
 class GraphAdapters(Protocol):
-    """The adapters of captured steps (worker/adapters/in_graphs.py). generation: grows when captured steps expire."""
+    """The adapters of captured steps (adapters_in_graphs.py). generation: grows when captured steps expire."""
 
     generation: int
 

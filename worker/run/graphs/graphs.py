@@ -6,8 +6,8 @@
 All steps that have a shape (graph_shapes.py) are replayed: decodes, and steps with prompt chunks or drafts. Steps with
 pooling or prompt log-probabilities, and steps that are too large, run without a graph.
 
-Steps with LoRA adapters have captured forwards of their own (worker/adapters/in_graphs.py), so that other steps do not
-pay for them. They are captured after the first step of each shape, because their size depends on the adapters.
+Steps with LoRA adapters have captured forwards of their own (adapters_in_graphs.py), so that other steps do not pay for
+them. They are captured after the first step of each shape, because their size depends on the adapters.
 
 A replay computes the same bits as the step without a graph: it runs the same kernels, and in no kernel does a row
 depend on other rows or on padding. Before the first graph serves a request, a self-test compares replays with the same

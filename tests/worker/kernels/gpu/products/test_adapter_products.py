@@ -79,7 +79,6 @@ def test_all_adapters_of_a_step_together_give_what_each_row_gets_alone(dtype: to
 
 def test_tiles_of_a_captured_step_give_the_same_bits(device: str) -> None:
     """Tables have slots and parts that nobody uses, and the tiles that are left name a slot without matrices."""
-    from worker.adapters.in_graphs import tiles_of_slots
     from worker.kernels.gpu.products.adapter_products import (
         PART_FIELDS,
         AdapterTiles,
@@ -88,6 +87,7 @@ def test_tiles_of_a_captured_step_give_the_same_bits(device: str) -> None:
         part_table,
         tiles_of,
     )
+    from worker.run.graphs.adapters_in_graphs import tiles_of_slots
 
     x, y, factors = random(21, 72, device=device), random(21, 130, device=device, seed=9), random(130, device=device)
     slots = torch.tensor([1, -1, 0, 1, 1] + 16 * [1])

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.adapters.loaded import LoadedAdapter, Product
-from worker.adapters.operations import operations_with_adapters
 from worker.kernels.gpu.products.adapter_products import (
     PART_FIELDS,
     ROW_FIELDS,
@@ -34,6 +33,7 @@ from worker.kernels.operations import Operations
 from worker.kernels.rowwise.activate import Activation
 from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.adapted import operations_of
 from worker.run.column_values import StepLayout
 from worker.run.graphs.graph_inputs import Blocks, Columns, block_bytes, views_of
 from worker.run.graphs.graph_shapes import Shape, Shapes
@@ -169,7 +169,7 @@ class GraphAdapters:
 
     def eager(self, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Tensor:
         """Returns the logits of a step without a graph, [R, vocab] float32."""
-        operations = operations_with_adapters(self._model.operations, chunks, inputs)
+        operations = operations_of(self._model.operations, chunks, inputs)
         return self._model.with_operations(operations).forward(inputs, self._cache)
 
 
