@@ -393,6 +393,7 @@ class Bench:
     prefix_cache: bool = True
     between_steps: bool = False  # whether pictures are encoded between steps, piece by piece, instead of in steps
     in_c: bool = True  # whether the loop over the layers runs in C, if the C library is available
+    graphs: bool = False  # whether steps are replayed as graphs; then the loop over the layers is Python's, as on GPUs
     scheduler: Scheduler = field(init=False)
     waited: int = 0  # number of pieces of pictures that were encoded without a step
 
@@ -409,8 +410,8 @@ class Bench:
         )  # fmt: skip
         pools = [PagePool(pages, self.page, group.window) for group in groups]
         self.scheduler = Scheduler(config, pools, PagePool(60, self.page) if kv.states else None)
-        model = fastest_decoder(decoder, kv) if self.in_c else decoder
-        self.runner = Runner(model, kv, vision=self.served.vision)
+        model = fastest_decoder(decoder, kv) if self.in_c and not self.graphs else decoder
+        self.runner = Runner(model, kv, vision=self.served.vision, graphs=self.graphs, max_step_tokens=self.step_tokens)
 
     def answers(self, *asked: Asked, preempt_at: tuple[int, ...] = ()) -> list[tuple[list[int], list[float]]]:
         """Returns the ids of each request with their log-probabilities. All requests share one scheduler."""
