@@ -25,8 +25,10 @@ PYTEST = $(BIN)/python -m pytest -q
 FULL ?=
 DAY ?= $(shell date +%F)
 SAMPLE = --durations=20 $(if $(FULL),,--sample $(DAY))
-# Each process reads all files, which takes as long as a sample.
+# Each process reads all files, which takes as long as a sample. The worker's tests take what is next; those of servers
+# stay with their file, because tests of a file share servers, and mostly wait, so that two processes are enough.
 SHARED = $(if $(FULL),-n logical --maxprocesses 4 --dist worksteal)
+BY_FILE = $(if $(FULL),-n 2 --dist loadfile)
 # Python keeps what it compiles beside the sources (git ignores it), or each process of each server compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 # Which CPU kernels are compiled beside the installation: those that a start on this processor uses (empty), --here: also
@@ -51,7 +53,7 @@ ifdef ARGS
 else  # the worker's tests only compute: they run at lower priority beside the others, which mostly wait
 	@worker_log=$$(mktemp); nice -n 3 $(PYTEST) $(SHARED) $(SAMPLE) tests/worker >$$worker_log 2>&1 & worker=$$!; \
 	trap 'kill $$worker 2>/dev/null; rm -f $$worker_log' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) $(SAMPLE) --ignore=tests/worker; code=$$?; \
+	$(PYTEST) $(BY_FILE) $(SAMPLE) --ignore=tests/worker; code=$$?; \
 	wait $$worker || code=$$?; cat $$worker_log; exit $$code
 endif
 
@@ -80,7 +82,7 @@ audit: $(VENV)/.python
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f worker/kernels/cpu/csrc/*.so
+	rm -rf worker/kernels/cpu/csrc/*.so worker/kernels/cpu/csrc/.build-* worker/kernels/cpu/csrc/.objects-*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:

@@ -69,7 +69,7 @@ class Product:
             y[rows, at] = (y[rows, at].float() + added).to(y.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LoadedAdapter:
     """An adapter with packed matrices.
 
@@ -169,10 +169,12 @@ def _product(
         for b, first_rank, ranks, column in stored_parts
     )
     factors = factors.to(device)
-    return Product(a, parts, factors, _table(a, factors, parts) if device.type == "cuda" else None)
+    return Product(a, parts, factors, _table(a, factors, parts, device))
 
 
-def _table(a: PackedLinear, factors: Tensor, parts: Sequence[Part]) -> Tensor:
+def _table(a: PackedLinear, factors: Tensor, parts: Sequence[Part], device: torch.device) -> Tensor | None:
+    if device.type != "cuda":
+        return None
     from worker.kernels.gpu.products.adapter_products import part_table
 
     return part_table(a.weight, factors, [(one.b.weight, one.first_rank, one.ranks, one.column) for one in parts])

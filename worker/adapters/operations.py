@@ -6,7 +6,7 @@ the sum is rounded once. Rows are grouped by adapter. A row reads no other row, 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,10 +56,10 @@ def rows_of_adapters(chunks: Sequence[Chunk], device: torch.device) -> list[Adap
     return found
 
 
-def _with_logits(one: AdapterRows, inputs: ForwardInputs) -> RowsOfStep:
-    has = torch.zeros_like(inputs.positions, dtype=torch.bool)
+def _with_logits(one: AdapterRows, total: int, logits_indices: Tensor) -> RowsOfStep:
+    has = torch.zeros(total, dtype=torch.bool, device=logits_indices.device)
     has[one.of_all] = True
-    return RowsOfStep(one.adapter, one.scale, one.of_all, has[inputs.logits_indices].nonzero().flatten())
+    return RowsOfStep(one.adapter, one.scale, one.of_all, has[logits_indices].nonzero().flatten())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,25 @@ class OperationsWithAdapters(Operations):
         return self.plain.add_rms_norm(self.linear(x, packed), residual, weight, eps, **how)
 
 
-def operations_with_adapters(plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Operations:
-    """Returns the operations for a step whose chunks have adapters."""
-    return operations_of_rows(plain, rows_of_adapters(chunks, inputs.positions.device), inputs)
+def operations_with_adapters(
+    plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInputs, logits_on_host: Tensor | None = None
+) -> Operations:
+    """Returns the operations for a step whose chunks have adapters.
+
+    logits_on_host: inputs.logits_indices of these chunks on the host, with which this does not wait for a GPU
+    """
+    device = inputs.positions.device
+    # a drafter that reads hidden states adds rows to those of the chunks
+    same = logits_on_host is not None and len(logits_on_host) == len(inputs.logits_indices)
+    logits = logits_on_host if logits_on_host is not None and same else inputs.logits_indices.cpu()
+    rows = [_with_logits(one, len(inputs.positions), logits) for one in rows_of_adapters(chunks, logits.device)]
+    if device != logits.device:
+        rows = [replace(one, of_all=_sent(one.of_all, device), of_logits=_sent(one.of_logits, device)) for one in rows]
+    return _operations(plain, rows, inputs, None)
+
+
+def _sent(rows: Tensor, device: torch.device) -> Tensor:
+    return rows.pin_memory().to(device, non_blocking=True)
 
 
 def operations_of_rows(
@@ -119,7 +135,13 @@ def operations_of_rows(
 
     gather: returns the columns of all ranks for the columns of this one, if ranks share every layer (model/parts)
     """
+    rows = [_with_logits(one, len(inputs.positions), inputs.logits_indices) for one in adapters]
+    return _operations(plain, rows, inputs, gather)
 
+
+def _operations(
+    plain: Operations, rows: Sequence[RowsOfStep], inputs: ForwardInputs, gather: Gather | None
+) -> Operations:
     def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool = False, split_k: bool = False) -> Tensor:
         changing = made.changing(x, packed)
         if not changing:
@@ -155,7 +177,7 @@ def operations_of_rows(
 
     bound = {item.name: getattr(plain, item.name) for item in fields(Operations)}
     bound |= {"linear": linear if gather is None else _gathering(linear, gather), "gated_linear": gated_linear}
-    rows, on_gpu = [_with_logits(one, inputs) for one in adapters], _on_gpu(plain, inputs.positions)
+    on_gpu = _on_gpu(plain, inputs.positions)
     if any([one.adapter.of_experts for one in rows]):
         from worker.adapters.experts import experts_with_adapters
 

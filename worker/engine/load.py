@@ -344,6 +344,7 @@ def make_runner(
         overlap=worker.overlap,
         graphs=worker.cuda_graphs and on_gpu and capturable,
         max_step_tokens=worker.max_step_tokens,
+        max_loras=worker.max_loras,
         batch_invariant=worker.batch_invariant,
         vision=vision,
     )

@@ -115,7 +115,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
     compute: str
-    columns: list[TensorBytes | list[TensorBytes | int] | int | None]
+    columns: list[TensorBytes | list[TensorBytes | int] | bool | int | None]
     checked: bool = False
     adapters: list[StepAdapter] = []
     tapped: list[int] = []

@@ -3,11 +3,17 @@
 The modules of these features are imported only by the first such step.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
+
+from worker.kernels.operations import Operations
 from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.inputs import lay_out
 from worker.run.model import Forward, Model, Pipeline
-from worker.schedule.sequence import Plan
+from worker.schedule.records.adapter_use import has_adapters
+from worker.schedule.sequence import Chunk, Plan
 
 if TYPE_CHECKING:
     from worker.run.drafters.hidden_rows import Reader
@@ -17,8 +23,10 @@ if TYPE_CHECKING:
 M = TypeVar("M", Model, Pipeline)
 
 
-def has_adapters(plan: Plan) -> bool:
-    return any([chunk.sequence.adapter is not None for chunk in plan.chunks])
+def reads_pictures(plan: Plan) -> bool:
+    """Whether a chunk of the step may have tokens of a picture. Only such a step cannot be replayed as a graph."""
+    pictures = [(chunk.start, chunk.sequence.pictures) for chunk in plan.chunks]
+    return any([each is not None and start < each.end for start, each in pictures])
 
 
 def has_pictures(plan: Plan) -> bool:
@@ -53,10 +61,18 @@ def begun_by(pipeline: Pipeline, plan: Plan, inputs: ForwardInputs, reader: "Rea
 def _adapted(model: M, plan: Plan, inputs: ForwardInputs) -> M:
     if not has_adapters(plan):
         return model
+    adapted: M = model.with_operations(operations_of(model.operations, plan.chunks, inputs))
+    return adapted
+
+
+def operations_of(plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Operations:
+    """Returns the operations of a step whose chunks have adapters. Does not wait for a GPU."""
     from worker.adapters.operations import operations_with_adapters
 
-    adapted: M = model.with_operations(operations_with_adapters(model.operations, plan.chunks, inputs))
-    return adapted
+    on_gpu = inputs.logits_indices.is_cuda
+    return operations_with_adapters(
+        plain, chunks, inputs, torch.from_numpy(lay_out(chunks, 1)[0].logits_indices) if on_gpu else None
+    )
 
 
 def inputs_for(inputs: ForwardInputs, plan: Plan, vision: "Vision | None") -> ForwardInputs:

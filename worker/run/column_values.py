@@ -95,6 +95,13 @@ def write_slots(layout: StepLayout) -> NDArray[np.int32]:
     return np.array([slots_of(chunk.sequence).free[-1] for chunk in layout.chunks], np.int32)
 
 
+def rope_rows(layout: StepLayout) -> NDArray[np.int64]:
+    """[T]: the row of the rotary tables for each row, with M-RoPE. No row may belong to a picture or be before one."""
+    pictures = [chunk.sequence.pictures for chunk in layout.chunks]
+    saved = [0 if one is None or one.rotary is None else one.rotary.saved for one in pictures]
+    return layout.positions - np.array(saved, np.int64)[layout.chunk_of_row]
+
+
 # Column name → function that returns its array, or for a grouped column, a list with an array for each group of layers.
 VALUES: dict[str, Callable[[StepLayout], Any]] = {
     "token_ids": token_ids,

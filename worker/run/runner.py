@@ -17,7 +17,7 @@ from torch import Tensor
 from shared.messages import Sampling
 from worker.kv_cache.tensors import KVCache
 from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.adapted import begun_by, has_adapters, has_pictures, inputs_for, model_for
+from worker.run.adapted import begun_by, inputs_for, model_for, reads_pictures
 from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
 from worker.run.graphs.graph_shapes import Shapes
 from worker.run.graphs.graphs import StepGraphs
@@ -30,6 +30,7 @@ from worker.schedule.sequence import Chunk, Plan, Row
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.run.drafters.hidden_rows import Reader
     from worker.run.grammar_mask import GrammarMask
+    from worker.run.graphs.adapters_in_graphs import GraphAdapters
     from worker.vision.vision import Vision
 
 # The number of rows that are sampled together if answers are checked. A row needs several arrays as long as the
@@ -59,12 +60,13 @@ class Runner:
     sampled from unadjusted logits.
     graphs: whether steps of up to `max_batch_size` sequences and `max_step_tokens` tokens are captured as CUDA graphs
     and replayed. On the CPU, a replay computes the step again.
+    max_loras: the most pairs of an adapter and a scale in a captured step.
     batch_invariant: whether the bits of a row do not depend on the rest of the step. vision: encodes pictures.
     """
 
     def __init__(
         self, model: Model, cache: KVCache, *, overlap: bool = False, graphs: bool = False, max_batch_size: int = 64,
-        max_step_tokens: int = 512, batch_invariant: bool = True, vision: "Vision | None" = None,
+        max_step_tokens: int = 512, max_loras: int = 8, batch_invariant: bool = True, vision: "Vision | None" = None,
     ) -> None:  # fmt: skip
         self._model, self._cache, self._device, self.vision = model, cache, cache.device, vision
         self.hidden_reader: Reader | None = None  # a drafter that reads hidden states
@@ -73,14 +75,21 @@ class Runner:
         self._overlap = overlap
         self._rows_done = 0  # rows with chains of samplers, and parts of checked answers, in all steps
         shapes = Shapes(max_batch_size, max_step_tokens, model.max_positions)
-        self._graphs = self._step_graphs(shapes, batch_invariant=batch_invariant) if graphs else None
+        self._graphs = self._step_graphs(shapes, max_loras, batch_invariant=batch_invariant) if graphs else None
 
-    def _step_graphs(self, shapes: Shapes, *, batch_invariant: bool) -> StepGraphs:
+    def _step_graphs(self, shapes: Shapes, max_loras: int, *, batch_invariant: bool) -> StepGraphs:
+        def make_adapters() -> "GraphAdapters":
+            from worker.run.graphs.adapters_in_graphs import GraphAdapters
+
+            return GraphAdapters(self._model, self._cache, shapes, max_loras)
+
         return StepGraphs(
             self._forward, cuda_capture() if self._device.type == "cuda" else EagerGraph,
             self._model.operations.sample_plain, shapes=shapes, vocab_size=self._model.spec.vocab_size,
             page_size=self._cache.page_size, groups=len(self._cache.groups), recurrent=bool(self._cache.states),
+            mrope=self.vision is not None and self.vision.components is not None,
             batch_invariant=batch_invariant, device=self._device, count_replayed=self._model.count_replayed,
+            make_adapters=make_adapters,
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -133,7 +142,7 @@ class Runner:
         return InFlightStep(plan, 0, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
-        if self._graphs is None or has_adapters(plan) or (self.vision is not None and has_pictures(plan)):
+        if self._graphs is None or (self.vision is not None and reads_pictures(plan)):
             return None
         replayed = self._graphs.launch(plan, rows, before)
         if replayed is None:

@@ -18,6 +18,13 @@ class RotaryPositions:
     starts: Sequence[int]
     squares: Sequence[tuple[int, int]]
 
+    @property
+    def saved(self) -> int:
+        """How many more tokens than positions the pictures have. The position of a token after all of them is its
+        index minus this number, for all three.
+        """
+        return sum(rows * columns - max(rows, columns) for rows, columns in self.squares)
+
     def between(self, begin: int, end: int) -> NDArray[np.int64]:
         """Returns the three positions of the tokens begin .. end - 1 of a sequence, [3, end - begin]."""
         found = np.tile(np.arange(begin, end), (3, 1))

@@ -32,7 +32,8 @@ from tests.fakes import FakePool, sending
 from tests.frontend.api.harness import parse
 from tests.frontend.serving import http_client
 from tests.patience import PATIENCE_S
-from tests.pictures import PIXTRALS, POOLED, QWENS, SIDES, TILED, drawn, processor_of, seeing_checkpoint
+from tests.picture_processors import processor_of
+from tests.pictures import PIXTRALS, POOLED, QWENS, SIDES, TILED, drawn, seeing_checkpoint
 from tests.worker.vision.harness import GEMMA4S
 
 MODEL = "seeing"

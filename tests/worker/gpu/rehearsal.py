@@ -11,7 +11,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,13 @@ from bench.gpu.offline.rehearsals import WAYS, few_experts, started
 from bench.gpu.shapes import CONFIGS
 from bench.micro.step import EncodingServer
 from frontend.text import grammar_builder as build
-from shared.messages import End, Outcome, Sampling, Step, Submit
+from shared.adapters.files import read_files
+from shared.config import ModelConfig
+from shared.messages import Adapter, End, Outcome, Sampling, Step, Submit
+from shared.prefix_identity import first_line
 from shared.wire.codec import pack_u32
+from tests.adapters import draw_adapter
+from worker.adapters.store import AdapterStore
 from worker.engine.load import Engine
 from worker.engine.loop import Loop
 from worker.engine.requests import RequestTable
@@ -60,21 +66,42 @@ class Ends(EncodingServer):
         self.ids.update(memoryview(step.tokens).cast("I"))
 
 
+class Here(ThreadPoolExecutor):
+    """Runs what is submitted at once, in the calling thread: other threads have no fake GPU."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **how: Any) -> Future[Any]:
+        done = Future[Any]()
+        done.set_result(fn(*args, **how))
+        return done
+
+
 class Served:
     """An engine with its compute loop; the caller runs each iteration."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        """folder: of the model"""
         self.engine, self.link, self._next = engine, Ends(), 0
+        assert engine.weights is not None
+        settings = ModelConfig(model=str(folder), allow_runtime_lora=str(folder))
+        adapters = AdapterStore(folder, engine.spec, engine.weights, settings, most=8, max_rank=64)
+        adapters._threads = Here()
         stats, metrics = Stats(), Metrics()
         vocab = engine.limits.vocab_size
         self._request_table = RequestTable(
-            engine.scheduler, stats, metrics, vocab_size=vocab, seeds=random.Random(0), compiler=engine.compiler
+            engine.scheduler,
+            stats,
+            metrics,
+            vocab_size=vocab,
+            seeds=random.Random(0),
+            compiler=engine.compiler,
+            adapters=adapters,
         )
         self._loop = Loop(engine.scheduler, engine.runner, self._request_table, self.link, stats, metrics)  # type: ignore[arg-type]
 
-    def say(self, length: int, sampling: Sampling) -> None:
+    def say(self, length: int, sampling: Sampling, adapter: Adapter | None = None) -> None:
         prompt = pack_u32([7 + self._next % 50] * length)  # prompts differ, so that few are in the prefix cache
-        self.link.inbox.append((ME, Submit(self._next, prompt, sampling)))
+        salt = first_line(adapter) if adapter is not None else ""
+        self.link.inbox.append((ME, Submit(self._next, prompt, sampling, cache_salt=salt, adapter=adapter)))
         self._next += 1
 
     def drain(self) -> None:
@@ -106,6 +133,23 @@ def traffic(served: Served) -> Iterator[str]:
             served.say(length, sampling)
     served.drain()
     yield "long ones"
+
+
+def traffic_with_adapters(served: Served, adapters: list[Adapter]) -> None:
+    """Serves requests with and without adapters. The second adapter makes earlier graphs expire."""
+    for together in (adapters[:1], adapters, adapters):
+        for number, adapter in enumerate([*together, None, *together]):
+            served.say(9 + 5 * number, Sampling(6, temperature=0.0), adapter)
+        served.drain()
+
+
+def adapters_of(folder: Path) -> list[Adapter]:
+    """Draws adapters for the model in `folder`. The second changes more linears, with a higher rank."""
+    drawn = [
+        draw_adapter(folder, folder / "narrow", 1, r=8, targets=("q_proj", "v_proj")),
+        draw_adapter(folder, folder / "wide", 2, r=40),
+    ]
+    return [Adapter(one.name, str(one), read_files(str(one)).sha256) for one in drawn]
 
 
 def steady(served: Served, machine: Machine) -> Counter[str]:
@@ -163,17 +207,22 @@ def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]
         made, recordings = machine.launches.compilations, machine.recordings
         start, replays = len(made), machine.replays
         eager = eager_steps(engine)
-        served = Served(engine)
+        served = Served(engine, folder)
         late = []
         for name in traffic(served):
             late += [f"{name}: {one.key}" for one in made[start + len(late) :]]
         waits = steady(served, machine)
+        later = machine.recordings - recordings
+        adapted, eager_before = "", len(eager)
+        if way != "plain" and engine.spec.experts is None:
+            traffic_with_adapters(served, adapters_of(folder))
+            captured = machine.recordings - recordings - later
+            adapted = f"with adapters {captured} recorded, {len(eager) - eager_before} steps without graphs; "
         failed = [end for end in served.link.ended if end.outcome not in (Outcome.LENGTH, Outcome.EOS)]
         engine.compiler.close()
-    later = machine.recordings - recordings
     print(
         f"{folder.name:14} {way:10} compiled at start {start}, later {len(late)}; recorded {recordings} and {later}; "
-        f"{machine.replays - replays} replays and {len(eager)} steps without graphs; ten steps wait "
+        f"{adapted}{machine.replays - replays} replays and {len(eager)} steps without graphs; ten steps wait "
         f"{sum(waits.values())} times",
         flush=True,
     )

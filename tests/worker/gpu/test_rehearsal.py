@@ -1,6 +1,7 @@
 """A worker on a fake GPU, from loading to serving; the fake GPU notices what would be an error on a real GPU."""
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,7 @@ def test_a_worker_serves_and_compiles_nothing_meanwhile_and_the_bench_runs_to_it
         )
     assert "ablations gemma-3-1b" in bench
     lines = [line for said in served for line in said.splitlines() if "compiled at" in line]
+    assert sum(bool(re.search(r"with adapters [1-9]\d* recorded, 0 steps without graphs", line)) for line in lines) == 1
     assert [line.count("later 0; ") for line in lines] == [line.count(" and 0; ") for line in lines] == [1] * 3
 
 

@@ -7,8 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.pairs import in_pairs
 from tests.worker.kernels.harness.cases import random
-from tests.worker.kernels.harness.cpu_tiers import close, dtypes, needs_library, tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import (
+    DTYPES,
+    FUNCTIONS,
+    HERE,
+    close,
+    dtypes,
+    needs_library,
+    tier,  # noqa: F401
+)
 from tests.worker.kernels.harness.experts import Sizes, made
 from worker.kernels.experts import Experts, PackedExperts, choose_experts, clear_choices, experts, experts_torch
 from worker.kernels.linear import PackedLinear, linear
@@ -34,9 +43,7 @@ def run(
 
 @needs_library
 @on_every_tier
-@dtypes
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kind", FORMATS)
+@in_pairs(FUNCTIONS | {"bias": [False, True], "kind": FORMATS}, indirect=["tier"])
 def test_experts_in_c_compute_what_torch_does(kind: str, bias: bool, dtype: torch.dtype) -> None:
     # the second sizes are no multiples of panels or registers
     for sizes in (Sizes(bias=bias), Sizes(count=5, hidden=75, inner=45, bias=bias)):
@@ -57,8 +64,7 @@ def test_experts_in_c_compute_what_torch_does(kind: str, bias: bool, dtype: torc
 
 @needs_library
 @on_every_tier
-@dtypes
-@pytest.mark.parametrize("kind", FORMATS)
+@in_pairs({"tier": HERE, "dtype": DTYPES, "kind": FORMATS}, indirect=["tier"])
 def test_row_has_the_same_bits_in_any_company(kind: str, dtype: torch.dtype) -> None:
     sizes = Sizes(count=6, hidden=75, bias=True)
     packed, _ = made(sizes, dtype, FORMATS[kind])

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.pairs import in_pairs
 from tests.worker.kernels.harness.cases import Batch, batch, close
-from tests.worker.kernels.harness.cpu_tiers import as_written, needs_library, tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import FUNCTIONS, as_written, needs_library, tier  # noqa: F401
 from worker.kernels.attention import attention_torch
 from worker.kernels.cpu import bindings
 from worker.kernels.gpu.launch.options import GpuOptions
@@ -59,9 +60,10 @@ def test_plain_pytorch_shows_rows_what_they_may_see(window: int, dtype: torch.dt
 
 @needs_library
 @pytest.mark.usefixtures("tier")
-@pytest.mark.parametrize("window", [0, 25, 700])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 64), (4, 1, 24), (8, 8, 96)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@in_pairs(
+    FUNCTIONS | {"window": [0, 25, 700], "heads, kv_heads, size": [(6, 2, 64), (4, 1, 24), (8, 8, 96)]},
+    indirect=["tier"],
+)
 def test_library_shows_rows_what_they_may_see(
     window: int, heads: int, kv_heads: int, size: int, dtype: torch.dtype
 ) -> None:

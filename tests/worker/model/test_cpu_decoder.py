@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.checkpoints import GEMMA4, HYBRID, KINDS, Checkpoints
-from tests.worker.kernels.harness.cpu_tiers import MOST, dtypes, needs_library, tier  # noqa: F401
+from tests.pairs import in_pairs
+from tests.worker.kernels.harness.cpu_tiers import DTYPES, HERE, MOST, dtypes, needs_library, tier  # noqa: F401
 from tests.worker.model.harness import advance, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for
 from tests.worker.model.quantized_checkpoints import gptq, rewrite, rewrite_as_mixture
 from tests.worker.model.sparse import CHOSEN, MIXES, sparse
@@ -48,8 +49,7 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop(
     assert_same_bits(decoder, kept)
 
 
-@dtypes
-@pytest.mark.parametrize("mixture", [False, True])
+@in_pairs({"tier": HERE, "dtype": DTYPES, "mixture": [False, True]}, indirect=["tier"])
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_projections_in_several_formats(
     checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype, mixture: bool
 ) -> None:
@@ -62,8 +62,7 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_projections_in_severa
     assert_same_bits(decoder, "auto")
 
 
-@dtypes
-@pytest.mark.parametrize("kind", ["qwen2-moe", "granite-hybrid-moe"])
+@in_pairs({"tier": HERE, "dtype": DTYPES, "kind": ["qwen2-moe", "granite-hybrid-moe"]}, indirect=["tier"])
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_experts_that_order_inputs_by_themselves(
     checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype, kind: str
 ) -> None:
@@ -87,8 +86,7 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_sinks_and_softcap(
     assert_same_bits(decoder, "auto")
 
 
-@dtypes
-@pytest.mark.parametrize("kind", MIXES)
+@in_pairs({"tier": HERE, "dtype": DTYPES, "kind": MIXES}, indirect=["tier"])
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop_with_experts(
     checkpoints: Checkpoints, kind: str, dtype: torch.dtype
 ) -> None:
@@ -134,8 +132,7 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop_without_pre_norms(
     assert_same_bits(decoder, "int8")
 
 
-@dtypes
-@pytest.mark.parametrize("kind", HYBRID)
+@in_pairs({"tier": HERE, "dtype": DTYPES, "kind": HYBRID}, indirect=["tier"])
 def test_any_cut_of_a_hybrid_models_prompt_and_any_company_give_the_same_bits(
     checkpoints: Checkpoints, kind: str, dtype: torch.dtype
 ) -> None:

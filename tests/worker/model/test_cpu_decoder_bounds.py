@@ -1,43 +1,47 @@
 """The CPU decoder with sizes at the bounds of the C library's arrays, and with the smallest and oddest sizes."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
-from transformers import PreTrainedModel as Model
+import transformers  # imports the code of a family when that is first used
 
 from tests.checkpoints import VOCAB
-from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier  # noqa: F401
+from tests.pairs import in_pairs
+from tests.worker.kernels.harness.cpu_tiers import FUNCTIONS, needs_library, tier  # noqa: F401
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
 from worker.kernels.cpu.limits import MAX_CHOSEN, MAX_HEAD_DIM, MAX_KEY_ELEMENTS, MAX_TAPS
 from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 SMALL = {"vocab_size": VOCAB, "num_hidden_layers": 1, "max_position_embeddings": 64}
 
 
-def llama(hidden: int, heads: int, kv_heads: int, head_dim: int, mlp: int) -> Model:
-    return LlamaForCausalLM(
-        LlamaConfig(
+def llama(hidden: int, heads: int, kv_heads: int, head_dim: int, mlp: int) -> "PreTrainedModel":
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
             hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim,
             intermediate_size=mlp, **SMALL,
         )
     )  # fmt: skip
 
 
-def mixtral(experts: int) -> Model:
-    return MixtralForCausalLM(
-        MixtralConfig(
+def mixtral(experts: int) -> "PreTrainedModel":
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
             hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8, intermediate_size=8,
             num_local_experts=experts, num_experts_per_tok=experts, **SMALL,
         )
     )  # fmt: skip
 
 
-def lfm2(taps: int) -> Model:
-    return Lfm2ForCausalLM(
-        Lfm2Config(
+def lfm2(taps: int) -> "PreTrainedModel":
+    return transformers.Lfm2ForCausalLM(
+        transformers.Lfm2Config(
             hidden_size=16, num_attention_heads=2, num_key_value_heads=1, intermediate_size=24, conv_L_cache=taps,
             layer_types=["conv", "full_attention"], **{**SMALL, "num_hidden_layers": 2},
         )
@@ -59,9 +63,7 @@ MODELS = {
 }
 
 
-@dtypes
-@pytest.mark.parametrize("kept", ["auto", "int8"])
-@pytest.mark.parametrize("name", MODELS)
+@in_pairs(FUNCTIONS | {"kept": ["auto", "int8"], "name": MODELS}, indirect=["tier"])
 def test_sizes_at_the_bounds_give_the_bits_of_the_plain_loop(
     name: str, kept: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

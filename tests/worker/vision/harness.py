@@ -5,37 +5,11 @@ import random
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers  # imports the code of a family when that is first used
 from torch import Tensor
-from transformers import (
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma4Config,
-    Gemma4ForConditionalGeneration,
-    Gemma4UnifiedConfig,
-    Gemma4UnifiedForConditionalGeneration,
-    Idefics3Config,
-    Idefics3ForConditionalGeneration,
-    Lfm2VlConfig,
-    Lfm2VlForConditionalGeneration,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    Mistral3Config,
-    Mistral3ForConditionalGeneration,
-    PreTrainedModel,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3_5Config,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeConfig,
-    Qwen3VLMoeForConditionalGeneration,
-    SmolVLMConfig,
-    SmolVLMForConditionalGeneration,
-)
 
 from shared.messages import Picture, Sampling
 from shared.pictures.digest import picture_digest
@@ -60,6 +34,9 @@ from worker.vision.checkpoint.load import tower_of
 from worker.vision.spec import VisionSpec
 from worker.vision.vision import Vision
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 CPU = torch.device("cpu")
 LONGEST = 512
 PLACEHOLDER, ROW_END = 7, 5
@@ -80,48 +57,48 @@ OF_QWEN = {
 }  # fmt: skip
 
 
-def _idefics3(**changes: Any) -> PreTrainedModel:
+def _idefics3(**changes: Any) -> "PreTrainedModel":
     vision = {**TOWER, "image_size": 72, "patch_size": 6, **changes}  # 12 patches along a side
-    config = Idefics3Config(
+    config = transformers.Idefics3Config(
         text_config={**TEXT, "model_type": "llama"}, vision_config=vision, scale_factor=3, image_token_id=PLACEHOLDER,
         tie_word_embeddings=True,
     )  # fmt: skip
-    return Idefics3ForConditionalGeneration(config)
+    return transformers.Idefics3ForConditionalGeneration(config)
 
 
-def _smolvlm(**changes: Any) -> PreTrainedModel:
+def _smolvlm(**changes: Any) -> "PreTrainedModel":
     vision = {**TOWER, "image_size": 66, "patch_size": 8, **changes}  # 8 patches along a side, and 2 unused pixels
-    config = SmolVLMConfig(
+    config = transformers.SmolVLMConfig(
         text_config={**TEXT, "model_type": "llama"}, vision_config=vision, scale_factor=2, image_token_id=PLACEHOLDER,
         tie_word_embeddings=False,
     )  # fmt: skip
-    return SmolVLMForConditionalGeneration(config)
+    return transformers.SmolVLMForConditionalGeneration(config)
 
 
-def _gemma3(**changes: Any) -> PreTrainedModel:
+def _gemma3(**changes: Any) -> "PreTrainedModel":
     vision = {**TOWER, "image_size": 64, "patch_size": 4, "model_type": "siglip_vision_model", **changes}
     text = {
         **TEXT, "model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 24,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     }  # fmt: skip
-    config = Gemma3Config(
+    config = transformers.Gemma3Config(
         text_config=text, vision_config=vision, mm_tokens_per_image=16, image_token_index=PLACEHOLDER,
         image_token_id=PLACEHOLDER, boi_token_index=3, eoi_token_index=4,
     )  # fmt: skip
-    return Gemma3ForConditionalGeneration(config)
+    return transformers.Gemma3ForConditionalGeneration(config)
 
 
-def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> PreTrainedModel:
+def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> "PreTrainedModel":
     """A model whose attention scores are not scaled, but small enough that rounding errors are not amplified."""
     of_tower = {
         "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 3,
         "num_key_value_heads": 3, "head_dim": 16, "patch_size": 4, "position_embedding_size": 40,
     }  # fmt: skip
-    config = Gemma4Config(
+    config = transformers.Gemma4Config(
         text_config={**GEMMA4_SIZES, "max_position_embeddings": LONGEST, "pad_token_id": 2, **text},
         vision_config={**of_tower, **vision}, image_token_id=PLACEHOLDER, video_token_id=6, audio_token_id=5,
     )  # fmt: skip
-    model = Gemma4ForConditionalGeneration(config)
+    model = transformers.Gemma4ForConditionalGeneration(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("q_norm.weight"):
@@ -136,7 +113,7 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> PreTrainedModel:
     return model
 
 
-def _gemma4_small(**changes: Any) -> PreTrainedModel:
+def _gemma4_small(**changes: Any) -> "PreTrainedModel":
     """A model like Gemma 4 E2B: per-layer embeddings, clamped linears in the tower, causal attention in pictures."""
     text = {
         "num_hidden_layers": 6, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL],
@@ -146,7 +123,7 @@ def _gemma4_small(**changes: Any) -> PreTrainedModel:
     return _gemma4(text, {"use_clipped_linears": True, "pooling_kernel_size": 2, **changes})
 
 
-def _gemma4_dense(**changes: Any) -> PreTrainedModel:
+def _gemma4_dense(**changes: Any) -> "PreTrainedModel":
     """A model like Gemma 4 31B, whose tokens of a picture attend to each other only in layers with a sliding window."""
     text = {
         "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "attention_k_eq_v": True,
@@ -155,7 +132,7 @@ def _gemma4_dense(**changes: Any) -> PreTrainedModel:
     return _gemma4(text, {"standardize": True, "pooling_kernel_size": 3, **changes})
 
 
-def _gemma4_unified(**changes: Any) -> PreTrainedModel:
+def _gemma4_unified(**changes: Any) -> "PreTrainedModel":
     """A model like Gemma 4 12B, which reads pictures without a tower."""
     sizes = {name: one for name, one in GEMMA4_SIZES.items() if not name.endswith("per_layer_input")}
     text = {
@@ -169,11 +146,11 @@ def _gemma4_unified(**changes: Any) -> PreTrainedModel:
         "output_proj_dims": 48,
         "mm_posemb_size": 9,
     }
-    config = Gemma4UnifiedConfig(
+    config = transformers.Gemma4UnifiedConfig(
         text_config=text, vision_config={**vision, **changes}, image_token_id=PLACEHOLDER, video_token_id=6,
         audio_token_id=5,
     )  # fmt: skip
-    model = Gemma4UnifiedForConditionalGeneration(config)
+    model = transformers.Gemma4UnifiedForConditionalGeneration(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("q_norm.weight"):
@@ -184,7 +161,7 @@ def _gemma4_unified(**changes: Any) -> PreTrainedModel:
 GEMMA4S = ("gemma4_small", "gemma4_dense", "gemma4_unified")
 
 
-def _qwen3_5(**changes: Any) -> PreTrainedModel:
+def _qwen3_5(**changes: Any) -> "PreTrainedModel":
     vision = {
         "depth": 3, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4,
         "out_hidden_size": DELTA["hidden_size"],
@@ -192,39 +169,39 @@ def _qwen3_5(**changes: Any) -> PreTrainedModel:
     }  # fmt: skip
     rope = {**DELTA["rope_parameters"], "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
     text = {**DELTA, "max_position_embeddings": LONGEST, "rope_parameters": rope, "model_type": "qwen3_5_text"}
-    config = Qwen3_5Config(text_config=text, vision_config=vision, **OF_QWEN)
-    return Qwen3_5ForConditionalGeneration(config)
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision, **OF_QWEN)
+    return transformers.Qwen3_5ForConditionalGeneration(config)
 
 
-def _qwen3_vl(**changes: Any) -> PreTrainedModel:
+def _qwen3_vl(**changes: Any) -> "PreTrainedModel":
     vision = {
         "depth": 4, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4, "out_hidden_size": 64,
         "num_position_embeddings": 16, "initializer_range": 0.2, "deepstack_visual_indexes": [0, 2], **changes,
     }  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
     text = {**TEXT, "head_dim": 16, "rope_parameters": rope, "model_type": "qwen3_vl_text"}
-    config = Qwen3VLConfig(text_config=text, vision_config=vision, **OF_QWEN)
-    return Qwen3VLForConditionalGeneration(config)
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **OF_QWEN)
+    return transformers.Qwen3VLForConditionalGeneration(config)
 
 
-def _qwen3_vl_moe(**changes: Any) -> PreTrainedModel:
+def _qwen3_vl_moe(**changes: Any) -> "PreTrainedModel":
     dense = _qwen3_vl(**changes).config
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "mlp_only_layers": [1]}
     text = {**dense.text_config.to_dict(), **experts, "model_type": "qwen3_vl_moe_text"}
     vision = {**dense.vision_config.to_dict(), "model_type": "qwen3_vl_moe_vision"}
-    config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, **OF_QWEN)
-    return Qwen3VLMoeForConditionalGeneration(config)
+    config = transformers.Qwen3VLMoeConfig(text_config=text, vision_config=vision, **OF_QWEN)
+    return transformers.Qwen3VLMoeForConditionalGeneration(config)
 
 
-def _qwen2_5_vl(**changes: Any) -> PreTrainedModel:
+def _qwen2_5_vl(**changes: Any) -> "PreTrainedModel":
     vision = {
         "depth": 4, "hidden_size": 48, "num_heads": 3, "intermediate_size": 80, "patch_size": 4, "out_hidden_size": 64,
         "initializer_range": 0.2, "window_size": 18, "fullatt_block_indexes": [1, 3], **changes,  # windows of 2 squares
     }  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
     text = {**TEXT, "rope_parameters": rope, "model_type": "qwen2_5_vl_text"}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **OF_QWEN)
-    return Qwen2_5_VLForConditionalGeneration(config)
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **OF_QWEN)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
 def _of_pixtral(**changes: Any) -> dict[str, Any]:
@@ -236,20 +213,22 @@ def _of_pixtral(**changes: Any) -> dict[str, Any]:
     return {"vision_config": vision, "image_token_index": PLACEHOLDER, "tie_word_embeddings": False}
 
 
-def _mistral3(**changes: Any) -> PreTrainedModel:
+def _mistral3(**changes: Any) -> "PreTrainedModel":
     text = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": None, "rms_norm_eps": 1e-3}
-    return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, **_of_pixtral(**changes)))
+    return transformers.Mistral3ForConditionalGeneration(
+        transformers.Mistral3Config(text_config=text, **_of_pixtral(**changes))
+    )
 
 
-def _llava(**changes: Any) -> PreTrainedModel:
+def _llava(**changes: Any) -> "PreTrainedModel":
     text = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": None}
-    config = LlavaConfig(
+    config = transformers.LlavaConfig(
         text_config=text, vision_feature_layer=-1, vision_feature_select_strategy="full", **_of_pixtral(**changes)
     )
-    return LlavaForConditionalGeneration(config)
+    return transformers.LlavaForConditionalGeneration(config)
 
 
-def _lfm2_vl(**changes: Any) -> PreTrainedModel:
+def _lfm2_vl(**changes: Any) -> "PreTrainedModel":
     """A tower with a grid of 5 x 5 positions, so that some pictures have more patches than positions, others fewer."""
     vision = {**TOWER, "model_type": "siglip2_vision_model", "num_patches": 25, "vision_use_head": False, **changes}
     text = {
@@ -259,11 +238,11 @@ def _lfm2_vl(**changes: Any) -> PreTrainedModel:
         "norm_eps": 1e-5,
         "block_auto_adjust_ff_dim": False,  # GGUF files state the final width
     }
-    config = Lfm2VlConfig(
+    config = transformers.Lfm2VlConfig(
         text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, projector_hidden_size=72,
         downsample_factor=2,
     )  # fmt: skip
-    return Lfm2VlForConditionalGeneration(config)
+    return transformers.Lfm2VlForConditionalGeneration(config)
 
 
 PIXTRALS = ("mistral3", "llava")
@@ -276,7 +255,7 @@ MODELS = {
 SQUARES = [(3, 2), (2, 5), (1, 4)]  # (rows, columns) of tokens, for models whose pictures may have any size
 
 
-def build(kind: str, **changes: Any) -> PreTrainedModel:
+def build(kind: str, **changes: Any) -> "PreTrainedModel":
     """Returns a float32 model whose norms and biases differ from their initial values."""
     torch.manual_seed(3)
     model = MODELS[kind](**changes).eval()
@@ -414,6 +393,7 @@ class Bench:
     prefix_cache: bool = True
     between_steps: bool = False  # whether pictures are encoded between steps, piece by piece, instead of in steps
     in_c: bool = True  # whether the loop over the layers runs in C, if the C library is available
+    graphs: bool = False  # whether steps are replayed as graphs; then the loop over the layers is Python's, as on GPUs
     scheduler: Scheduler = field(init=False)
     waited: int = 0  # number of pieces of pictures that were encoded without a step
 
@@ -430,8 +410,8 @@ class Bench:
         )  # fmt: skip
         pools = [PagePool(pages, self.page, group.window) for group in groups]
         self.scheduler = Scheduler(config, pools, PagePool(60, self.page) if kv.states else None)
-        model = fastest_decoder(decoder, kv) if self.in_c else decoder
-        self.runner = Runner(model, kv, vision=self.served.vision)
+        model = fastest_decoder(decoder, kv) if self.in_c and not self.graphs else decoder
+        self.runner = Runner(model, kv, vision=self.served.vision, graphs=self.graphs, max_step_tokens=self.step_tokens)
 
     def answers(self, *asked: Asked, preempt_at: tuple[int, ...] = ()) -> list[tuple[list[int], list[float]]]:
         """Returns the ids of each request with their log-probabilities. All requests share one scheduler."""

@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from tests.frontend.pictures.test_prompt import asked, context_of, openai_part, text
-from tests.pictures import PIXTRALS, TEMPLATES, drawn, processor_of, seeing_checkpoint
+from tests.picture_processors import processor_of
+from tests.pictures import PIXTRALS, TEMPLATES, drawn, seeing_checkpoint
 from tests.worker.vision.harness import Asked, Bench, Served
 
 NEW = 12

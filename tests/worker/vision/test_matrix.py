@@ -6,6 +6,10 @@ import pytest
 import torch
 
 from tests.worker.vision.harness import MODELS, Asked, Bench, Served, inverted, prompt_with, served
+from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.run.in_flight import InFlightStep
+from worker.run.inputs import LogitsUse
+from worker.schedule.sequence import Plan
 from worker.vision import encoder, sandwich
 
 NEW, SEED = 16, 5
@@ -51,6 +55,30 @@ def test_bits_depend_on_the_request_alone(
     assert piecewise.waited > 10 or kind == "gemma4_unified", "which has no tower: one piece is a picture"
     resumed = Asked(target.prompt, target.pictures, NEW, SEED, generated=alone[0][:6])
     assert Bench(one).answers(resumed)[0] == (alone[0], alone[1][6:]), "after its worker was lost"
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "gemma3"])
+def test_only_steps_with_tokens_of_pictures_run_without_a_graph(kind: str, towers: dict[str, Path]) -> None:
+    """Later steps of sequences with pictures are replayed, also with M-RoPE, and their bits are the same."""
+    one = served(towers[kind])
+    target, others = asked(one), company(one)
+    bench, eager = Bench(one, chunk=16, graphs=True, step_tokens=64), list[Plan]()
+    inputs_of = bench.runner._inputs
+
+    def counted(plan: Plan, before: InFlightStep | None) -> tuple[ForwardInputs, LogitsUse]:
+        eager.append(plan)
+        return inputs_of(plan, before)
+
+    bench.runner._inputs = counted  # type: ignore[method-assign]
+    plain = Bench(one, in_c=False, chunk=16, step_tokens=64)
+    assert bench.answers(target, *others) == plain.answers(target, *others)
+    graphs = bench.runner._graphs
+    assert graphs is not None and graphs.on and eager
+    assert {shape.mixed for shape, step in graphs._forwards.items() if step.captured.graph} == {False, True}
+    assert all(
+        any(chunk.sequence.pictures is not None and chunk.start < chunk.sequence.pictures.end for chunk in plan.chunks)
+        for plan in eager
+    )
 
 
 @pytest.mark.parametrize("kind", MODELS)

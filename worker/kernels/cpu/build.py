@@ -247,10 +247,24 @@ def _compile_library(sets: Sequence[str], force: bool, on_progress: Progress) ->
         for left in target.parent.glob(".build-*/"):  # a killed process left it
             shutil.rmtree(left, ignore_errors=True)
         log.info("building the CPU kernels with %s, once", compiler)
+        kept = objects_folder()
+        if force and kept is not None:
+            shutil.rmtree(kept, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
-            os.replace(_compile(compiler, Path(scratch), units_of(sets), share_progress), target)
+            os.replace(_compile(compiler, Path(scratch), units_of(sets), share_progress, kept), target)
         _remove_older(target)
+        if kept is not None and set(sets) >= set(EVERY_SET):  # no library is left that would need the objects
+            shutil.rmtree(kept, ignore_errors=True)
     return target
+
+
+def objects_folder() -> Path | None:
+    """Returns the folder that keeps compiled units for other libraries of the current sources; None if the package is
+    installed read-only, because several installations share the user's cache.
+
+    Only a process that holds the lock of SOURCES may write there.
+    """
+    return SOURCES / f".objects-{_key()}" if _folder() == SOURCES else None
 
 
 @contextmanager
@@ -289,23 +303,34 @@ def units_of(sets: Sequence[str]) -> Units:
     return tuple((source, flags) for source, flags in UNITS if SETS.get(flags) in (None, *sets))
 
 
-def _compile(compiler: str, folder: Path, units: Units, on_progress: Progress = _quietly) -> Path:
-    """Compiles units, as many at a time as there are cores, and links them. Returns the library, a file in `folder`."""
+def _compile(
+    compiler: str, folder: Path, units: Units, on_progress: Progress = _quietly, kept: Path | None = None
+) -> Path:
+    """Compiles units, as many at a time as there are cores, and links them. Returns the library, a file in `folder`.
+
+    kept: the folder of objects of the same sources. Units that are there are not compiled; the others are added.
+    """
     objects = {unit: folder / f"{i}.o" for i, unit in enumerate(units)}
-    waiting = sorted(units, key=lambda unit: SECONDS.get(unit[0], 0.0))  # the longest unit is the last one
+    if kept is not None:
+        kept.mkdir(exist_ok=True)
+        objects = {unit: kept / _object_name(compiler, unit) for unit in units}
+    # the longest unit is the last one
+    waiting = sorted((unit for unit in units if not objects[unit].exists()), key=lambda unit: SECONDS.get(unit[0], 0.0))
     running: dict[Unit, subprocess.Popen[bytes]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < len(os.sched_getaffinity(0)):
                 source, flags = unit = waiting.pop()
-                command = (*COMMON, *flags, f"-I{SOURCES}", "-c", str(SOURCES / source), "-o", str(objects[unit]))
-                with objects[unit].with_suffix(".txt").open("wb") as said:
+                made = folder / objects[unit].name
+                command = (*COMMON, *flags, f"-I{SOURCES}", "-c", str(SOURCES / source), "-o", str(made))
+                with made.with_suffix(".txt").open("wb") as said:
                     running[unit] = subprocess.Popen((compiler, *command), stderr=said, stdin=subprocess.DEVNULL)
             for unit in [unit for unit, process in running.items() if process.poll() is not None]:
-                ended = running.pop(unit)
+                ended, made = running.pop(unit), folder / objects[unit].name
                 if ended.returncode:
-                    said_text = objects[unit].with_suffix(".txt").read_text(errors="replace")
+                    said_text = made.with_suffix(".txt").read_text(errors="replace")
                     raise subprocess.CalledProcessError(ended.returncode, ended.args, stderr=said_text)
+                os.replace(made, objects[unit])  # a kept object is complete, whenever this process ends
             on_progress(len(units) - len(waiting) - len(running), len(units))
             time.sleep(POLL_S)
     finally:
@@ -315,6 +340,10 @@ def _compile(compiler: str, folder: Path, units: Units, on_progress: Progress = 
     library = folder / "library.so"
     _run(compiler, "-shared", "-fopenmp", *map(str, objects.values()), "-lm", "-o", str(library))
     return library
+
+
+def _object_name(compiler: str, unit: Unit) -> str:
+    return hashlib.sha256(repr((compiler, COMMON, unit)).encode()).hexdigest()[:16] + ".o"
 
 
 def _run(*command: str) -> None:
@@ -336,10 +365,17 @@ def _folder() -> Path:
 
 
 def _remove_older(target: Path) -> None:
-    """Removes libraries of older sources. The user's cache is left alone, because other installations share it."""
+    """Removes libraries and objects of older sources. The user's cache is left alone, because other installations share
+    it.
+    """
+    if target.parent != SOURCES:
+        return
     for other in SOURCES.glob("libsluice-*.so"):
-        if target.parent == SOURCES and not other.name.startswith(f"libsluice-{_key()}-"):
+        if not other.name.startswith(f"libsluice-{_key()}-"):
             other.unlink(missing_ok=True)
+    for folder in SOURCES.glob(".objects-*/"):
+        if folder.name != f".objects-{_key()}":
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _first_error(output: str) -> str:

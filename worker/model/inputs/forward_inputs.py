@@ -50,6 +50,7 @@ class ForwardInputs:
     replaced: tuple[Tensor, Tensor] | None = None  # rows [N], and the vectors [N, H] that replace their embeddings
     added: tuple[Tensor, ...] = ()  # [i]: vectors [N, H] that are added to the replaced rows after layer i
     first: Tensor | None = None  # [T, K]: input of the first layer's mixer, in place of the normed embeddings
+    any_rows: bool = False  # whether logits_indices may name any rows, even if it is as long as there are rows
     of_layers: Tensor | None = None  # [T, L, P]: per-layer embeddings that another process has computed
     tapped: tuple[tuple[int, Tensor], ...] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
 
@@ -62,7 +63,7 @@ class ForwardInputs:
     @property
     def all_logits(self) -> bool:
         """Whether logits_indices has every row. Compares only shapes, so it does not synchronize with the device."""
-        return len(self.logits_indices) == len(self.token_ids)
+        return not self.any_rows and len(self.logits_indices) == len(self.token_ids)
 
     @property
     def few_logits(self) -> bool:
@@ -85,7 +86,7 @@ class ForwardInputs:
         columns |= {name: None for name, column in COLUMNS.items() if column.recurrent}
         columns["query_start_loc"] = torch.arange(len(rows) + 1, dtype=torch.int32, device=device)
         columns["seq_lens"] = (columns["positions"] + 1).int()
-        columns["logits_indices"] = torch.arange(len(rows), device=device)
+        columns |= {"logits_indices": torch.arange(len(rows), device=device), "any_rows": False}
         columns["visible_to"] = None if self.visible_to is None else self.visible_to[rows]
         columns["rope_rows"] = None if self.rope_rows is None else self.rope_rows[rows]
         return replace(self, **columns, first=None, page_tables=tuple(table[sequences] for table in self.page_tables))

@@ -1,6 +1,6 @@
 """Captures a forward of a fixed shape as a CUDA graph. All its inputs and outputs are at fixed addresses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from worker.run.column_values import StepLayout
 from worker.run.graphs.graph_inputs import Blocks, GraphInputs, HostInputs, Pending, inputs_bytes
 from worker.run.graphs.graph_shapes import Shape
 from worker.run.graphs.page_lanes import PageLanes
+from worker.schedule.sequence import Chunk
 
 Forward = Callable[[ForwardInputs], Tensor]
 
@@ -54,6 +55,25 @@ def cuda_capture() -> Capture:
     return capture
 
 
+class StepAdapters(Protocol):
+    """The adapters of the captured step of one shape (worker/run/graphs/adapters_in_graphs.py)."""
+
+    def forward(self, inputs: ForwardInputs) -> Tensor: ...
+
+    def fill(self, layout: StepLayout, slots: Sequence[int]) -> None:
+        """Sends which rows have which adapter. slots: for each chunk, see GraphAdapters.place"""
+
+
+class GraphAdapters(Protocol):
+    """The adapters of captured steps (adapters_in_graphs.py). generation: grows when captured steps expire."""
+
+    generation: int
+
+    def place(self, chunks: Sequence[Chunk]) -> list[int] | None: ...
+    def step(self, shape: Shape) -> StepAdapters: ...
+    def eager(self, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Tensor: ...
+
+
 @dataclass(slots=True, eq=False)
 class Captured:
     """A computation with all inputs and outputs at fixed addresses, and its graph once it is captured."""
@@ -79,15 +99,20 @@ class StaticMemory:
     logits: Tensor  # [most rows, vocab] float32
     page_size: int
     recurrent: bool  # whether layers have a recurrent state
+    mrope: bool = False  # whether the model has M-RoPE, so that a row's rotary positions may differ from its position
 
 
 @dataclass(slots=True, eq=False)
 class StaticForward:
-    """The forward of one shape: reads its inputs from a block, and writes the first rows of the static logits."""
+    """The forward of one shape: reads its inputs from a block, and writes the first rows of the static logits.
+
+    adapters: None if no row has an adapter
+    """
 
     shape: Shape
     memory: StaticMemory
     forward: Forward
+    adapters: StepAdapters | None = None
     captured: Captured = field(init=False)
     _columns: GraphInputs = field(init=False)
     _host: list[HostInputs] = field(init=False)
@@ -95,20 +120,26 @@ class StaticForward:
 
     def __post_init__(self) -> None:
         blocks, groups = self.memory.blocks, len(self.memory.lanes.tables)
-        self.captured = Captured(f"the forward of {self.shape}", self.compute)
+        with_adapters = "" if self.adapters is None else ", with adapters"
+        self.captured = Captured(f"the forward of {self.shape}{with_adapters}", self.compute)
         self._columns = GraphInputs.of(blocks.on_device, self.shape, groups)
-        size, scratch, recurrent = self.memory.page_size, self.memory.lanes.scratch, self.memory.recurrent
+        memory = self.memory
         self._host = [
-            HostInputs(block, self.shape, groups, page_size=size, scratch=scratch, recurrent=recurrent)
+            HostInputs(
+                block, self.shape, groups, page_size=memory.page_size, scratch=memory.lanes.scratch,
+                recurrent=memory.recurrent, mrope=memory.mrope,
+            )
             for block in blocks.on_host
-        ]
+        ]  # fmt: skip
         self._nbytes = inputs_bytes(self.shape, groups)
 
-    def fill(self, layout: StepLayout, pending: Pending, lanes: list[int]) -> None:
-        """Sends the inputs of a step for the next compute()."""
+    def fill(self, layout: StepLayout, pending: Pending, lanes: list[int], slots: Sequence[int] = ()) -> None:
+        """Sends the inputs of a step for the next compute(). slots: for each chunk, see GraphAdapters.place"""
         memory = self.memory
         self._host[memory.blocks.next()].fill(layout, pending, lanes)
         memory.blocks.send(self._nbytes)
+        if self.adapters is not None:
+            self.adapters.fill(layout, slots)
 
     def fill_padding(self) -> None:
         """Sends the inputs of a step that consists only of padding."""
@@ -126,5 +157,7 @@ class StaticForward:
             **columns,
             page_tables=tuple(table[:, :pages].index_select(0, graph.lanes) for table in memory.lanes.tables),
             max_kv_len=shape.max_kv_len,
+            rope_rows=graph.rope_rows if memory.mrope else None,
+            any_rows=shape.mixed,  # also in a shape with as many rows of logits as tokens
         )
         memory.logits[: shape.rows].copy_(self.forward(inputs))

@@ -19,7 +19,7 @@ from torch import Tensor
 from worker.kv_cache.pages import SCRATCH
 from worker.model.inputs.forward_inputs import COLUMNS
 from worker.model.inputs.step_columns import Column, Extent, Padding
-from worker.run.column_values import VALUES, StepLayout
+from worker.run.column_values import VALUES, StepLayout, rope_rows
 from worker.run.graphs.graph_shapes import Shape
 
 ALIGN = 128  # columns begin at multiples of this many bytes, because Triton compiles kernels for aligned pointers
@@ -29,6 +29,7 @@ Pending = tuple[list[int], list[int]]  # rows whose tokens the host does not kno
 # the columns of a block that ForwardInputs does not have
 SOURCES = Column(torch.int64, Extent.TOKENS, KNOWN)  # index of the token in the ids of the last step, or KNOWN
 LANES = Column(torch.int32, Extent.SEQUENCES, Padding.COMPUTED)  # rows of the page tables, see page_lanes.py
+ROPE_ROWS = Column(torch.int64, Extent.TOKENS, 0)  # ForwardInputs.rope_rows, for models with M-RoPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class GraphInputs:
     columns: dict[str, list[Tensor]]  # name → one tensor, or one for each group of layers
     sources: Tensor
     lanes: Tensor
+    rope_rows: Tensor
 
     @classmethod
     def of(cls, block: Tensor, shape: Shape, groups: int) -> "GraphInputs":
@@ -45,8 +47,8 @@ class GraphInputs:
         columns: dict[str, list[Tensor]] = {}
         for name, view in views_of(block, _layout(shape, groups)):
             columns.setdefault(name, []).append(view)
-        (sources,), (lanes,) = columns.pop("sources"), columns.pop("lanes")
-        return cls(columns, sources, lanes)
+        (sources,), (lanes,), (rope_rows,) = (columns.pop(name) for name in ("sources", "lanes", "rope_rows"))
+        return cls(columns, sources, lanes, rope_rows)
 
     def forward_columns(self, *, recurrent: bool) -> dict[str, Any]:
         """Returns the columns as fields of ForwardInputs. recurrent: whether layers have a recurrent state."""
@@ -83,7 +85,7 @@ def _layout(shape: Shape, groups: int) -> Columns:
         Extent.BOUNDS: shape.sequences + 1,
         Extent.LOGITS: shape.rows,
     }
-    for name, column in {**COLUMNS, "sources": SOURCES, "lanes": LANES}.items():
+    for name, column in {**COLUMNS, "sources": SOURCES, "lanes": LANES, "rope_rows": ROPE_ROWS}.items():
         for _ in range(groups if column.grouped else 1):
             yield name, column.dtype, lengths[column.extent]
 
@@ -120,13 +122,24 @@ class HostInputs:
     """The columns of one shape in a host block, as NumPy arrays."""
 
     def __init__(
-        self, block: Tensor, shape: Shape, groups: int, *, page_size: int, scratch: int, recurrent: bool
+        self,
+        block: Tensor,
+        shape: Shape,
+        groups: int,
+        *,
+        page_size: int,
+        scratch: int,
+        recurrent: bool,
+        mrope: bool = False,
     ) -> None:
-        """scratch: the lane of padding. recurrent: whether layers have a recurrent state."""
+        """scratch: the lane of padding. recurrent: whether layers have a recurrent state. mrope: whether the model has
+        M-RoPE
+        """
         views = GraphInputs.of(block, shape, groups)
         self._shape, self._groups, self._page_size, self._scratch = shape, groups, page_size, scratch
         self._columns = {name: [view.numpy() for view in found] for name, found in views.columns.items()}
         self._sources, self._lanes = views.sources.numpy(), views.lanes.numpy()
+        self._rope_rows = views.rope_rows.numpy() if mrope else None
         last_slot = SCRATCH * page_size + page_size - 1
         self._padding = {
             name: last_slot if column.padding is Padding.SCRATCH_SLOT else column.padding
@@ -139,6 +152,8 @@ class HostInputs:
         self._sources[:] = KNOWN
         self._sources[pending[0]] = pending[1]
         _put(self._lanes, lanes, self._scratch)
+        if self._rope_rows is not None:
+            _put(self._rope_rows, rope_rows(layout), ROPE_ROWS.padding)
         for name, padding in self._padding.items():
             values, columns = VALUES[name](layout), self._columns[name]
             for column, each in zip(columns, values if COLUMNS[name].grouped else [values], strict=True):
@@ -173,6 +188,6 @@ class HostInputs:
         assert len(layout.seq_lens) + self._shape.mixed <= self._shape.sequences
 
 
-def _put(column: NDArray[Any], values: NDArray[Any] | list[int], padding: int) -> None:
+def _put(column: NDArray[Any], values: NDArray[Any] | list[int], padding: int | Padding) -> None:
     column[: len(values)] = values
     column[len(values) :] = padding

@@ -57,10 +57,15 @@ class Shapes:
         size = self._batch_sizes[bisect_left(self._batch_sizes, sequences)]
         return Shape(size, size, size, self._decode_kv_lens[bisect_left(self._decode_kv_lens, longest)])
 
-    def mixed(self, tokens: int, sequences: int, rows: int, longest: int) -> Shape | None:
-        """Returns the smallest shape for a mixed step, or None. rows: the number of rows of logits."""
+    def mixed(self, tokens: int, sequences: int, rows: int, longest: int, *, apart: bool = False) -> Shape | None:
+        """Returns the smallest shape for a mixed step, or None. rows: the number of rows of logits.
+
+        apart: whether the shape must have fewer rows of logits than tokens
+        """
         for shape in self._mixed:
             fits = tokens <= shape.tokens and sequences < shape.sequences and rows <= shape.rows
+            if apart and shape.rows == shape.tokens:
+                continue
             if fits and longest <= shape.max_kv_len:
                 least = 0 if shape.tokens <= FREE_PADDING else shape.tokens - shape.tokens // PADDING_SHARE
                 return shape if tokens >= least else None

@@ -6,6 +6,9 @@
 All steps that have a shape (graph_shapes.py) are replayed: decodes, and steps with prompt chunks or drafts. Steps with
 pooling or prompt log-probabilities, and steps that are too large, run without a graph.
 
+Steps with LoRA adapters have captured forwards of their own (adapters_in_graphs.py), so that other steps do not pay for
+them. They are captured after the first step of each shape, because their size depends on the adapters.
+
 A replay computes the same bits as the step without a graph: it runs the same kernels, and in no kernel does a row
 depend on other rows or on padding. Before the first graph serves a request, a self-test compares replays with the same
 steps without graph and padding. If the self-test or a replay fails, graphs are turned off.
@@ -18,11 +21,13 @@ graph.
 import logging
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
-from worker.run.graphs.graph_capture import Capture, Captured, Forward, StaticForward, StaticMemory
+from worker.run.graphs.graph_adapters import AdaptedForwards, with_adapters
+from worker.run.graphs.graph_capture import Capture, Captured, Forward, GraphAdapters, StaticForward, StaticMemory
 from worker.run.graphs.graph_inputs import Blocks, inputs_bytes
 from worker.run.graphs.graph_sampling import PlainSampling
 from worker.run.graphs.graph_self_test import dummy_decodes, dummy_mixed, same_bits
@@ -31,6 +36,7 @@ from worker.run.graphs.page_lanes import PageLanes
 from worker.run.in_flight import InFlightStep
 from worker.run.inputs import build_inputs, lay_out, lay_out_decodes, pending_tokens
 from worker.run.sampler import is_plain
+from worker.schedule.records.adapter_use import AdapterUse, has_adapters
 from worker.schedule.sequence import Chunk, Plan, Row
 
 log = logging.getLogger("sluice.graphs")
@@ -52,14 +58,18 @@ class StepGraphs:
         page_size: int,
         groups: int,
         recurrent: bool,
+        mrope: bool,
         batch_invariant: bool,
         device: torch.device,
         count_replayed: Callable[[], None],
+        make_adapters: Callable[[], GraphAdapters],
     ) -> None:
         """sample: a function like sample_plain. groups: how many groups of layers have page tables.
 
-        recurrent: whether layers have a recurrent state. batch_invariant: whether padding must not change a bit.
+        recurrent: whether layers have a recurrent state. mrope: whether the model has M-RoPE. batch_invariant: whether
+            padding must not change a bit.
         count_replayed: called after each replay of a forward, because a replay does not run the Python code of layers.
+        make_adapters: called before the first step with adapters
         """
         self.on = True
         self._forward, self._capture, self._count_replayed = forward, capture, count_replayed
@@ -72,10 +82,12 @@ class StepGraphs:
             logits=torch.zeros(shapes.most_rows, vocab_size, device=device),
             page_size=page_size,
             recurrent=recurrent,
+            mrope=mrope,
         )
         self._sampling = PlainSampling(self._memory.logits, self._memory.ids, sample)
         self._forwards: dict[Shape, StaticForward] = {}
         self._tested = False
+        self._adapted = AdaptedForwards(make_adapters, self._memory)
 
     def launch(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> tuple[Tensor, Tensor | None] | None:
         """Launches a step and returns its logits and, if all rows are plain, their sampled ids.
@@ -84,10 +96,11 @@ class StepGraphs:
         kernels and copies that are launched before the next step may read them. rows: plan.rows; plan, before: see
         Runner.launch.
         """
-        step = self._forward_for(plan, before)
-        if step is None:
+        found = self._forward_for(plan, before)
+        if found is None:
             return None
-        self._fill(step, plan, before)
+        step, slots = found
+        self._fill(step, plan, before, slots)
         sampling = self._sampling.fill(rows) if rows and all([is_plain(sequence) for sequence, _ in rows]) else None
         self._run(step.captured)
         if step.captured.graph is not None:
@@ -136,30 +149,46 @@ class StepGraphs:
             sampling.compute()
             yield sampling
 
-    def _forward_for(self, plan: Plan, before: InFlightStep | None) -> StaticForward | None:
-        """Returns the forward of the step's shape, or None if the step must run without a graph."""
-        shape = _shape(self._shapes, plan) if self.on else None
-        if shape is None or (before is not None and len(before.ids) > len(self._memory.ids)):
+    def _forward_for(self, plan: Plan, before: InFlightStep | None) -> tuple[StaticForward, Seq[int]] | None:
+        """Returns the forward of the step's shape, and the slots of its adapters (AdaptedForwards.place); () without
+        adapters. Returns None if the step must run without a graph.
+        """
+        if not self.on or (before is not None and len(before.ids) > len(self._memory.ids)):
+            return None
+        adapted = has_adapters(plan)
+        shape = _shape(self._shapes, plan, adapted=adapted)
+        if shape is None:
             return None
         if not self._tested:
             self._self_test()
-        step = self._step(shape)
-        given_up = step.captured.graph is None and not step.captured.captures_left
-        return None if given_up or not self.on else step
+        if adapted and not self._adapted.tested:
+            self._test_adapters(plan)
+        found = self._placed(plan, shape, adapted=adapted)
+        if found is None or (found[0].captured.graph is None and not found[0].captured.captures_left):
+            return None
+        return found
+
+    def _placed(self, plan: Plan, shape: Shape, *, adapted: bool) -> tuple[StaticForward, Seq[int]] | None:
+        if not self.on or (adapted and not self._adapted.on):
+            return None
+        if not adapted:
+            return self._step(shape), ()
+        slots = self._adapted.place(plan.chunks)
+        return None if slots is None else (self._adapted.step(shape), slots)
 
     def _step(self, shape: Shape) -> StaticForward:
         if shape not in self._forwards:
             self._forwards[shape] = StaticForward(shape, self._memory, self._forward)
         return self._forwards[shape]
 
-    def _fill(self, step: StaticForward, plan: Plan, before: InFlightStep | None) -> None:
+    def _fill(self, step: StaticForward, plan: Plan, before: InFlightStep | None, slots: Seq[int] = ()) -> None:
         memory, chunks = self._memory, plan.chunks
         if before is not None and before.ids.data_ptr() != memory.ids.data_ptr():
             memory.ids[: len(before.ids)].copy_(before.ids)
         size = memory.page_size
         layout = lay_out(chunks, size)[0] if step.shape.mixed else lay_out_decodes(chunks, size)
         pending = pending_tokens(chunks, before.plan.chunks if before is not None else [])
-        step.fill(layout, pending, memory.lanes.lanes_of(chunks, size))
+        step.fill(layout, pending, memory.lanes.lanes_of(chunks, size), slots)
 
     def _run(self, captured: Captured) -> None:
         if captured.graph is None:
@@ -197,57 +226,80 @@ class StepGraphs:
         else:
             log.info("steps are replayed as CUDA graphs; a self-test gave the same bits with and without")
 
-    def _test_replays(self) -> str:
-        """Returns how a replay differs from the same step without a graph, or "" if no replay differs."""
+    def _test_adapters(self, plan: Plan) -> None:
+        """Tests the captured steps with adapters, once, with the adapters of a plan."""
+        self._adapted.tested = True
+        uses = [chunk.sequence.adapter for chunk in plan.chunks if chunk.sequence.adapter is not None]
+        try:
+            failure = self._test_replays(uses)
+        except Exception as error:
+            failure = f"the first one failed: {type(error).__name__}: {error}"
+        if failure:
+            log.warning("steps with adapters run without CUDA graphs, which is slower: %s", failure)
+            self._adapted.on = False
+
+    def _test_replays(self, uses: Seq[AdapterUse] = ()) -> str:
+        """Returns how a replay differs from the same step without a graph, or "" if no replay differs.
+
+        uses: the adapters of the steps
+        """
         size, groups, most = self._memory.page_size, len(self._memory.lanes.tables), self._shapes.max_batch_size
         for kind in (dummy_decodes, dummy_mixed):
             first, second = kind(size, groups, 0, most), kind(size, groups, 4, most)
-            if first is not None and second is not None and (failure := self._test_replay(first, second)):
+            if first is None or second is None:
+                continue
+            if uses:
+                first, second = with_adapters(first, uses), with_adapters(second, uses[::-1])
+            if failure := self._test_replay(first, second, adapted=bool(uses)):
                 return failure
         return ""
 
-    def _test_replay(self, first: Plan, second: Plan) -> str:
+    def _test_replay(self, first: Plan, second: Plan, *, adapted: bool) -> str:
         """Captures dummy steps `first`, replays them with the inputs of `second`, and computes `second` without graphs.
 
         Both have the same shape. Uses only the scratch page.
         """
-        shape, logits, ids = _shape(self._shapes, second), self._memory.logits, self._memory.ids
+        shape = _shape(self._shapes, second, adapted=adapted)
         if shape is None:
             return ""
-        rows, step = len(second.rows), self._step(shape)
-        self._fill(step, first, None)
+        found, given = [self._placed(plan, shape, adapted=adapted) for plan in (first, second)]
+        if found is None or given is None:
+            return ""
+        (step, slots), logits, ids, rows = given, self._memory.logits, self._memory.ids, len(second.rows)
+        self._fill(step, first, None, found[1])
         sampling = self._sampling.fill(first.rows)
         for captured in (step.captured, sampling):
             captured.compute()
             captured.graph = captured.graph or self._capture(captured.compute)
-        self._fill(step, second, None)
+        self._fill(step, second, None, slots)
         self._sampling.fill(second.rows)
         step.compute()
         sampling.compute()
         padded, sampled = logits[:rows].clone(), ids[:rows].clone()
         inputs, _ = build_inputs(second.chunks, self._memory.page_size, self._device, recurrent=self._memory.recurrent)
-        if self._batch_invariant and not same_bits(self._forward(inputs), padded):
-            return f"padding to {shape} changes the logits"
+        eager = self._adapted.eager(second.chunks, inputs) if adapted else self._forward(inputs)
+        if self._batch_invariant and not same_bits(eager, padded):
+            return f"padding to {step.shape} changes the logits"
         logits.fill_(torch.nan)
         ids.fill_(-1)
         self._run(step.captured)
         self._run(sampling)
         if not same_bits(logits[:rows], padded):
-            return f"a replay of {shape} computes other logits than the same step without a graph"
+            return f"a replay of {step.shape} computes other logits than the same step without a graph"
         if not torch.equal(ids[:rows], sampled):
             return f"a replay of {sampling.name} gives other ids than without a graph"
         return ""
 
 
-def _shape(shapes: Shapes, plan: Plan) -> Shape | None:
-    """Returns the shape that a step is padded to, or None if it has none."""
+def _shape(shapes: Shapes, plan: Plan, *, adapted: bool) -> Shape | None:
+    """Returns the shape that a step is padded to, or None if it has none. adapted: whether it has adapters."""
     chunks = plan.chunks
     if any([_needs_other_rows(chunk) for chunk in chunks]):
         return None
     longest = max([chunk.start + chunk.length for chunk in chunks])
     if all([chunk.length == 1 and chunk.samples for chunk in chunks]):
         return shapes.decode(len(chunks), longest)
-    return shapes.mixed(plan.tokens, len(chunks), sum([chunk.rows for chunk in chunks]), longest)
+    return shapes.mixed(plan.tokens, len(chunks), sum([chunk.rows for chunk in chunks]), longest, apart=adapted)
 
 
 def _needs_other_rows(chunk: Chunk) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shared.messages import Adapter
 
 if TYPE_CHECKING:
-    from worker.schedule.sequence import Sequence
+    from worker.schedule.sequence import Plan, Sequence
 
 
 @dataclass(slots=True)
@@ -20,6 +20,10 @@ class AdapterUse:
     def has_place(self, running: "Iterable[Sequence]", most: int) -> bool:
         """Returns whether the running sequences and this one together use at most `most` different adapters."""
         return len(used_by(running) | {self.adapter.unscaled}) <= most
+
+
+def has_adapters(plan: "Plan") -> bool:
+    return any([chunk.sequence.adapter is not None for chunk in plan.chunks])
 
 
 def used_by(sequences: "Iterable[Sequence]") -> set[Adapter]:

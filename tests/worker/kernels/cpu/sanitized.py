@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from worker.kernels.cpu import limits
+from worker.kernels.cpu.instruction_set import sets_of_processor
 
 FAULT = 99
 SANITIZE = ("-fsanitize=address", "-O1", "-g1", "-fno-omit-frame-pointer")
@@ -19,12 +20,15 @@ LIBRARY, BEYOND = "SLUICE_SANITIZED_LIBRARY", "SLUICE_SANITIZED_BEYOND"
 
 
 def compiled(folder: Path) -> Path:
-    """Compiles the C library with AddressSanitizer into a folder."""
+    """Compiles the C library with AddressSanitizer into a folder: what this processor can run."""
     from worker.kernels.cpu import build
 
+    sets = sets_of_processor()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "COMMON", (*build.COMMON, *SANITIZE))
-        return build._compile(os.environ.get("CC", "gcc"), folder, build.UNITS)
+        return build._compile(
+            os.environ.get("CC", "gcc"), folder, build.UNITS if sets is None else build.units_of(sets)
+        )
 
 
 def run(library: Path, *arguments: str, beyond: str = "") -> "subprocess.CompletedProcess[str]":

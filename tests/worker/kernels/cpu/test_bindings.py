@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tests.pairs import in_pairs
 from tests.worker.kernels.harness.cases import poisoned
-from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import (
+    FUNCTIONS,
+    as_written,
+    close,
+    dtypes,
+    needs_library,
+    tier,  # noqa: F401
+)
 from tests.worker.kernels.harness.quantized import quantized
 from worker.kernels.cpu import bindings, library
 from worker.kernels.cpu.packed_weight import pack_weight
@@ -110,9 +118,10 @@ def test_products_of_no_rows() -> None:
     assert [out.shape for out in bindings.linears([empty, empty])] == [(0, 40)] * 2
 
 
-@dtypes
-@pytest.mark.parametrize("offset", [False, True])
-@pytest.mark.parametrize("shape", [(5, 1), (3, 37), (300, 64), (4, 1152), (6, 3, 24), (70, 4, 128)])
+@in_pairs(
+    FUNCTIONS | {"offset": [False, True], "shape": [(5, 1), (3, 37), (300, 64), (4, 1152), (6, 3, 24), (70, 4, 128)]},
+    indirect=["tier"],
+)
 def test_norm(dtype: torch.dtype, offset: bool, shape: tuple[int, ...]) -> None:
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype, seed=1)
     with poisoned():
@@ -197,9 +206,7 @@ def assert_same_bytes(ours: list[Tensor], others: list[Tensor]) -> None:
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)) and a.view(torch.uint8).any()
 
 
-@dtypes
-@pytest.mark.parametrize("codes", list(LARGEST))
-@pytest.mark.parametrize("page_size, d", [(4, 7), (32, 64), (1, 256)])
+@in_pairs(FUNCTIONS | {"codes": LARGEST, "page_size, d": [(4, 7), (32, 64), (1, 256)]}, indirect=["tier"])
 def test_write_of_eight_bits(dtype: torch.dtype, codes: torch.dtype, page_size: int, d: int) -> None:
     """The bytes equal the plain form's, even for rows of zeros, of tiny numbers, and of very different numbers."""
     far = torch.logspace(-44, 38, 40)[:, None, None]
@@ -225,7 +232,7 @@ def test_write_of_eight_bits_keeps_what_is_not_finite_so(dtype: torch.dtype, cod
     assert scales.isfinite().tolist() == [True, True, False, True, True, False]
 
 
-norms = pytest.mark.parametrize("normed", ["", "heads", "whole"])
+NORMS = ["", "heads", "whole"]
 
 
 def norm_weights(
@@ -238,9 +245,7 @@ def norm_weights(
     return random(sizes[0], dtype=dtype, seed=1), random(sizes[1], dtype=dtype, seed=2)
 
 
-@dtypes
-@pytest.mark.parametrize("codes", list(LARGEST))
-@norms
+@in_pairs(FUNCTIONS | {"codes": LARGEST, "normed": NORMS}, indirect=["tier"])
 def test_qkv_rope_write_of_eight_bits_has_the_bits_of_its_parts(
     dtype: torch.dtype, codes: torch.dtype, normed: str
 ) -> None:
@@ -256,9 +261,7 @@ def test_qkv_rope_write_of_eight_bits_has_the_bits_of_its_parts(
     assert_same_bytes(ours, parts)
 
 
-@dtypes
-@norms
-@pytest.mark.parametrize("d", [48, 64])
+@in_pairs(FUNCTIONS | {"normed": NORMS, "d": [48, 64]}, indirect=["tier"])
 def test_qkv_rope_write_has_the_bits_of_its_parts(dtype: torch.dtype, normed: str, d: int) -> None:
     t, heads, kv_heads = 37, 6, 2
     qkv = random(t, (heads + 2 * kv_heads) * d, dtype=dtype)

@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.kernels.harness.cpu_tiers import as_written, close, dtypes, needs_library, tier  # noqa: F401
+from tests.pairs import in_pairs
+from tests.worker.kernels.harness.cpu_tiers import (
+    DTYPES,
+    FUNCTIONS,
+    HERE,
+    as_written,
+    close,
+    dtypes,
+    needs_library,
+    tier,  # noqa: F401
+)
 from worker.kernels.attention import attention_torch
 from worker.kernels.cpu import bindings
 from worker.kernels.weights.eight_bit_kv import LARGEST, SCALE_BYTES, quantize_rows
@@ -87,11 +97,16 @@ def story(lengths: list[int], heads: int, kv_heads: int, d: int, dtype: torch.dt
     )
 
 
-@dtypes
-@pytest.mark.parametrize(
-    "heads, kv_heads, d",
-    [(4, 2, 16), (6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (6, 2, 512), (20, 1, 7)],
-)
+@in_pairs(
+    {
+        "tier": HERE,
+        "dtype": DTYPES,
+        "heads, kv_heads, d": [
+            (4, 2, 16), (6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (6, 2, 512), (20, 1, 7),
+        ],
+    },
+    indirect=["tier"],
+)  # fmt: skip
 def test_attention_agrees_with_torch(dtype: torch.dtype, heads: int, kv_heads: int, d: int) -> None:
     some = story([150, 1, 64, 65, 200], heads, kv_heads, d, dtype)
     rows = [(0, 0, 150), (1, 0, 1), (2, 63, 64), (3, 30, 65), (4, 199, 200)]
@@ -101,11 +116,16 @@ def test_attention_agrees_with_torch(dtype: torch.dtype, heads: int, kv_heads: i
             close(ours, theirs)
 
 
-@dtypes
-@pytest.mark.parametrize("codes", list(LARGEST))
-@pytest.mark.parametrize(
-    "heads, kv_heads, d", [(6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (6, 2, 512), (20, 1, 7)]
-)
+@in_pairs(
+    FUNCTIONS
+    | {
+        "codes": LARGEST,
+        "heads, kv_heads, d": [
+            (6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (6, 2, 512), (20, 1, 7),
+        ],
+    },
+    indirect=["tier"],
+)  # fmt: skip
 def test_attention_to_eight_bits_agrees_with_torch(
     dtype: torch.dtype, codes: torch.dtype, heads: int, kv_heads: int, d: int
 ) -> None:
@@ -117,9 +137,14 @@ def test_attention_to_eight_bits_agrees_with_torch(
             close(ours, theirs)
 
 
-@dtypes
-@pytest.mark.parametrize("codes", [None, *LARGEST])
-@pytest.mark.parametrize("heads, kv_heads, d", [(8, 8, 64), (16, 2, 64), (9, 1, 40), (20, 1, 7), (4, 1, 256)])
+@in_pairs(
+    FUNCTIONS
+    | {
+        "codes": [None, *LARGEST],
+        "heads, kv_heads, d": [(8, 8, 64), (16, 2, 64), (9, 1, 40), (20, 1, 7), (4, 1, 256)],
+    },
+    indirect=["tier"],
+)
 def test_attention_with_sinks_agrees_with_torch(
     dtype: torch.dtype, codes: torch.dtype | None, heads: int, kv_heads: int, d: int
 ) -> None:
@@ -133,10 +158,15 @@ def test_attention_with_sinks_agrees_with_torch(
             assert ours.norm() < 0.97 * other.norm()
 
 
-@dtypes
-@pytest.mark.parametrize("codes", [None, *LARGEST])
-@pytest.mark.parametrize("softcap", [0.7, 50.0])
-@pytest.mark.parametrize("heads, kv_heads, d", [(16, 2, 64), (9, 1, 40), (4, 1, 256)])
+@in_pairs(
+    FUNCTIONS
+    | {
+        "codes": [None, *LARGEST],
+        "softcap": [0.7, 50.0],
+        "heads, kv_heads, d": [(16, 2, 64), (9, 1, 40), (4, 1, 256)],
+    },
+    indirect=["tier"],
+)
 def test_attention_with_softcap_agrees_with_torch(
     dtype: torch.dtype, codes: torch.dtype | None, softcap: float, heads: int, kv_heads: int, d: int
 ) -> None:
@@ -153,8 +183,7 @@ def test_attention_with_softcap_agrees_with_torch(
         assert (ours[0] - without[0]).norm() > 0.1 * ours[0].norm()
 
 
-@dtypes
-@pytest.mark.parametrize("length", [127, 128, 129, 144, 300])
+@in_pairs({"tier": HERE, "dtype": DTYPES, "length": [127, 128, 129, 144, 300]}, indirect=["tier"])
 def test_attention_with_sinks_at_the_ends_of_a_window(dtype: torch.dtype, length: int) -> None:
     """The first key of a window or chunk is the first key of its page, the last key, or a key in the middle."""
     some = story([length], 16, 2, 64, dtype, sinks=True)
@@ -178,28 +207,28 @@ def test_attention_with_extreme_sinks(dtype: torch.dtype, codes: torch.dtype | N
         assert not got[:, 3].any()
 
 
-@dtypes
-@pytest.mark.parametrize("window", [0, 1500])
-@pytest.mark.parametrize("sinks", [False, True])
+@in_pairs(FUNCTIONS | {"window": [0, 1500], "sinks": [False, True]}, indirect=["tier"])
 def test_attention_of_long_sequences_uses_splits(dtype: torch.dtype, window: int, sinks: bool) -> None:
     some = story([2300], 4, 2, 32, dtype, sinks)
     for rows in ((0, 2299, 2300), (0, 2200, 2300)):
         close(some.step(rows, page=64, window=window)[0], some.step(rows, page=64, window=window, plain=True)[0])
 
 
-@dtypes
-@pytest.mark.parametrize(
-    "heads, kv_heads, d, codes, sinks",
-    [
-        *((4, 2, 64, codes, False) for codes in (None, torch.int8, torch.float8_e4m3fn)),
-        *((9, 1, 40, codes, False) for codes in (None, torch.float8_e4m3fn)),
-        (3, 1, 96, None, False),
-        (16, 2, 64, None, True),
-        (9, 1, 40, torch.int8, True),
-        (6, 2, 64, torch.float8_e4m3fn, True),
-    ],
+@in_pairs(
+    FUNCTIONS
+    | {
+        "window": [0, 70],
+        "heads, kv_heads, d, codes, sinks": [
+            *((4, 2, 64, codes, False) for codes in (None, torch.int8, torch.float8_e4m3fn)),
+            *((9, 1, 40, codes, False) for codes in (None, torch.float8_e4m3fn)),
+            (3, 1, 96, None, False),
+            (16, 2, 64, None, True),
+            (9, 1, 40, torch.int8, True),
+            (6, 2, 64, torch.float8_e4m3fn, True),
+        ],
+    },
+    indirect=["tier"],
 )
-@pytest.mark.parametrize("window", [0, 70])
 def test_attention_bits_do_not_depend_on_chunks_pages_threads_or_batch(
     dtype: torch.dtype, window: int, heads: int, kv_heads: int, d: int, codes: torch.dtype | None, sinks: bool
 ) -> None:

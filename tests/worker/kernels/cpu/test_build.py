@@ -30,7 +30,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Records compilations, with the test's own sources and cache."""
     seen: Made = []
 
-    def compiled(compiler: str, room: Path, units: build.Units, on_progress: build.Progress) -> Path:
+    def compiled(compiler: str, room: Path, units: build.Units, on_progress: build.Progress, kept: Path | None) -> Path:
         seen.append(room)
         (room / "library.so").touch()
         return room / "library.so"
@@ -96,13 +96,13 @@ def test_build_in_a_read_only_package_uses_the_cache(
 def test_processes_that_start_together_compile_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = build._compile
 
-    def slowly(compiler: str, room: Path, units: build.Units, on_progress: build.Progress) -> Path:
+    def slowly(compiler: str, room: Path, units: build.Units, on_progress: build.Progress, kept: Path | None) -> Path:
         deadline = time.monotonic() + PATIENCE_S
         while len(told) < 4:  # the other three learn the progress of the one that compiles
             on_progress(7, 23)
             time.sleep(0.01)
             assert time.monotonic() < deadline, told
-        return compiled(compiler, room, units, on_progress)
+        return compiled(compiler, room, units, on_progress, kept)
 
     told: set[int] = set()
 
@@ -171,6 +171,72 @@ def test_longest_units_are_compiled_first_and_all_are_linked_in_order(
     assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
     assert linked.split()[2:-3] == [f"{tmp_path}/{i}.o" for i in range(len(units))]
     assert told == sorted(told) and told[-1] == (len(units), len(units))
+
+
+@pytest.fixture
+def sources(tmp_path: Path, x86: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A writable folder of sources, without any."""
+    (tmp_path / "sources").mkdir()
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(build, "machine", lambda: "x86_64")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return build.SOURCES
+
+
+def compiled_units(tmp_path: Path) -> list[tuple[str, str]]:
+    """Returns the sources and flags of the compiler's calls, and forgets the calls. The last call must have linked."""
+    *compiled, linked = calls(tmp_path)
+    (tmp_path / "calls").unlink()
+    assert " -shared " in f" {linked} "
+    return [(line.partition(" -c ")[2].split()[0], line.partition(" -I")[0]) for line in compiled]
+
+
+def test_library_with_more_sets_compiles_only_the_units_that_another_library_has_not(
+    compiler: Compiler, tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make test` after `make run` compiles the kernels of the lower instruction sets only."""
+    monkeypatch.setenv("CC", compiler(""))
+    assert build.build(SAPPHIRE_RAPIDS) and len(compiled_units(tmp_path)) == len(build.units_of(SAPPHIRE_RAPIDS))
+    both = ("avx2", *SAPPHIRE_RAPIDS)
+    assert build.build(both)
+    only = [flags for _, flags in compiled_units(tmp_path)]
+    assert len(only) == len(build.units_of(both)) - len(build.units_of(SAPPHIRE_RAPIDS))
+    assert all("-mavx2" in flags for flags in only)
+    (sources / build._file_name(both)).unlink()
+    assert build.build(ZEN3) and compiled_units(tmp_path) == [], "all objects are there"
+    assert build.build(ZEN3, force=True) and len(compiled_units(tmp_path)) == len(build.units_of(ZEN3))
+    assert build.build(build.EVERY_SET)
+    assert not [*sources.glob(".objects-*")], "no other library is left to compile"
+
+
+def test_objects_of_other_sources_flags_and_compilers_are_not_taken(
+    compiler: Compiler, tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = len(build.units_of(ZEN3))
+    monkeypatch.setenv("CC", compiler(""))
+    assert build.build(ZEN3) and len(compiled_units(tmp_path)) == count
+    (sources / "new.h").write_text("int changed;")
+    assert build.build(ZEN3) and len(compiled_units(tmp_path)) == count
+    assert len([*sources.glob(".objects-*")]) == len([*sources.glob("*.so")]) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "COMMON", (*build.COMMON, "-g"))
+        assert build.build(ZEN3) and len(compiled_units(tmp_path)) == count
+    other = Path(compiler("")).rename(tmp_path / "other")
+    monkeypatch.setenv("CC", str(other))
+    next(sources.glob("*.so")).unlink()
+    assert build.build(ZEN3) and len(compiled_units(tmp_path)) == count
+
+
+def test_no_object_is_kept_of_a_unit_that_fails_or_in_the_users_cache(
+    compiler: Compiler, tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", compiler('case "$*" in *rowwise.c*) exit 1;; esac'))
+    assert build.build(ZEN3) is None
+    (tmp_path / "calls").unlink()
+    monkeypatch.setenv("CC", compiler(""))
+    assert build.build(ZEN3) and any(source.endswith("rowwise.c") for source, _ in compiled_units(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, mode: path != sources)
+    assert build.build(SAPPHIRE_RAPIDS) and not [*(tmp_path / "cache").rglob("*.o")]
 
 
 def test_compiling_needs_no_packages() -> None:

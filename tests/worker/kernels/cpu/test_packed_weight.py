@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.pairs import in_pairs
 from tests.worker.kernels.harness.cases import random
-from tests.worker.kernels.harness.cpu_tiers import tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import FUNCTIONS, HERE, tier  # noqa: F401
 from tests.worker.kernels.harness.quantized import CODE_MAPS, quantized
 from worker.kernels.cpu import bindings
 from worker.kernels.cpu.library import multiplies_bf16
@@ -13,6 +14,9 @@ from worker.kernels.cpu.packed_weight import INTEGER4, INTEGER8, pack_weight
 from worker.kernels.weights.quantized_weight import E4M3, INT4, INT8, NF4, CodeMap, QuantizedWeight
 
 SHAPES = [(32, 64), (70, 336), (96, 2176)]
+FORMATS = [
+    (one, minimum) for one in CODE_MAPS for minimum in (False, True) if not (minimum and one is E4M3)
+]  # no format is both
 
 
 def relative_error(ours: Tensor, x: Tensor, weight: QuantizedWeight) -> float:
@@ -36,16 +40,11 @@ def tolerance(code_map: CodeMap, dtype: torch.dtype, kind: int) -> float:
 
 
 @pytest.mark.usefixtures("tier")
-@pytest.mark.parametrize("minimum", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("code_map", CODE_MAPS, ids=lambda code_map: code_map.name)
+@in_pairs(FUNCTIONS | {"n, k": SHAPES, "code_map, minimum": FORMATS}, indirect=["tier"])
 def test_product_is_that_of_the_dequantized_weight_in_every_row(
     code_map: CodeMap, n: int, k: int, dtype: torch.dtype, minimum: bool
 ) -> None:
     for group_size in (16, 32, 48, 128, 144, k):
-        if minimum and code_map is E4M3:
-            continue  # no format has both properties
         weight = quantized(code_map, n, k, group_size, minimum=minimum)
         packed, x = pack_weight([weight], dtype=dtype), random(70, k, dtype=dtype)
         whole = bindings.linear(x, packed, out_dtype=torch.float32)
@@ -112,8 +111,7 @@ def test_tiny_and_huge_scales_survive_sixteen_bits() -> None:
 
 
 @pytest.mark.usefixtures("tier")
-@pytest.mark.parametrize("code_map", CODE_MAPS, ids=lambda code_map: code_map.name)
-@pytest.mark.parametrize("rows", [1, 40])
+@in_pairs({"tier": HERE, "code_map": CODE_MAPS, "rows": [1, 40]}, indirect=["tier"])
 def test_tiny_and_huge_inputs_give_the_same_digits(rows: int, code_map: CodeMap) -> None:
     x = random(rows, 64, dtype=torch.bfloat16)
     packed = pack_weight([quantized(code_map, 40, 64, 32)], dtype=torch.bfloat16)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import pytest
 import torch
@@ -61,7 +62,10 @@ def tier(request: pytest.FixtureRequest) -> Iterator[str]:
         yield bindings.tier()
 
 
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+DTYPES = [torch.float32, torch.bfloat16]
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
+# For `in_pairs`: the C library has functions of their own for each instruction set and dtype, so all of these meet.
+FUNCTIONS = {"tier, dtype": list(product(HERE, DTYPES))}
 
 
 def close(ours: Tensor, plain: Tensor) -> None:

@@ -6,6 +6,7 @@ processor with AMX would reject. Emulation says nothing about speed.
 
 import atexit
 import ctypes
+import hashlib
 import os
 import shutil
 import tempfile
@@ -15,7 +16,10 @@ from pathlib import Path
 
 from worker.kernels.cpu import build
 
-SHIM = ("-include", str(Path(__file__).with_suffix(".h")), "-I", str(build.SOURCES))
+FILES = [Path(__file__).with_suffix(suffix) for suffix in (".h", ".c")]
+# The macro is read by nobody: with it, the name of an object that is kept changes with the contents of these files.
+CONTENTS = hashlib.sha256(b"".join(file.read_bytes() for file in FILES)).hexdigest()[:16]
+SHIM = ("-include", str(FILES[0]), "-I", str(build.SOURCES), f"-DSLUICE_EMULATOR=0x{CONTENTS}")
 ROWS_ALONE = (  # sources without an AMX version
     "adapters/add_product.c",
     "adapters/few_rows.c",
@@ -37,7 +41,7 @@ UNITS = (
         for source, flags in build.UNITS
         if flags == build.AVX512 or (source in ROWS_ALONE and flags == build.AVX512BF16)
     ),
-    (str(Path(__file__).with_suffix(".c")), build.AVX512BF16),
+    (str(FILES[1]), (*build.AVX512BF16, SHIM[-1])),
 )
 
 
@@ -55,14 +59,20 @@ class Counts:
 
 @cache
 def path() -> Path:
-    """Returns the path of the library, compiled once per process. Raises CalledProcessError if it does not compile."""
+    """Returns the path of the library, made once per process, of objects that are compiled once for the same sources.
+
+    Raises CalledProcessError if it does not compile.
+    """
     room = Path(tempfile.mkdtemp(prefix="sluice-amx-"))
     atexit.register(shutil.rmtree, room, ignore_errors=True)
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
     assert compiler is not None
     # -O1, because compiling takes longer than the tests
     units = tuple((source, (*flags, "-O1")) for source, flags in UNITS)
-    return build._compile(compiler, room, units)
+    if (kept := build.objects_folder()) is None:
+        return build._compile(compiler, room, units)
+    with build._locked(build.SOURCES / ".build-lock", build._quietly):
+        return build._compile(compiler, room, units, kept=kept)
 
 
 @cache

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.pairs import in_pairs
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
-from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import FUNCTIONS, needs_library, tier  # noqa: F401
 from worker.kernels.cpu import bindings
 from worker.kernels.forms import activate
 from worker.kernels.rowwise.activate import ACTIVATIONS, PLAIN, Activation, activate_torch
@@ -39,10 +40,8 @@ def test_activate_follows_the_formula(activation: Activation, function: Callable
 
 
 @needs_library
-@dtypes
 @pytest.mark.usefixtures("tier")
-@pytest.mark.parametrize("activation", PLAIN)
-@pytest.mark.parametrize(("rows", "width"), [(1, 5), (3, 100), (40, 1024)])
+@in_pairs(FUNCTIONS | {"activation": PLAIN, "rows, width": [(1, 5), (3, 100), (40, 1024)]}, indirect=["tier"])
 def test_library_agrees_with_torch(activation: Activation, dtype: torch.dtype, rows: int, width: int) -> None:
     x, number, parameters = (
         random(rows, width, dtype=dtype) * 4,

@@ -10,6 +10,7 @@ import torch
 from shared import messages as m
 from shared.wire.codec import pack_u32
 from tests.checkpoints import Checkpoints
+from tests.worker.run import harness
 from tests.worker.run.harness import (
     OTHERS,
     PLAIN,
@@ -58,6 +59,24 @@ def capturing(decoder: Decoder, *, overlap: bool = False) -> tuple[RunnerBench, 
 
 def captured(graphs: StepGraphs) -> list[Captured]:
     return [*(step.captured for step in graphs._forwards.values()), *graphs._sampling._samplings.values()]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_replayed_steps_of_the_decoders_own_loop_change_no_bit(
+    family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the loop over the layers is Python's; without this test, C runs it, which gathers rows in its own way.
+
+    Among the shapes are some with as many rows of logits as tokens.
+    """
+    monkeypatch.setattr(harness, "fastest_decoder", lambda decoder, cache: decoder)
+    decoder = batch_invariant_decoder(checkpoints(family), torch.float32)
+    plain, (bench, graphs, counts) = RunnerBench(decoder), capturing(decoder)
+    for one in (plain, bench):
+        traffic(one, PLAIN)
+    assert graphs.on and counts["replays"] > 30
+    assert any(shape.mixed and shape.rows == shape.tokens for shape in graphs._forwards)
+    assert bench.received()[0] == plain.received()[0]
 
 
 @pytest.mark.parametrize("overlap", [False, True])

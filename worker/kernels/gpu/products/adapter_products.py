@@ -137,9 +137,16 @@ def add_products_triton(y: Tensor, x: Tensor, tiles: AdapterTiles, tables: Seque
         columns may fill up a table.
     ranks: the largest number of rows of an adapter's A
     """
-    assert x.stride(1) == y.stride(1) == 1 and len({len(table) for table in tables}) == 1
-    parts, count = len(tables[0]), len(tiles.tiles)
-    fields = tables[0] if len(tables) == 1 else torch.cat(list(tables))
+    assert len({len(table) for table in tables}) == 1
+    launch_products(y, x, tiles, tables[0] if len(tables) == 1 else torch.cat(list(tables)), len(tables[0]), ranks)
+
+
+def launch_products(y: Tensor, x: Tensor, tiles: AdapterTiles, fields: Tensor, parts: int, ranks: int) -> None:
+    """Computes add_products_triton. fields [adapters * parts, PART_FIELDS] int64: the tables of all adapters, each with
+    `parts` parts
+    """
+    assert x.stride(1) == y.stride(1) == 1
+    count = len(tiles.tiles)
     low = torch.empty(len(tiles.order), ranks, dtype=x.dtype, device=x.device)
     given = {"ROW_FIELDS": ROW_FIELDS, "PART_FIELDS": PART_FIELDS, "BLOCK_M": TILE_ROWS, "enable_fp_fusion": False}
     _multiply_a_kernel[(count * parts, cdiv(ranks, TILE_RANKS))](

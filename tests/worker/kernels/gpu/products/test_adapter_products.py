@@ -75,3 +75,37 @@ def test_all_adapters_of_a_step_together_give_what_each_row_gets_alone(dtype: to
             one = tiles_of([torch.tensor([0], device=device)], [scales[index]])
             add_products_triton(alone, x[row : row + 1], one, [tables[index]], 70)
             assert torch.equal(alone[0], found[row])
+
+
+def test_tiles_of_a_captured_step_give_the_same_bits(device: str) -> None:
+    """Tables have slots and parts that nobody uses, and the tiles that are left name a slot without matrices."""
+    from worker.kernels.gpu.products.adapter_products import (
+        PART_FIELDS,
+        AdapterTiles,
+        add_products_triton,
+        launch_products,
+        part_table,
+        tiles_of,
+    )
+    from worker.run.graphs.adapters_in_graphs import tiles_of_slots
+
+    x, y, factors = random(21, 72, device=device), random(21, 130, device=device, seed=9), random(130, device=device)
+    slots = torch.tensor([1, -1, 0, 1, 1] + 16 * [1])
+    held, tables, scales = [], torch.zeros(4, 3, PART_FIELDS, dtype=torch.int64), [0.5, 2.0, 0.0, 0.0]
+    for slot, rank in enumerate((8, 40)):
+        a = random(rank, 72, device=device, seed=slot)
+        b = torch.zeros(66, -(-rank // 32) * 32, device=device)
+        b[:, :rank] = random(66, rank, device=device, seed=slot + 7)
+        held += [a, b]  # tables have addresses only
+        tables[slot, :1] = part_table(a, factors, [(b, 0, rank, 30 * slot)]).cpu()
+    order, tiles = map(torch.from_numpy, tiles_of_slots(slots.numpy()))
+    spare = torch.tensor([[3, 0, 0]] * 2, dtype=torch.int32)
+    given = AdapterTiles(
+        torch.cat((order, torch.tensor([20]))).to(device), torch.cat((tiles, spare)).to(device),
+        torch.tensor(scales, device=device),
+    )  # fmt: skip
+    captured, eager = y.clone(), y.clone()
+    launch_products(captured, x, given, tables.view(-1, PART_FIELDS).to(device), 3, 96)
+    rows = [(slots == slot).nonzero().flatten().to(device) for slot in (0, 1)]
+    add_products_triton(eager, x, tiles_of(rows, scales[:2]), [tables[slot, :1].to(device) for slot in (0, 1)], 40)
+    assert torch.equal(captured, eager) and torch.equal(captured[1], y[1]) and not torch.equal(captured[0], y[0])
