@@ -1,4 +1,4 @@
-"""Checks that docs/architecture.md and docs/models.md name files that exist, and what a request runs through in them."""
+"""docs/architecture.md and docs/models.md name files that exist, and functions that these files have."""
 
 import ast
 import re
