@@ -4,7 +4,8 @@ They are captured after the first step of their shape, and again whenever an ada
 (worker/run/graphs/adapters_in_graphs.py). Steps without adapters have other graphs, and pay nothing for these.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -30,7 +31,7 @@ class AdaptedForwards:
     _adapters: GraphAdapters | None = None
     _generation: int = 0
 
-    def place(self, chunks: Sequence[Chunk]) -> list[int] | None:
+    def place(self, chunks: Seq[Chunk]) -> list[int] | None:
         """Returns the slot of each chunk's adapter; None if the step must run without a graph."""
         slots = self._made().place(chunks)
         if self._made().generation != self._generation:
@@ -44,7 +45,7 @@ class AdaptedForwards:
             self.of_shapes[shape] = StaticForward(shape, self.memory, adapters.forward, adapters)
         return self.of_shapes[shape]
 
-    def eager(self, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Tensor:
+    def eager(self, chunks: Seq[Chunk], inputs: ForwardInputs) -> Tensor:
         """Returns the logits of a step without a graph, [R, vocab] float32."""
         return self._made().eager(chunks, inputs)
 
@@ -54,7 +55,7 @@ class AdaptedForwards:
         return self._adapters
 
 
-def with_adapters(plan: Plan, uses: Sequence[AdapterUse]) -> Plan:
+def with_adapters(plan: Plan, uses: Seq[AdapterUse]) -> Plan:
     """Gives every other sequence of a dummy step one of these adapters. Returns the plan."""
     for number, chunk in enumerate(plan.chunks):
         chunk.sequence.adapter = None if number % 2 else uses[number // 2 % len(uses)]
