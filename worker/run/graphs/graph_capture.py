@@ -1,6 +1,7 @@
 """Captures a forward of a fixed shape as a CUDA graph. All its inputs and outputs are at fixed addresses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,7 +61,7 @@ class StepAdapters(Protocol):
 
     def forward(self, inputs: ForwardInputs) -> Tensor: ...
 
-    def fill(self, layout: StepLayout, slots: Sequence[int]) -> None:
+    def fill(self, layout: StepLayout, slots: Seq[int]) -> None:
         """Sends which rows have which adapter. slots: for each chunk, see GraphAdapters.place"""
 
 
@@ -69,9 +70,9 @@ class GraphAdapters(Protocol):
 
     generation: int
 
-    def place(self, chunks: Sequence[Chunk]) -> list[int] | None: ...
+    def place(self, chunks: Seq[Chunk]) -> list[int] | None: ...
     def step(self, shape: Shape) -> StepAdapters: ...
-    def eager(self, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Tensor: ...
+    def eager(self, chunks: Seq[Chunk], inputs: ForwardInputs) -> Tensor: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +134,7 @@ class StaticForward:
         ]  # fmt: skip
         self._nbytes = inputs_bytes(self.shape, groups)
 
-    def fill(self, layout: StepLayout, pending: Pending, lanes: list[int], slots: Sequence[int] = ()) -> None:
+    def fill(self, layout: StepLayout, pending: Pending, lanes: list[int], slots: Seq[int] = ()) -> None:
         """Sends the inputs of a step for the next compute(). slots: for each chunk, see GraphAdapters.place"""
         memory = self.memory
         self._host[memory.blocks.next()].fill(layout, pending, lanes)
