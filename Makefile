@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Which CPU kernels are compiled beside the installation: those that a start on this processor uses (empty), --here: also
 # those of its lower instruction sets, which tests use; --all: also those of other processors; or none.
 KERNELS = $(if $(FULL),--all,--here)
-NATIVE := $(shell find worker/kernels/cpu/csrc -name "*.[ch]")
+NATIVE := $(shell find worker/ops/csrc -name "*.[ch]")
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
         $(if $(FRONTENDS),--frontends '$(FRONTENDS)') $(if $(WORKERS),--workers '$(WORKERS)')
 
@@ -82,7 +82,7 @@ audit: $(VENV)/.python
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -rf worker/kernels/cpu/csrc/*.so worker/kernels/cpu/csrc/.build-* worker/kernels/cpu/csrc/.objects-*
+	rm -rf worker/ops/csrc/*.so worker/ops/csrc/.build-* worker/ops/csrc/.objects-*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
@@ -101,7 +101,7 @@ $(VENV)/.python:
 
 $(VENV)/.run: pyproject.toml requirements.txt requirements-frontend.txt requirements.lock | $(VENV)/.python
 	@echo "Installing what Sluice runs on (once; torch is large)$(if $(filter none,$(KERNELS)),,; building the CPU kernels)"
-	@$(if $(filter none,$(KERNELS)),,$(BIN)/python -m worker.kernels.cpu.build $(KERNELS) >/dev/null 2>&1 & )\
+	@$(if $(filter none,$(KERNELS)),,$(BIN)/python -m worker.ops.native_build $(KERNELS) >/dev/null 2>&1 & )\
 	{ $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements.lock \
 	    && $(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt; } || { \
 	    echo "The packages that Sluice runs on were not installed; pip says why above. The first run needs a network or a"; \
@@ -148,6 +148,6 @@ $(VENV)/.lowest: pyproject.toml | $(VENV)/.python
 
 # Compiles nothing that is there.
 $(VENV)/.native $(VENV)/.native--here $(VENV)/.native--all: $(NATIVE) | $(VENV)/.run
-	@$(BIN)/python -m worker.kernels.cpu.build $(KERNELS) \
+	@$(BIN)/python -m worker.ops.native_build $(KERNELS) \
 	    || echo "The CPU kernels could not be built; plain torch does their work, more slowly."
 	@touch $@

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from frontend.offline.llm import LLM
+    from deploy.offline.llm import LLM
 
 __all__ = ["LLM"]
 
@@ -51,7 +51,7 @@ def _import_packages() -> None:
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from frontend.offline.llm import LLM
+        from deploy.offline.llm import LLM
 
         return LLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,9 +12,8 @@ from bench.client.summary import aligned, compared, reasons, to_json
 from bench.client.workloads import FIRST_ID, VOCAB, WORKLOADS, Scale
 from bench.workloads.measure import MODES, Plan, Result, measure
 from bench.workloads.report import by_workload, page
-from shared.arguments import comma_separated, new_file, positive_float
-from shared.config import ConfigError
-from shared.flags import Parser
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, comma_separated, new_file, positive_float
 
 DEMO_SCALE = 0.5  # lengths are halved, because the demo model's context length is 2,048 tokens
 QUICK = (

@@ -88,7 +88,7 @@ def checkpoint(shape: str, root: Path | None = None) -> Path:
 
 def _link(shape: str, folder: Path) -> None:
     from bench.client.server import BenchError
-    from deploy.supervisor.packaged_model import SMOLLM2, FetchError, fetched
+    from deploy.launcher.packaged_model import SMOLLM2, FetchError, fetched
     from shared.gguf.translated import translated
 
     try:

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from worker.kernels.weights.quantized_weight import INT4, quantize_groups
+from worker.ops.quantized_weight import INT4, quantize_groups
 
 BITS, GROUP, ZERO_POINT = 4, 128, 8
 CODES = 32 // BITS  # number of codes in an int32

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from frontend.api.openai import completions
+
 ROOT = Path(__file__).parents[1]
 ROUNDS, REQUESTS = 61, 300
 BODIES = {
@@ -71,11 +73,11 @@ async def _serve() -> None:
 
 
 async def _works() -> list[Callable[[], Any]]:
-    from frontend.api.model_context import ModelContext
-    from frontend.api.openai import chat, completions
-    from frontend.api.openai.chat_input import ChatRequest
-    from frontend.api.openai.completions_input import CompletionRequest
-    from frontend.api.requests.decoding import decode
+    from frontend.api.openai import chat
+    from frontend.api.openai.chat_request import ChatRequest
+    from frontend.api.openai.completions import CompletionRequest
+    from frontend.model_context import ModelContext
+    from frontend.schema.decoding import decode
     from frontend.text.chat_template import ChatTemplate
     from frontend.text.tokenizer import Tokenizer
 

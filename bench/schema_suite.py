@@ -22,7 +22,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from frontend.errors import Unprocessable
-from frontend.text.grammar_builder import json_schema
+from frontend.structured_output.grammar import json_schema
 
 BYTES = LLTokenizer("byte")
 SOON, LONGEST = 60, 600  # bytes after which an answer hurries to its end, and after which it is given up

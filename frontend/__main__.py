@@ -3,7 +3,7 @@
 The port is opened before the tokenizer is loaded, so that `/health` and `/ready` respond at once.
 
 SIGTERM and Ctrl-C start a drain: no more requests are admitted, and running ones may finish. A second signal, more than
-a second after the first (shared/processes/stop_requests.py), ends the process at once. This does not hold under the
+a second after the first (shared/heartbeat.py), ends the process at once. This does not hold under the
 launcher: a process manager signals both processes, so the frontend may get the first signal twice. The launcher kills
 the frontend when it gets a second signal itself. SIGHUP means that another process has taken over the port: this
 process accepts no more connections, and serves the open ones.
@@ -24,22 +24,19 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from frontend.api.app import create_app
-from frontend.api.model_table import ModelTable, ServedModel
+from frontend.app import create_app
+from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.server.connection_limits import ConnectionLimits
-from frontend.server.http_protocol import LimitedHttpProtocol, enforce_timeouts
-from frontend.server.tls import check_tls
+from frontend.server.access import check_tls
+from frontend.server.http_protocol import ConnectionLimits, LimitedHttpProtocol, enforce_timeouts
 from frontend.text.tokenizer import Tokenizer
-from frontend.workers.discovery import Discovery
+from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool
-from shared.allocator import map_large_buffers
-from shared.config import Settings
-from shared.models.entries import Entry, read_entries
-from shared.processes.heartbeat import Heartbeat, Phase
-from shared.processes.stop_requests import StopRequests, ignore_further
-from shared.wire.address import parse_all
-from shared.wire.curve import keys_for
+from shared.config.settings import Settings
+from shared.heartbeat import Heartbeat, Phase, StopRequests, ignore_further
+from shared.machine import map_large_buffers
+from shared.model_list import Entry, read_entries
+from shared.wire import keys_for, parse_all
 
 GRACE_S = 5.0  # time after a drain in which connections may receive their last bytes
 IDLE_CLOSE_S = 3.0  # time after SIGHUP until idle connections are closed
@@ -195,14 +192,14 @@ def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metri
     model = ServedModel.of(names, settings.frontend, pool, tokenizer, metrics.models[names[0]])
     if not (settings.model.lora_modules or settings.model.allow_runtime_lora):
         return ModelTable([model])
-    from frontend.api.adapters.registry import AdapterRegistry
+    from frontend.lora import AdapterRegistry
 
     return ModelTable([model], AdapterRegistry(settings.model, settings.wire.run_dir))
 
 
 def _many(settings: Settings, entries: list[Entry], metrics: PrometheusMetrics) -> ModelTable:
     """Makes the table for many models, whose workers the launcher starts and stops."""
-    from frontend.api.many.residents import Residents
+    from frontend.loaded_models import Residents
 
     return Residents(settings, entries, metrics.of_model)
 

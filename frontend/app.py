@@ -18,41 +18,40 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.api import tokenize
 from frontend.api.anthropic import messages
-from frontend.api.anthropic.messages_input import MessageCountRequest
-from frontend.api.api_formats import API_FORMATS, error_format
-from frontend.api.app_state import AppState, json_response
-from frontend.api.llama_cpp.apply_template import apply_template, count_tokens
-from frontend.api.llama_cpp.tokenize import AnyTokenizeRequest, any_tokenize
-from frontend.api.many.routes import load_model, unload_model
-from frontend.api.many.sleep import fall_asleep, is_sleeping, wake_up
-from frontend.api.model_context import ModelContext
-from frontend.api.model_table import ModelTable
+from frontend.api.anthropic.messages_request import MessageCountRequest
+from frontend.api.formats import API_FORMATS, error_format
 from frontend.api.openai import responses
-from frontend.api.openai.chat_input import ChatRequest, TemplateRequest
-from frontend.api.openai.completions_input import CompletionRequest
-from frontend.api.openai.responses_input import ResponseCountRequest
-from frontend.api.requests.request_model import RequestModel
-from frontend.api.routes import reports
-from frontend.api.routes.adapters import default_scales, load_adapter, set_default_scales, unload_adapter
-from frontend.api.routes.generate import generate, while_connected
-from frontend.api.routes.invocations import invocations
-from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
-from frontend.api.routes.prefix_cache import reset_prefix_cache
-from frontend.api.routes.render import render_chat, render_completion
-from frontend.api.routes.sglang import SGLANG_ROUTES
-from frontend.api.routes.verify_route import verify
+from frontend.api.openai.chat_request import ChatRequest, TemplateRequest
+from frontend.api.openai.completions import CompletionRequest
+from frontend.api.openai.responses_request import ResponseCountRequest
+from frontend.app_state import AppState, json_response
+from frontend.model_context import ModelContext
+from frontend.model_table import ModelTable
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
+from frontend.routes import health, models, openapi, tokenize
+from frontend.routes.generate import generate, while_connected
+from frontend.routes.health import reset_prefix_cache
+from frontend.routes.lora import default_scales, load_adapter, set_default_scales, unload_adapter
+from frontend.routes.models import SGLANG_ROUTES, fall_asleep, is_sleeping, load_model, unload_model, wake_up
+from frontend.routes.pooling import POOLING_FORMATS, pool
+from frontend.routes.tokenize import (
+    AnyTokenizeRequest,
+    any_tokenize,
+    apply_template,
+    count_tokens,
+    render_chat,
+    render_completion,
+)
+from frontend.routes.verify import invocations, verify
+from frontend.schema.base import RequestModel
 from frontend.server import playground
-from frontend.server.auth import ApiKeys
-from frontend.server.gateway import admission_of
-from frontend.server.hosts import Hosts
+from frontend.server.access import LOCALHOST, OF_THIS_MACHINE, ApiKeys, Hosts, Origins, admission_of
 from frontend.server.middleware import RECORD, RequestMiddleware
-from frontend.server.origins import LOCALHOST, OF_THIS_MACHINE, Origins
-from shared.config import FrontendConfig, words
+from shared.config.declaration import words
+from shared.config.frontend import FrontendConfig
 from shared.signing import Signer
 
 FLUSH_S = 1.0
@@ -74,20 +73,20 @@ def answering(kind: type[R], function: Callable[[R, ModelContext], Coroutine[Any
 
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET", "/health", reports.health),
-    ("GET", "/v1/health", reports.health),
-    ("GET", "/ready", reports.ready),
-    ("GET", "/ping", reports.health),
-    ("POST", "/ping", reports.health),
-    ("GET", "/load", reports.load),
-    ("GET", "/version", reports.version),
-    ("GET", "/stats", reports.stats),
-    ("GET", "/metrics", reports.metrics),
-    ("GET", "/openapi.json", reports.document),
-    ("GET", "/v1/models", reports.model_list),
-    ("GET", "/models", reports.model_list),
-    ("POST", "/models", reports.model_list),
-    ("GET", "/v1/models/{name:path}", reports.model),
+    ("GET", "/health", health.health),
+    ("GET", "/v1/health", health.health),
+    ("GET", "/ready", health.ready),
+    ("GET", "/ping", health.health),
+    ("POST", "/ping", health.health),
+    ("GET", "/load", health.load),
+    ("GET", "/version", health.version),
+    ("GET", "/stats", models.stats),
+    ("GET", "/metrics", health.metrics),
+    ("GET", "/openapi.json", openapi.openapi_json),
+    ("GET", "/v1/models", models.list_models),
+    ("GET", "/models", models.list_models),
+    ("POST", "/models", models.list_models),
+    ("GET", "/v1/models/{name:path}", models.get_model),
     ("POST", "/reset_prefix_cache", reset_prefix_cache),
     ("POST", "/models/load", load_model),
     ("POST", "/models/unload", unload_model),
@@ -96,23 +95,23 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/is_sleeping", is_sleeping),
     ("POST", "/v1/load_lora_adapter", load_adapter),
     ("POST", "/v1/unload_lora_adapter", unload_adapter),
-    ("GET", "/tokenizer_info", reports.tokenizer_info),
+    ("GET", "/tokenizer_info", models.tokenizer_info),
     ("POST", "/tokenize", answering(AnyTokenizeRequest, any_tokenize)),
     ("POST", "/detokenize", answering(tokenize.DetokenizeRequest, tokenize.detokenize)),
     *(("POST", path, generate) for path in API_FORMATS),
     ("POST", "/v1/completions/render", answering(CompletionRequest, render_completion)),
     ("POST", "/v1/chat/completions/render", answering(ChatRequest, render_chat)),
     ("POST", "/invocations", invocations),
-    ("GET", "/api/tags", reports.ollama_tags),
-    ("GET", "/api/ps", reports.ollama_processes),
-    ("POST", "/api/show", reports.ollama_show),
-    ("GET", "/api/version", reports.ollama_version),
+    ("GET", "/api/tags", models.ollama_tags),
+    ("GET", "/api/ps", models.ollama_processes),
+    ("POST", "/api/show", models.ollama_show),
+    ("GET", "/api/version", models.ollama_version),
     *(("POST", path, pool) for path in POOLING_FORMATS),
     ("POST", "/apply-template", answering(TemplateRequest, apply_template)),
     ("POST", "/v1/chat/completions/input_tokens", answering(TemplateRequest, count_tokens)),
     ("POST", "/chat/completions/input_tokens", answering(TemplateRequest, count_tokens)),
-    ("GET", "/props", reports.llama_cpp_props),
-    ("GET", "/slots", reports.llama_cpp_slots),
+    ("GET", "/props", models.llama_cpp_props),
+    ("GET", "/slots", models.llama_cpp_slots),
     *SGLANG_ROUTES,
     ("GET", "/lora-adapters", default_scales),
     ("POST", "/lora-adapters", set_default_scales),
@@ -197,7 +196,7 @@ def _cors(origins: list[str]) -> list[Middleware]:
 def _comments_while_loading(config: FrontendConfig, models: ModelTable) -> list[Middleware]:
     if models.waited_for is None:
         return []
-    from frontend.api.many.loading_comments import LoadingComments
+    from frontend.launcher_link import LoadingComments
 
     return [Middleware(LoadingComments, waiting=models.waited_for, keepalive_s=config.keepalive_s)]
 

@@ -13,19 +13,17 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from frontend.api.chat.large_chats import body_bytes
-from frontend.api.model_table import ModelTable, ServedModel
-from frontend.api.requests.decoding import decode
-from frontend.api.requests.encoding import to_json
-from frontend.api.requests.request_model import RequestModel
-from frontend.api.requests.unknown_fields import UnknownFields
+from frontend.chat.large_chats import body_bytes
 from frontend.errors import UnsupportedMediaType
+from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.server.auth import administers
-from frontend.server.bodies import Bodies, largest_body
-from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, header_value
-from shared.config import FrontendConfig
+from frontend.schema.base import RequestModel, to_json
+from frontend.schema.decoding import decode
+from frontend.schema.unknown_fields import UnknownFields
+from frontend.server.access import administers
+from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, Bodies, header_value, largest_body
+from shared.config.frontend import FrontendConfig
 from shared.signing import Signer
 
 R = TypeVar("R", bound=RequestModel)

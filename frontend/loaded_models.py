@@ -13,22 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from frontend.api.many.launcher_link import LOST, LauncherLink
-from frontend.api.many.refusals import RETRY_S, absent, asleep, failure, seconds_of_field
-from frontend.api.model_table import TAG, ModelTable, ServedModel
-from frontend.errors import BadRequest, Overloaded
+from frontend.errors import BadRequest, Overloaded, Unprocessable
+from frontend.launcher_link import LOST, LauncherLink
+from frontend.model_table import TAG, ModelTable, ServedModel
 from frontend.observability.model_metrics import ModelMetrics, Residence
 from frontend.text.tokenizer import Tokenizer
-from frontend.workers.discovery import Discovery
+from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready
-from shared.config import Settings, with_values
-from shared.models.entries import Entry, read_entries, worker_folder
-from shared.models.messages import Keep, Load, ModelState
-from shared.wire.address import parse_all
+from shared.config.settings import Settings, with_values
+from shared.launcher_messages import Keep, Load, ModelState
+from shared.model_list import Entry, read_entries, seconds_of, worker_folder
+from shared.wire import parse_all
 
 log = logging.getLogger("sluice.models")
-
 POLL_S = 0.02  # pause between two checks whether a loaded model can serve
 GC_THRESHOLDS = (50_000, 20, 20)  # as in __main__.py, which also freezes the objects of a single model
 LOADED_STATES = ("loading", "loaded", "unloading")
@@ -205,7 +203,7 @@ class Residents(ModelTable):
         self._link.order(Load(name))
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Sets how long a model stays loaded without requests, see shared.models.messages.Keep."""
+        """Sets how long a model stays loaded without requests, see shared.launcher_messages.Keep."""
         self._link.order(Keep(name, seconds))
 
     async def reload(self) -> None:
@@ -316,3 +314,32 @@ class Residents(ModelTable):
             self._running.cancel()
         for one in self._residents.values():
             await one.served.pool.close()
+
+
+# The errors of requests for one of many models, and the field `keep_alive`.
+
+RETRY_S = 10.0  # time after a failed load in which requests are refused without another attempt to load
+
+
+def seconds_of_field(keep_alive: object) -> float | None:
+    if keep_alive is None:
+        return None
+    try:
+        if isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float):
+            raise ValueError("must be a duration like 300, 90s, 10m or -1")
+        return seconds_of(keep_alive)
+    except (ValueError, OverflowError) as error:
+        raise BadRequest(f"`keep_alive` {error}", param="keep_alive", code="out_of_range") from None
+
+
+def absent(name: str) -> Unprocessable:
+    return Unprocessable(f"`model`: the model `{name}` does not exist", param="model", code="model_not_found")
+
+
+def asleep() -> Overloaded:
+    return Overloaded("the server sleeps; POST /wake_up wakes it", code="asleep", retry_after=RETRY_S)
+
+
+def failure(state: ModelState) -> Overloaded:
+    text = f"the model `{state.name}` cannot be loaded: {state.reason}"
+    return Overloaded(text, code="model_failed", retry_after=RETRY_S)

@@ -17,20 +17,26 @@ import msgspec
 
 from frontend.errors import Overloaded
 from frontend.turns import FairChildren
-from shared.adapters.base_name import base_of, other_base
-from shared.adapters.files import MAX_WEIGHTS_BYTES, AdapterError, read_files, size_of
-from shared.adapters.gguf import read_gguf
-from shared.adapters.low_rank import low_rank_modules
-from shared.adapters.named import named_adapters, path_problem
-from shared.config import ConfigError, ModelConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.gguf.lora import read_gguf
+from shared.lora import (
+    MAX_WEIGHTS_BYTES,
+    AdapterError,
+    base_of,
+    low_rank_modules,
+    named_adapters,
+    other_base,
+    path_problem,
+    read_files,
+    size_of,
+)
 from shared.messages import Adapter
-from shared.processes.expendable import Killed, Lost, NotStarted, Raised
+from shared.sandbox import Killed, Lost, NotStarted, Raised
 
 log = logging.getLogger("sluice.frontend")
-
 FILE, LOCK = "adapters.json", "adapters.lock"
 MAX_LOADED = 1000  # limit on names that requests have loaded or unloaded
-
 Changes = dict[str, Adapter | None]  # name → the loaded adapter; None: the adapter was unloaded
 
 

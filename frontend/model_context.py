@@ -1,18 +1,21 @@
 """Facts about the model that are needed to read requests, and checks of requests against them. Knows no API format."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from frontend.api.fingerprint import combined, text_fingerprint
-from frontend.api.recommended import recommended
-from frontend.errors import BadRequest, Unprocessable
-from frontend.output_parser.formats import ModelFormat
+from frontend.errors import BadRequest, ContextLengthExceeded, SluiceError, Unprocessable
+from frontend.output_parser.model_format import ModelFormat
+from frontend.schema.base import fields_of
+from frontend.schema.decoding import reader, refuse_unknown
+from frontend.schema.request_fields import GenerationFields, OpenAIFields
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
-from shared.config import FrontendConfig
+from shared.build import fingerprint_of
+from shared.checkpoint import GENERATE, Task
+from shared.config.frontend import FrontendConfig
 from shared.messages import Adapter, Limits
-from shared.task import GENERATE, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +112,143 @@ def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> N
         raise Unprocessable(
             f"`{name}` has the token id {id}, outside 0 to {vocab_size - 1}", param=name, code="out_of_range"
         )
+
+
+# The frontend's part of the fingerprint: a hash of how prompts are made, and of how the output is parsed.
+
+TEXT_VERSION = 3  # raise it with every change that may alter the prompt or the answer of an unchanged request
+
+
+def text_fingerprint(
+    tokenizer: Tokenizer, style: ModelFormat, defaults: Mapping[str, Any], specials_in_content: bool = False
+) -> str:
+    """Returns the frontend's part of the fingerprint.
+
+    defaults: the sampling parameters of a request that sets none
+    specials_in_content: whether text like <|im_end|> in a message becomes a special token
+    """
+    facts = [tokenizer.hash, tokenizer.templates, tokenizer.named_tokens, tokenizer.eos_ids, style, defaults]
+    return fingerprint_of([TEXT_VERSION, *facts, specials_in_content])
+
+
+def combined(worker: str, text: str) -> str:
+    """Returns the fingerprint that clients see. worker, text: the worker's part and the frontend's part"""
+    return fingerprint_of([worker, text])
+
+
+# The sampling parameters that a checkpoint recommends, as defaults of requests.
+
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # other recommendations are ignored
+
+
+def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sampling parameters in a checkpoint's generation_config.json; none if it turns sampling off.
+
+    A value that a request could not have is ignored.
+    """
+    if generation.get("do_sample") is False:
+        return {}
+    found: dict[str, Any] = {}
+    for name in RECOMMENDED:
+        with suppress(SluiceError):
+            if (value := generation.get(name)) is not None:
+                found[name] = reader(fields_of(OpenAIFields)[name].type)(value, name, refuse_unknown)
+    return found
+
+
+# Checks that a prompt fits the model's context, and words the refusal if it does not.
+#
+# The message is worded like OpenAI's, because clients parse it to learn that a conversation is too long, and by how
+# much. Anthropic's format writes its own message from the same numbers (anthropic/envelope.py).
+
+MOST_COUNTED = 1 << 20  # characters of a text that no context limits; the tokenizer needs 0.2 KB for each
+CHARACTERS_A_TOKEN = 8  # a context of T tokens holds a text of this many characters per token, unless it is unusual
+
+
+def check_length(param: str, prompt: int, output: int, context: ModelContext) -> None:
+    """Raises ContextLengthExceeded if the context cannot hold `prompt` prompt tokens and `output` new tokens.
+
+    param: the request field that holds the prompt
+    """
+    most = context.max_seq_len
+    if prompt > most:
+        raise _exceeded(
+            f"{prompt} tokens in the {param}. Please reduce the length of the {param}.", param, prompt, 0, most
+        )
+    if prompt + output > most:
+        raise _exceeded(
+            f"{prompt + output} tokens ({prompt} in the {param}, {output} in the completion). "
+            f"Please reduce the length of the {param} or completion.",
+            param, prompt, output, most,
+        )  # fmt: skip
+
+
+def check_counted(param: str, length: int, context: ModelContext) -> None:
+    """Raises Unprocessable for a text that is only counted or tokenized, if it is so long that this would take too much
+    memory: 0.2 KB a character.
+
+    length: of the text in characters, or of ids
+    """
+    most = max(MOST_COUNTED, CHARACTERS_A_TOKEN * context.longest)
+    if length > most:
+        raise Unprocessable(
+            f"`{param}` is {length} long; at most {most} characters or ids are counted or tokenized at once",
+            param=param, code="out_of_range",
+        )  # fmt: skip
+
+
+def check_characters(param: str, text: str, context: ModelContext) -> None:
+    """Raises ContextLengthExceeded for a text with so many characters that no tokenization of it can fit.
+
+    This check comes before tokenization, which takes seconds for a text of megabytes. If `max_seq_len` is 0, the limit
+    is that of `check_counted`.
+    """
+    most = context.max_seq_len
+    if not most:
+        check_counted(param, len(text), context)
+    least = (
+        context.tokenizer.fewest_tokens(text, most) if 0 < most < len(text) else 0
+    )  # a text of `most` characters or fewer always fits, because each token has at least one character
+    if least > most:
+        raise _exceeded(
+            f"at least {least} tokens in the {param}. Please reduce the length of the {param}.",
+            param, least, 0, most, at_least=True,
+        )  # fmt: skip
+
+
+def _exceeded(
+    requested: str, param: str, prompt: int, output: int, limit: int, at_least: bool = False
+) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"This model's maximum context length is {limit} tokens. However, you requested {requested}",
+        param=param, code="context_length_exceeded",
+        prompt=prompt, output=output, limit=limit, at_least=at_least,
+    )  # fmt: skip
+
+
+# Shortens a prompt if the request allows it (`truncate_prompt_tokens`, `truncation_side`).
+
+
+def before_truncation(kept: int | None, context: ModelContext) -> ModelContext:
+    """Returns the context for reading a prompt: without a length limit if the prompt will be shortened to `kept`."""
+    return context if kept is None else context.unlimited
+
+
+def truncated(ids: list[int], most: int | None, fields: GenerationFields, context: ModelContext) -> list[int]:
+    """Returns the last `truncate_prompt_tokens` ids of a prompt; all of them if the field is absent.
+
+    -1 keeps as many ids as leave room for the answer. `truncation_side` "right" keeps the first ids.
+
+    most: the limit on new tokens, if there is one
+    """
+    kept = getattr(fields, "truncate_prompt_tokens", None)
+    if kept is None:
+        return ids
+    if kept == 0 or kept > context.max_seq_len:
+        raise Unprocessable(
+            f"`truncate_prompt_tokens` must be -1 or from 1 to {context.max_seq_len}, got {kept}",
+            param="truncate_prompt_tokens", code="out_of_range",
+        )  # fmt: skip
+    if kept < 0 and (kept := context.max_seq_len - (most or 1)) <= 0:
+        return ids  # check_length then refuses the request, because the answer alone is too long
+    return ids[:kept] if getattr(fields, "truncation_side", None) == "right" else ids[-kept:]

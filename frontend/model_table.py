@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from frontend.api.model_context import ModelContext
 from frontend.errors import BadRequest, Unprocessable
 from frontend.generation.service import Service
+from frontend.model_context import ModelContext
 from frontend.observability.model_metrics import ModelMetrics
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready
-from shared.config import FrontendConfig
+from shared.config.frontend import FrontendConfig
+from shared.launcher_messages import ModelState
 from shared.messages import Adapter, Limits
-from shared.models.messages import ModelState
 
 if TYPE_CHECKING:  # a server without adapters never imports their modules
-    from frontend.api.adapters.registry import AdapterRegistry
+    from frontend.lora import AdapterRegistry
 
 TAG = ":latest"  # Ollama's clients may omit or add this suffix of a model name
 
@@ -204,7 +204,7 @@ class ModelTable:
         raise NotImplementedError
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Sets how long a model stays loaded without requests, see shared.models.messages.Keep."""
+        """Sets how long a model stays loaded without requests, see shared.launcher_messages.Keep."""
         raise NotImplementedError
 
     @property

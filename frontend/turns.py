@@ -17,8 +17,7 @@ from queue import LifoQueue
 from typing import Any, TypeVar
 
 from frontend.errors import Overloaded
-from shared.processes.expendable import Expendable, Killed
-from shared.processes.fair_queue import FairQueue
+from shared.sandbox import Expendable, FairQueue, Killed
 
 T = TypeVar("T")
 

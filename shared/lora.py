@@ -5,15 +5,110 @@ lora_alpha / sqrt(r) with use_rslora. rank_pattern and alpha_pattern give some m
 changes the formula is refused by name (https://huggingface.co/docs/peft/package_reference/lora).
 """
 
+import hashlib
 import json
 import math
+import mmap
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from shared.adapters.files import CONFIG, WEIGHTS, AdapterError, AdapterFiles
-from shared.adapters.patterns import first_matches
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.sandbox import Expendable, Lost, NotStarted, Raised
+
+# Reads and hashes the files of an adapter: two files in a PEFT folder, or one GGUF file. Does not know what the files
+# mean.
+#
+# The hash identifies the adapter: after a change of its files, it is another adapter under the same name.
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
+GGUF = ".gguf"  # how the name of a GGUF file ends
+MAX_CONFIG_BYTES = 1 << 20
+MAX_WEIGHTS_BYTES = 4 << 30
+
+
+class AdapterError(ValueError):
+    """An adapter cannot be used; the message is one sentence that names the file or the unsupported feature."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """The bytes of an adapter's files, read once, so that hash and content belong together.
+
+    config: None for a GGUF file, all of whose bytes are `weights`
+    """
+
+    config: bytes | None
+    weights: bytes
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.config is None
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the adapter, which is a hash over the hashes of its files."""
+        contents = [content for content in (self.config, self.weights) if content is not None]
+        each = [hashlib.sha256(content).digest() for content in contents]
+        return hashlib.sha256(b"".join(each)).hexdigest()
+
+
+def read_files(location: str, *, mapped: bool = False) -> AdapterFiles:
+    """Reads an adapter's folder, or its GGUF file. Raises AdapterError.
+
+    mapped: maps the weights, so that they take no memory of their own. The file may then change between two looks, so
+        this is only for describing an adapter, whose hash is checked when it is loaded.
+    """
+    path = Path(location)
+    read_weights = _mapped if mapped else _read
+    if path.suffix.lower() == GGUF and not path.is_dir():
+        return AdapterFiles(None, read_weights(path, MAX_WEIGHTS_BYTES))
+    if not path.is_dir():
+        raise AdapterError(f"{location} is not a folder with {CONFIG} and {WEIGHTS}, nor a {GGUF} file")
+    if not (path / WEIGHTS).exists() and (path / PICKLED).exists():
+        raise AdapterError(
+            f"{path / PICKLED} is a pickle, which may run any program when it is read: save it as {WEIGHTS}"
+        )
+    return AdapterFiles(_read(path / CONFIG, MAX_CONFIG_BYTES), read_weights(path / WEIGHTS, MAX_WEIGHTS_BYTES))
+
+
+def _mapped(file: Path, most: int) -> bytes:
+    if not file.is_file() or not 0 < file.stat().st_size <= most:
+        return _read(file, most)
+    try:
+        with file.open("rb") as opened:
+            # a map has the methods of bytes that readers of adapters use: length, slices, buffer
+            return cast(bytes, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise AdapterError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def size_of(location: str) -> int:
+    """Returns about how many bytes `read_files` reads; 0 if there is nothing to read."""
+    path = Path(location)
+    try:
+        return min((path / WEIGHTS if path.is_dir() else path).stat().st_size, MAX_WEIGHTS_BYTES)
+    except (OSError, ValueError):
+        return 0
+
+
+def _read(file: Path, most: int) -> bytes:
+    try:
+        if not file.is_file():
+            raise AdapterError(f"{file} is missing")
+        with file.open("rb") as opened:
+            content = opened.read(most + 1)
+    except OSError as error:
+        raise AdapterError(f"{file} cannot be read: {error.strerror}") from error
+    if len(content) > most:
+        raise AdapterError(f"{file} has more than {most} bytes")
+    return content
+
 
 MAX_HEADER_BYTES = 16 << 20
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a value of this dtype
@@ -176,3 +271,167 @@ def _factor(name: str, entry: dict[str, Any], begin: int, end: int) -> StoredFac
     if not whole or not 0 <= first <= last <= end - begin or last - first != math.prod(shape) * DTYPES[dtype]:
         raise AdapterError(f"{WEIGHTS} is not a complete safetensors file")
     return StoredFactor(dtype, (shape[0], shape[1]), begin + first, begin + last)
+
+
+# Adapters with a name and a folder, as `--lora-modules` and the route that loads an adapter state them.
+
+MAX_NAME_CHARS = 256  # limit on an adapter's name, which requests state as their `model`
+FLAG = "--lora-modules"
+JSON_KEYS = {"name", "path", "base_model_name"}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAdapter:
+    """name: the name in requests. path: the adapter's folder. base: the base model's name; empty: the served model."""
+
+    name: str
+    path: str
+    base: str = ""
+
+
+def named_adapters(model: ModelConfig) -> tuple[NamedAdapter, ...]:
+    """Returns the adapters of --lora-modules. Raises ConfigError."""
+    found = tuple(_each(model.lora_modules))
+    names = [adapter.name for adapter in found]
+    for adapter in found:
+        if problem := name_problem(adapter.name):
+            raise ConfigError(f"{FLAG}: the name {adapter.name[:MAX_NAME_CHARS]!r} {problem}")
+        if names.count(adapter.name) > 1 or adapter.name in model.names:
+            raise ConfigError(f"{FLAG}: the name {adapter.name!r} is given twice, or is that of the base model")
+        if adapter.base and adapter.base not in model.names:
+            raise ConfigError(
+                f"{FLAG}: base_model_name {adapter.base!r} of {adapter.name!r} is not served; "
+                f"the base is {model.name!r}"
+            )
+    return found
+
+
+def name_problem(name: str) -> str:
+    """Returns what is wrong with the name of an adapter; empty if nothing is wrong."""
+    if not name or len(name) > MAX_NAME_CHARS:
+        return f"must have 1 to {MAX_NAME_CHARS} characters"
+    if any(not letter.isprintable() or "\ud800" <= letter <= "\udfff" for letter in name):
+        return "must have printable characters only"
+    return ""
+
+
+def _each(text: str) -> Iterator[NamedAdapter]:
+    """Yields the adapters in a list of NAME=PATH entries and JSON objects, separated by commas or white space."""
+    decoder = json.JSONDecoder()
+    rest = text.strip(", \t\n")
+    while rest:
+        if rest.startswith("{"):
+            try:
+                value, end = decoder.raw_decode(rest)
+            except ValueError as error:
+                raise ConfigError(f"{FLAG}: {rest[:80]!r} is not JSON: {error}") from None
+            yield _from_json(value)
+        else:
+            end = next((at for at, letter in enumerate(rest) if letter in ", \t\n"), len(rest))
+            name, equals, path = rest[:end].partition("=")
+            if not (name and equals and path):
+                raise ConfigError(f"{FLAG} takes NAME=PATH, or JSON with name and path, not {rest[:end][:80]!r}")
+            yield NamedAdapter(name, _absolute(path))
+        rest = rest[end:].strip(", \t\n")
+
+
+def _from_json(value: Any) -> NamedAdapter:
+    if not {"name", "path"} <= value.keys() <= JSON_KEYS or not all(isinstance(each, str) for each in value.values()):
+        raise ConfigError(f"{FLAG}: JSON needs the texts name and path, and may have base_model_name, not {value}")
+    return NamedAdapter(value["name"], _absolute(value["path"]), value.get("base_model_name", ""))
+
+
+def _absolute(path: str) -> str:
+    return os.path.realpath(Path(path).expanduser())
+
+
+def path_problem(path: str, model: ModelConfig) -> str:
+    """Returns why the folder of an adapter may not be read; empty if it may.
+
+    A folder may be read if a flag names it, or if it lies below the folder of --allow-runtime-lora with links resolved.
+    """
+    try:
+        real = os.path.realpath(path)
+    except ValueError:
+        return "is not the name of a file: it has a zero byte"
+    if any(adapter.path == real for adapter in named_adapters(model)):
+        return ""
+    if not model.allow_runtime_lora:
+        return "is not in --lora-modules, and the server was not started with --allow-runtime-lora"
+    root = os.path.realpath(Path(model.allow_runtime_lora).expanduser())
+    below = os.path.commonpath((root, real)) == root and real != root
+    return "" if below else "is not below the folder of --allow-runtime-lora"
+
+
+# Finds the pattern of `rank_pattern` or `alpha_pattern` for a module: the first that matches the end of its name.
+#
+# Patterns are regular expressions written by the author of the adapter, and matching can take years, as for `(a*)*b`.
+# Patterns with repetition or alternatives are matched in a child process, whose death costs only this adapter. Plain
+# names, the usual case, are matched without a child.
+
+PLAIN = re.compile(r"[\w.-]*")
+MOST_MATCHES = 2_000_000  # patterns times modules: some seconds of matching
+MATCH, SECONDS, MEGABYTES = "shared.lora:matches", 5.0, 256
+
+
+def first_matches(field: str, patterns: Sequence[str], modules: Sequence[str]) -> list[int]:
+    """Returns the index of each module's pattern, -1 if no pattern matches. Blocks for up to `SECONDS`.
+
+    field: the field of the configuration, for errors. Raises AdapterError.
+    """
+    if len(patterns) * len(modules) > MOST_MATCHES:
+        raise AdapterError(f"{CONFIG}: {field} has {len(patterns)} patterns for {len(modules)} modules: too many")
+    if all(PLAIN.fullmatch(pattern) for pattern in patterns):
+        return matches(patterns, modules)
+    child = Expendable(MATCH, megabytes=MEGABYTES)
+    try:
+        found: list[int] = child.call(patterns, modules, seconds=SECONDS)
+    except Lost as error:
+        raise AdapterError(f"{CONFIG}: {field} cannot be matched: {error}") from None
+    except (Raised, UnicodeEncodeError) as error:
+        raise AdapterError(f"{CONFIG}: {field} has something that is no regular expression: {error}") from None
+    except NotStarted as error:
+        raise AdapterError(f"{CONFIG}: {field} cannot be matched now: {error}") from None
+    finally:
+        child.close()
+    return found
+
+
+def matches(patterns: Sequence[str], modules: Sequence[str]) -> list[int]:
+    """Returns for each module the index of the first pattern that matches the end of its name; -1 for no match."""
+    compiled = [re.compile(rf"(.*\.)?({pattern})$") for pattern in patterns]
+    return [next((i for i, one in enumerate(compiled) if one.match(module)), -1) for module in modules]
+
+
+# Compares the base model that an adapter's config names with the model that is served.
+
+KEY = "base_model_name_or_path"
+MAX_CHARS = 200  # a longer name is shown only up to here
+FORMAT = re.compile(r"[-_.](?:awq|gptq|bnb|fp8|nvfp4|mxfp4|gguf|mlx|int[48]|[48]bit|w\d|q\d).*")
+
+
+def base_of(files: AdapterFiles) -> str:
+    """Returns the name of the base that the adapter was made for; empty if its config names none."""
+    try:
+        config = json.loads(files.config or b"{}")
+    except ValueError:
+        return ""
+    found = config.get(KEY) if isinstance(config, dict) else None
+    return "".join(letter for letter in found if letter.isprintable())[:MAX_CHARS] if isinstance(found, str) else ""
+
+
+def other_base(base: str, served: Iterable[str]) -> bool:
+    """Returns whether `base` is clearly another model than the served one, whose names and path are `served`.
+
+    Only names of the form OWNER/MODEL say anything: folders have any names. Owners are left out, because many publish
+    the same weights, and so are formats, such as AWQ. Names of which one begins with the other may be one model, too.
+    """
+    if base.startswith(("/", ".", "~")) or base.count("/") != 1:
+        return False
+    name = _last(base)
+    others = [_last(one) for one in served if one]
+    return bool(name) and not any(one.startswith(name) or name.startswith(one) for one in others if one)
+
+
+def _last(name: str) -> str:
+    return FORMAT.sub("", name.rstrip("/").rpartition("/")[2].lower())

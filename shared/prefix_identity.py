@@ -4,7 +4,7 @@ The identity is one text, which `Submit.cache_salt` carries. The prefix cache ha
 of a prompt (worker/kv_cache/prefix_cache.py), and a frontend remembers under the text and the token ids which worker
 computed a prefix (frontend/workers/routing.py). Worker and frontend compare the text and never take it apart.
 
-Workers tell frontends by keys which prefixes their caches hold (worker/kv_events/prefix_report.py). A key is 32 bits
+Workers tell frontends by keys which prefixes their caches hold (worker/engine/prefix_report.py). A key is 32 bits
 of a hash of the first tokens of a prompt. Two prefixes have the same key about once in four billion pairs. If they
 do, a request may go to a worker that has no part of its prefix in the cache; the answer is still right, because a
 worker finds pages by the long digests of its own cache.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.config import ConfigError
+from shared.config.declaration import ConfigError
 from shared.private_files import is_open_to_others
 
 if TYPE_CHECKING:

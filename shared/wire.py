@@ -1,17 +1,26 @@
 """ZeroMQ sockets with the options of both ends: sends never block, drops are detected, peers are authenticated.
 
 Knows addresses and options; nothing of messages. The path of an ipc:// socket lies in a folder that only its owner may
-enter; tcp:// needs CURVE keys (curve.py) unless `insecure`.
+enter; tcp:// needs CURVE keys unless `insecure`.
 """
 
+import ipaddress
 import os
+import re
 import stat
+import sys
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import zmq
 
-from shared.config import ConfigError, WireConfig
-from shared.wire.curve import keys_for
+from shared.config.declaration import ConfigError
+from shared.config.settings import WireConfig
+from shared.messages import Event, Request
+from shared.private_files import is_open_to_others
 
 HANDSHAKE_MS = 3000  # limit of the CURVE handshake; a rejected peer is disconnected after this time and tries again
 CONNECT_MS = 3000  # limit of a TCP connection attempt; without it, the system's pauses between attempts grow to minutes
@@ -98,7 +107,220 @@ def _secure(sock: zmq.Socket[bytes], address: str, wire: WireConfig, *, server: 
     sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     if server:
         sock.curve_server = True
-        sock.setsockopt(zmq.ZAP_DOMAIN, b"sluice")  # worker/transport/auth.py checks every key
+        sock.setsockopt(zmq.ZAP_DOMAIN, b"sluice")  # worker/engine/transport.py checks every key
         sock.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no peer may connect without an authenticator
     else:
         sock.curve_serverkey = keys.worker
+
+
+# The address of a worker: the two sockets of `tcp://HOST:PORT` or `ipc:///FOLDER`.
+#
+# Knows the syntax only; resolves nothing and opens nothing.
+
+LONGEST_SOCKET_PATH = 107  # bytes: the system's limit
+
+
+def check_socket_path(address: str) -> None:
+    """Raises ValueError, whose message is a sentence, if `address` is ipc:// with a path that is too long for a socket:
+    it could never be connected.
+    """
+    path = address.removeprefix("ipc://")
+    if path != address and (size := len(os.fsencode(path))) > LONGEST_SOCKET_PATH:
+        raise ValueError(f"{path} has {size} bytes, but the path of a socket has at most {LONGEST_SOCKET_PATH}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The addresses of a worker's two sockets, and `name`, the address as users wrote it."""
+
+    name: str
+    requests: str
+    events: str
+
+    @property
+    def host(self) -> str:
+        """The host, if it is a name to look up; empty for an IP address and for ipc."""
+        match = re.fullmatch(r"tcp://(.+):\d+", self.name)
+        if not match:
+            return ""
+        try:
+            ipaddress.ip_address(match[1].strip("[]"))
+        except ValueError:
+            return match[1]
+        return ""
+
+    def at(self, ip: str) -> "Address":
+        """Returns this address with its host replaced by `ip`; the ports stay."""
+        return parse(f"tcp://{ip}:{self.name.rpartition(':')[2]}")
+
+
+def parse(text: str) -> Address:
+    """Parses a worker's address. Raises ValueError, whose message is a sentence.
+
+    `tcp://HOST:PORT` takes requests on PORT and sends events on PORT + 1; `ipc:///FOLDER` has both sockets in FOLDER.
+    """
+    if text.startswith("ipc:///"):
+        folder = text.removeprefix("ipc://").rstrip("/")
+        address = Address(f"ipc://{folder}", f"ipc://{folder}/requests.sock", f"ipc://{folder}/events.sock")
+        check_socket_path(address.requests)
+        return address
+    match = re.fullmatch(r"tcp://([^:\s]+|\[[^\]\s]+\]):(\d{1,5})", text)
+    if not match or not 0 < int(match[2]) < 65535:
+        raise ValueError(f"a worker's address is tcp://HOST:PORT or ipc:///FOLDER, not {text!r}")
+    return Address(text, text, f"tcp://{match[1]}:{int(match[2]) + 1}")
+
+
+def with_port_offset(endpoint: str, offset: int) -> str:
+    """Returns tcp://HOST:PORT with another port; HOST may be `*`. Raises ValueError, whose message ends a sentence."""
+    match = re.fullmatch(r"tcp://([^:\s]+|\[[^\]\s]+\]):(\d{1,5})", endpoint)
+    if not match:
+        raise ValueError(f"must be tcp://HOST:PORT, not {endpoint!r}")
+    if not 0 < int(match[2]) <= 65535 - offset:
+        raise ValueError(f"{endpoint!r}: the ports of {offset + 1} workers must be 1 to 65535")
+    return f"tcp://{match[1]}:{int(match[2]) + offset}"
+
+
+def parse_all(text: str) -> list[Address]:
+    """Parses addresses separated by commas or spaces; returns [] for an empty text. Raises ValueError."""
+    return [parse(word) for word in re.split(r"[,\s]+", text) if word]
+
+
+# Encodes and decodes messages: one encoder, two typed decoders, packed columns. It never uses pickle.
+#
+# An event frame has two parts: topic (the frontend's id or BROADCAST) and body. A request frame has only a body, to
+# which the ROUTER adds the sender. Decoders raise `msgspec.DecodeError` (its subclass ValidationError for the wrong
+# shape).
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+encode = _encoder.encode
+
+
+def decode_request(body: bytes | memoryview) -> Request:
+    try:
+        return _requests.decode(body)
+    except (UnicodeDecodeError, RecursionError) as error:  # text that is not UTF-8; very deep nesting
+        raise msgspec.DecodeError(str(error)) from None
+
+
+def decode_event(body: bytes | memoryview) -> Event:
+    try:
+        return _events.decode(body)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
+def pack_u32(values: Iterable[int]) -> bytes:
+    """Packs values as little-endian uint32; raises OverflowError for a value beyond 32 bits."""
+    return _little_endian(array("I", values)).tobytes()
+
+
+def unpack_u32(data: bytes) -> "array[int]":
+    """Reverses pack_u32; raises ValueError when `data` is not a whole number of values."""
+    return _unpack("I", data)
+
+
+def pack_f32(values: Iterable[float]) -> bytes:
+    return _little_endian(array("f", values)).tobytes()
+
+
+def unpack_f32(data: bytes) -> "array[float]":
+    return _unpack("f", data)
+
+
+def _unpack(typecode: str, data: bytes) -> array:  # type: ignore[type-arg]
+    values = array(typecode)
+    values.frombytes(data)
+    return _little_endian(values)
+
+
+def _little_endian(values: array) -> array:  # type: ignore[type-arg]
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+# Reads and checks the CURVE keys for tcp:// addresses. Every fault in the files is reported in one sentence.
+#
+#     curve_dir/worker.key_secret      the worker's pair               (only on the worker's host)
+#     curve_dir/worker.key             its public half                 (on every frontend's host)
+#     curve_dir/frontend.key_secret    a frontend's pair               (only on that frontend's host)
+#     curve_dir/allowed/*.key          public keys that may connect    (on the worker's host, read at every handshake)
+#
+# `sluice keygen` makes the files. Knows files; opens no socket.
+
+ALLOWED = "allowed"
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """The key pair of one end of a connection; a frontend also has the worker's public key. All keys are in Z85."""
+
+    public: bytes
+    secret: bytes
+    worker: bytes = b""
+
+
+def keys_for(address: str, wire: WireConfig, *, worker: bool) -> CurveKeys | None:
+    """Returns the keys that a socket needs for an address, or None if it needs none.
+
+    worker: whether the socket is the worker's; otherwise it is a frontend's.
+    Raises ConfigError naming --curve-dir when a file is missing, unreadable, malformed or open to others.
+    """
+    if not address.startswith("tcp://") or wire.insecure:
+        return None
+    if not wire.curve_dir:
+        raise ConfigError(f"{address} needs CURVE keys: give --curve-dir, or --insecure on a trusted network")
+    folder = Path(wire.curve_dir)
+    if not worker:
+        return CurveKeys(*_pair(folder / "frontend.key_secret"), _load(folder / "worker.key")[0])
+    if not (folder / ALLOWED).is_dir():
+        raise ConfigError(f"--curve-dir: there is no folder {folder / ALLOWED} of public keys that may connect")
+    return CurveKeys(*_pair(folder / "worker.key_secret"))
+
+
+def allowed_keys(wire: WireConfig) -> set[bytes]:
+    """Returns the public keys that may connect now, in Z85. Files that hold no key are ignored."""
+    keys = set()
+    for path in (Path(wire.curve_dir) / ALLOWED).glob("*.key"):
+        try:
+            keys.add(_load(path)[0])
+        except ConfigError:
+            continue
+    return keys
+
+
+def _pair(path: Path) -> tuple[bytes, bytes]:
+    _check_private(path)
+    public, secret = _load(path)
+    if len(secret) != 40 or zmq.curve_public(secret) != public:
+        raise ConfigError(f"--curve-dir: {path} does not hold a pair of matching keys")
+    return public, secret
+
+
+def _check_private(path: Path) -> None:
+    """Raises ConfigError if a secret key is open to others."""
+    try:
+        is_open = is_open_to_others(path)
+    except OSError as error:
+        raise ConfigError(f"--curve-dir: cannot read the key {path}: {error.strerror}") from error
+    if is_open:
+        raise ConfigError(f"--curve-dir: others may read the secret key {path} (chmod 600 it)")
+
+
+def _load(path: Path) -> tuple[bytes, bytes]:
+    """Returns the public and the secret key in a file; the secret key is empty if the file has only the public one."""
+    import zmq.auth
+    from zmq.utils import z85
+
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+        z85.decode(public), z85.decode(secret or b"")
+    except OSError as error:
+        raise ConfigError(f"--curve-dir: cannot read the key {path}: {error.strerror or 'no such file'}") from error
+    except (ValueError, KeyError, IndexError, ArithmeticError) as error:
+        raise ConfigError(f"--curve-dir: {path} is no key") from error
+    if len(public) != 40:
+        raise ConfigError(f"--curve-dir: {path} is no key")
+    return public, secret or b""

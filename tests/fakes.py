@@ -12,16 +12,16 @@ from typing import Any, Self
 
 import msgspec
 
-from frontend.api.model_context import ModelContext
 from frontend.errors import SluiceError
+from frontend.model_context import ModelContext
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers import status as workers
-from frontend.workers.listener import WireCounters
+from frontend.workers.connection import WireCounters
 from frontend.workers.status import ConnectionState, Readiness, WorkerStatus
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.wire.codec import pack_f32, pack_u32, unpack_u32
+from shared.wire import pack_f32, pack_u32, unpack_u32
 from tests.frontend.text.tokenizers import byte_level, save
 
 MODEL = "tiny"

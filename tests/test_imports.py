@@ -23,60 +23,60 @@ FORBIDDEN = {
     "shared": {"frontend", "worker", "deploy", "bench", "tests", *TENSORS, *HTTP},
     "deploy": {"tests", "bench", "gguf"},
     "bench": {"tests"},
-    "worker/schedule": TENSORS,
+    "worker/scheduler": TENSORS,
     "worker/kv_cache/pages.py": TENSORS,
     "worker/kv_cache/prefix_cache.py": TENSORS,
-    "worker/kv_cache/slots.py": TENSORS,
     "worker/kv_cache/window.py": TENSORS,
-    "worker/kernels": OURS - {"worker"},
+    "worker/kv_cache/window.py": TENSORS,
+    "worker/ops": OURS - {"worker"},
 }
 
 # what a format of weights, or a kind of mixer or feed-forward network, may import: never another format or kind
 STORED = (
-    "worker.model.checkpoint.checkpoint", "worker.spec", "worker.model.checkpoint.stored_weight",
-    "worker.kernels", "shared",
+    "worker.checkpoint.checkpoint", "worker.spec", "worker.checkpoint.stored_weight",
+    "worker.ops", "shared",
 )  # fmt: skip
 LAYER_PARTS = (
-    *STORED, "worker.model.config_values", "worker.model.layer_names", "worker.model.layer_parts",
-    "worker.model.checkpoint.stacked_linear",
+    *STORED, "worker.models.config_values", "worker.models.layer_kinds", "worker.models.layer_kinds",
+    "worker.checkpoint.stored_weight",
 )  # fmt: skip
 
 # path under the root → the only modules of ours (by prefix) that it may import
 ALLOWED = {
-    "worker/kernels": ("worker.kernels", "shared.private_files"),
-    "worker/schedule": (
-        "worker.schedule",
+    "worker/ops": ("worker.ops", "shared.private_files"),
+    "worker/scheduler": (
+        "worker.scheduler",
         "worker.kv_cache.pages",
         "worker.kv_cache.prefix_cache",
-        "worker.kv_cache.slots",
+        "worker.kv_cache.window",
         "worker.kv_cache.window",
         "shared",
     ),
     "worker/kv_cache": (
         "worker.kv_cache",
         "worker.spec",
-        "worker.kernels.weights.eight_bit_kv",
-        "worker.kernels.recurrent.recurrent_state",
+        "worker.ops.paged_kv",
+        "worker.ops.recurrent_state",
         "shared",
     ),
-    "worker/model": ("worker.model", "worker.spec", "worker.kernels", "worker.kv_cache", "shared"),
-    "worker/spec.py": ("worker.kernels.rowwise.activate", "worker.kernels.recurrent.recurrent_state"),
-    "worker/model/quantization": ("worker.model.quantization", *STORED),
-    "worker/model/gguf": (
-        "worker.model.gguf",
-        "worker.model.checkpoint.stacked_tensors",
-        "worker.model.checkpoint.staging",
+    "worker/models": ("worker.models", "worker.spec", "worker.ops", "worker.kv_cache", "shared"),
+    "worker/spec.py": ("worker.ops.activation.reference", "worker.ops.recurrent_state"),
+    "worker/quantization": ("worker.quantization", *STORED),
+    "worker/quantization": (
+        "worker.quantization",
+        "worker.checkpoint.checkpoint",
+        "worker.checkpoint.staging",
         *STORED,
     ),
-    "worker/model/mixers": ("worker.model.mixers", *LAYER_PARTS),
-    "worker/model/feed_forward": ("worker.model.feed_forward", "worker.model.family", *LAYER_PARTS),
+    "worker/models": ("worker.models", *LAYER_PARTS),
+    "worker/models": ("worker.models", "worker.models.family", *LAYER_PARTS),
     "shared": ("shared",),
 }
 
 # (file, folder that it may import) → the reason
 EXCEPTIONS = {
-    ("frontend/offline/start.py", "deploy"): "starts a worker process in the same way as the command line",
-    ("worker/kernels/cpu/build.py", "shared"): "asks whether others can write to the cache of compiled libraries",
+    ("deploy/offline/llm.py", "deploy"): "starts a worker process in the same way as the command line",
+    ("worker/ops/native_build.py", "shared"): "asks whether others can write to the cache of compiled libraries",
 }
 
 
@@ -145,23 +145,23 @@ def test_imports_finds_every_kind_of_import(tmp_path: Path, monkeypatch: pytest.
 
 def test_frontend_loads_neither_torch_nor_transformers() -> None:
     heavy = {"torch", "transformers", "numpy", "gguf", "worker"}
-    check = f"import sys, frontend.api.app, deploy.cli.process_commands; print(sorted({heavy} & set(sys.modules)))"
+    check = f"import sys, frontend.app, deploy.cli.processes; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 def test_the_scheduler_loads_no_torch() -> None:
-    check = "import sys, worker.schedule.scheduler; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    check = "import sys, worker.scheduler.scheduler; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 # The accepted circles among folders, each with its reason: the folders of a circle can only be read together.
 CIRCLES = {
-    ("worker/kernels/experts.py", "worker/kernels/gpu/experts"): (
+    ("worker/ops/moe/packed.py", "worker/ops/moe"): (
         "the record of a layer's experts keeps their weights in the order in which the Triton kernels read them"
     ),
-    ("worker/schedule/records", "worker/schedule/sequence.py"): "a record names the sequence in its types",
+    ("worker/scheduler", "worker/scheduler/sequence.py"): "a record names the sequence in its types",
 }
 
 

@@ -1,4 +1,4 @@
-"""One worker process: bind, load, serve, drain. The command is `sluice worker`; see deploy/cli/process_commands.py.
+"""One worker process: bind, load, serve, drain. The command is `sluice worker`; see deploy/cli/processes.py.
 
 The sockets are bound before the weights are loaded, so that frontends can show the progress from the beginning.
 """
@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shared.config import ConfigError, Settings
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings
+from shared.heartbeat import Heartbeat, Phase
 from shared.messages import Outcome, Submit
-from shared.processes.heartbeat import Heartbeat, Phase
+from worker.device import threads_of
+from worker.engine.build import Engine, load_engine
 from worker.engine.crash_journal import CrashJournal
-from worker.engine.load import Engine, load_engine
 from worker.engine.loop import Loop
+from worker.engine.metrics import DraftCollector, Metrics
+from worker.engine.prefix_report import PrefixReport
 from worker.engine.requests import RequestTable
 from worker.engine.status import StatusReporter
+from worker.engine.transport import Identity, WireServer
 from worker.engine.validation import no_pictures
-from worker.kv_events.prefix_report import PrefixReport
-from worker.model.device import threads_of
-from worker.observability.draft_metrics import DraftCollector
-from worker.observability.metrics import Metrics
-from worker.schedule.sequence import Plan, Sequence
-from worker.transport.server import Identity, WireServer
+from worker.scheduler.sequence import Plan, Sequence
 
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
-    from worker.adapters.store import AdapterStore
-    from worker.kv_events.publisher import KvEventPublisher
-    from worker.ranks.hosts.rendezvous import Hosts
-    from worker.ranks.metrics import RankCounter
+    from worker.distributed.leader import RankCounter
+    from worker.distributed.rendezvous import Hosts
+    from worker.engine.kv_event_publisher import KvEventPublisher
+    from worker.lora.store import AdapterStore
 
 log = logging.getLogger("sluice.worker")
 
@@ -58,7 +58,7 @@ def run(
     """
     torch.set_num_threads(threads_of(settings.worker, 0 if hosts is None else hosts.group.here))
     if hosts is not None:
-        from worker.ranks.nodes import stay_on_node
+        from worker.distributed.leader import stay_on_node
 
         stay_on_node(hosts.group.place, hosts.group.here)
     stop = StopSignal.install()
@@ -145,7 +145,7 @@ def _rank_counter(settings: Settings) -> "RankCounter | None":
     """Returns a counter of the checks in which a rank had wrong numbers; None if there is only one rank."""
     if settings.worker.ranks == 1:
         return None
-    from worker.ranks.metrics import RankCounter
+    from worker.distributed.leader import RankCounter
 
     return RankCounter(settings)
 
@@ -155,8 +155,7 @@ def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: M
     model = settings.model
     if not (model.lora_modules or model.allow_runtime_lora) or engine.weights is None:
         return None
-    from worker.adapters.metrics import AdapterCollector
-    from worker.adapters.store import AdapterStore
+    from worker.lora.store import AdapterCollector, AdapterStore
 
     store = AdapterStore(
         engine.folder, engine.spec, engine.weights, model, most=settings.worker.max_cpu_loras,
@@ -171,8 +170,7 @@ def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[
     """Returns a function that checks the pictures of a request, and raises Refused if they cannot be served."""
     if engine.tower is None:
         return no_pictures
-    from worker.vision.admission import PictureAdmission
-    from worker.vision.metrics import VisionCollector
+    from worker.vision.vision import PictureAdmission, VisionCollector
 
     if engine.runner.vision is not None:
         metrics.collectors.append(VisionCollector(settings.frontend.metrics_prefix, engine.runner.vision))
@@ -183,7 +181,7 @@ def _between_steps(
     engine: Engine, request_table: RequestTable, loop: Loop, server: WireServer
 ) -> Callable[[Plan], bool]:
     """Returns a function that encodes pictures between steps."""
-    from worker.vision.between_steps import BetweenSteps, token_cost
+    from worker.vision.vision import BetweenSteps, token_cost
 
     assert engine.runner.vision is not None
     return BetweenSteps(
@@ -196,7 +194,7 @@ def _kv_events(settings: Settings, engine: Engine) -> "KvEventPublisher | None":
     """Returns a publisher of the prefix cache's pages; None if the settings name no endpoint."""
     if not settings.worker.kv_events_endpoint:
         return None
-    from worker.kv_events.start import start
+    from worker.engine.kv_event_publisher import start
 
     return start(settings, engine.scheduler.state.paging)
 

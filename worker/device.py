@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from shared.config import ConfigError, WorkerConfig
+from shared.config.declaration import ConfigError
+from shared.config.worker import WorkerConfig
 from shared.machine import visible_gpus
-from worker.kernels.weights.quantize import FORMATS, Scheme
+from worker.ops.quantized_weight import FORMATS, Scheme
 
 log = logging.getLogger("sluice.load")
 

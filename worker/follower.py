@@ -22,25 +22,15 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from shared.machine import available_bytes
-from worker.engine.load_model import ModelFiles, find_model
-from worker.engine.load_weights import through_cache
-from worker.kernels.cpu import bindings
-from worker.kernels.cpu.huge_pages import huge_pages
-from worker.kernels.operations import FAST, Operations
-from worker.kv_cache.sizing import WeightsSize
-from worker.kv_cache.tensors import KVCache
-from worker.model.decoder import Decoder
-from worker.model.device import threads_of
-from worker.model.layer import Weights
-from worker.model.parts.part import Part
-from worker.model.weights import load
-from worker.ranks.adapters import OwnAdapters
-from worker.ranks.checks import checksums, checksums_from_checkpoint
-from worker.ranks.exchange import Exchange, exchange_of_machine
-from worker.ranks.expert_loads import own_loads
-from worker.ranks.frames import (
+from worker.device import threads_of
+from worker.distributed.checks import checksums, checksums_from_checkpoint
+from worker.distributed.exchange import Exchange, exchange_of_machine
+from worker.distributed.leader import stay_on_node
+from worker.distributed.lora import OwnAdapters
+from worker.distributed.messages import (
     BOTH,
     CPU,
     HIDDEN,
@@ -49,6 +39,7 @@ from worker.ranks.frames import (
     AdapterFrame,
     Beginning,
     Free,
+    Inbox,
     Join,
     Joining,
     KeepWeights,
@@ -61,10 +52,18 @@ from worker.ranks.frames import (
     rows_of,
     send,
 )
-from worker.ranks.gpu.devices import device_of_rank
-from worker.ranks.inbox import Inbox
-from worker.ranks.nodes import stay_on_node
-from worker.ranks.pipeline import RankDecoder, tell_progress
+from worker.distributed.nccl import device_of_rank
+from worker.distributed.pipeline import RankDecoder, tell_progress
+from worker.distributed.stage_outputs import own_loads
+from worker.engine.load_model import ModelFiles, find_model, through_cache
+from worker.kv_cache.sizing import WeightsSize
+from worker.kv_cache.tensors import KVCache
+from worker.models.decoder import Decoder, Weights
+from worker.models.load import load
+from worker.models.sharding import Part
+from worker.ops import native as c_library
+from worker.ops.native import huge_pages
+from worker.ops.table import FAST, Operations
 
 PR_SET_PDEATHSIG = 1
 
@@ -104,8 +103,8 @@ def measured_on_gpu(
     files: ModelFiles, model: ModelConfig, worker: WorkerConfig, part: Part, orders: socket.socket, weights: Weights
 ) -> Operations:
     """Checks the GPU of this rank, and tells rank 0 how much memory is left. Returns the operations to compute with."""
-    from worker.engine.features.ranks_on_gpu import measure
-    from worker.kv_cache.gpu_memory import GpuMemoryReader
+    from worker.engine.ranks_on_gpu import measure
+    from worker.kv_cache.memory import GpuMemoryReader
 
     gpu = GpuMemoryReader(files.device, worker.gpu_memory_utilization)
     operations, free = measure(part, files, weights, model, worker, gpu, lambda: None)
@@ -165,7 +164,7 @@ def load_part(
 
     content: returns the hash of the weight files, which rank 0 compares with its own hash; "" if both ranks read the
         same files
-    on_size: as for load() of worker/model/weights.py
+    on_size: as for load() of worker/models/load.py
     on_weights: called when the weights are loaded; returns the operations to compute with
     loads: as for Decoder.count_loads; None: this rank counts nothing
     """
@@ -184,7 +183,7 @@ def load_part(
     if device.type == "cpu":
         for tensor in (*cache.k, *cache.v):
             huge_pages(tensor)
-        cache.prefault_ahead(bindings.touch_pages)
+        cache.prefault_ahead(c_library.touch_pages)
     decoder = Decoder(spec, weights, size.max_seq_len, operations)
     if loads is not None:
         decoder.count_loads(loads)

@@ -18,26 +18,26 @@ from types import FrameType
 
 import torch
 
-from shared.config import ConfigError, Settings
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings
 from shared.machine import available_bytes, memory
+from worker.checkpoint.checkpoint import CheckpointError, weight_files
+from worker.checkpoint.content_hash import ContentHashes
+from worker.device import threads_of
+from worker.distributed.exchange import Exchange, exchange_of_hosts
+from worker.distributed.handshake import wait_for_end
+from worker.distributed.leader import round_bytes, stay_on_node
+from worker.distributed.messages import Free, Loaded, send
+from worker.distributed.nccl import device_of_rank
+from worker.distributed.rendezvous import Hosts
 from worker.engine.load_model import content_of, explain_out_of_memory, find_model
 from worker.follower import compute, join, load_part, measured_on_gpu
-from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
-from worker.kernels.operations import FAST, Operations
-from worker.kv_cache.host_memory import check_host_of_several
+from worker.kv_cache.memory import check_host_of_several
 from worker.kv_cache.sizing import WeightsSize
-from worker.model.checkpoint.checkpoint import CheckpointError, weight_files
-from worker.model.checkpoint.content_hash import ContentHashes
-from worker.model.device import threads_of
-from worker.model.layer import Weights
-from worker.model.parts.share import CannotShare
-from worker.ranks.exchange import Exchange, exchange_of_hosts
-from worker.ranks.frames import Free, Loaded, send
-from worker.ranks.gpu.devices import device_of_rank
-from worker.ranks.hosts.links import wait_for_end
-from worker.ranks.hosts.rendezvous import Hosts
-from worker.ranks.leader import round_bytes
-from worker.ranks.nodes import stay_on_node
+from worker.models.decoder import Weights
+from worker.models.sharding import CannotShare
+from worker.ops.exchange import RankLost, shared_bytes
+from worker.ops.table import FAST, Operations
 
 log = logging.getLogger("sluice.ranks")
 

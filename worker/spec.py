@@ -5,10 +5,23 @@ The spec contains no file names (model/weights.py), no Hugging Face names (model
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, get_args
 
-from worker.kernels.recurrent.recurrent_state import RecurrentShape
-from worker.kernels.rowwise.activate import Activation
+Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the C library knows activations by these positions
+
+
+class RecurrentShape(Protocol):
+    """The sizes of a kind of recurrent layer."""
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        """How many last inputs of its convolution a layer keeps, and their width."""
+
+    @property
+    def memory(self) -> int:
+        """How many float32 numbers, with padding, a layer keeps beside the last inputs of its convolution."""
+
 
 ATTENTION = "attention"  # the kind of mixer that keeps K/V
 Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized at run time, with a scale per token
@@ -16,7 +29,7 @@ Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized a
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Describes one table of rotary embeddings. Comments name the kinds that use a field; rope.py shows how."""
+    """Describes one table of rotary embeddings. Comments name the kinds that use a field; decoder.py shows how."""
 
     kind: str  # default, linear, proportional, llama3, yarn or longrope; none: no rotation
     theta: float

@@ -69,7 +69,9 @@ class CudaClock:
 
     def seconds_on_device(self, call: Callable[[], object]) -> float:
         """Times replays of a CUDA graph with several calls, because a call may take the host longer than the device."""
-        from worker.run.graphs.graph_capture import cuda_capture  # imported here: section `floors` runs without it
+        from worker.model_runner.cuda_graph_capture import (
+            cuda_capture,  # imported here: section `floors` runs without it
+        )
 
         for _ in range(WARM_UP):
             call()  # compiles, which a capture must not do

@@ -19,9 +19,8 @@ from bench.gpu.offline.devices import DEVICES
 from bench.gpu.sections import CHECKS, KERNELS, ON_REQUEST, SECTIONS, Options, tasks
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS
 from bench.gpu.tables import Table, as_data, page
-from shared.arguments import comma_separated, new_file, positive_float
-from shared.config import ConfigError
-from shared.flags import Parser
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, comma_separated, new_file, positive_float
 
 HOPPER = 90
 BUDGET_S = 520.0

@@ -72,7 +72,7 @@ class Environment:
 
 def spec_of(model: str, layers: int = 0) -> "ModelSpec":
     """Returns the spec of a model in CONFIGS. layers: the maximum number of layers; 0 means all."""
-    from worker.model.families.families import spec_from_config  # imported here: section `floors` runs without it
+    from worker.models.config import spec_from_config  # imported here: section `floors` runs without it
 
     config = dict(CONFIGS[model])
     if layers:

@@ -25,9 +25,9 @@ from bench.gpu.environment import Environment, Row
 from bench.gpu.sections import NOTE
 from bench.gpu.shapes import FULL, SMALL
 from bench.gpu.tables import FAIL
-from deploy.supervisor.parent_death import die_with
-from shared.config import ConfigError
-from worker.model.device import pick_device
+from deploy.launcher.child_command import die_with
+from shared.config.declaration import ConfigError
+from worker.device import pick_device
 
 Send = Callable[[dict[str, Any]], None]
 

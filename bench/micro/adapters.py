@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from shared.arguments import positive_int
-from worker.kernels.cpu.openmp import spin_briefly
+from shared.config.flags import positive_int
+from worker.ops.openmp import spin_briefly
 
 spin_briefly()  # must run before torch is imported
 
@@ -25,13 +25,14 @@ from safetensors.torch import save_file  # noqa: E402
 
 from bench.checkpoints import checkpoint  # noqa: E402
 from bench.micro.engine import decode_of, decoding  # noqa: E402
-from shared.adapters.files import read_files  # noqa: E402
-from shared.config import ModelConfig, WorkerConfig  # noqa: E402
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig  # noqa: E402
+from shared.lora import read_files  # noqa: E402
 from shared.messages import Adapter  # noqa: E402
-from worker.adapters.loaded import LoadedAdapter, load_adapter  # noqa: E402
-from worker.adapters.sites import sites_of  # noqa: E402
-from worker.engine.load import Engine, load_engine  # noqa: E402
-from worker.schedule.records.adapter_use import AdapterUse  # noqa: E402
+from worker.engine.build import Engine, load_engine  # noqa: E402
+from worker.lora.loaded import LoadedAdapter, load_adapter  # noqa: E402
+from worker.lora.target_modules import sites_of  # noqa: E402
+from worker.scheduler.sequence import AdapterUse  # noqa: E402
 
 CPU = torch.device("cpu")
 CLOCKS = (time.perf_counter, time.thread_time)  # the clock for several threads, and the clock for one thread

@@ -3,7 +3,7 @@
     python -m bench.micro.amx_stand_in [OTHER_SOURCES]
 
 Other instructions stand in for the tile instructions (amx_stand_in.h). Only ratios between two folders of C sources
-(each laid out like worker/kernels/cpu/csrc) are meaningful. The two folders alternate in one run. Times are CPU time of
+(each laid out like worker/ops/csrc) are meaningful. The two folders alternate in one run. Times are CPU time of
 one thread.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu import build
-from worker.kernels.cpu.huge_pages import huge_pages
+from worker.ops import native_build
+from worker.ops.native import huge_pages
 
 HEADER = Path(__file__).with_suffix(".h")
 ROWS = (1, 8, 16, 17, 32, 40, 64, 128, 512, 1024)
@@ -28,7 +28,9 @@ WEIGHTS = 6  # number of different weights in a round: together more than a CPU 
 def compiled(sources: Path, room: Path) -> ctypes.CDLL:
     target = room / "stand_in.so"
     shim = ("-include", str(HEADER), "-I", str(sources), "-Wno-unused", "-shared")
-    build._run("gcc", *build.COMMON, *build.AMX, *shim, str(sources / "gemm/amx/gemm_amx.c"), "-o", str(target))
+    native_build._run(
+        "gcc", *native_build.COMMON, *native_build.AMX, *shim, str(sources / "gemm/amx/gemm_amx.c"), "-o", str(target)
+    )
     return ctypes.CDLL(str(target))
 
 
@@ -46,7 +48,7 @@ def quartile(times: list[float]) -> float:
 
 
 def main() -> None:
-    folders = [Path(name).resolve() for name in sys.argv[1:]] + [build.SOURCES]
+    folders = [Path(name).resolve() for name in sys.argv[1:]] + [native_build.SOURCES]
     with tempfile.TemporaryDirectory() as room:
         rooms = [Path(room) / str(i) for i in range(len(folders))]
         for one in rooms:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
 
-from shared.arguments import comma_separated, positive_int
-from worker.kernels.cpu.instruction_set import VARIABLE
+from shared.config.flags import comma_separated, positive_int
+from worker.ops.native_build import VARIABLE
 
 TORCH_CAPS = {  # SLUICE_ISA → the name of this instruction set in oneDNN, MKL and ATen
     "avx2": ("AVX2", "AVX2", "avx2"),
@@ -36,13 +36,21 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from bench.client.summary import aligned, number  # noqa: E402
-from worker.kernels import forms  # noqa: E402
-from worker.kernels.cpu import bindings, floors  # noqa: E402
-from worker.kernels.cpu.floors import Floors  # noqa: E402
-from worker.kernels.experts import Experts, experts, pack_experts  # noqa: E402
-from worker.kernels.linear import PackedLinear, linear, pack, pack_stacked  # noqa: E402
-from worker.kernels.rowwise import act_and_mul, norm  # noqa: E402
-from worker.kernels.weights.quantized_weight import INT4, INT8, CodeMap, QuantizedWeight  # noqa: E402
+from worker.ops import (
+    activation,
+    roofline,
+)
+from worker.ops import native as c_library  # noqa: E402
+from worker.ops.activation import reference as act_and_mul
+from worker.ops.attention import native as attention_native  # noqa: E402
+from worker.ops.linear import linear  # noqa: E402
+from worker.ops.linear.packed import PackedLinear, pack, pack_stacked
+from worker.ops.moe import experts  # noqa: E402
+from worker.ops.moe.packed import Experts, pack_experts
+from worker.ops.norm import native as norm_native  # noqa: E402
+from worker.ops.norm import reference as norm  # noqa: E402
+from worker.ops.quantized_weight import INT4, INT8, CodeMap, QuantizedWeight  # noqa: E402
+from worker.ops.roofline import Floors  # noqa: E402
 
 SPREAD = 256 << 20  # bytes of weights or K/V that a round reads: more than a CPU cache holds
 SHAPES = ((4096, 1024), (6144, 1024), (1024, 3072))  # outputs and inputs of the linears of a small model
@@ -189,7 +197,7 @@ def attention(limits: Floors, rounds: int, page: int = 32) -> list[list[str]]:
             pages: Tensor = pages,
         ) -> None:  # fmt: skip
             for k, v in caches:
-                bindings.attention(q, k, v, starts, lengths, pages, scale=d**-0.5, window=0)
+                attention_native.attention(q, k, v, starts, lengths, pages, scale=d**-0.5, window=0)
 
         [seconds] = best(rounds, attend)
         rate = size * len(caches) / seconds / 1e9
@@ -204,9 +212,9 @@ def rowwise(rounds: int) -> list[list[str]]:
         x, residual, wide = (torch.randn(t, n).bfloat16() for n in (1024, 1024, 6144))
         weight = torch.ones(1024, dtype=torch.bfloat16)
         normed = (x, residual, weight, 1e-6)
-        norms = best(rounds, partial(bindings.add_rms_norm, *normed), partial(norm.add_rms_norm_torch, *normed))
+        norms = best(rounds, partial(norm_native.add_rms_norm, *normed), partial(norm.add_rms_norm_torch, *normed))
         gates = best(
-            rounds, partial(forms.act_and_mul, wide, "silu"), partial(act_and_mul.act_and_mul_torch, wide, "silu")
+            rounds, partial(activation.act_and_mul, wide, "silu"), partial(act_and_mul.act_and_mul_torch, wide, "silu")
         )  # fmt: skip
         rates = 4 * x.nbytes / norms[0] / 1e9, 1.5 * wide.nbytes / gates[0] / 1e9
         ratios = norms[1] / norms[0], gates[1] / gates[0]
@@ -235,14 +243,14 @@ def main() -> None:
     parser.add_argument("--sections", type=comma_separated(SECTIONS, every=SECTIONS), default="all")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    if not bindings.available(torch.bfloat16):
+    if not c_library.available(torch.bfloat16):
         raise SystemExit("the C library does not run here")
     for section in args.sections:
-        limits = floors.measure(args.threads)
+        limits = roofline.measure(args.threads)
         assert limits is not None
         bf16 = "" if limits.bf16_gflop_s is None else f", bf16 products {limits.bf16_gflop_s:.0f} GFLOP/s"
         print(
-            f"\n{section}, {bindings.tier()}, {args.threads} threads: reading memory {limits.read_gb_s:.1f} GB/s, "
+            f"\n{section}, {c_library.tier()}, {args.threads} threads: reading memory {limits.read_gb_s:.1f} GB/s, "
             f"fp32 multiply-adds {limits.fp32_gflop_s:.0f} GFLOP/s{bf16}\n",
             flush=True,
         )

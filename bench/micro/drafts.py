@@ -33,25 +33,24 @@ import torch
 from tokenizers import Tokenizer
 
 from bench.checkpoints import checkpoint
-from deploy.supervisor.child_command import DEMO_MODEL
-from shared.arguments import positive_int
-from shared.config import ModelConfig, WorkerConfig
+from deploy.launcher.child_command import DEMO_MODEL
+from shared.config.flags import positive_int
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from shared.gguf.translated import translated
 from shared.messages import Sampling
-from worker.engine.load import Engine, load_engine
-from worker.kernels.linear import pack_stacked
-from worker.model.decoder import Decoder
-from worker.model.layer import Weights
-from worker.model.quantization.in_memory import AS_STORED
-from worker.run.drafters import few_bits
-from worker.run.drafters.head_drafter import HeadDrafter
-from worker.run.drafters.mtp_head import MtpHead, load_head
-from worker.schedule.features.speculation import Drafter, NgramDrafter
-from worker.schedule.features.waiting_drafts import Experience, WaitingDrafts
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Sequence
+from worker.engine.build import Engine, load_engine
+from worker.models.decoder import Decoder, Weights
+from worker.ops.linear.packed import pack_stacked
+from worker.quantization.methods import AS_STORED
+from worker.scheduler.drafts import Drafter, Experience, NgramDrafter, WaitingDrafts
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Sequence
 from worker.spec import ATTENTION
+from worker.spec_decode import head_drafter
+from worker.spec_decode.head_drafter import HeadDrafter
+from worker.spec_decode.mtp import MtpHead, load_head
 
 PROMPT = 64
 HEROES = ("dog", "king", "cat", "teacher", "bird", "princess", "robot", "fisherman")
@@ -238,8 +237,8 @@ def mtp_head(engine: Engine, *, in_few_bits: bool) -> HeadDrafter:
     dtype, hidden = weights.embed.dtype, spec.hidden_size
     made = torch.randn(hidden, 2 * hidden).to(dtype)
     quantized = in_few_bits and spec.stored is not None  # a four-bit file has the head's own linears in four bits, too
-    join = few_bits.pack(made, dtype) if quantized else pack_stacked([made], dtype=dtype, invariant=True)
-    vocabulary = few_bits.pack(weights.embed, dtype) if in_few_bits else weights.head
+    join = head_drafter.pack(made, dtype) if quantized else pack_stacked([made], dtype=dtype, invariant=True)
+    vocabulary = head_drafter.pack(weights.embed, dtype) if in_few_bits else weights.head
     own = Weights(weights.embed, [weights.layers[at]], weights.norm, vocabulary)
     decoder = Decoder(replace(spec, layers=(spec.layers[at],)), own, engine.limits.max_seq_len)
     return HeadDrafter(MtpHead(decoder, join, weights.norm, weights.norm), spec, 1 << 28)

@@ -17,21 +17,22 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 
-from shared.config import ConfigError, Settings
-from shared.flags import Parser, add_flags, read, select
-from worker.kernels.cpu.openmp import spin_briefly
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, add_flags, read, select
+from shared.config.settings import Settings
+from worker.ops.openmp import spin_briefly
 
 spin_briefly()  # must run before torch is imported
 
 import torch  # noqa: E402
 
 from shared.messages import Sampling  # noqa: E402
-from worker.engine.load import Engine, load_engine  # noqa: E402
-from worker.kernels.cpu import bindings  # noqa: E402
-from worker.model.device import threads_of  # noqa: E402
-from worker.run.in_flight import AnyStep  # noqa: E402
-from worker.run.inputs import dummy_sequence  # noqa: E402
-from worker.schedule.sequence import Chunk, Plan, Sequence  # noqa: E402
+from worker.device import threads_of  # noqa: E402
+from worker.engine.build import Engine, load_engine  # noqa: E402
+from worker.model_runner.inputs import dummy_sequence  # noqa: E402
+from worker.model_runner.step import AnyStep  # noqa: E402
+from worker.ops import native as c_library  # noqa: E402
+from worker.scheduler.sequence import Chunk, Plan, Sequence  # noqa: E402
 
 PROMPT, DECODE_STEPS, PREFILL_CHUNK = 128, 12, 512
 FILLING = 0x3C  # value of every K/V byte, which makes ordinary values in every format
@@ -52,7 +53,7 @@ def main(words: list[str]) -> None:
     _say(
         loaded_s=round(time.perf_counter() - begun, 1),
         resident_gb=_resident_gb(),
-        isa=bindings.tier(),
+        isa=c_library.tier(),
         **_what(settings),
     )
     for line in sys.stdin:

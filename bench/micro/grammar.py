@@ -15,13 +15,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from frontend.text.grammar_builder import json_schema
-from shared.config import ModelConfig, WorkerConfig
+from frontend.structured_output.grammar import json_schema
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import Sampling
-from worker.engine.load import Engine, load_engine
-from worker.grammar.compiler import Grammar, GrammarCompiler
-from worker.run.grammar_mask import GrammarMask
-from worker.schedule.sequence import Sequence
+from worker.engine.build import Engine, load_engine
+from worker.model_runner.grammar_mask import GrammarMask
+from worker.scheduler.sequence import Sequence
+from worker.structured_output.compiler import Grammar, GrammarCompiler
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "model"
 STEPS = 100

@@ -14,16 +14,14 @@ import time
 from collections.abc import Callable
 
 from bench.client.summary import aligned
-from shared.arguments import positive_int
+from shared.config.flags import positive_int
 from shared.messages import Sampling
+from worker.engine.kv_event_publisher import KvEventPublisher
+from worker.engine.kv_events import PageJournal
+from worker.engine.prefix_report import PrefixReport
 from worker.kv_cache.pages import PagePool
-from worker.kv_events.journal import PageJournal
-from worker.kv_events.prefix_report import PrefixReport
-from worker.kv_events.publisher import KvEventPublisher
-from worker.schedule.paging import Paging
-from worker.schedule.records.history import History
-from worker.schedule.records.turn import Turn
-from worker.schedule.sequence import Sequence
+from worker.scheduler.paging import Paging
+from worker.scheduler.sequence import History, Sequence, Turn
 
 BATCH = 4  # prompts between two batches of events
 ENDPOINT = "tcp://127.0.0.1:9"  # no process listens on this port

@@ -23,15 +23,14 @@ from torch import Tensor
 import deploy.demo
 from bench.micro.rounding import ROUNDINGS, RoundedSource
 from bench.score import Score
-from worker.kernels.linear import PackedLinear
+from worker.checkpoint.checkpoint import read_config
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.quantization.in_memory import in_memory
-from worker.model.source import open_source
-from worker.model.weights import Loader, load
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.load import Loader, load, open_source
+from worker.ops.linear.packed import PackedLinear
+from worker.quantization.methods import in_memory
 
 DEMO = Path(deploy.demo.__file__).parent / "model"
 QUESTIONS = Path(__file__).with_name("demo_questions.toml")
@@ -72,7 +71,7 @@ def _model(name: str, dtype: torch.dtype) -> Decoder:
             rounded = RoundedSource(source, ROUNDINGS[name])
             return Decoder(spec, Loader(rounded, spec, dtype, CPU, invariant=True).load(), LONGEST)
     memory = in_memory(spec.stored, name, torch.device("cuda" if dynamic else "cpu"))
-    with patch("worker.model.weights.pack_quantized", _as_on_a_gpu):
+    with patch("worker.models.load.pack_quantized", _as_on_a_gpu):
         return Decoder(spec, load(DEMO, spec, dtype, CPU, invariant=True, memory=memory), LONGEST)
 
 

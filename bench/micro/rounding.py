@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.weights.quantized_weight import E2M1, INT4, NF4, CodeMap, QuantizedWeight
-from worker.model.checkpoint.stored_weight import (
+from worker.checkpoint.stored_weight import (
     ExpectedTensor,
     Layout,
     ReadTensor,
@@ -20,6 +19,7 @@ from worker.model.checkpoint.stored_weight import (
     StoredWeight,
     WeightSource,
 )
+from worker.ops.quantized_weight import E2M1, INT4, NF4, CodeMap, QuantizedWeight
 
 Rounding = Callable[[Tensor], QuantizedWeight]
 

@@ -2,7 +2,7 @@
 
 A step starts when all streams have received the previous step. So a frontend processes exactly the steps that the
 benchmark sends, even on a busy machine, and its CPU time is the cost of these steps only. The worker's transport is the
-real one (worker/transport/server.py). The client counts events on plain sockets with epoll.
+real one (worker/engine/transport.py). The client counts events on plain sockets with epoll.
 """
 
 import json
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.client.server import BenchError
-from shared.config import WireConfig
+from shared.config.settings import WireConfig
 from shared.messages import Admitted, End, Limits, Outcome, Status, Step, Submit, WorkerState
-from shared.wire.codec import pack_u32
-from worker.transport.server import Identity, WireServer
+from shared.wire import pack_u32
+from worker.engine.transport import Identity, WireServer
 
 EPOCH = 1
 TIMEOUT_S = 60.0

@@ -15,7 +15,7 @@ import time
 from bench.client.server import served
 from bench.client.summary import aligned, number
 from bench.packages import httpx
-from shared.arguments import positive_int
+from shared.config.flags import positive_int
 
 TURN = 200  # tokens of the next turn
 

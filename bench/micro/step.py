@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 import torch
 
 from shared.messages import Request, Sampling, Step, Submit
-from shared.wire.codec import encode, pack_u32
+from shared.wire import encode, pack_u32
 from worker.engine.loop import Loop
+from worker.engine.metrics import Metrics
 from worker.engine.requests import RequestTable
+from worker.engine.stats import Stats
+from worker.engine.transport import FrontendGone
 from worker.kv_cache.pages import PagePool
-from worker.observability.metrics import Metrics
-from worker.observability.stats import Stats
-from worker.run.in_flight import HostCopy, InFlightStep
-from worker.run.inputs import build_inputs
-from worker.run.sampler import sample_rows
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Plan
-from worker.transport.server import FrontendGone
+from worker.model_runner.inputs import build_inputs
+from worker.model_runner.sampler import sample_rows
+from worker.model_runner.step import HostCopy, InFlightStep
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Plan
 
 PAGE_SIZE, STEPS = 16, 200
 CPU = torch.device("cpu")

@@ -18,9 +18,8 @@ from bench.peers.llama_cpp import ANY_WEIGHTS, ISAS, WEIGHTS
 from bench.peers.scenarios import Figures, Prompts, Scenario, pooled, scenarios
 from bench.peers.servers import PeerServer, install, started_peers
 from bench.peers.serving import compare_serving
-from shared.arguments import comma_separated, new_file, positive_int
-from shared.config import ConfigError
-from shared.flags import Parser
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, comma_separated, new_file, positive_int
 
 OURS = "sluice"
 SERVED_TOKENS = 200  # number of tokens per stream

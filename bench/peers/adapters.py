@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.client.server import BenchError
 from bench.client.summary import aligned
-from shared.arguments import positive_int
+from shared.config.flags import positive_int
 
 PROMPT_TOKENS, TOKENS, TIMEOUT_S = 32, 64, 600.0
 DEVIATION = 0.01

@@ -23,9 +23,8 @@ from bench.peers import llama_cpp
 from bench.peers.catalog import PEERS, in_weights, sluice_flags
 from bench.peers.llama_cpp import ANY_WEIGHTS, ISAS, WEIGHTS
 from bench.peers.servers import install
-from shared.arguments import comma_separated, new_file, positive_int
-from shared.config import ConfigError
-from shared.flags import Parser
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, comma_separated, new_file, positive_int
 
 LONG = 1024
 DECODES = (1, 8, 32)

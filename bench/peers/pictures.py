@@ -22,9 +22,8 @@ from PIL import Image
 
 from bench.client.server import BenchError, running
 from bench.client.summary import aligned, number
-from shared.arguments import comma_separated
-from shared.config import ConfigError
-from shared.flags import Parser
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, comma_separated
 
 SIDES = ("224", "448", "512", "896", "1024", "2048")  # sides of pictures in pixels
 COARSE = 16  # side in pixels of one-coloured squares, which keep files small

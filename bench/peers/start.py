@@ -26,9 +26,8 @@ from bench.peers.catalog import PEERS, Peer, configured, in_weights
 from bench.peers.llama_cpp import ANY_WEIGHTS, ISAS, gguf
 from bench.peers.scenarios import PROMPT, Prompts
 from bench.peers.servers import install, launched, process_tree, wait_until_alive
-from shared.arguments import comma_separated
-from shared.config import ConfigError
-from shared.flags import Parser
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, comma_separated
 
 COMPARED = ("sluice", "llama.cpp")
 # A small K/V pool, so that it fits beside large weights. If a flag is given twice, the last value counts.

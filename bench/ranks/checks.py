@@ -14,12 +14,13 @@ import time
 
 import torch
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from worker.distributed.checks import checksum, checksums, checksums_from_checkpoint, differing
 from worker.engine.load_model import find_model
-from worker.kernels.cpu.ranks_c import RanksC, shared_bytes
-from worker.model.parts.share import Share
-from worker.model.weights import load
-from worker.ranks.checks import checksum, checksums, checksums_from_checkpoint, differing
+from worker.models.load import load
+from worker.models.sharding import Share
+from worker.ops.exchange import RanksC, shared_bytes
 
 ROUNDS = 300
 ROWS = (1, 8, 32, 512)

@@ -20,8 +20,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from worker.kernels.cpu.ranks_c import RanksC, shared_bytes
-from worker.ranks.hosts.links import prepare
+from worker.distributed.handshake import prepare
+from worker.ops.exchange import RanksC, shared_bytes
 
 ROUNDS = 200
 ROWS = (1, 8, 32, 512)

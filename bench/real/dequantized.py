@@ -11,9 +11,9 @@ from torch import Tensor
 
 from shared.gguf.naming import INDEX
 from shared.gguf.translated import translated
-from worker.kernels.weights.quantized_weight import QuantizedWeight
-from worker.model.checkpoint.stored_weight import Shape, WeightSource
-from worker.model.source import open_source
+from worker.checkpoint.stored_weight import Shape, WeightSource
+from worker.models.load import open_source
+from worker.ops.quantized_weight import QuantizedWeight
 
 
 def write_dequantized(gguf: Path, folder: Path) -> None:

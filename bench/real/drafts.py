@@ -17,10 +17,11 @@ from tokenizers import Tokenizer
 from bench.checkpoints import cache_folder
 from bench.micro.drafts import Text, compare
 from bench.real.text import packaged_text
-from deploy.supervisor.packaged_model import SMOLLM2, fetched
-from shared.config import ModelConfig, WorkerConfig
+from deploy.launcher.packaged_model import SMOLLM2, fetched
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from shared.gguf.translated import translated
-from worker.engine.load import load_engine
+from worker.engine.build import load_engine
 
 EACH = 8  # number of requests per task
 TEMPERATURES = (0.0, 0.2)  # the model's authors recommend 0.2

@@ -15,9 +15,10 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.config import ConfigError, Settings
-from shared.flags import Parser, add_flags, read, select
-from worker.kernels.cpu.openmp import spin_briefly
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, add_flags, read, select
+from shared.config.settings import Settings
+from worker.ops.openmp import spin_briefly
 
 spin_briefly()  # must run before torch is imported
 
@@ -27,12 +28,14 @@ from torch import Tensor  # noqa: E402
 from bench.real.base_file import BaseFile, Window, first_predicted, without_tail, write  # noqa: E402
 from bench.score import Score  # noqa: E402
 from shared.messages import Sampling  # noqa: E402
-from worker.engine.load import Engine, load_engine  # noqa: E402
-from worker.kernels.cpu import bindings  # noqa: E402
-from worker.model.device import threads_of  # noqa: E402
-from worker.run.inputs import build_inputs, dummy_sequence  # noqa: E402
-from worker.schedule.records.prompt_scores import PromptScores  # noqa: E402
-from worker.schedule.sequence import Chunk  # noqa: E402
+from worker.device import threads_of  # noqa: E402
+from worker.engine.build import Engine, load_engine  # noqa: E402
+from worker.model_runner.inputs import build_inputs, dummy_sequence  # noqa: E402
+from worker.ops import native as c_library  # noqa: E402
+from worker.scheduler.sequence import (
+    Chunk,
+    PromptScores,
+)
 
 SCORED = Sampling(1, temperature=0.0, prompt_logprobs=True)
 CPU = torch.device("cpu")
@@ -63,7 +66,7 @@ def main(words: list[str]) -> None:
         windows = json.loads(args.base.with_suffix(".json").read_text())
         write(args.base, windows, engine.spec.vocab_size, map(predict, windows))
         return
-    print(json.dumps(compare(BaseFile.open(args.base), args.count, predict) | {"kernels": bindings.tier()}))
+    print(json.dumps(compare(BaseFile.open(args.base), args.count, predict) | {"kernels": c_library.tier()}))
 
 
 def compare(base: BaseFile, count: int, predict: Predict) -> dict[str, float]:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 import torch
 
 from bench.simulate.cost import Observation
-from shared.config import Settings
+from shared.config.settings import Settings
 from shared.messages import Sampling
-from worker.engine.load import Engine, load_engine
-from worker.model.device import threads_of
-from worker.run.inputs import use_scratch_slot
-from worker.schedule.sequence import Chunk, Plan, Sequence
+from worker.device import threads_of
+from worker.engine.build import Engine, load_engine
+from worker.model_runner.inputs import use_scratch_slot
+from worker.scheduler.sequence import Chunk, Plan, Sequence
 
 BATCHES = (1, 8, 32)
 CONTEXTS = (64, 256, 512, 1024)

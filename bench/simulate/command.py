@@ -16,12 +16,12 @@ from bench.simulate import cost as costs
 from bench.simulate import report
 from bench.simulate.replay import Replay, Request, build, replay
 from bench.simulate.traffic import VOCAB, Synthetic, Traffic
-from deploy.supervisor.child_command import CliError, with_local_model
-from shared.arguments import comma_separated, new_file, positive_float, positive_int
-from shared.config import ConfigError, Settings, with_values
-from shared.default_sizes import with_default_sizes
-from shared.flags import Parser, add_flags, read, select
-from worker.kernels.cpu.openmp import spin_briefly
+from deploy.launcher.child_command import CliError, with_local_model
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, add_flags, comma_separated, new_file, positive_float, positive_int, read, select
+from shared.config.settings import Settings, with_values
+from shared.config.worker import with_default_sizes
+from worker.ops.openmp import spin_briefly
 
 FLAGS = select(
     (),
@@ -193,7 +193,7 @@ def _summary(requests: Sequence[Request]) -> Summary:
 def _calibrate(args: argparse.Namespace, settings: Settings) -> int:
     spin_briefly()
     from bench.simulate.calibrate import measure
-    from worker.model.checkpoint.checkpoint import CheckpointError
+    from worker.checkpoint.checkpoint import CheckpointError
 
     try:
         steps = measure(settings, _progress)

@@ -16,8 +16,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.config import ConfigError
-from worker.schedule.sequence import Plan
+from shared.config.declaration import ConfigError
+from worker.scheduler.sequence import Plan
 
 
 class Observation(NamedTuple):

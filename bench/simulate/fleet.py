@@ -32,7 +32,7 @@ from bench.simulate.cost import CostModel, load
 from bench.simulate.fleet_picture import Line, drawn
 from bench.simulate.fleet_run import STATUS_S, Fleet, Result
 from bench.simulate.fleet_workloads import WORKLOADS, Workload
-from shared.arguments import positive_float, positive_int
+from shared.config.flags import positive_float, positive_int
 
 ROUTING = ("learnt", "homes", "reports", "picker")
 FRONTENDS_FOR = 20  # workers per frontend

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bench.simulate.fleet_routers import FleetRouter
-from shared.wire.codec import unpack_u32
-from worker.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from shared.wire import unpack_u32
+from worker.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 
 
 class PageIndex:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from frontend.workers.placement import Placement
+from frontend.workers.pool import Placement
 from frontend.workers.routing import HOMES, Router
 from shared.messages import Status
 

@@ -16,10 +16,9 @@ from bench.simulate.fleet_workers import SimulatedStream, SimulatedWorker
 from bench.simulate.fleet_workloads import Arrival, Deaths
 from bench.simulate.replay import GENERATED_ID
 from frontend.workers.routing import HOMES
-from shared.config import WorkerConfig
-from shared.default_sizes import with_default_sizes
+from shared.config.worker import WorkerConfig, with_default_sizes
 from shared.messages import Sampling, Status, Submit
-from shared.wire.codec import encode, pack_u32
+from shared.wire import encode, pack_u32
 
 STATUS_S = 0.2
 RESTART_S = 2.0  # from the death of a worker or frontend until it serves again

@@ -24,15 +24,13 @@ from typing import Any
 import zmq
 
 from bench.client.summary import aligned
-from frontend.server.connection_limits import available_connections
-from frontend.workers.discovery import Discovery
+from frontend.server.http_protocol import available_connections
+from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool
 from shared import messages as m
-from shared.arguments import positive_float, positive_int
-from shared.config import WireConfig
-from shared.wire.address import Address
-from shared.wire.codec import decode_request, encode
-from shared.wire.sockets import bind, large_context
+from shared.config.flags import positive_float, positive_int
+from shared.config.settings import WireConfig
+from shared.wire import Address, bind, decode_request, encode, large_context
 
 STATUS_S = 0.2
 FILES = 20_000  # limit of open files that each of the two processes requests

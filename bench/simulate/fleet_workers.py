@@ -5,14 +5,12 @@ from dataclasses import dataclass, field
 
 from bench.simulate.cost import CostModel
 from bench.simulate.replay import GENERATED_ID, build
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import CachedPrefixes, ConnectedFrontend, KVUsage, Pages, Status, Submit, WorkerState
-from worker.kv_events.journal import PageJournal
-from worker.kv_events.prefix_report import PrefixReport
-from worker.schedule.admission import Refused
-from worker.schedule.records.history import History
-from worker.schedule.records.shared_prefix import SharedPrefix
-from worker.schedule.sequence import Plan, Sequence
+from worker.engine.kv_events import PageJournal
+from worker.engine.prefix_report import PrefixReport
+from worker.scheduler.queue import Refused
+from worker.scheduler.sequence import History, Plan, Sequence, SharedPrefix
 
 POOL_TOKENS = 40_000  # tokens that a worker's K/V pool holds
 

@@ -13,14 +13,13 @@ from typing import NamedTuple
 
 from bench.simulate.cost import CostModel
 from bench.simulate.traffic import Arrival, Traffic
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import Sampling
 from worker.kv_cache.pages import PagePool
-from worker.schedule.admission import QueueFull, Refused
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.records.history import History
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Plan, Sequence, SequenceUpdate
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.queue import QueueFull, Refused
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import History, Plan, Sequence, SequenceUpdate
 
 GENERATED_ID = 1  # the id of every generated token
 DEFAULT_SEQ_LEN = 4096

@@ -23,7 +23,7 @@ from bench.client.load_client import Target
 from bench.client.server import served
 from bench.client.summary import aligned
 from bench.packages import httpx
-from shared.arguments import positive_float, positive_int
+from shared.config.flags import positive_float, positive_int
 
 WAIT_S = 600.0  # timeout for the start of all workers, and for an answer
 

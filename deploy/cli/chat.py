@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.cli.http_client import DEFAULT_URL, Server, add_key
-from deploy.supervisor.child_command import CliError
-from shared.flags import Parser
-from shared.pictures.data_url import file_as_url
+from deploy.launcher.child_command import CliError
+from shared.config.flags import Parser
+from shared.images import file_as_url
 
 HELP = (
     "/image FILE shows a picture with the next question, /reset starts over, /system TEXT sets the system prompt and "

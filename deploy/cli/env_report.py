@@ -16,13 +16,16 @@ from importlib import metadata
 from pathlib import Path
 
 from shared.build import version
-from shared.flags import Parser
+from shared.config.flags import Parser
 from shared.machine import usable_cores, visible_gpus
-from worker.kernels.cpu.build import EVERY_SET, Shown, build, existing
-from worker.kernels.cpu.instruction_set import (
+from worker.ops.native_build import (
+    EVERY_SET,
     TIERS,
     VARIABLE,
+    Shown,
     best_of,
+    build,
+    existing,
     highest_allowed,
     sets_in_use,
     sets_of_processor,
@@ -121,11 +124,11 @@ def _kernels() -> str:
 
 def _floors() -> dict[str, str]:
     """Measures memory bandwidth and rate of multiply-adds, with all cores of this process."""
-    from worker.kernels.cpu import floors
+    from worker.ops import roofline
 
     cores = usable_cores()
     try:
-        found = floors.measure(cores)
+        found = roofline.measure(cores)
     except ValueError as error:
         return {"measured": str(error)}
     if found is None:

@@ -6,7 +6,7 @@ For users who bring a command line of another server, the error then says more t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.config import ConfigError
+from shared.config.declaration import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

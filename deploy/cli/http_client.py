@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from deploy.supervisor.child_command import CliError
-from shared.flags import Parser
+from deploy.launcher.child_command import CliError
+from shared.config.flags import Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 READ_TIMEOUT_S = 600.0

@@ -1,7 +1,7 @@
 """`sluice keygen DIR`: makes the CURVE keys that authenticate workers and frontends over tcp://.
 
 `sluice keygen --receipt-key FILE` makes the Ed25519 key that signs receipts. Knows files and modes;
-shared/wire/curve.py explains how CURVE keys are used. Never replaces a key without --force.
+shared/wire.py explains how CURVE keys are used. Never replaces a key without --force.
 """
 
 import base64
@@ -11,9 +11,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from deploy.supervisor.child_command import CliError
-from shared.flags import Parser
-from shared.wire.curve import ALLOWED
+from deploy.launcher.child_command import CliError
+from shared.config.flags import Parser
+from shared.wire import ALLOWED
 
 SUMMARY = """\
 {folder} now contains

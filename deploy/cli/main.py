@@ -9,19 +9,104 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
-from deploy.cli.commands import COMMANDS, TOOLS, Command, load_function
 from deploy.cli.foreign_flags import refuse_foreign
-from deploy.cli.installation import allow_interrupts, missing_package
-from deploy.supervisor.child_command import CliError
+from deploy.launcher.child_command import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS, CliError
 from shared.build import VERSION
-from shared.config import ConfigError
-from shared.flags import Parser, add_flags, misspelt_variables, read
-from shared.logs.log_lines import is_json_set_up, is_json_wanted, set_up
+from shared.config.declaration import ConfigError
+from shared.config.flags import Flag, Parser, add_flags, misspelt_variables, read, select
+from shared.log import is_json_set_up, is_json_wanted, set_up
+
+# The table of `sluice` commands: what each command does and which function runs it.
+#
+# The table holds the names of functions and imports none, so that help and errors appear at once.
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand that takes settings.
+
+    run: "module:name" of a function that takes the settings and the parsed arguments.
+    """
+
+    about: str
+    flags: tuple[Flag, ...]
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A subcommand with its own arguments.
+
+    run: "module:name" of a function that takes the argument list.
+    parser: "module:name" of a function that returns its argument parser.
+    """
+
+    about: str
+    run: str
+    parser: str = ""
+
+
+COMMANDS = {
+    "serve": Command("start workers and frontends, and keep them running", SERVE_FLAGS, "deploy.cli.processes:serve"),
+    "worker": Command("start one worker, for frontends started elsewhere", WORKER_FLAGS, "deploy.cli.processes:worker"),
+    "frontend": Command(
+        "start one frontend, for a worker started elsewhere", FRONTEND_FLAGS, "deploy.cli.processes:frontend"
+    ),
+    "fetch": Command(
+        "download a model, for servers that start later",
+        select((), ("model", "revision")),
+        "deploy.cli.processes:fetch",
+    ),
+}
+TOOLS = {
+    "bench": Tool("measure a running server, its modes, or a GPU", "bench.__main__:main"),
+    "simulate": Tool(
+        "replay traffic through the scheduler in virtual time",
+        "bench.simulate.command:main",
+        "bench.simulate.command:parser",
+    ),
+    "chat": Tool("chat with a running server in the terminal", "deploy.cli.chat:chat", "deploy.cli.chat:chat_parser"),
+    "complete": Tool(
+        "continue a text with a running server", "deploy.cli.chat:complete", "deploy.cli.chat:complete_parser"
+    ),
+    "models": Tool("list a running server's models", "deploy.cli.chat:models", "deploy.cli.chat:models_parser"),
+    "verify": Tool("check the receipts of an answer", "deploy.cli.verify:verify", "deploy.cli.verify:parser"),
+    "replay": Tool(
+        "send the requests of a record to a server, and compare the answers", "deploy.cli.replay:run",
+        "deploy.cli.replay:parser",
+    ),
+    "keygen": Tool(
+        "make CURVE keys for workers and frontends on different hosts, or a key for receipts",
+        "deploy.cli.keygen:keygen",
+        "deploy.cli.keygen:parser",
+    ),
+    "reload": Tool(
+        "replace a running server's frontends without refusing a request", "deploy.cli.processes:reload",
+        "deploy.cli.processes:parser",
+    ),
+    "probe": Tool("check the health of a process", "deploy.cli.probe:probe", "deploy.cli.probe:parser"),
+    "env": Tool("describe this machine and installation", "deploy.cli.env_report:env", "deploy.cli.env_report:parser"),
+    "completion": Tool(
+        "print a completion script for bash or zsh", "deploy.cli.shell_completion:completion",
+        "deploy.cli.shell_completion:parser",
+    ),
+}  # fmt: skip
+
+
+def load_function(place: str) -> Callable[..., Any]:
+    """Imports and returns the function at "module:name"."""
+    module, _, name = place.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
+
 
 log = logging.getLogger("sluice.cli")
-
 OUR_PACKAGES = ("shared", "frontend", "worker", "deploy", "bench")
 
 
@@ -120,6 +205,35 @@ def _command(prog: str, command: Command, words: list[str]) -> int:
     for sentence in misspelt_variables(os.environ) if namespace.parent < 0 else ():
         print(f"{prog}: {sentence}", file=sys.stderr)
     return int(load_function(command.run)(read(namespace, os.environ, command.flags), namespace))
+
+
+# Prepares the start of a command: reports missing packages, and restores Python's handling of Ctrl-C.
+
+# Packages that a worker needs in addition to a frontend's packages (requirements-frontend.txt).
+WORKER_PACKAGES = ("torch", "safetensors", "numpy")
+
+
+def missing_package(name: str) -> str:
+    """Returns an error message for a missing package, with the command that installs it."""
+    return f"the package {name} is not installed in this Python; run: {sys.executable} -m pip install {name}"
+
+
+def require_worker_packages() -> None:
+    """Raises CliError if packages of a worker are missing. Imports none of them, because torch takes seconds."""
+    missing = [name for name in WORKER_PACKAGES if find_spec(name) is None]
+    if missing:
+        names = " ".join(missing)
+        raise CliError(
+            f"a worker needs {' and '.join(missing)}, which this Python does not have; run: {sys.executable} -m pip "
+            f"install {names}",
+            3,
+        )
+
+
+def allow_interrupts() -> None:
+    """Makes Ctrl-C raise KeyboardInterrupt again. Before this call, Ctrl-C ends the process at once (see sluice.py)."""
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ import ssl
 import urllib.error
 import urllib.request
 
-from deploy.supervisor.child_command import CliError
-from shared.arguments import positive_float
-from shared.flags import Parser
+from deploy.launcher.child_command import CliError
+from shared.config.flags import Parser, positive_float
 
 STEP_AGE = re.compile(rb"^\S*worker_last_step_age_seconds(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
-def parser() -> Parser:
+def probe_parser() -> Parser:
     parser = Parser(
         prog="sluice probe", description="Check the health of a process: exit with 0 if it answers 200, else with 1."
     )
@@ -36,7 +35,7 @@ def parser() -> Parser:
 
 
 def probe(words: list[str]) -> int:
-    args = parser().read(words)
+    args = probe_parser().read(words)
     if not args.url.startswith(("http://", "https://")):
         raise CliError(f"{args.url} does not begin with http:// or https://", 2)
     text = _get(args.url, args.timeout, insecure=args.insecure)

@@ -7,8 +7,8 @@ words, which shtab's bash script does not join, and shtab's zsh script registers
 import argparse
 import re
 
-from deploy.cli.commands import COMMANDS, TOOLS, Command, Tool, load_function
-from shared.flags import Parser, add_flags
+from deploy.cli.main import COMMANDS, TOOLS, Command, Tool, load_function
+from shared.config.flags import Parser, add_flags
 
 SHELLS = ("bash", "zsh")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.cli.http_client import DEFAULT_URL, Server, add_key
-from deploy.supervisor.child_command import CliError
-from shared.flags import Parser
+from deploy.launcher.child_command import CliError
+from shared.config.flags import Parser
 
 NOT_CHECKED = 2
 SIGNATURES = {
@@ -88,8 +88,8 @@ def _by_server(server: Server, bodies: list[Object]) -> list[Object]:
 
 
 def _by_model(model: str, bodies: list[Object]) -> list[Object]:
+    from deploy.offline.llm import LLM
     from frontend.errors import SluiceError
-    from frontend.offline.llm import LLM
 
     try:
         with LLM(model) as llm:

@@ -3,31 +3,142 @@
 TABLES maps each marker to the function that returns its Markdown.
 """
 
+import re
+import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml  # type: ignore[import-untyped]
+from msgspec import inspect as nodes
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.cli.commands import COMMANDS, TOOLS
-from deploy.reference import api, field_table
-from deploy.reference.markdown import sentence, table
-from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS
+from deploy.cli.main import COMMANDS, TOOLS
+from deploy.generate import docs_api
+from deploy.generate.docs_api import sentence, table
+from deploy.launcher.child_command import FRONTEND_FLAGS, WORKER_FLAGS
+from frontend.api.ollama.types import Options
+from frontend.api.sglang.types import SamplingParams
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.workers.listener import WireCounters
+from frontend.routes.openapi_types import REQUESTS
+from frontend.schema.base import RequestModel, bare, fields_of
+from frontend.schema.fields import WHY
+from frontend.schema.json_schema import description, refused_fields
+from frontend.workers.connection import WireCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared import messages as m
-from shared.config import Settings
-from shared.flags import Flag, all_flags
-from shared.logs.prometheus_adapter import declared_labels
-from worker.observability.metrics import Metrics
+from shared.config.flags import Flag, all_flags
+from shared.config.settings import Settings
+from shared.metrics_page import declared_labels
+from worker.engine.metrics import Metrics
+
+# Generates docs/fields.md: what each field of a request does on each route.
+#
+# All facts come from the types that bodies are parsed into.
+
+GENERATING: Mapping[str, str] = {  # route that generates → type of its request
+    "/v1/completions": "CompletionRequest",
+    "/v1/chat/completions": "ChatCompletionRequest",
+    "/v1/responses": "ResponseRequest",
+    "/v1/messages": "MessageRequest",
+    "/api/chat": "OllamaChatRequest",
+    "/api/generate": "OllamaTextRequest",
+    "/completion": "LlamaCppCompletionRequest",
+    "/infill": "InfillRequest",
+    "/generate": "SglangGenerateRequest",
+}
+# fields that are objects with fields of their own
+WITHIN: Mapping[str, type[RequestModel]] = {"options": Options, "sampling_params": SamplingParams}
+POOLING: Mapping[str, str] = {  # route that answers with vectors or scores → type of its request
+    "/v1/embeddings": "EmbeddingRequest",
+    "/v1/score": "ScoreRequest",
+    "/v1/rerank": "RerankRequest",
+    "/api/embed": "EmbedRequest",
+    "/embedding": "LlamaCppEmbeddingRequest",
+}
+NO_EFFECT = ("Accepted, no effect", "No effect")  # how the description of a field without effect begins
+
+
+class Does(Enum):
+    WORKS = "works"
+    NOTHING = "no effect"
+    ONLY = "only"  # the field accepts only values that leave an unsupported feature off
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The effect of a field on a route. values: the accepted values, for ONLY; within: the object that contains the
+    field"""
+
+    does: Does
+    values: tuple[object, ...] = ()
+    within: str = ""
+
+    def __str__(self) -> str:
+        match self.does:
+            case Does.WORKS:
+                return f"in `{self.within}`" if self.within else "✓"
+            case Does.NOTHING:
+                return "·"
+            case Does.ONLY:
+                return " / ".join(f"`{msgspec.json.encode(one).decode()}`" for one in self.values)
+            case Does.REFUSED:
+                return "✗"
+
+
+def cells(request: str) -> Mapping[str, Cell]:
+    """Returns the effect of each field of a request, by name. Fields inside the objects of WITHIN are included."""
+    found = dict(_of(REQUESTS[request], ""))
+    for name, kind in WITHIN.items():
+        if name in found and found[name].does is Does.WORKS:
+            found = {**dict(_of(kind, name)), **found}
+    return found
+
+
+def _of(kind: type[RequestModel], within: str) -> Iterator[tuple[str, Cell]]:
+    refused = set(refused_fields(kind))
+    for name, field in fields_of(kind).items():
+        silent = isinstance(bare(field.type), nodes.AnyType) and not description(field)
+        if name in refused:
+            yield name, Cell(Does.REFUSED, (), within)
+        elif silent or description(field).startswith(NO_EFFECT):
+            yield name, Cell(Does.NOTHING, (), within)
+        else:
+            yield name, Cell(Does.WORKS, (), within)
+    for name, values in kind.ONLY.items():
+        yield name, Cell(Does.ONLY, tuple(values), within)
+
+
+def generating() -> str:
+    return _table(GENERATING)
+
+
+def pooling() -> str:
+    return _table(POOLING)
+
+
+def _table(routes: Mapping[str, str]) -> str:
+    by_route = {route: cells(request) for route, request in routes.items()}
+    names = sorted({name for known in by_route.values() for name in known})
+    rows = []
+    for name in names:
+        row = [known.get(name) for known in by_route.values()]
+        unsupported = any(cell and cell.does in (Does.ONLY, Does.REFUSED) for cell in row)
+        rows.append([f"`{name}`", *(str(cell or "") for cell in row), WHY[name] if unsupported else ""])
+    return table(["field", *(f"`{route}`" for route in routes), "why not"], rows)
+
+
+FIELD_TABLES = {"fields of routes that generate": generating, "fields of routes that pool": pooling}
+
 
 ROOT = Path(__file__).parents[2]
 STATUS = m.Status(0, 0, "", "", "", m.WorkerState.READY)
-
 
 # flags.md
 
@@ -130,6 +241,32 @@ def _first(kind: type) -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    **api.TABLES, **field_table.TABLES, "flags": flags, "commands": commands, "frontend metrics": frontend_metrics,
+    **docs_api.API_TABLES, **FIELD_TABLES, "flags": flags, "commands": commands, "frontend metrics": frontend_metrics,
     "worker metrics": worker_metrics, "alerts": alerts, "wire": wire,
 }  # fmt: skip
+
+
+# `python -m deploy.generate.docs`: regenerates the tables of docs/, in a checkout.
+#
+# `tables` generates the text between `<!-- made: NAME -->` and `<!-- end -->`; people write the rest.
+
+DOCS = ROOT / "docs"
+MADE = re.compile(r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def renewed(text: str) -> str:
+    """Returns the page with up-to-date tables. Raises KeyError for an unknown marker."""
+    return MADE.sub(lambda part: f"{part['begin']}\n{TABLES[part['name']]()}\n\n", text)
+
+
+def main(docs: Path = DOCS) -> int:
+    for page in sorted(docs.glob("*.md")):
+        before = page.read_text()
+        if (after := renewed(before)) != before:
+            page.write_text(after)
+            print(f"{page} was renewed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,5 +1,6 @@
 """Renders deploy/kubernetes/ and deploy/gateway/pool.yaml from the Helm chart with `helm template`."""
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -8,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.build import VERSION, commit
+
 DEPLOY = Path(__file__).parents[1]
 CHART = DEPLOY / "helm" / "sluice"
 FOLDER = DEPLOY / "kubernetes"
-HEAD = (
-    "# Made from deploy/helm/sluice by `python -m deploy.release`: change the chart, or this in a patch of your own.\n"
-)
+HEAD = "# Made from deploy/helm/sluice by `python -m deploy.generate.release`: change the chart, or this in a patch of your own.\n"
 
 
 class NoHelm(Exception):
@@ -78,3 +79,97 @@ def write_all() -> None:
     """Writes every rendered file. Raises NoHelm."""
     for name, rendering in FILES.items():
         (FOLDER / name).write_text(render(rendering))
+
+
+# `python -m deploy.generate.release [--registry R] [--build] [--push]`: writes the names of a release's images
+# everywhere.
+#
+# The version comes from shared/build.py. The command writes names and tags into the chart and the compose file, and
+# renders the manifests from the chart; --build and --push run docker. Run it in a checkout.
+
+ROOT = DEPLOY.parent
+
+
+def name_images(version: str, registry: str) -> None:
+    """Writes version and registry into the chart and the compose file."""
+    _replace(CHART / "Chart.yaml", r"(?<=^version: ).*|(?<=^appVersion: ).*", version)
+    _replace(CHART / "values.yaml", r'(?<=^  registry: )"[^"]*"', f'"{registry}"')
+    for image in IMAGES:
+        if not image.variant:
+            pattern = rf"(?<=image: )\S*{image.name}(:\S+)?$"
+            _replace(DEPLOY / "docker/compose.yml", pattern, image.reference(version, registry))
+
+
+def _replace(file: Path, pattern: str, text: str) -> None:
+    replaced, count = re.subn(pattern, lambda _: text, file.read_text(), flags=re.MULTILINE)
+    assert count, f"{file} has no {pattern}"
+    file.write_text(replaced)
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m deploy.generate.release", description=__doc__.partition("\n")[0])
+    parser.add_argument("--registry", default="", help="in front of the images' names, as registry.example.com/team")
+    parser.add_argument("--build", action="store_true", help="build the images with docker")
+    parser.add_argument("--push", action="store_true", help="push them")
+    parser.add_argument("--torch-index", default="", help="package index with a torch without CUDA, for the -cpu image")
+    args = parser.parse_args(words)
+    release = VERSION
+    name_images(release, args.registry)
+    try:
+        write_all()
+    except NoHelm as error:
+        print(f"python -m deploy.generate.release: {error}", file=sys.stderr)
+        return 1
+    for image in IMAGES:
+        reference = image.reference(release, args.registry)
+        commands = [image.build(release, args.registry, commit(), args.torch_index)] if args.build else []
+        commands += [["docker", "push", reference]] if args.push else []
+        print(reference, flush=True)
+        for command in commands:
+            subprocess.run(command, cwd=ROOT, check=True)
+    return 0
+
+
+# Defines names and tags of the images, and how they are built. Chart, manifests and compose file repeat the names.
+
+DOCKERFILE = "deploy/docker/Dockerfile"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of a release.
+
+    target: stage of the Dockerfile
+    variant: suffix of the tag
+    torch_index: whether torch may come from a separate package index
+    """
+
+    name: str
+    target: str
+    variant: str = ""
+    torch_index: bool = False
+
+    def reference(self, version: str, registry: str = "") -> str:
+        """Returns the full name of the image with its tag."""
+        place = f"{registry.rstrip('/')}/" if registry else ""
+        return f"{place}{self.name}:{version}{self.variant}"
+
+    def build(self, version: str, registry: str, commit: str, torch_index: str) -> list[str]:
+        """Returns the command that builds the image; run it in the root of a checkout."""
+        arguments = [f"COMMIT={commit}"] if commit else []
+        arguments += [f"PIP_EXTRA_INDEX_URL={torch_index}"] if torch_index and self.torch_index else []
+        words = ["docker", "build", "-f", DOCKERFILE, "--target", self.target]
+        words += [word for argument in arguments for word in ("--build-arg", argument)]
+        return [*words, "-t", self.reference(version, registry), "."]
+
+
+IMAGES = (
+    Image("sluice-frontend", "frontend"),
+    Image("sluice-worker", "worker"),  # PyPI's torch supports NVIDIA GPUs and CPUs
+    # an image without CUDA's libraries has a tenth of the size
+    Image("sluice-worker", "worker", "-cpu", torch_index=True),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """An engine of Dynamo's backend interface (`dynamo.common.backend.LLMEngine`) that computes with a server of Sluice.
 
-    python -m deploy.dynamo.engine --model Qwen/Qwen3-0.6B --server http://127.0.0.1:8000 --discovery-backend file
+    python -m deploy.integrations.dynamo --model Qwen/Qwen3-0.6B --server http://127.0.0.1:8000 --discovery-backend file
 
 Dynamo's frontend tokenizes the request and detokenizes the answer. This module sends the token ids to
 `/v1/completions` of the server. It publishes no K/V events, and refuses features that it does not pass on: grammars,
@@ -104,7 +104,7 @@ class Engine(LLMEngine):  # type: ignore[misc]  # Dynamo's package is not there 
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple["Engine", Any]:
-        parser = argparse.ArgumentParser(prog="python -m deploy.dynamo.engine")
+        parser = argparse.ArgumentParser(prog="python -m deploy.integrations.dynamo")
         parser.add_argument("--model", required=True, help="hub id or folder: Dynamo's frontend reads the tokenizer")
         parser.add_argument("--served-name", default="", help="what clients call the model; empty: as the server does")
         parser.add_argument("--server", default="http://127.0.0.1:8000", help="the server of Sluice")

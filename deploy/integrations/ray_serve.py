@@ -1,6 +1,7 @@
 """Sluice as an application of Ray Serve: each replica is a whole server, and Ray starts, scales and replaces replicas.
 
-    serve run deploy.ray.serve:build_app model=Qwen/Qwen3-0.6B min_replicas=1 max_replicas=4 flags="--device cuda"
+    serve run deploy.integrations.ray_serve:build_app model=Qwen/Qwen3-0.6B min_replicas=1 max_replicas=4
+    flags="--device cuda"
 
 A replica starts `sluice serve` on a free port of its node, forwards requests to it, and passes streams on as they
 arrive. If the server's worker dies, the server restarts it and streams continue. If a replica dies, its streams break;
@@ -31,7 +32,7 @@ HOP = frozenset({"host", "connection", "content-length", "transfer-encoding", "k
 
 # Makes the launcher die with the replica, however the replica dies. The launcher's own processes then end, too.
 WITH_PARENT = (
-    "import os, sys; from deploy.supervisor.parent_death import die_with; die_with(int(sys.argv[1])); "
+    "import os, sys; from deploy.launcher.child_command import die_with; die_with(int(sys.argv[1])); "
     "os.execv(sys.executable, [sys.executable, '-m', 'deploy.cli.main', *sys.argv[2:]])"
 )
 

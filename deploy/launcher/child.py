@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from deploy.supervisor.console import Console, LineSplitter
-from deploy.supervisor.watchdog import CHECK_INTERVAL_S, Watchdog, is_stopped
-from shared.logs.log_lines import LOG_START
+from deploy.launcher.console import Console, LineSplitter
+from deploy.launcher.watchdog import CHECK_INTERVAL_S, Watchdog, is_stopped
+from shared.log import LOG_START
 
 # matches the line that _fail in cli/main.py writes
 ERROR_LINE = re.compile(r'sluice [a-z]+: |\{"level":"error",.*"logger":"sluice\.cli"')

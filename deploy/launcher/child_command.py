@@ -1,28 +1,25 @@
 """Makes the command lines and environments of child processes, and finds the folder of the model that they share."""
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.supervisor.packaged_model import SMOLLM2, FetchError, fetched_showing
-from shared.config import Settings, with_values
-from shared.flags import Flag, all_flags, select, to_argv, without_settings
-from shared.gguf.errors import GgufError
-from shared.gguf.hub import check_not_only_gguf, fetch_text
-from shared.gguf.naming import HUB_NAME, SUFFIX, local_model, short_name
-from shared.gguf.tower_file import OFF, tower_file
-from shared.gguf.translated import is_translation, translated
+from deploy.launcher.packaged_model import SMOLLM2, FetchError, fetched_showing
+from shared.checkpoint import LAYOUT, format_of
+from shared.config.flags import Flag, all_flags, select, to_argv, without_settings
+from shared.config.settings import Settings, with_values
+from shared.gguf.naming import HUB_NAME, SUFFIX, GgufError, is_translation, local_model, short_name
+from shared.gguf.translated import OFF, check_not_only_gguf, fetch_text, tower_file, translated
 from shared.hf_hub import HubError, fetch
-from shared.weight_formats import LAYOUT, format_of
 
 DEMO = "demo"
 DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"
-
 SERVE_FLAGS = all_flags()
 WORKER_FLAGS = select(("model", "wire", "worker"), ("metrics_prefix", "log_level", "log_format"))
 FRONTEND_FLAGS = select(("model", "wire", "frontend"), ("drain_timeout", "models", "load_wait"))
-
 _TOKENIZER_FILES = ["*.json", "*.jinja"]  # the files of a checkpoint that a frontend needs
 
 
@@ -124,3 +121,18 @@ def _check_no_tower(model: str, mmproj: str) -> None:
     """Raises CliError if --mmproj names a vision encoder for a model that is not GGUF."""
     if mmproj not in ("", OFF):
         raise CliError(f"--mmproj {mmproj}: {model} is not a GGUF model, so its own files have its vision tower", 3)
+
+
+# Kills a child process when its parent dies, whatever the cause.
+#
+# The child arranges this itself in its first action, so that no code has to run between fork and exec.
+
+_PR_SET_PDEATHSIG = 1  # from prctl(2)
+
+
+def die_with(parent: int) -> None:
+    """Makes the kernel kill this process when `parent` dies. Outside Linux it only checks that `parent` still lives."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the parent died before the call
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ import re
 import sys
 from typing import Protocol
 
-from shared.logs.log_lines import LOG_START, json_line
+from shared.log import LOG_START, json_line
 
 _COLOURS = ("36", "35", "33", "34", "32", "31")
 _BAR_COLUMNS = 30

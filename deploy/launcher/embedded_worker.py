@@ -1,6 +1,6 @@
 """A worker owned by one Python process, for `LLM`: starts it in its own run folder and restarts it if it crashes.
 
-Knows processes, not requests. The worker dies with its Python process, whatever the cause (parent_death.py). The
+Knows processes, not requests. The worker dies with its Python process, whatever the cause (child_command.py). The
 worker's output goes to the logger `sluice.worker`.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from deploy.supervisor.child_command import WORKER_FLAGS, CliError, child_environment, command_line
-from deploy.supervisor.child_process import Backoff, Child, ChildSpec, watch_children
-from deploy.supervisor.console import Console
-from deploy.supervisor.run_dir import run_dir
-from deploy.supervisor.serve import watchdog_for
-from shared.config import Settings, WireConfig, with_values
+from deploy.launcher.child import Backoff, Child, ChildSpec, watch_children
+from deploy.launcher.child_command import WORKER_FLAGS, CliError, child_environment, command_line
+from deploy.launcher.console import Console
+from deploy.launcher.run_dir import run_dir
+from deploy.launcher.serve import watchdog_for
+from shared.config.settings import Settings, WireConfig, with_values
 
 log = logging.getLogger("sluice.worker")
 
@@ -53,7 +53,7 @@ async def embedded_worker(settings: Settings) -> AsyncIterator[EmbeddedWorker]:
     """Runs a worker for the duration of the `async with`. Raises RunDirError.
 
     Call it in a thread that outlives the worker: on Linux the worker is killed when the thread that started it ends
-        (parent_death.py).
+        (child_command.py).
     """
     with run_dir(settings.wire.run_dir) as folder:
         worker = EmbeddedWorker(with_values(settings, {"run_dir": str(folder)}))

@@ -4,13 +4,22 @@ Where the headers leave the size open, the larger size counts, because too small
 is not there.
 """
 
+import asyncio
+import contextlib
 import json
 import math
+import os
+import re
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from deploy.launcher.child_command import DEMO, child_environment
+from deploy.launcher.packaged_model import SMOLLM2
+from shared.gguf.naming import HUB_NAME
 
 GIB = 1 << 30
 PROCESS_BYTES = 300 << 20  # a worker's memory besides weights and K/V: libraries, buffers of a step
@@ -99,7 +108,7 @@ def _gguf(files: Sequence[Path], kept: Kept) -> int:
 
     Unquantized tensors take the dtype that the worker computes with; on the CPU, float16 becomes float32.
     """
-    from shared.gguf.config.config import dtype_of
+    from shared.gguf.config import dtype_of
     from shared.gguf.container import Container
 
     container = Container.read(files)
@@ -139,3 +148,58 @@ def _tensors(file: Path) -> list[tuple[str, str, list[int], int]]:
 def _tensor(name: str, value: Any) -> tuple[str, str, list[int], int]:
     begin, end = value["data_offsets"][:2]
     return name, value["dtype"], [int(size) for size in value["shape"]], int(end) - int(begin)
+
+
+# Fetches models of the table from the hub when they are first requested. The size of a model is unknown until then.
+# Each model is fetched by a process `sluice fetch`, which ends with the launcher.
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+MOST_REASON_CHARS = 1000
+
+
+class FetchFailed(Exception):
+    """A model could not be fetched; the message says why."""
+
+
+class HubModels:
+    """Finds the models of the table on this machine, and fetches missing ones."""
+
+    def __init__(self, revision: str) -> None:
+        """revision: the revision of every fetched model; empty: the head of its main branch"""
+        self._revision = revision
+        self._folders: dict[str, str] = {}
+
+    def path(self, model: str) -> str:
+        """Returns the path of a model: its folder if it was fetched from the hub, else `model` itself."""
+        return self._folders.get(model, model)
+
+    def is_away(self, model: str) -> bool:
+        """Whether the model must be fetched before its size is known."""
+        if model in (DEMO, SMOLLM2.name) or model in self._folders:
+            return False
+        named = HUB_ID.fullmatch(model) or HUB_NAME.fullmatch(model)
+        return bool(named) and not Path(model).expanduser().exists()
+
+    async def fetch(self, model: str) -> None:
+        """Downloads the files of a model that the hub's cache lacks. Raises FetchFailed."""
+        command = [
+            sys.executable, "-P", "-m", "deploy.cli.main", "fetch", f"--model={model}", f"--revision={self._revision}",
+            f"--parent={os.getpid()}",
+        ]  # fmt: skip
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=child_environment()
+            )
+        except OSError as error:
+            raise FetchFailed(f"`sluice fetch` did not start: {error.strerror}") from error
+        try:
+            out, said = await process.communicate()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        if process.returncode != 0:
+            lines = said.decode(errors="replace").strip().splitlines() or ["`sluice fetch` ended without a word"]
+            raise FetchFailed(lines[-1].removeprefix("sluice fetch: ")[:MOST_REASON_CHARS])
+        first = out.decode().partition("\n")[0]
+        self._folders[model] = first.partition(" is in ")[2]

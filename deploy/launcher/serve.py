@@ -2,7 +2,7 @@
 
 The launcher owns what must outlive its children (the run folder, the listening sockets). It sees only its children's
 exit codes, log lines, heartbeats (watchdog.py) and /ready. The children die with the launcher, whatever the cause of
-its death (parent_death.py). SIGHUP replaces the frontends, one after another, without refusing a request.
+its death (child_command.py). SIGHUP replaces the frontends, one after another, without refusing a request.
 """
 
 import asyncio
@@ -12,23 +12,21 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from deploy.supervisor import child_command
-from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS, child_environment
-from deploy.supervisor.child_process import ChildSpec
-from deploy.supervisor.console import Console
-from deploy.supervisor.listen_sockets import is_taken, listen, reachable, url
-from deploy.supervisor.models.manager import Manager
-from deploy.supervisor.models.plan import Plan, plan
-from deploy.supervisor.placement import WorkerPlacement, addresses, place_workers
-from deploy.supervisor.readiness import Readiness, poll_ready, ready_message
-from deploy.supervisor.run_dir import RunDirError, run_dir
-from deploy.supervisor.supervisor import Supervisor
-from deploy.supervisor.watchdog import Timeouts, Watchdog
-from shared.config import Settings, with_values
-from shared.flags import secret_variables
-from shared.logs.line_writer import NonBlockingStream
+from deploy.launcher import child_command
+from deploy.launcher.child import ChildSpec
+from deploy.launcher.child_command import FRONTEND_FLAGS, WORKER_FLAGS, child_environment
+from deploy.launcher.console import Console
+from deploy.launcher.many_manager import Manager
+from deploy.launcher.many_plan import Plan, plan
+from deploy.launcher.placement import WorkerPlacement, addresses, place_workers
+from deploy.launcher.run_dir import RunDirError, is_taken, listen, reachable, run_dir, url
+from deploy.launcher.supervisor import Supervisor
+from deploy.launcher.watchdog import Readiness, Timeouts, Watchdog, poll_ready, ready_message
+from shared.config.flags import secret_variables
+from shared.config.settings import Settings, with_values
+from shared.heartbeat import Heartbeat
+from shared.log import NonBlockingStream
 from shared.machine import visible_gpus
-from shared.processes.heartbeat import Heartbeat
 
 
 async def report_readiness(

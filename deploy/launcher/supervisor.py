@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from deploy.supervisor.child_process import Backoff, Child, ChildSpec, watch_children
-from deploy.supervisor.console import Console
-from shared.processes.stop_requests import StopRequests
+from deploy.launcher.child import Backoff, Child, ChildSpec, watch_children
+from deploy.launcher.console import Console
+from shared.heartbeat import StopRequests
 
 PERMANENT_FAILURES = (2, 3)  # exit codes that a restart does not cure: bad settings, an unsupported model
 
@@ -68,7 +68,7 @@ class Supervisor:
     def request_stop(self, code: int = 0) -> None:
         """The first call sends SIGTERM to the children and gives them time to drain; the second call kills them.
 
-        A call within a second of the first has no effect (shared/processes/stop_requests.py).
+        A call within a second of the first has no effect (shared/heartbeat.py).
 
         code: the result of `run` if the server was never ready
         """

@@ -5,30 +5,77 @@ Knows GenerationRequests and Deltas; knows neither threads nor processes. Runs o
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from frontend.api.api_formats import API_FORMATS
-from frontend.api.receipts.claim import VerifyRequest
-from frontend.api.receipts.verify import read_claim
-from frontend.api.requests.decoding import convert
-from frontend.errors import Overloaded
+from deploy.offline.inputs import ContextOf, Contexts, Prompt, ReadRequests
+from deploy.offline.loop_thread import Emit, Job, TextPiece
+from frontend.api.formats import API_FORMATS
+from frontend.api.pooling import embeddings, relevance
+from frontend.api.pooling.embeddings import embedding_request
+from frontend.api.pooling.fields import Vectors
+from frontend.api.pooling.relevance import Pairs, RelevanceFields, relevance_request
+from frontend.api.verification import VerifyRequest, read_claim
+from frontend.errors import BadRequest, Overloaded
 from frontend.generation.generation import Generation
 from frontend.generation.service import Service
-from frontend.offline.contexts import Contexts
-from frontend.offline.inputs import ReadRequests
-from frontend.offline.loop_thread import Emit, Job
-from frontend.offline.pooled import ReadRequest, one_by_one
-from frontend.offline.text_stream import TextPiece
-from frontend.output_parser.marks import spelled
+from frontend.model_context import check_task
+from frontend.output_parser.model_format import spelled
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
+from frontend.schema.decoding import convert
 from shared.messages import Refusal, Timings
 
-OnDelta = Callable[[int, Delta], None]  # called with the index of the request, and its next delta
+# Vectors and scores for a Python caller, with the HTTP API's own checks.
 
+ReadRequest = Callable[[ContextOf], Awaitable[GenerationRequest]]
+
+
+def embedding_reader(
+    prompts: Sequence[Prompt], dimensions: int | None, prompt_name: str | None, adapter: str | None
+) -> ReadRequest:
+    """Returns a function that makes the request for the prompts' vectors. That function raises SluiceError."""
+
+    async def read(context_of: ContextOf) -> GenerationRequest:
+        context = context_of(adapter)
+        check_task("`embed`", embeddings.TASKS, context)
+        return await embedding_request(
+            RelevanceFields(), prompts, context, dimensions=dimensions or 0, prompt_name=prompt_name
+        )
+
+    return read
+
+
+def score_reader(
+    text_1: str | Sequence[str], text_2: str | Sequence[str], instruction: str | None, adapter: str | None
+) -> ReadRequest:
+    """Returns a function that makes the request for the scores of pairs. That function raises SluiceError."""
+    first, second = ([text] if isinstance(text, str) else list(text) for text in (text_1, text_2))
+
+    async def read(context_of: ContextOf) -> GenerationRequest:
+        context = context_of(adapter)
+        check_task("`score`", relevance.TASKS, context)
+        if len(first) not in (1, len(second)) or not all([*first, *second]):
+            raise BadRequest("`text_1` is one text, or as many as `text_2`; no text may be empty", param="text_1")
+        pairs = Pairs(first, second, "text_1", "text_2")
+        return await relevance_request(RelevanceFields(instruction=instruction), pairs, context)
+
+    return read
+
+
+def one_by_one(request: GenerationRequest) -> list[GenerationRequest]:
+    """Returns a request for each prompt."""
+    return [replace(request, prompts=(ids,)) for ids in request.prompts]
+
+
+def scores(request: GenerationRequest, packed: list[bytes]) -> list[float]:
+    """Computes the scores of a request from the vectors of its prompts."""
+    return relevance.scores_of(request, Vectors(packed, Usage(0, 0)))
+
+
+OnDelta = Callable[[int, Delta], None]  # called with the index of the request, and its next delta
 FULL = frozenset({Refusal.QUEUE_FULL.value})  # refusals that pass when a running request ends
 UNAVAILABLE = frozenset({Refusal.DRAINING.value, "not_ready", "worker_lost"})  # refusals until a worker is back
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5

@@ -3,15 +3,63 @@
 Validation, defaults and error messages are therefore the same in Python and over HTTP. Runs no requests.
 """
 
+import io
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypedDict
 
 from frontend.api.openai import chat, completions
-from frontend.api.openai.completions_input import MAX_PROMPTS
-from frontend.api.requests.decoding import convert
-from frontend.offline.contexts import ContextOf
+from frontend.api.openai.completions import MAX_PROMPTS
+from frontend.errors import BadRequest, Unprocessable
+from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
+from frontend.schema.decoding import convert
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from shared.images import data_url, file_as_url
+from shared.messages import Adapter
+
+# Chooses the ModelContext for reading a Python caller's request: of the model, or of the model with an adapter.
+
+ContextOf = Callable[[str | None], ModelContext]  # the argument: an adapter's name; None: no adapter
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The contexts of an `LLM`. base: for the model without an adapter; adapters: the setting lora_modules, by name"""
+
+    base: ModelContext
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+
+    def of(self, adapter: str | None) -> ModelContext:
+        """Returns the context of the model with this adapter. Raises Unprocessable for an unknown name."""
+        if adapter is None:
+            return self.base
+        found = self.adapters.get(adapter)
+        if found is None:
+            known = ", ".join(map(repr, self.adapters)) or "none: name them with lora_modules"
+            raise Unprocessable(
+                f"`adapter`: there is no adapter {adapter!r}; there are {known}",
+                param="adapter",
+                code="model_not_found",
+            )
+        return replace(self.base, model=adapter, names=frozenset((adapter,)), adapter=found)
+
+    def of_model(self, name: str) -> ModelContext:
+        """Returns the context of an answer whose `model` is `name`: an adapter's, or else the base model's."""
+        return self.of(name if name in self.adapters else None)
+
+
+def adapters_of(model: ModelConfig, worker: WorkerConfig) -> Mapping[str, Adapter]:
+    """Reads the files of the adapters that the settings name. Raises ConfigError."""
+    if not model.lora_modules:
+        return {}
+    from frontend.lora import AdapterRegistry
+
+    return AdapterRegistry(model, max_rank=worker.max_lora_rank).adapters
+
 
 Prompt = str | list[int]
 Prompts = list[str] | list[list[int]] | list[Prompt]
@@ -19,7 +67,6 @@ Messages = list[dict[str, Any]]
 Chat = Messages | str
 Chats = list[Messages] | list[str] | list[Chat]
 ReadRequests = Callable[[ContextOf], Awaitable[list[GenerationRequest]]]
-
 SLICE = MAX_PROMPTS  # how many prompts one request body may have
 
 
@@ -127,7 +174,6 @@ def _as_body(messages: Messages) -> Messages:
     """Returns the messages in the form of a JSON body. Raises BadRequest for a picture that cannot be read."""
     if all(isinstance(message.get("content"), str) for message in messages):
         return list(map(dict, messages))
-    from frontend.offline.pictures import with_urls
 
     return list(map(with_urls, messages))
 
@@ -147,3 +193,39 @@ def _as_json(value: Any) -> Any:
             return {str(key): entry for key, entry in value.items()}
         case _:
             return value
+
+
+# Turns pictures in a Python caller's conversations (Pillow images, paths) into the parts that the HTTP API takes.
+
+KINDS = ("image", "image_pil")  # types of parts with a picture, which is in the field of the same name
+MODES = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")  # Pillow's modes of the images that a PNG can hold
+
+
+def with_urls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message whose pictures are data: URLs. Raises BadRequest for a picture that cannot be read."""
+    content = message.get("content")
+    parts = [_with_url(part) for part in content] if isinstance(content, list | tuple) else content
+    return {**message, "content": parts}
+
+
+def _with_url(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in KINDS or part.get(kind) is None:
+        return part
+    picture = part[kind]
+    try:
+        url = file_as_url(Path(picture)) if isinstance(picture, str | PathLike) else _encoded(picture)
+    except ValueError as error:
+        name = str(picture) if isinstance(picture, str | PathLike) else "a picture"
+        raise BadRequest(f"`messages`: {name} {error}", param="messages", code="invalid_image") from error
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _encoded(image: Any) -> str:
+    """Returns a Pillow image as a data: URL of a PNG, lossless and with its EXIF orientation."""
+    if not (hasattr(image, "save") and hasattr(image, "convert")):
+        raise ValueError(f"is a {type(image).__name__}, neither an image of Pillow nor a path")
+    file, exif = io.BytesIO(), image.getexif()
+    fitting = image if image.mode in MODES else image.convert("RGB")
+    fitting.save(file, "PNG", compress_level=1, **({"exif": exif} if exif else {}))
+    return data_url(file.getvalue())

@@ -1,12 +1,18 @@
 """Sums up the usage and the timings of a response from the deltas of its choices."""
 
+import secrets
 import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 
 from msgspec import UNSET, UnsetType
 
-from frontend.api.requests import response_types
 from frontend.request import Delta, GenerationRequest, Usage
+from frontend.schema import responses
+from frontend.text.tokenizer import Tokenizer
 from shared.messages import Timings
+from shared.signing import Signer
 
 
 class Totals:
@@ -54,12 +60,12 @@ class Totals:
         )  # fmt: skip
 
     @property
-    def timings(self) -> response_types.Timings | UnsetType:
+    def timings(self) -> responses.Timings | UnsetType:
         """The times, if requested: the largest of all choices. Times between tokens are measured in this process."""
         if not self.request.shown.timings:
             return UNSET
         gaps = sorted(self._gaps) or [0.0]
-        return response_types.Timings(
+        return responses.Timings(
             queue_ms=self._slowest("queue_ms"),
             prefill_ms=self._slowest("prefill_ms"),
             decode_ms=self._slowest("decode_ms"),
@@ -72,3 +78,36 @@ class Totals:
 
     def _slowest(self, part: str) -> float:
         return round(max((getattr(timings, part) for timings in self._timings), default=0.0), 3)
+
+
+# Everything besides the deltas that is needed to write a response. Knows no API format.
+
+AsyncDeltas = AsyncIterator[list[Delta]]  # each list holds all deltas that arrived since the previous list
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseContext:
+    """Everything besides the deltas that is needed to write a response."""
+
+    request: GenerationRequest
+    tokenizer: Tokenizer
+    prefix: str = "cmpl"
+    fingerprint: str = ""  # the server's fingerprint (shared/build.py); empty if the workers report none
+    route: str = ""  # the path of the request
+    signer: Signer | None = None  # signs receipts
+    nonce: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+    event_numbers: Iterator[int] = field(default_factory=count)  # for API formats that number their events
+
+    @property
+    def id(self) -> str:
+        return f"{self.prefix}-{self.nonce}"
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        """The fingerprint as OpenAI's formats state it; None (in JSON null) if it is empty."""
+        return self.fingerprint or None
+
+    def token_text(self, id: int) -> str:
+        """Returns the text that stands for a token in log-probabilities."""
+        return f"token_id:{id}" if self.request.shown.tokens_as_ids else self.tokenizer.token_text(id)

@@ -7,14 +7,13 @@ answer.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from frontend.api.chat.continuation_fields import FIELD, ContinueFrom
-from frontend.api.model_context import ModelContext, check_ids
-from frontend.api.receipts.making import prompt_hash
-from frontend.api.receipts.receipt import Receipt
-from frontend.api.requests.request_types import GenerationFields
-from frontend.errors import Unprocessable
+from frontend.api.receipts import Receipt, prompt_hash
+from frontend.errors import BadRequest, Unprocessable
+from frontend.model_context import ModelContext, check_ids
+from frontend.schema.base import FieldError, RequestModel
+from frontend.schema.request_fields import Count, GenerationFields, TextIds, doc
 from shared.messages import Picture
 
 
@@ -78,3 +77,28 @@ def _check_conflicts(request: GenerationFields, prompts: int) -> None:
 def _refusal(field: str, problem: str) -> Unprocessable:
     param = f"{FIELD}.{field}"
     return Unprocessable(f"`{param}` {problem}", param=param, code="out_of_range")
+
+
+# The field `continue_from`, which names an earlier answer by its token ids or by its receipt.
+
+FIELD = "continue_from"
+
+
+def _given(name: str) -> dict[str, Any]:
+    """Returns a JSON schema that requires a non-null value of the field `name`."""
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
+class ContinueFrom(RequestModel):
+    SCHEMA: ClassVar = ({"oneOf": [_given("ids"), _given("receipt")]},)
+
+    ids: Annotated[TextIds | None, doc("The tokens of an answer")] = None
+    receipt: Annotated[Receipt | None, doc("The receipt of an answer, in place of `ids`")] = None
+    position: Annotated[Count | None, doc("How many of its tokens to keep, from the first on; absent: all")] = None
+
+    def __post_init__(self) -> None:
+        if (self.ids is None) == (self.receipt is None):
+            raise FieldError("ids", "or else `receipt` must be given", BadRequest, "missing_field")
+
+
+ContinueFromField = Annotated[ContinueFrom | None, doc("Go on from a place in an answer to the same prompt")]

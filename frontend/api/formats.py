@@ -3,23 +3,23 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.anthropic import messages
 from frontend.api.llama_cpp import completion as llama_cpp_completion
-from frontend.api.llama_cpp import envelope as llama_cpp_envelope
 from frontend.api.llama_cpp import infill as llama_cpp_infill
-from frontend.api.model_context import ModelContext
+from frontend.api.llama_cpp import output as llama_cpp_envelope
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.ollama import generate as ollama_generate
 from frontend.api.openai import chat, completions, responses, typed_events
-from frontend.api.openai.completions_input import requested_stream_format
-from frontend.api.requests.request_model import RequestModel
-from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.openai.completions import requested_stream_format
 from frontend.api.sglang import generate as sglang_generate
 from frontend.errors import SluiceError
+from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
+from frontend.schema.base import RequestModel
 from frontend.server.middleware import Envelope
 from frontend.server.sse import Framing, StreamWriter
-from shared.config import FrontendConfig
+from shared.config.frontend import FrontendConfig
 
 
 class ApiFormat(Protocol):

@@ -1,20 +1,25 @@
 """The receipt of an answer: the fingerprint of server and model, a summary of the request, and the answer's token ids.
 
-It contains no API key, no header and no text of the prompt. A grammar appears only as a hash. making.py makes receipts.
+It contains no API key, no header and no text of the prompt. A grammar appears only as a hash. This module also makes
+receipts.
 """
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.requests.encoding import to_json
-from frontend.api.requests.request_model import RequestModel
-from frontend.api.requests.request_types import Count, TextIds, doc
-from frontend.api.response_context import ResponseContext
-from frontend.request import Delta
+from frontend.api.answer import ResponseContext
+from frontend.request import Delta, Finish, GenerationRequest
+from frontend.schema.base import RequestModel, to_json
+from frontend.schema.request_fields import Count, TextIds, doc
 from shared import signing
+from shared.images import with_digests
+from shared.messages import Dry, Picture, SamplerChain, Sampling
 from shared.signing import Check, Signer
+from shared.wire import pack_u32
 
 VERSION = 1
 LAST_SECOND = 253_000_000_000  # the last time that a date can represent, in seconds since 1970
@@ -63,7 +68,6 @@ def receipt_of(context: ResponseContext, delta: Delta) -> Receipt | UnsetType:
     """Returns the receipt of a choice, from its last delta; UNSET if the request asks for none."""
     if delta.added is None or delta.added.output is None:
         return UNSET
-    from frontend.api.receipts.making import made
 
     return made(context, delta, delta.added.output)
 
@@ -72,3 +76,80 @@ def receipt_field(context: ResponseContext, delta: Delta) -> bytes:
     """Returns the receipt as one more field of a JSON object; empty if the request asks for none."""
     receipt = receipt_of(context, delta)
     return b"" if receipt is UNSET else b',"receipt":' + to_json(receipt)
+
+
+# Makes the receipt of an answer, for requests that ask for one.
+
+ALWAYS = (
+    "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty",
+)  # fmt: skip
+IF_SET = ("min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words")
+
+
+def made(context: ResponseContext, delta: Delta, output_ids: list[int]) -> Receipt:
+    """Returns the receipt of a choice. delta: the choice's last delta; output_ids: all ids of its output"""
+    request, finish = context.request, delta.finish or Finish.LENGTH
+    receipt = Receipt(
+        version=VERSION,
+        fingerprint=context.fingerprint,
+        model=request.model,
+        route=context.route,
+        index=delta.index,
+        prompt_sha256=prompt_hash(request.prompts[delta.index // request.n], request.features.pictures),
+        sampling=sampling_used(request, delta.seed or 0),
+        output_ids=output_ids,
+        finish_reason=finish.value,  # type: ignore[arg-type]
+        created=context.created,
+    )
+    return receipt if context.signer is None else receipt.signed(context.signer)
+
+
+def prompt_hash(ids: list[int], pictures: Sequence[Picture] = ()) -> str:
+    return hashlib.sha256(with_digests(pack_u32(ids), pictures)).hexdigest()
+
+
+def sampling_used(request: GenerationRequest, seed: int) -> dict[str, Any]:
+    """Returns the sampling parameters of a request, with the names of the API."""
+    sampling = request.sampling
+    used: dict[str, Any] = {name: getattr(sampling, name) for name in ALWAYS} | {"seed": seed}
+    used |= {name: value for name in IF_SET if (value := getattr(sampling, name))}
+    used |= _rules(sampling)
+    if request.stops:
+        used["stop"] = request.stops
+    plain: dict[str, Any] = msgspec.json.decode(to_json(used))  # comparable with a decoded receipt
+    return plain
+
+
+def _rules(sampling: Sampling) -> Mapping[str, Any]:
+    rules: dict[str, Any] = {}
+    if sampling.logit_bias:
+        rules["logit_bias"] = {str(id): bias for id, bias in sampling.logit_bias}
+    if sampling.grammar:
+        rules["grammar_sha256"] = hashlib.sha256(sampling.grammar.encode()).hexdigest()
+    if sampling.thinking is not None:
+        rules["max_thinking_tokens"] = sampling.thinking.tokens
+    if sampling.chain is not None:
+        rules["chain"] = told(sampling.chain)
+    return rules
+
+
+# A chain of samplers in the form that a receipt states.
+
+
+def told(chain: SamplerChain) -> dict[str, object]:
+    """Returns the chain with the names of the API. The breakers of DRY appear only as a hash."""
+    names = [name for name in chain.__struct_fields__ if chain.mirostat or not name.startswith("mirostat")]
+    names.remove("reports")  # does not change a token
+    values = {name: value for name in names if (value := getattr(chain, name)) is not None}
+    if chain.penalties is not None:
+        values["penalties"] = msgspec.structs.asdict(chain.penalties)
+    if chain.dry is not None:
+        values["dry"] = _dry(chain.dry)
+    return values
+
+
+def _dry(dry: Dry) -> dict[str, object]:
+    kept = {name: getattr(dry, name) for name in ("multiplier", "base", "allowed_length", "last_n")}
+    digest = hashlib.sha256(msgspec.msgpack.encode((dry.breakers, dry.long_breakers))).hexdigest()
+    return kept | {"breakers_sha256": digest}

@@ -8,23 +8,19 @@ an optional feature is imported by the first request that asks for it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from frontend.api.chat.structured_output_fields import StructuredOutput
-from frontend.api.chat.thinking_fields import NO_BUDGET, Budget
-from frontend.api.context_length import check_length
-from frontend.api.model_context import ModelContext
-from frontend.api.requests.likely_tokens import NO_TOPS, Places, TokenLimits, Tops, within_limits
-from frontend.api.requests.request_types import MAX_STOP_IDS, GenerationFields
-from frontend.api.sampling import chosen_sampling
-from frontend.api.truncation import truncated
-from frontend.features import NO_FEATURES, Features
-from frontend.output_parser.calls.tool_syntax import specials_of
-from frontend.output_parser.formats import ParserConfig, Reasoning, with_reasoning
-from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
-from frontend.request import Admission, GenerationRequest, Shown
+from frontend.chat.reasoning import NO_BUDGET, Budget
+from frontend.errors import Unprocessable
+from frontend.model_context import ModelContext, check_ids, check_length, truncated
+from frontend.output_parser.model_format import Function, Mode, ParserConfig, Reasoning, ToolChoice, with_reasoning
+from frontend.output_parser.tool_syntax import specials_of
+from frontend.request import NO_FEATURES, Admission, Features, GenerationRequest, Shown
+from frontend.schema.base import SMALLEST
+from frontend.schema.request_fields import MAX_STOP_IDS, GenerationFields
+from frontend.structured_output.fields import StructuredOutput
 from frontend.text.fill_in_middle import ends_of
 from shared.messages import Picture, Sampling, ThinkingBudget
 
@@ -81,7 +77,7 @@ async def prepare(
     if reading.tool_choice is None and not fields.ignore_eos:
         chosen = _ended_as_a_middle(chosen, prompts, context)
     if budget is not None:
-        from frontend.api.chat.thinking_budget import check_budget
+        from frontend.chat.reasoning import check_budget
 
         check_budget(chosen)
     return GenerationRequest(
@@ -117,7 +113,7 @@ def _budget(budget: Budget, begins: Reasoning, most: int, context: ModelContext)
     tokens, param = budget
     if tokens is None:
         return None
-    from frontend.api.chat.thinking_budget import thinking_budget
+    from frontend.chat.reasoning import thinking_budget
 
     return thinking_budget(tokens, param, begins, most, context)
 
@@ -126,12 +122,12 @@ async def _grammar(reading: Reading, prompts: int, begins: Reasoning, context: M
     """Builds the grammar of the whole output; empty if the output is not constrained."""
     text_grammar, tool_choice = "", reading.tool_choice
     if reading.form:
-        from frontend.api.chat.structured_output import grammar
+        from frontend.structured_output.constraints import grammar
 
         text_grammar = await grammar(reading.form, prompts * reading.n)
     if tool_choice is None or not (tool_choice.functions or (text_grammar and begins is not Reasoning.DONE)):
         return text_grammar
-    from frontend.api.chat.tools import answer_grammar
+    from frontend.structured_output.tool_grammar import answer_grammar
 
     return await answer_grammar(tool_choice, begins, text_grammar, _specials(context), context)
 
@@ -139,7 +135,7 @@ async def _grammar(reading: Reading, prompts: int, begins: Reasoning, context: M
 async def check_forms(forms: Sequence[StructuredOutput]) -> None:
     """Checks structured output as an answer does, on routes that only count. Raises Unprocessable."""
     if forms:
-        from frontend.api.chat.structured_output import grammar
+        from frontend.structured_output.constraints import grammar
 
         await grammar(forms)
 
@@ -172,7 +168,7 @@ def _features(
     if indent := getattr(fields, "n_indent", 0):
         asked["indent"] = indent
     if getattr(fields, "continue_from", None) is not None:
-        from frontend.api.chat.continuation import continued_ids
+        from frontend.api.continuation import continued_ids
 
         asked["continued"] = continued_ids(fields, prompts, most, context, pictures)
     if prompt_top is not None:
@@ -209,3 +205,173 @@ def shown(fields: GenerationFields) -> Shown:
         specials=not asks("skip_special_tokens", True),
         reasoning=asks("include_reasoning", True) and not getattr(asks("reasoning", None), "exclude", False),
     )
+
+
+# Turns the sampling fields of a request, which have OpenAI's names, into the message to a worker.
+
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias", "allowed_token_ids", "bad_words",
+)  # fmt: skip
+
+
+async def chosen_sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
+    """Does the same as `sampling`, but also reads a request that sets its own chain of samplers."""
+    chosen = sampling(request, max_tokens, context, **more)
+    if not request.wants_chain:
+        return chosen
+    from frontend.chat.samplers import with_chain
+
+    return await with_chain(chosen, request, context)
+
+
+def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, **more: Any) -> Sampling:
+    """Makes the worker's Sampling. A missing field gets the checkpoint's recommendation, or else Sampling's default.
+
+    more: values of fields that only some API formats have
+    """
+    given = {name: value for name in SAMPLING if (value := getattr(request, name, None)) is not None}
+    if (factor := getattr(request, "repeat_penalty", None)) is not None:
+        given.setdefault("repetition_penalty", factor)
+    values = {name: _for_worker(name, value, context) for name, value in {**context.recommended, **given}.items()}
+    if values.get("min_tokens", 0) > max_tokens:
+        raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")
+    return Sampling(max_tokens=max_tokens, **values, **more)
+
+
+def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
+    match name:
+        case "seed":
+            return value % (1 << 64)  # reinterprets a signed 64-bit integer as unsigned
+        case "top_k":
+            # 0, -1 and numbers above the vocabulary's size turn top_k off. The message cannot hold very large numbers.
+            return min(value, context.vocab_size) if value > 0 else 0
+        case "stop_token_ids":
+            check_ids(name, value, context.vocab_size)
+            return tuple(value)
+        case "allowed_token_ids":
+            if not value:
+                raise Unprocessable(f"`{name}` is empty, so no token is allowed", param=name, code="out_of_range")
+            check_ids(name, value, context.vocab_size)
+            return tuple(dict.fromkeys(value))
+        case "bad_words":
+            return _bad_words(value, context)
+        case "logit_bias":
+            check_ids(name, list(value), context.vocab_size)
+            return tuple((token, _float32(bias)) for token, bias in value.items())
+    return _float32(value) if type(value) is float else value
+
+
+def _bad_words(words: list[str], context: ModelContext) -> tuple[tuple[int, ...], ...]:
+    """Returns the token ids of each word, both at the beginning of a text and after a space. Raises Unprocessable."""
+    bare = [word.lstrip() or word for word in words]
+    encoded = context.tokenizer.encode_now([*bare, *[" " + word for word in bare]], False)
+    for place, ids in enumerate(encoded):
+        check_ids(f"bad_words[{place % len(words)}]", ids, context.vocab_size)
+    return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
+
+
+def _float32(value: float) -> float:
+    """Returns the value, or 0 if it is below the normal range of the worker's float32."""
+    return value if abs(value) >= SMALLEST else 0.0
+
+
+# Limits how many of the likeliest tokens a request may have reported: for each position, and for all together.
+#
+# The limit of a position is `--max-logprobs`. In a request, -1 stands for the whole vocabulary.
+
+FEW_TOPS = 20  # the most per position in OpenAI's API
+# Log-probabilities of an answer in all. A worker needs 8 bytes for each, a frontend that writes one answer 40 to 90.
+MOST = 1 << 20  # of prompts, and of answers with more than FEW_TOPS per position
+MOST_OF_FEW = 1 << 22  # of answers with up to FEW_TOPS per position, unless they are streamed
+MOST_REPEATED = 1 << 16  # in one event of a stream: an echoed prompt, or SGLang's answer so far
+
+
+class Tops(NamedTuple):
+    """How many of the likeliest tokens are reported for each position; None: not even the token itself is scored."""
+
+    output: int | None
+    prompt: int | None
+
+
+NO_TOPS = Tops(None, None)
+
+
+class TokenLimits(NamedTuple):
+    vocab_size: int
+    max_logprobs: int  # the setting; -1: no limit
+
+
+class Places(NamedTuple):
+    """The number of positions in all sequences of a request whose tokens are scored."""
+
+    output: int
+    prompt: int
+    echoed: bool = False  # whether the prompt's positions report as many tokens as the output's, because of `echo`
+
+    @classmethod
+    def of(cls, prompts: Sequence[list[int]], n: int, most: int, echoed: bool) -> Self:
+        """Counts the positions if each prompt gets `n` answers, which have up to `most` tokens."""
+        return cls(len(prompts) * n * most, n * sum(map(len, prompts)), echoed)
+
+
+def within_limits(asked: Tops, fields: GenerationFields, places: Places, limits: TokenLimits) -> Tops:
+    """Returns the numbers that a request asks for, with the vocabulary's size in place of -1.
+
+    Raises Unprocessable for a number above `--max-logprobs`, for a total above MOST, and for log-probabilities of a
+    prompt in a stream.
+    """
+    if asked.prompt is not None and fields.stream:
+        raise Unprocessable(
+            "`prompt_logprobs` are not available in a stream", param="prompt_logprobs", code="conflicting_fields"
+        )
+    name = "top_logprobs" if getattr(fields, "top_logprobs", None) else "logprobs"
+    output = None if asked.output is None else allowed(asked.output, name, limits)
+    prompt = None if asked.prompt is None else allowed(asked.prompt, "prompt_logprobs", limits)
+    if output is not None:
+        echoed = places.prompt if places.echoed and output > FEW_TOPS else 0
+        check_total(output, places.output + echoed, name, fields.stream)
+    if output is not None and places.echoed:
+        _check(output, places.prompt, name, MOST_REPEATED if fields.stream else MOST)
+    if prompt is not None:
+        _check(prompt, places.prompt, "prompt_logprobs", MOST)
+    return Tops(output, prompt)
+
+
+def allowed(asked: int, name: str, limits: TokenLimits) -> int:
+    """Returns `asked`, but at most the vocabulary's size. -1 stands for the vocabulary's size.
+
+    Raises Unprocessable if the number is above `--max-logprobs`.
+    """
+    wanted = limits.vocab_size if asked < 0 else asked
+    if wanted > limits.max_logprobs >= 0:
+        whole = f" (the whole vocabulary, {wanted} tokens)" if asked < 0 else ""
+        raise Unprocessable(
+            f"`{name}` must be at most {limits.max_logprobs}, the server's `--max-logprobs`, got {asked}{whole}",
+            param=name, code="out_of_range",
+        )  # fmt: skip
+    return min(wanted, limits.vocab_size)
+
+
+def check_total(top: int, places: int, name: str, streams: bool) -> None:
+    """Raises Unprocessable if `top` likeliest tokens for each of `places` positions of answers are too many to
+    report."""
+    if top > FEW_TOPS:
+        _check(top, places, name, MOST)
+    elif not streams:
+        _check(top, places, name, MOST_OF_FEW)
+
+
+def check_repeated(top: int, places: int, name: str) -> None:
+    """Raises Unprocessable for a stream whose events would repeat too many log-probabilities."""
+    _check(top, places, name, MOST_REPEATED)
+
+
+def _check(top: int, places: int, name: str, most: int) -> None:
+    entries = places * max(1, top)
+    if entries > most:
+        raise Unprocessable(
+            f"`{name}` of {top} in {places} places makes {entries} log-probabilities; a request has at most {most} "
+            f"in all: lower `{name}` or the most tokens of the answer, or send fewer or shorter prompts",
+            param=name, code="out_of_range",
+        )  # fmt: skip

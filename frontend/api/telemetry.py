@@ -3,10 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from frontend.api.requests.encoding import to_json
-from frontend.api.requests.response_types import Count, ResponseModel
-from frontend.features import Telemetry
-from frontend.request import Delta
+from frontend.request import Delta, Telemetry
+from frontend.schema.base import ResponseModel, to_json
+from frontend.schema.responses import Size
 from shared.messages import Timings
 
 SEPARATOR = b"\n\n"  # stands between two events; encoded JSON contains no line breaks
@@ -15,21 +14,21 @@ SEPARATOR = b"\n\n"  # stands between two events; encoded JSON contains no line 
 class LlamaCppTimings(ResponseModel):
     """The numbers of computed prompt tokens, cached prompt tokens and output tokens, with times in milliseconds."""
 
-    cache_n: Count
-    prompt_n: Count
+    cache_n: Size
+    prompt_n: Size
     prompt_ms: float
     prompt_per_token_ms: float
     prompt_per_second: float
-    predicted_n: Count
+    predicted_n: Size
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
 
 
 class LlamaCppProgress(ResponseModel):
-    total: Count
-    cache: Count
-    processed: Count
+    total: Size
+    cache: Size
+    processed: Size
     time_ms: float
 
 

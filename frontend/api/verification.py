@@ -4,22 +4,23 @@
 gives, up to the first id that differs, and then the finish reason. These ids are searched for stop strings, as usual.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
 
-from frontend.api.model_context import ModelContext
-from frontend.api.receipts.receipt import Receipt
-from frontend.api.requests.request_model import MOST, RequestModel
-from frontend.api.requests.request_types import Positive, doc
-from frontend.api.requests.response_types import Count, ResponseModel
-from frontend.api.response_context import AsyncDeltas
-from frontend.errors import BadRequest, Unprocessable
-from frontend.features import Features
-from frontend.request import Admission, Delta, Finish, GenerationRequest
+from frontend.api.answer import AsyncDeltas
+from frontend.api.receipts import Receipt
+from frontend.errors import BadRequest, SluiceError, Unprocessable
+from frontend.model_context import ModelContext
+from frontend.request import Admission, Delta, Features, Finish, GenerationRequest
+from frontend.schema.base import MOST, RequestModel, ResponseModel, to_json
+from frontend.schema.decoding import decode
+from frontend.schema.request_fields import Positive, doc
+from frontend.schema.responses import Size
+from frontend.schema.unknown_fields import UnknownFields
 from shared.signing import Check, Signer
 
 SEED = "receipt.sampling.seed"
@@ -39,15 +40,15 @@ class Verification(ResponseModel):
     """The result of a check. `position` counts the answer's tokens from 0."""
 
     identical: bool
-    position: Annotated[Count | None, Meta(description="Of the first token that differs")]
+    position: Annotated[Size | None, Meta(description="Of the first token that differs")]
     fingerprint_matches: bool
     fingerprint: Annotated[str, Meta(description="Of this server")]
-    expected: Annotated[Count | None, Meta(description="The receipt's token id at `position`")]
-    found: Annotated[Count | None, Meta(description="The id that the request gives there")]
+    expected: Annotated[Size | None, Meta(description="The receipt's token id at `position`")]
+    found: Annotated[Size | None, Meta(description="The id that the request gives there")]
     signature: Check
     own_signature: Annotated[bool, Meta(description="Whether the signature is valid and of this server's key")]
     reason: Annotated[str | None, Meta(description="Why the receipt is not identical")]
-    tokens: Annotated[Count, Meta(description="The answer's tokens")]
+    tokens: Annotated[Size, Meta(description="The answer's tokens")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Claim:
         worker: the fingerprint that the checking worker must have; "": any
         Raises BadRequest or Unprocessable, which name the field.
         """
-        from frontend.api.receipts.making import prompt_hash, sampling_used
+        from frontend.api.receipts import prompt_hash, sampling_used
 
         receipt = asked.receipt
         seed = _seed(receipt)
@@ -188,3 +189,52 @@ def _reason(receipt: Receipt, found: list[int], position: int | None, last: Delt
 
 def _at(ids: list[int], position: int | None) -> int | None:
     return ids[position] if position is not None and position < len(ids) else None
+
+
+# Reads the request of a receipt as its original route does, so that the receipt can be checked. Runs nothing.
+
+
+class Format(Protocol):
+    """The part of an API format that reads a request; see frontend/api/formats.py."""
+
+    @property
+    def REQUEST(self) -> type[RequestModel]: ...
+
+    async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest | bytes: ...
+
+
+Decode = Callable[[bytes, type[RequestModel], str], Any]  # decodes a body into a type; the last argument is the route
+
+
+def _decode(body: bytes, kind: type[RequestModel], path: str) -> Any:
+    return decode(body, kind, UnknownFields("auto").reader(path, {}))
+
+
+async def read_claim(
+    asked: VerifyRequest,
+    context: ModelContext,
+    workers: Sequence[str],
+    formats: Mapping[str, Format],
+    decode_for: Decode = _decode,
+) -> Claim:
+    """Reads the request of a receipt. Raises BadRequest or Unprocessable, which name the field.
+
+    workers: the fingerprints of the ready workers
+    formats: by route, the API formats whose answers can have receipts
+    """
+    worker = checking_worker(asked, context, workers)
+    route = asked.receipt.route
+    if route not in formats:
+        known = ", ".join(formats)
+        raise BadRequest(f"`receipt.route` must be one of {known}, got {route!r:.80}", param="receipt.route")
+    chosen = formats[route]
+    context = context.at(asked.receipt.created)
+    try:
+        parsed = await chosen.parse(decode_for(to_json(asked.request), chosen.REQUEST, route), context)
+    except SluiceError as error:
+        error.message = f"the `request` of the receipt cannot be read: {error.message}"
+        error.param = f"request.{error.param}" if error.param else "request"
+        raise
+    if not isinstance(parsed, GenerationRequest):
+        raise BadRequest("`request` asks for no tokens, so it has no receipt", param="request")
+    return Claim.of(asked, parsed, context.vocab_size, worker)

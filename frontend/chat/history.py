@@ -12,9 +12,9 @@ from operator import itemgetter
 from typing import Any
 
 from frontend.errors import Unprocessable
-from frontend.output_parser.calls.tool_prompt import call_text, json_text, result_text
-from frontend.output_parser.formats import ModelFormat, ToolFormat
-from frontend.text.picture_marks import PICTURES
+from frontend.output_parser.model_format import ModelFormat, ToolFormat
+from frontend.output_parser.tool_syntax import call_text, json_text, result_text
+from frontend.text.chat_template import PICTURES
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that templates use for the reasoning of a message
 COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})  # some templates know more roles

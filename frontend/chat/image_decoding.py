@@ -1,4 +1,4 @@
-"""Decodes and resizes one picture, in a child process that a hostile file may crash (shared/processes/expendable.py).
+"""Decodes and resizes one picture, in a child process that a hostile file may crash (shared/sandbox.py).
 
 Does the same as the Pillow-based image processors of transformers, except normalization, which the worker does.
 """
@@ -6,10 +6,19 @@ Does the same as the Pillow-based image processors of transformers, except norma
 import io
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from functools import cache
+from hashlib import sha256
+from time import monotonic
+from typing import Any, NamedTuple
 
-from frontend.pictures.grid import best_grid, is_cut
+from frontend.errors import BadRequest, Overloaded
+from frontend.observability.metrics import picture_counts
+from frontend.text.image_format import PictureFormat, best_grid, is_cut
+from frontend.turns import FairChildren, tenant
+from shared.images import picture_digest
+from shared.sandbox import Killed, Lost, NotStarted, Raised
 
 DECODE = f"{__name__}:decode"
 SECONDS, MEGABYTES = 10.0, 1024  # limits for one picture
@@ -22,7 +31,6 @@ FULL_SCANS = 16  # of a picture of the largest size; smaller pictures may have m
 MOST_SEGMENTS = 10_000  # of a JPEG file
 SCAN_END = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # the next marker after the data of a scan
 MOST_RATIO = 200  # limit on longer side / shorter side, if a picture keeps its shape; as in transformers
-
 Tile = tuple[int, int, bytes]  # height, width, uint8 RGB row by row
 
 
@@ -180,3 +188,105 @@ def _whole_tiles(width: int, height: int, side: int) -> tuple[int, int]:
 
 def _bytes(image: Any) -> Tile:
     return image.height, image.width, image.tobytes()
+
+
+# Has child processes decode pictures. A file that crashes a child, or takes too long, ends only its own request.
+#
+# A tenant uses all children but one, and a child whose client has left is ended.
+
+CHILDREN = FairChildren(
+    "picture", DECODE, 3, each=2, megabytes=MEGABYTES, most_waiting=64, doing="images wait to be decoded"
+)
+
+
+class Decoded(NamedTuple):
+    """A picture as the model sees it: tiles of a grid, followed by a tile with the whole picture if the format has one.
+
+    rows, columns: the size of the grid; 0 if the picture is not cut
+    digests: the digest of each tile
+    """
+
+    rows: int
+    columns: int
+    tiles: list[Tile]
+    digests: list[bytes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(pixels) for _, _, pixels in self.tiles)
+
+
+async def decoded(path: str, data: bytes, seen: PictureFormat, most_pixels: int) -> Decoded:
+    """Decodes, resizes and cuts a picture. path: where the request has it: "messages[0].content[1]"
+
+    Raises BadRequest for a file that is no picture, or that cannot be decoded; Overloaded if too many wait.
+    """
+    counts, since = picture_counts(), monotonic()
+    try:
+        found = await CHILDREN.call(
+            data, most_pixels, seen.kind, seen.side, seen.longest, seen.cuts, seen.resample, seen.area, seen.grid or (),
+            seconds=SECONDS,
+        )  # fmt: skip
+    except NotStarted as error:
+        counts.not_decoded += 1
+        raise Overloaded(f"images cannot be decoded: {error}", code="not_ready", retry_after=1.0) from error
+    except Killed as error:
+        counts.not_decoded += 1
+        raise Overloaded(f"`{path}`: the image was not decoded: {error}", code="not_ready", retry_after=1.0) from error
+    except (Lost, Raised) as error:
+        counts.refused += 1
+        raise refused(path, f"cannot be decoded: {error}") from error
+    finally:
+        counts.seconds += monotonic() - since
+    if len(found) == 1:
+        counts.refused += 1
+        raise refused(path, str(found[0]))
+    counts.decoded += 1
+    rows, columns, tiles = found
+    return Decoded(
+        rows, columns, [(height, width, pixels) for height, width, pixels in tiles],
+        [picture_digest(*tile) for tile in tiles],
+    )  # fmt: skip
+
+
+def refused(path: str, problem: str) -> BadRequest:
+    """Returns the error for a picture of a request. path: where the request has it"""
+    return BadRequest(f"`{path}`: the image {problem}", param=path, code="invalid_image")
+
+
+# Keeps decoded pictures for a while: each turn of a chat sends the pictures of the earlier turns again.
+
+MAX_BYTES = 64 << 20  # limit for the pixels of all kept pictures
+
+
+class RecentPictures:
+    """An LRU cache of pictures. Keys contain the tenant, so response times do not tell what other tenants sent."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, Decoded] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: Hashable) -> Decoded | None:
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def add(self, key: Hashable, picture: Decoded) -> None:
+        if key in self._kept:
+            return
+        self._kept[key] = picture
+        self._bytes += picture.nbytes
+        while self._bytes > MAX_BYTES:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+
+
+def key_of(data: bytes, *how: Hashable) -> Hashable:
+    """Returns the key of a file that the present tenant sent. how: what else the decoded picture depends on"""
+    return tenant.get(), sha256(data).digest(), *how
+
+
+@cache
+def recent_pictures() -> RecentPictures:
+    """Returns the cache of this process."""
+    return RecentPictures()

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from frontend.chat.image_decoding import Decoded, decoded, key_of, recent_pictures
+from frontend.chat.image_sources import read
+from frontend.chat.prompt import Prompt, Rendered, checked_ids
 from frontend.errors import BadRequest, Unprocessable
-from frontend.pictures.decoding import Decoded, decoded
-from frontend.pictures.recent import key_of, recent_pictures
-from frontend.pictures.sources import read
-from frontend.text.picture_format import PictureFormat
-from frontend.text.picture_marks import Source
+from frontend.model_context import ModelContext
+from frontend.text.chat_template import Source
+from frontend.text.image_format import PictureFormat
 from frontend.text.tokenizer import Tokenizer
-from shared.config import FrontendConfig
+from shared.config.frontend import FrontendConfig
+from shared.images import MAX_PIXEL_BYTES
 from shared.messages import Picture
-from shared.pictures.limits import MAX_PIXEL_BYTES
 
 
 async def pictures_of(sources: Sequence[Source], seen: PictureFormat, config: FrontendConfig) -> list[Decoded]:
@@ -47,7 +48,7 @@ async def pictures_of(sources: Sequence[Source], seen: PictureFormat, config: Fr
 def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureFormat, param: str) -> str:
     """Returns the rendered conversation, with the tokens of a picture in place of each placeholder.
 
-    mark: stands before placeholders that a client has written (frontend/api/chat/untrusted.py); these are not replaced.
+    mark: stands before placeholders that a client has written (frontend/chat/prompt.py); these are not replaced.
     param: the request field that holds the conversation
     Raises Unprocessable unless the template shows each picture once.
     """
@@ -92,3 +93,33 @@ def placed(
         Picture(start, count, height, width, pixels, digest)
         for start, count, (height, width, pixels), digest in zip(starts, counts, tiles, digests, strict=True)
     )
+
+
+# The prompt of a conversation with pictures (frontend/chat). Imported only for such a conversation.
+
+
+async def with_pictures(rendered: Rendered, context: ModelContext, param: str) -> Prompt:
+    """Reads and decodes the pictures, and puts them into the prompt. Raises BadRequest or Unprocessable."""
+    seen = context.tokenizer.pictures
+    assert seen is not None
+    pictures = await pictures_of(rendered.pictures, seen, context.config)
+    text = shown_text(rendered.marked, rendered.mark, pictures, seen, param)
+    ids = await checked_ids(text, rendered.mark, context, param)
+    return Prompt(ids, rendered.begins, placed(ids, pictures, seen, context.tokenizer, param))
+
+
+def check_sight(context: ModelContext, param: str) -> PictureFormat:
+    """Raises BadRequest for a model that accepts no pictures, or whose chat template shows none.
+
+    param: where the request has its first picture
+    """
+    if (seen := context.tokenizer.pictures) is None:
+        raise BadRequest(
+            f"`{param}`: the model `{context.model}` sees no images, only text", param=param,
+            code="unsupported_content",
+        )  # fmt: skip
+    if not context.template.takes_parts:
+        raise BadRequest(
+            f"`{param}`: the model's chat template shows no images", param=param, code="unsupported_content"
+        )
+    return seen

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from frontend.api.model_context import ModelContext
 from frontend.errors import Overloaded
+from frontend.model_context import ModelContext
 from frontend.text.chat_template import TemplateError
 from frontend.turns import FairChildren
-from shared.processes.expendable import Killed, Lost, NotStarted, Raised
+from shared.sandbox import Killed, Lost, NotStarted, Raised
 
 FEW_BYTES = 32 << 10  # a request body of at most this size has only as many values as are rendered in 0.1 s
 MOST_VALUES = 4096  # values (entries of arrays and objects) of a larger body that are rendered on the event loop

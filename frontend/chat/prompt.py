@@ -4,22 +4,33 @@ Knows text parts, tools and the chat template, but no API format. The `…_input
 a request into `ChatMessage`s.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from frontend.api.chat.call_history import ChatMessage, as_the_template_shows, with_alternating_roles
-from frontend.api.chat.large_chats import prepared
-from frontend.api.chat.untrusted import Rules, marked
-from frontend.api.context_length import check_characters
-from frontend.api.model_context import ModelContext, check_ids
+from frontend.chat.history import COMMON_ROLES, ChatMessage, as_the_template_shows, with_alternating_roles
+from frontend.chat.large_chats import prepared
 from frontend.errors import BadRequest, Unprocessable
-from frontend.output_parser.calls.tool_prompt import instructions
-from frontend.output_parser.formats import ModelFormat, Reasoning
-from frontend.output_parser.tool_choice import Function
-from frontend.text.chat_template import TemplateError
-from frontend.text.picture_marks import PARTED, Source, in_order, joined, whole, without_sources
+from frontend.model_context import ModelContext, check_characters, check_ids
+from frontend.output_parser.model_format import Function, ModelFormat, Reasoning, Tags
+from frontend.output_parser.tool_syntax import instructions
+from frontend.text.chat_template import (
+    PARTED,
+    Source,
+    TemplateError,
+    in_order,
+    joined,
+    whole,
+    without_sources,
+)
+from frontend.text.special_tokens import Spellings, new_mark
+from frontend.text.tokenizer import AddedTokens
 from shared.messages import Picture
 
 MAX_MESSAGES = 10_000
@@ -34,7 +45,7 @@ class _TextPart(Protocol):
 
 
 def join_text(content: str | Sequence[_TextPart] | None) -> str:
-    """Returns a message's text, with `PARTED` between its texts (picture_marks.py)."""
+    """Returns a message's text, with `PARTED` between its texts (chat_template.py)."""
     if isinstance(content, str):
         return content
     return content[0].text if content and len(content) == 1 else joined([part.text for part in content or ()])
@@ -83,7 +94,7 @@ class Prompt(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A rendered conversation. mark: see Chat in untrusted.py; pictures: in order of appearance"""
+    """A rendered conversation. mark: see Chat; pictures: in order of appearance"""
 
     marked: str
     mark: str
@@ -118,7 +129,7 @@ async def encoded(rendered: Rendered, context: ModelContext, param: str = "messa
     """Tokenizes a conversation. Raises BadRequest if it has no tokens, ContextLengthExceeded if it is too long."""
     check_characters(param, rendered.text, context)
     if rendered.pictures:
-        from frontend.api.chat.picture_prompt import with_pictures
+        from frontend.chat.images import with_pictures
 
         return await with_pictures(rendered, context, param)
     return Prompt(await checked_ids(rendered.marked, rendered.mark, context, param), rendered.begins)
@@ -159,7 +170,7 @@ def render(
     check_calls(messages, context.style, answered=generate or resume, param=param)
     messages, sources = without_sources(messages)
     if sources:
-        from frontend.api.chat.picture_prompt import check_sight
+        from frontend.chat.images import check_sight
 
         check_sight(context, next(iter(sources.values())).path)
     messages = [one | {"content": _parts(one, context)} if PARTED in one["content"] else one for one in messages]
@@ -260,3 +271,181 @@ def _opened(
             param="messages", code="unsupported_field",
         )  # fmt: skip
     return text
+
+
+SHOWN = "\ue001"  # a private-use character; put around a message's number to find out if the template shows the message
+
+
+def document_arguments(documents: list[dict[str, Any]] | None, context: ModelContext) -> dict[str, Any]:
+    """Returns the template variable for documents. Raises Unprocessable if the template shows no documents."""
+    if not documents:
+        return {}
+    if not context.template.mentions("documents"):
+        raise Unprocessable(
+            "`documents`: this model's chat template has no place for them", param="documents", code="unsupported_field"
+        )
+    return {"documents": documents}
+
+
+def check_roles(
+    messages: Sequence[ChatMessage], context: ModelContext, kwargs: Mapping[str, Any], offered: Sequence[Function]
+) -> None:
+    """Checks that the chat template shows every message whose role is not in `COMMON_ROLES`.
+
+    The arguments are those of `render`.
+
+    Raises Unprocessable if the template refuses such a message or leaves it out.
+    """
+    own = [i for i, one in enumerate(messages) if one["role"] not in COMMON_ROLES]
+    signs = {i: f"{SHOWN}{i}{SHOWN}" for i in own}
+    signed = [one | {"content": one["content"] + signs.get(i, "")} for i, one in enumerate(messages)]
+
+    def text_with(count: int) -> str:
+        """Renders the conversation with only the first `count` of the messages whose role is uncommon."""
+        left_out = {*own[count:]}
+        kept = [one for i, one in enumerate(signed) if i not in left_out]
+        return render(kept, context, kwargs, offered, generate=False).marked if kept else ""
+
+    def refused(count: int) -> bool:
+        try:
+            text_with(count)
+        except TemplateError:
+            return True
+        return False
+
+    try:
+        text = text_with(len(own))
+    except TemplateError as error:
+        if error.param != "messages" or refused(0):
+            raise  # the template refuses the conversation for another reason
+        at = own[bisect_left(range(1, len(own)), True, key=refused)]
+        raise _refusal(messages, at, error.message) from error
+    shown = {int(number) for number in re.findall(f"{SHOWN}(\\d+){SHOWN}", text)}
+    if hidden := [i for i in own if i not in shown]:
+        raise _refusal(messages, hidden[0], "the model's chat template leaves such messages out")
+
+
+def _refusal(messages: Sequence[ChatMessage], at: int, problem: str) -> Unprocessable:
+    param = f"messages[{at}].role"
+    return Unprocessable(f"`{param}` is {messages[at]['role']!r}, and {problem}", param=param, code="unsupported_field")
+
+
+# Keeps clients from writing special tokens into a chat (its messages, tools, documents and template variables).
+#
+# A client may write the spelling of a special token. It is then marked before the template is rendered, and the
+# tokenizer treats marked spellings as plain text. Only the template's own spellings become special tokens. A chat
+# without such spellings is not changed.
+
+
+class Chat(NamedTuple):
+    """The input of a chat template. mark: the text before each spelling that must not become a token; "" if there is
+    none."""
+
+    messages: Sequence[ChatMessage]
+    offered: Sequence[Function]
+    variables: Mapping[str, Any]
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The spellings that must not become tokens, depending on the role that wrote the text.
+
+    turns: by role, for messages of some roles
+    rest: for messages of all other roles, and for texts without a role
+    """
+
+    turns: Mapping[str, Spellings]
+    rest: Spellings
+
+    @classmethod
+    def of(cls, context: ModelContext) -> "Rules":
+        return _rules(context.tokenizer.added, context.template.sources, context.style.tags)
+
+    def of_role(self, role: str) -> Spellings:
+        return self.turns.get(role, self.rest)
+
+
+@lru_cache(maxsize=8)
+def _rules(added: AddedTokens, sources: tuple[str, ...], tags: Tags) -> Rules:
+    """Returns the spellings that must not become tokens.
+
+    Reasoning tags stay tokens in the assistant's messages, where templates look for them, and in system messages,
+    because some explain the tags. An added token that is not special stays a token in every message, because the
+    tokenizer's authors treat its spelling as ordinary text. Results of calls and documents have stricter rules, because
+    they must not be able to close the tags between which the template shows them.
+    """
+    written = {one for one in added.tags if any(one in source for source in sources)}
+    special = Spellings(added.special)
+    trusted = Spellings(added.special.difference(tags))
+    return Rules({"user": special, "system": trusted, "assistant": trusted}, Spellings(added.special | written))
+
+
+def marked(
+    messages: Sequence[ChatMessage], offered: Sequence[Function], variables: Mapping[str, Any], context: ModelContext
+) -> Chat:
+    """Returns the chat with a mark before each spelling of a token that the client has written."""
+    rules = Rules.of(context)
+    beside = [[one.definition for one in offered], dict(variables)]
+    if context.special_tokens_in_content or not (
+        any(_occurs(one.values(), rules.of_role(one["role"])) for one in messages) or _occurs(beside, rules.rest)
+    ):
+        return Chat(messages, offered, variables)
+    mark = new_mark()
+    return Chat(
+        [_marked_message(one, rules.of_role(one["role"]), mark) for one in messages],
+        [replace(one, definition=_marked(one.definition, rules.rest, mark)) for one in offered],
+        {name: _marked(value, rules.rest, mark) for name, value in variables.items()},
+        mark,
+    )
+
+
+async def encode_texts(
+    texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool, context: ModelContext
+) -> list[list[int]]:
+    """Encodes texts (or pairs of texts) from clients that will stand within a template."""
+    rest = Rules.of(context).rest
+    if context.special_tokens_in_content or not _occurs(texts, rest):
+        return await context.tokenizer.encode_many(texts, add_special_tokens)
+    return await context.tokenizer.encode_plain(texts, add_special_tokens)
+
+
+def _occurs(value: Any, spellings: Spellings) -> bool:
+    if isinstance(value, str):
+        return spellings.occur_in(value)
+    if isinstance(value, dict):
+        return _occurs(value.keys(), spellings) or _occurs(value.values(), spellings)
+    return isinstance(value, Collection) and any(_occurs(one, spellings) for one in value)
+
+
+def _marked(value: Any, spellings: Spellings, mark: str) -> Any:
+    if isinstance(value, str):
+        return spellings.marked(value, mark)
+    if isinstance(value, dict):
+        return {_marked(name, spellings, mark): _marked(one, spellings, mark) for name, one in value.items()}
+    return [_marked(one, spellings, mark) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _marked_message(one: ChatMessage, spellings: Spellings, mark: str) -> ChatMessage:
+    """Returns a message with marks.
+
+    A call id that would need a mark is replaced by its digest instead, because some templates and formats shorten ids,
+    and a mark is random.
+    """
+    as_is = {"tool_call_id", "tool_calls"} | ({"role"} if one["role"] in COMMON_ROLES else set())
+    shown: ChatMessage = {
+        name: value if name in as_is else _marked(value, spellings, mark) for name, value in one.items()
+    }
+    if (id := one.get("tool_call_id")) is not None:
+        shown["tool_call_id"] = _safe_id(id, spellings)
+    if calls := one.get("tool_calls"):
+        shown["tool_calls"] = [
+            _marked({name: value for name, value in call.items() if name != "id"}, spellings, mark)
+            | {"id": _safe_id(call["id"], spellings)}
+            for call in calls
+        ]
+    return shown
+
+
+def _safe_id(id: str, spellings: Spellings) -> str:
+    return hashlib.sha256(id.encode(errors="replace")).hexdigest()[:24] if spellings.occur_in(id) else id

@@ -3,19 +3,21 @@
 `reasoning_effort` sets an effort if the chat template knows efforts. Otherwise it turns reasoning on or off.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from frontend.api.model_context import ModelContext
-from frontend.api.requests.request_model import MOST, RequestModel
-from frontend.api.requests.request_types import Count, Positive, doc
 from frontend.errors import Unprocessable
+from frontend.model_context import ModelContext
+from frontend.output_parser.model_format import Reasoning, reasoning_marks
+from frontend.schema.base import MOST, RequestModel
+from frontend.schema.request_fields import Count, Positive, doc
+from frontend.text.tokenizer import Tokenizer
+from shared.messages import Sampling, ThinkingBudget
 
 Budget = tuple[int | None, str]  # limit on reasoning tokens (None: no limit), and the name of the field that sets it
 NO_BUDGET: Budget = (None, "")
-
 MaxThinkingTokens = Annotated[
     Count | None, doc("Most tokens of reasoning; then it is ended, and the answer follows. Usage counts them as any")
 ]
@@ -93,3 +95,53 @@ def budget_of(request: RequestModel, nested: int | None) -> Budget:
         first, second, *_ = given
         raise Unprocessable(f"`{first}` and `{second}` differ", param=second, code="conflicting_fields")
     return next(((value, name) for name, value in given.items()), (None, NAMES[0]))
+
+
+# Budgets for reasoning: makes the data by which a worker ends the reasoning of an output.
+
+BLANKS = ("\n", "\n\n", " ")  # texts that a model may write before it opens its reasoning
+
+
+def thinking_budget(
+    tokens: int | None, param: str, begins: Reasoning, max_tokens: int, context: ModelContext
+) -> ThinkingBudget | None:
+    """Returns how the worker limits an output's reasoning to `tokens`; None if the reasoning cannot exceed them.
+
+    begins: the state of reasoning where the output begins
+    max_tokens: the limit on the whole output
+
+    Raises Unprocessable for a tokenizer in which the end of reasoning is several tokens.
+    """
+    style = context.style
+    if tokens is None or tokens >= max_tokens or not style.has_reasoning or begins is Reasoning.DONE:
+        return None
+    marks, tokenizer = reasoning_marks(style.tool_format, style.tags), context.tokenizer
+    forced = _ids(marks.forced, tokenizer)
+    opening, closing = _ids(marks.opening, tokenizer), _ids((marks.closing,), tokenizer)
+    if len(closing) != 1:
+        raise Unprocessable(
+            f"`{param}` cannot be enforced: this model's tokenizer has no token {marks.closing}",
+            param=param, code="unsupported_field",
+        )  # fmt: skip
+    after, *following = marks.forbidden or ("",)
+    blanks = _ids([text for text in BLANKS if len(_ids([text], tokenizer)) == 1], tokenizer)
+    return ThinkingBudget(
+        tokens, opening, closing[0], forced,
+        begun=begins is Reasoning.OPEN,
+        blanks=None if marks.anywhere else blanks,
+        forbidden=((*_ids((after,), tokenizer), _ids(following, tokenizer)[0]),) if following else (),
+    )  # fmt: skip
+
+
+def _ids(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    return tuple(id for ids in tokenizer.encode_now(texts, False) for id in ids)
+
+
+def check_budget(sampling: Sampling) -> None:
+    """Raises Unprocessable if `allowed_token_ids` lacks the tokens that end the reasoning."""
+    budget, allowed = sampling.thinking, sampling.allowed_token_ids
+    if budget and allowed and not {*budget.forced} <= {*allowed}:
+        raise Unprocessable(
+            "`allowed_token_ids` lack those that end the reasoning, so its budget cannot be enforced",
+            param="allowed_token_ids", code="conflicting_fields",
+        )  # fmt: skip

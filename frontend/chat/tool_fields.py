@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from frontend.api.model_context import ModelContext
-from frontend.api.requests.request_model import FieldError, RequestModel
-from frontend.api.requests.request_types import Ignored, Text, doc
-from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
+from frontend.model_context import ModelContext
+from frontend.output_parser.model_format import Function, Mode, ToolChoice
+from frontend.schema.base import FieldError, RequestModel
+from frontend.schema.request_fields import Ignored, Text, doc
 
 MAX_TOOLS = 128
 
@@ -22,7 +22,7 @@ FunctionName = Annotated[
 Parameters = Annotated[dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"const": "object"}}})]
 
 
-def _check_parameters(name: str, parameters: dict[str, Any] | None) -> None:
+def _check_object(name: str, parameters: dict[str, Any] | None) -> None:
     if parameters and parameters.get("type", "object") != "object":
         raise FieldError(f"{name}.type", "must be object")
 
@@ -37,7 +37,7 @@ class FunctionDefinition(RequestModel):
     strict: bool | None = None
 
     def __post_init__(self) -> None:
-        _check_parameters("parameters", self.parameters)
+        _check_object("parameters", self.parameters)
 
 
 _CALLED_DIRECTLY: dict[str, Sequence[Any]] = {"defer_loading": (False,), "allowed_callers": (["direct"],)}
@@ -156,7 +156,7 @@ class CustomTool(RequestModel):
     input_examples: Annotated[list[dict[str, Any]], Meta(max_length=64)] | None = None
 
     def __post_init__(self) -> None:
-        _check_parameters("input_schema", self.input_schema)
+        _check_object("input_schema", self.input_schema)
 
 
 Tool = FunctionTool | ChatFreeformTool | FlatFunctionTool | FreeformTool | CustomTool | UnusedTool
@@ -301,7 +301,7 @@ def tool_choice(
     mode, names = requested
     if not tools and not names and mode is not Mode.REQUIRED:
         return ToolChoice((), mode, frozenset(), parallel)
-    from frontend.api.chat.tools import checked_choice
+    from frontend.chat.tools import checked_choice
 
     return checked_choice(offered(tools), requested, parallel, context)
 
@@ -327,7 +327,7 @@ async def shown(tools: Sequence[Tool] | None, choice: OpenAIChoice) -> tuple[Fun
 async def checked(functions: Sequence[Function]) -> tuple[Function, ...]:
     """Returns functions whose schemas were checked as those of an answer are. Raises Unprocessable."""
     if functions:
-        from frontend.api.chat.tools import check_parameters
+        from frontend.chat.tools import check_parameters
 
         await check_parameters(functions)
     return tuple(functions)
@@ -337,6 +337,6 @@ def offered(tools: Sequence[Tool] | None) -> tuple[Function, ...]:
     """Returns the functions among the tools of a request."""
     if not tools:
         return ()
-    from frontend.api.chat.tools import functions
+    from frontend.chat.tools import functions
 
     return functions(tools)

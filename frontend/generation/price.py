@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from frontend.errors import Unprocessable
 from frontend.request import GenerationRequest
 from shared.messages import Sampling
-from shared.messages.sampling import ids_in_lists
+from shared.messages.requests import ids_in_lists
 
 PACKED = 16  # a packed id of a DRY breaker costs a sixteenth of an id in a list
 LISTS: tuple[tuple[str, Callable[[Sampling], int]], ...] = (  # field, how many ids its list has

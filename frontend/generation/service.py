@@ -8,17 +8,18 @@ import asyncio
 import itertools
 import math
 import time
+from collections.abc import AsyncGenerator
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
 from frontend.errors import Overloaded, Unprocessable
-from frontend.generation.choice import Choice, Extra
 from frontend.generation.extras import extras_of
-from frontend.generation.generation import Generation, RequestMetrics, deadline_error
+from frontend.generation.generation import Choice, Extra, Generation, RequestMetrics, deadline_error
 from frontend.generation.price import check_price
 from frontend.output_parser.parser import searched_text
-from frontend.request import GenerationRequest
+from frontend.request import Delta, GenerationRequest
 from frontend.text.detokenizer import OutputText
 from frontend.text.stop_strings import Stops
 from frontend.text.tokenizer import Tokenizer
@@ -242,3 +243,55 @@ def _sampling(sampling: Sampling, n: int) -> Sampling:
     if sampling.seed is None or n == 0:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + n) % (1 << 64))
+
+
+# A request with many prompts, which are submitted a few at a time so that they fit in a worker's queue.
+#
+# A request that generates text is admitted as a whole, before its response begins. A request for vectors or
+# log-probabilities is answered only when all its prompts are computed, so it may also be refused halfway.
+
+WINDOW = 256  # prompts submitted at a time; the default of --max-waiting-requests leaves room for several windows
+
+
+class Windows:
+    """Runs the generations of a request, one after the other.
+
+    Each has the next WINDOW prompts, or fewer if the workers have less room.
+
+    choices, reason: the same as in a Generation, for all generations that have begun
+    fingerprint: the workers' fingerprint, the same for all prompts; empty before the first prompts are admitted
+    """
+
+    def __init__(self, service: Service, request: GenerationRequest, arrived_at: float) -> None:
+        """arrived_at: when the request arrived, by `time.perf_counter()`"""
+        self.choices: list[Choice] = []
+        self.reason = ""
+        self.fingerprint = ""
+        self._service, self._request, self._arrived_at = service, request, arrived_at
+
+    async def deltas(self) -> AsyncGenerator[list[Delta]]:
+        """Yields the deltas of all prompts. Raises SluiceError when a prompt is refused or fails."""
+        prompts = self._request.prompts
+        size = min(WINDOW, self._service.pool.places() or WINDOW)
+        for first in range(0, len(prompts), size):
+            at = slice(first, first + size)
+            window = _window(self._request, at).admitted(fingerprint=self.fingerprint)
+            generation = await self._service.start(window, self._arrived_at)
+            self.fingerprint = generation.fingerprint
+            self.choices += generation.choices
+            try:
+                async for deltas in generation.deltas():
+                    for delta in deltas:
+                        delta.index += first
+                    yield deltas
+            finally:
+                generation.close()
+                self.reason = generation.reason
+
+
+def _window(request: GenerationRequest, at: slice) -> GenerationRequest:
+    """Returns the request with only the prompts `at`."""
+    features = request.features
+    if features.scored is not None:
+        features = replace(features, scored=replace(features.scored, starts=features.scored.starts[at]))
+    return replace(request, prompts=request.prompts[at], features=features)

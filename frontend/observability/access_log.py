@@ -1,6 +1,6 @@
 """The access log: a line for each request that has ended, with its tenant, its outcome and its times.
 
-Contains no prompt, no text and no key. A thread writes the lines (shared/logs/line_writer.py), so that a full disk or a
+Contains no prompt, no text and no key. A thread writes the lines (shared/log.py), so that a full disk or a
 pipe without a reader costs lines and never delays a stream.
 """
 
@@ -13,12 +13,11 @@ from typing import Any
 import msgspec
 
 from frontend.errors import DeadlineExceeded, Overloaded, SluiceError
-from frontend.generation.choice import Choice
-from frontend.generation.generation import Generation
-from frontend.generation.windows import Windows
+from frontend.generation.generation import Choice, Generation
+from frontend.generation.service import Windows
 from frontend.request import GenerationRequest
-from shared.config import FrontendConfig
-from shared.logs.line_writer import NonBlockingWriter
+from shared.config.frontend import FrontendConfig
+from shared.log import NonBlockingWriter
 from shared.messages import Timings
 
 OUTCOMES = {

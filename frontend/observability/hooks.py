@@ -10,7 +10,8 @@ from collections.abc import Callable
 from frontend.observability.access_log import LogEntry, RequestRecord, access_log, entry_of
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.observability.recording import Recorder
-from shared.config import ConfigError, FrontendConfig
+from shared.config.declaration import ConfigError
+from shared.config.frontend import FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
 

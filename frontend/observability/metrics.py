@@ -8,23 +8,21 @@ and the counts of a process that died remain.
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from frontend.observability.histograms import BufferedHistogram
-from frontend.observability.model_metrics import ModelFamilies, ModelMetrics, WorkerGauges
-from frontend.observability.picture_metrics import PictureMetrics
-from shared.logs.metrics_page import Collector, MetricsPage
-from shared.logs.prometheus_adapter import BulkHistogram
+from frontend.observability.model_metrics import BufferedHistogram, ModelFamilies, ModelMetrics, WorkerGauges
+from shared.metrics_page import BulkHistogram, Collector, MetricsPage
 
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 MAX_KEYS = 256  # limit on names of API keys with a label of their own
 OTHER_KEYS = "(others)"
 MAX_MODELS = 1024  # limit on model names with a label of their own; a running server may get new names
 OTHER_MODELS = "(others)"
-
 # Known label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it.
 REJECTED = ("queue_full", "draining", "not_ready", "worker_lost", "shutdown", "model_loading", "model_failed", "asleep")
 REFUSED = (
@@ -70,12 +68,12 @@ class PrometheusMetrics:
         counted: Collector = _Multiprocess() if "PROMETHEUS_MULTIPROC_DIR" in os.environ else self.registry
         sources: list[Collector] = [counted, WorkerGauges(prefix, self.models.values())]
         if on_demand:
-            from frontend.observability.worker_sums import LoadedModels, WorkerSums
+            from frontend.observability.aliases import LoadedModels, WorkerSums
 
             sources += [WorkerSums(prefix, self.models.values()), LoadedModels(prefix, self.models.values())]
         self._page = MetricsPage(sources, prefix, names[0], packages=()).registry()
         if aliases != "none":
-            from frontend.observability.other_names import OTHERS, OtherNames
+            from frontend.observability.aliases import OTHERS, OtherNames
 
             self._page.register(OtherNames(OTHERS[aliases], counted, prefix, self.models.values()))
 
@@ -146,3 +144,53 @@ class _Multiprocess:
 
     def collect(self) -> Iterable[Metric]:
         yield from MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]
+
+
+# A frontend's metrics of the pictures in requests.
+
+OUTCOMES = ("decoded", "refused", "not_decoded")
+
+
+class PictureMetrics:
+    """The Prometheus metrics of pictures."""
+
+    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+        pictures = Counter(
+            prefix + "pictures", "Pictures given to a process that decodes", ["outcome"], registry=registry
+        )
+        self._outcomes = {outcome: pictures.labels(outcome) for outcome in OUTCOMES}
+        text = "Time that pictures waited for a process that decodes, and were decoded in it"
+        self._seconds = Counter(prefix + "picture_decode_seconds", text, registry=registry)
+
+    def flush(self) -> None:
+        """Carries the counts since the last call over to prometheus-client."""
+        counts = picture_counts()
+        for outcome in OUTCOMES:
+            self._outcomes[outcome].inc(getattr(counts, outcome))
+        self._seconds.inc(counts.seconds)
+        counts.clear()
+
+
+@dataclass(slots=True)
+class PictureCounts:
+    """Counts since the last flush.
+
+    refused: files that are no picture, or that the server does not accept
+    not_decoded: files that were not decoded for a reason outside the file, such as a child that did not start
+    seconds: time that all files waited for a child process and were decoded in it
+    """
+
+    decoded: int = 0
+    refused: int = 0
+    not_decoded: int = 0
+    seconds: float = 0.0
+
+    def clear(self) -> None:
+        self.decoded = self.refused = self.not_decoded = 0
+        self.seconds = 0.0
+
+
+@cache
+def picture_counts() -> PictureCounts:
+    """Returns the counts of this process: all its models share the child processes that decode."""
+    return PictureCounts()

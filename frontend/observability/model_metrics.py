@@ -4,6 +4,7 @@ The models share the families of metrics. Each model has its own series, with it
 there is only one model and it has no name, series have no such label.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,24 +13,20 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from frontend.generation.generation import RequestMetrics
-from frontend.observability.histograms import BufferedHistogram
 from frontend.request import Finish
-from frontend.workers.listener import WireCounters
+from frontend.workers.connection import WireCounters
 from frontend.workers.status import WorkerStatus
-from shared.logs.metrics_page import MODEL_LABEL, naming
-from shared.logs.prometheus_adapter import BulkHistogram
-from shared.models.messages import ModelState
+from shared.launcher_messages import ModelState
+from shared.metrics_page import MODEL_LABEL, BulkHistogram, naming
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 ITL_BUCKETS_S = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10,
 )  # fmt: skip
-
 # Known label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it.
 ABORTED = (
     "client", "stop", "deadline_exceeded", "write_timeout", "invalid_grammar", "worker_error", "aborted", "shutdown",
 )  # fmt: skip
-
 M = TypeVar("M", BulkHistogram, Counter)
 
 
@@ -157,3 +154,28 @@ class WorkerGauges:
             known.add_metric(own, len(model.workers))
             ready.add_metric(own, sum(worker.ready for worker in model.workers))
         yield from (known, ready)
+
+
+# Histograms that are cheap to observe: observations are additions in plain Python until the next flush.
+
+
+class BufferedHistogram:
+    """Holds the observations of one histogram until the next flush."""
+
+    __slots__ = ("_bounds", "_counts", "_histogram", "_total")
+
+    def __init__(self, histogram: BulkHistogram, bounds: Sequence[float]) -> None:
+        self._histogram = histogram
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._total += value * times
+
+    def flush(self) -> None:
+        if any(self._counts):
+            self._histogram.add(self._counts, self._total)
+            self._counts = [0] * len(self._counts)
+            self._total = 0.0

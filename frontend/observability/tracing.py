@@ -11,7 +11,7 @@ import time
 from typing import Self
 
 from frontend.observability.access_log import LogEntry, RequestRecord
-from shared.config import ConfigError
+from shared.config.declaration import ConfigError
 
 MISSING_PACKAGES = "--otlp-endpoint needs `pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`"
 

@@ -15,16 +15,33 @@ line break.
 import re
 from collections.abc import Callable
 
-from frontend.output_parser.calls.calls import Calls
 from frontend.output_parser.events import Event, ReasoningText, Text
-from frontend.output_parser.formats import ParserConfig, Reasoning
-from frontend.output_parser.marks import BLANK, CALL, CHANNEL, CONSTRAIN, END, HARMONY, MESSAGE, RETURN, START
+from frontend.output_parser.model_format import (
+    ARGS,
+    BLANK,
+    CALL,
+    CALL_ID,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    HARMONY,
+    MESSAGE,
+    MISTRAL_ARGS,
+    RETURN,
+    START,
+    THINK_MARK,
+    THOUGHT_MARK,
+    TOOL_CALLS,
+    ParserConfig,
+    Reasoning,
+)
+from frontend.output_parser.tool_calls import Calls
 
 ENDS = frozenset({END, RETURN, CALL})
 ANALYSIS = "analysis"
-ALL = "".join(HARMONY.values())
-PIECES = re.compile(f"[{ALL}]|[^{ALL}]+")
-WORD = rf"[^\s{ALL}]"
+HARMONY_MARKS = "".join(HARMONY.values())
+HARMONY_PIECES = re.compile(f"[{HARMONY_MARKS}]|[^{HARMONY_MARKS}]+")
+WORD = rf"[^\s{HARMONY_MARKS}]"
 
 
 def _beginnings(word: str, more: str = "") -> str:
@@ -41,8 +58,9 @@ HEADER_BEGINNING = re.compile(
 )
 CHANNEL_NAME = re.compile(rf"{CHANNEL}\s*(\w*)")
 RECIPIENT = re.compile(rf"\bto=({WORD}+)")
-HEADER_WORDS = re.compile(rf"{START}(?:assistant\b\s*)?|{CHANNEL}\s*(?:(?:analysis|commentary|final)\b\s*)?|[{ALL}]")
-
+HEADER_WORDS = re.compile(
+    rf"{START}(?:assistant\b\s*)?|{CHANNEL}\s*(?:(?:analysis|commentary|final)\b\s*)?|[{HARMONY_MARKS}]"
+)
 Kind = type[Text] | type[ReasoningText]
 
 
@@ -89,7 +107,7 @@ class HarmonyParser:
 
     def feed(self, text: str) -> list[Event]:
         events: list[Event] = []
-        for piece in PIECES.findall(text):
+        for piece in HARMONY_PIECES.findall(text):
             if piece in ENDS:
                 events += self._end_message()
             elif self._header is None:
@@ -132,7 +150,7 @@ class HarmonyParser:
     def _end_header(self, following: str = "") -> list[Event]:
         """Ends a header that has no content. A header without special tokens becomes text, unless it is blank."""
         header, self._header = self._header or "", following
-        if not header or header[0] in ALL or CHANNEL in header or (self._messages > 1 and not header.strip()):
+        if not header or header[0] in HARMONY_MARKS or CHANNEL in header or (self._messages > 1 and not header.strip()):
             return []
         self._kind, self._messages = Text, self._messages + 1
         return self._say(header)
@@ -145,7 +163,7 @@ class HarmonyParser:
             events = self._end_message()
             self._header = piece
             return events
-        return [] if piece in ALL else self._feed_content(piece)
+        return [] if piece in HARMONY_MARKS else self._feed_content(piece)
 
     def _end_message(self, cut_off: bool = False) -> list[Event]:
         """Ends the open header or message. A call that the model ended without content has no arguments.
@@ -207,7 +225,7 @@ class UserText:
         self._shown = begins is Reasoning.DONE or (begins is Reasoning.OPEN and self._shows_reasoning)
 
     def __call__(self, text: str) -> str:
-        return "".join(map(self._blanked, PIECES.findall(text)))
+        return "".join(map(self._blanked, HARMONY_PIECES.findall(text)))
 
     def _blanked(self, piece: str) -> str:
         if piece in ENDS:
@@ -219,4 +237,98 @@ class UserText:
             self._header, self._shown = piece, False
         elif self._header is not None:
             self._header += piece
-        return piece if self._shown and piece not in ALL else BLANK * len(piece)
+        return piece if self._shown and piece not in HARMONY_MARKS else BLANK * len(piece)
+
+
+MISTRAL_MARKS = "".join(MISTRAL_ARGS.values())
+MISTRAL_PIECES = re.compile(f"[{MISTRAL_MARKS}]|[^{MISTRAL_MARKS}]+")
+
+
+class MistralParser:
+    """Parses one output, whose special tokens are stand-ins (`marks`)."""
+
+    def __init__(self, parser_config: ParserConfig) -> None:
+        self._names = parser_config.function_names
+        self._reasoning: Kind = Text if parser_config.reasoning_is_text else ReasoningText
+        self._kind = self._reasoning if parser_config.reasoning is Reasoning.OPEN else Text
+        self._head: str | None = None  # the text after [TOOL_CALLS]; None outside of a call
+        self._name = ""  # the function whose arguments may follow
+        self._after_call = False  # whether no text has followed the last call, so that blanks are dropped
+        self._calls = Calls()
+
+    @property
+    def reasoning(self) -> Reasoning:
+        """Whether the parser is inside reasoning, or may still see it begin."""
+        return Reasoning.OPEN if self._kind is ReasoningText else Reasoning.UNDECIDED
+
+    @property
+    def called(self) -> bool:
+        """Whether the output has a complete call and no incomplete call."""
+        return self._calls.called
+
+    def feed(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        for piece in MISTRAL_PIECES.findall(text):
+            events += self._feed_mark(piece) if piece in MISTRAL_MARKS else self._feed_text(piece)
+        return events
+
+    def finish(self) -> list[Event]:
+        return self._calls.held()
+
+    def _feed_mark(self, mark: str) -> list[Event]:
+        if mark == CALL_ID and self._head is not None:
+            self._head += mark
+            return []
+        events = self._calls.held()
+        self._calls.drop()
+        self._after_call, self._name = False, ""
+        head, self._head = self._head, "" if mark == TOOL_CALLS else None
+        if head is not None and mark == ARGS:
+            self._name = head.partition(CALL_ID)[0].strip()
+        elif head is not None:
+            events += self._say(head.replace(CALL_ID, " "))
+        self._kind = self._reasoning if mark == THINK_MARK else Text
+        return events
+
+    def _feed_text(self, text: str) -> list[Event]:
+        if self._head is not None:
+            self._head += text
+            return []
+        if self._name:
+            return self._feed_beginning(text)
+        if not self._calls.open:
+            return self._say(text)
+        events, rest = self._calls.feed(text)
+        self._after_call = not self._calls.open and not self._calls.broke
+        return events + self._say(rest)
+
+    def _feed_beginning(self, text: str) -> list[Event]:
+        """Feeds the first character of arguments, which shows whether they are an object."""
+        if not (text := text.lstrip()):
+            return []
+        name, self._name = self._name, ""
+        if text[0] == "{" and name in self._names:
+            return [self._calls.begin(name), *self._feed_text(text)]
+        return self._say(f"{name} {text}")
+
+    def _say(self, text: str) -> list[Event]:
+        text = text.lstrip() if self._after_call else text
+        self._after_call = self._after_call and not text
+        return [self._kind(text)] if text else []
+
+
+class AnswerText:
+    """Blanks out reasoning and calls, so that stop strings are found in text for the user only. Keeps the length."""
+
+    def __init__(self, parser_config: ParserConfig) -> None:
+        self._shown_after = {THOUGHT_MARK, THINK_MARK} if parser_config.reasoning_is_text else {THOUGHT_MARK}
+        self._shown = parser_config.reasoning is not Reasoning.OPEN or parser_config.reasoning_is_text
+
+    def __call__(self, text: str) -> str:
+        return "".join(map(self._blanked, MISTRAL_PIECES.findall(text)))
+
+    def _blanked(self, piece: str) -> str:
+        if piece in MISTRAL_MARKS:
+            self._shown = piece in self._shown_after
+            return BLANK
+        return piece if self._shown else BLANK * len(piece)

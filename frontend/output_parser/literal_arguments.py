@@ -9,11 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from frontend.output_parser.calls.json_stream import COMPLETE_SCALAR
-from frontend.output_parser.calls.prefix import partial_tag
-from frontend.output_parser.calls.state_scanner import StateScanner
-from frontend.output_parser.calls.tool_syntax import BARE_QUOTE
-from frontend.output_parser.parameter_kinds import PYTHON_WORDS
+from frontend.output_parser.json_arguments import COMPLETE_SCALAR, StateScanner
+from frontend.output_parser.model_format import PYTHON_WORDS
+from frontend.output_parser.tool_syntax import BARE_QUOTE, partial_tag
 
 SPACE = re.compile(r"\s*")
 WORD = re.compile(r"[-+.\w]*")

@@ -6,14 +6,227 @@ The source of the chat template shows the format; `--tool-format` and `--reasoni
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Any
 
-from frontend.output_parser import marks
-from frontend.output_parser.parameter_kinds import Kind, kinds_of
-from frontend.output_parser.tool_choice import Function
+from frontend.errors import Unprocessable
+
+# Shows parsers the special tokens that they need. Detokenized text omits special tokens, so stand-ins replace them.
+#
+# A stand-in is a lone surrogate, to which no sequence of bytes decodes, so no model can spell one letter by letter.
+
+START, CHANNEL, CONSTRAIN, MESSAGE, END, RETURN, CALL = map(chr, range(0xDC81, 0xDC88))
+HARMONY: Mapping[str, str] = {
+    "<|start|>": START,
+    "<|channel|>": CHANNEL,
+    "<|constrain|>": CONSTRAIN,
+    "<|message|>": MESSAGE,
+    "<|end|>": END,
+    "<|return|>": RETURN,
+    "<|call|>": CALL,
+}
+TOOL_CALLS, CALL_ID, ARGS, THINK_MARK, THOUGHT_MARK = map(chr, range(0xDC91, 0xDC96))
+MISTRAL_ARGS: Mapping[str, str] = {
+    "[TOOL_CALLS]": TOOL_CALLS,
+    "[CALL_ID]": CALL_ID,
+    "[ARGS]": ARGS,
+    "[THINK]": THINK_MARK,
+    "[/THINK]": THOUGHT_MARK,
+}
+BLANK = "\udc80"  # replaces hidden characters; it stands for no token, and no stop string contains it
+_SPELLINGS = {ord(mark): spelling for each in (HARMONY, MISTRAL_ARGS) for spelling, mark in each.items()}
+
+
+def spelled(text: str) -> str:
+    """Returns `text` with its stand-ins written out as the special tokens' spellings."""
+    return text.translate(_SPELLINGS)
+
+
+# Finds out from a JSON schema which kinds of values a parameter may have.
+#
+# Where a format writes a string without quotes, only the schema tells a text from a number.
+
+MAX_DEPTH = 16  # the depth to which references and alternatives are followed
+
+
+class Kind(Enum):
+    """How the text of a value is to be understood."""
+
+    TEXT = auto()  # the text is the string itself
+    JSON = auto()  # the text is JSON of a type other than string
+    EITHER = auto()  # like JSON if the text is JSON of such a type, else like TEXT
+
+
+def kinds_of(schema: Mapping[str, Any]) -> dict[str, Kind]:
+    """Returns the kind of each named parameter of a function; other parameters are TEXT."""
+    properties = schema.get("properties")
+    return {name: kind_of(one, schema) for name, one in properties.items()} if isinstance(properties, dict) else {}
+
+
+def kind_of(schema: Any, root: Mapping[str, Any]) -> Kind:
+    """Returns the kind of a value. A schema that says nothing of the type means a string."""
+    types = types_of(schema, root)
+    if not types or types == {"string"}:
+        return Kind.TEXT
+    return Kind.EITHER if "string" in types else Kind.JSON
+
+
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the names of the JSON types that a value may have, as far as the schema says."""
+    return frozenset(_types(schema, root, MAX_DEPTH))
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema that a reference within `root` leads to; an empty schema if the reference leads nowhere."""
+    for _ in range(MAX_DEPTH):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            break
+        schema = _at(root, schema["$ref"])
+    return schema if isinstance(schema, dict) else {}
+
+
+def _at(root: Mapping[str, Any], reference: str) -> Any:
+    found: Any = root if reference.startswith("#") else None
+    for part in reference.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
+    schema = resolved(schema, root)
+    named = schema.get("type")
+    if isinstance(named, str):
+        yield named
+    elif isinstance(named, list):
+        yield from (one for one in named if isinstance(one, str))
+    elif isinstance(schema.get("enum"), list):
+        yield from map(_type_of, schema["enum"])
+    elif "const" in schema:
+        yield _type_of(schema["const"])
+    elif "properties" in schema:
+        yield "object"
+    elif "items" in schema:
+        yield "array"
+    elif depth:
+        for key in ("anyOf", "oneOf", "allOf"):
+            alternatives = schema.get(key)
+            for one in alternatives if isinstance(alternatives, list) else ():
+                yield from _types(one, root, depth - 1)
+
+
+def _type_of(value: Any) -> str:
+    return {str: "string", bool: "boolean", type(None): "null"}.get(type(value), "other")
+
+
+def as_json(text: str, kind: Kind) -> str:
+    """Returns the JSON of a value, from its whole text. Text of the kind JSON that is no JSON becomes a string."""
+    if kind is not Kind.TEXT:
+        stripped = text.strip()
+        try:
+            value = json.loads(PYTHON_WORDS.get(stripped, stripped), parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            value = text
+        if not isinstance(value, str):
+            return PYTHON_WORDS.get(stripped, stripped)
+        text = value if kind is Kind.JSON else text
+    return json.dumps(text, ensure_ascii=False)
+
+
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(word)
+
+
+# Says which functions the output may or must call, independent of the API format.
+
+
+class Mode(StrEnum):
+    """Whether functions may or must be called."""
+
+    NONE = "none"  # the prompt shows no functions, and none may be called
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
+INPUT = "input"  # the parameter of a function that stands for a custom tool
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """What a custom tool, whose input is a text, has besides its name.
+
+    syntax: of the grammar that the input keeps to: "regex", "lark", or "" if there is none
+    param: the request field that holds the grammar
+    format: the format as the client sent it
+    """
+
+    syntax: str = ""
+    param: str = ""
+    format: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that the client offers.
+
+    parameters: a JSON schema of an object
+    param: the request field that holds `parameters`
+    definition: the description that a chat template reads
+    custom: set if the function stands for a custom tool; its only parameter is then `INPUT`, a text
+    """
+
+    name: str
+    parameters: dict[str, Any]
+    strict: bool
+    param: str
+    definition: dict[str, Any]
+    custom: Custom | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """The offered functions, and which of them may be called.
+
+    functions: all functions that the request offers
+    callable_names: the names of the functions that may be called, unless `mode` forbids calls
+    parallel: whether the output may have several calls
+    """
+
+    functions: tuple[Function, ...] = ()
+    mode: Mode = Mode.AUTO
+    callable_names: frozenset[str] = frozenset()
+    parallel: bool = True
+
+    @property
+    def shown_functions(self) -> tuple[Function, ...]:
+        """The functions that the prompt shows."""
+        return () if self.mode is Mode.NONE else self.functions
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        """The names of the functions that stand for custom tools."""
+        return frozenset([one.name for one in self.functions if one.custom is not None])
+
+    @property
+    def callable_functions(self) -> list[Function]:
+        if self.mode is Mode.NONE:
+            return []
+        return [function for function in self.functions if function.name in self.callable_names]
+
+
+def check_specials(needed: Iterable[str], specials: Collection[str], tool_choice: ToolChoice) -> None:
+    """Raises Unprocessable if a format's mark is not among the model's special tokens."""
+    if lacking := [spelling for spelling in needed if spelling not in specials]:
+        param = "tools" if tool_choice.functions else "response_format"
+        raise Unprocessable(
+            f"`{param}` cannot be enforced: this model's tokenizer has no special token {lacking[0]}",
+            param=param, code="unsupported_field",
+        )  # fmt: skip
 
 
 class ToolFormat(StrEnum):
@@ -77,8 +290,8 @@ ARGUMENTS_AS_TEXT = re.compile(r"""arguments(['"]\])?\s*\+""")  # matches a temp
 ASKS_FOR_THINKING = re.compile(r"(?<![.\w])thinking is (not )?defined")
 # The special tokens that a format cannot be parsed without, and the stand-in for each of them.
 MARKS: Mapping[ToolFormat, Mapping[str, str]] = {
-    ToolFormat.HARMONY: marks.HARMONY,
-    ToolFormat.MISTRAL_ARGS: marks.MISTRAL_ARGS,
+    ToolFormat.HARMONY: HARMONY,
+    ToolFormat.MISTRAL_ARGS: MISTRAL_ARGS,
 }
 Tags = tuple[str, str]  # the texts that open and close reasoning
 THINK: Tags = ("<think>", "</think>")
@@ -285,3 +498,33 @@ def with_reasoning(parser_config: ParserConfig | None, separate: bool, in_pieces
         return parser_config
     is_text = parser_config.reasoning_is_text or not separate
     return replace(parser_config, reasoning_is_text=is_text, reasoning_in_pieces=in_pieces)
+
+
+# Knows, for each format, the marks around reasoning, and the text that ends reasoning when its budget is used up.
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """The texts that stand around reasoning. Each entry is encoded by itself, so marks become single tokens."""
+
+    opening: tuple[str, ...]
+    closing: str  # the text that ends reasoning: a single token
+    forced: tuple[str, ...]  # `closing`, and the text that leads on to the answer
+    anywhere: bool = False  # whether reasoning may open later than at the beginning of an output
+    forbidden: tuple[str, ...] = ()  # marks that would reopen reasoning: not allowed once the budget is used up
+
+
+_HARMONY = ReasoningMarks(
+    opening=("<|channel|>", "analysis", "<|message|>"),
+    closing="<|end|>",
+    forced=("<|end|>", "<|start|>", "assistant", "<|channel|>"),
+    anywhere=True,
+    forbidden=("<|channel|>", "analysis"),
+)
+_OWN: Mapping[ToolFormat, ReasoningMarks] = {ToolFormat.HARMONY: _HARMONY}
+
+
+def reasoning_marks(tool_format: ToolFormat, tags: Tags) -> ReasoningMarks:
+    """Returns the marks of a model that puts its reasoning between `tags`, unless its format has marks of its own."""
+    opening, closing = tags
+    return _OWN.get(tool_format) or ReasoningMarks((opening,), closing, (closing,))

@@ -5,17 +5,16 @@ arguments becomes text. Only three things are dropped: the format's own tags, th
 that was cut off before its arguments.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
-from frontend.output_parser.calls.call_parser import CallParser
-from frontend.output_parser.calls.mistral_args import AnswerText, MistralParser
-from frontend.output_parser.calls.prefix import partial_tag
-from frontend.output_parser.events import Event, ReasoningText, Text
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
-from frontend.output_parser.harmony import HarmonyParser, UserText
-from frontend.output_parser.unseparated import UnseparatedParser
+from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
+from frontend.output_parser.harmony import AnswerText, HarmonyParser, MistralParser, UserText
+from frontend.output_parser.json_arguments import JsonObjectScanner
+from frontend.output_parser.model_format import ParserConfig, Reasoning, Tags, ToolFormat
+from frontend.output_parser.tool_calls import CallParser
+from frontend.output_parser.tool_syntax import partial_tag
 
 
 class Body(Protocol):
@@ -163,3 +162,204 @@ def output_parser(parser_config: ParserConfig) -> OutputParser:
 def searched_text(parser_config: ParserConfig | None) -> Callable[[str], str]:
     """Returns a function that turns each piece of a new output into the text in which stop strings are searched."""
     return STRATEGIES.get(parser_config.tool_format, TAGS).searched(parser_config) if parser_config else str
+
+
+# Collects the events of one output into its parts, for responses that are not streamed.
+
+
+@dataclass(slots=True)
+class Call:
+    """A tool call. `arguments` is JSON, or the beginning of JSON if the output was cut off."""
+
+    name: str
+    arguments: str = ""
+
+    @property
+    def closed_arguments(self) -> str:
+        """The arguments up to the last complete member, with the brackets closed: always valid JSON."""
+        scanner = JsonObjectScanner()
+        scanned = scanner.feed(self.arguments)
+        return scanned if scanner.done else scanner.closed(scanned)
+
+
+@dataclass(slots=True)
+class ParsedOutput:
+    """The parts of one output, in order. Adjacent parts of one kind are merged."""
+
+    parser: OutputParser
+    parts: list[Text | ReasoningText | Call] = field(default_factory=list)
+    reasoning_tokens: int = 0
+
+    @classmethod
+    def parse(
+        cls, texts: Sequence[str], parser_config: ParserConfig, tokens: int = 0, before: Sequence[str] = ()
+    ) -> Self:
+        """Parses a whole output. texts, tokens: as for `feed_counting`; before: earlier texts that `texts` continue"""
+        parser = output_parser(parser_config)
+        parsed = cls(ContinuedParser(parser, before) if before else parser)
+        events, parsed.reasoning_tokens = feed_counting(parsed.parser, texts, tokens)
+        for event in events + parsed.parser.finish():
+            parsed.add(event)
+        return parsed
+
+    def add(self, event: Event) -> None:
+        match self.parts[-1:], event:
+            case [Text(before)], Text(text):
+                self.parts[-1] = Text(before + text)
+            case [ReasoningText(before)], ReasoningText(text):
+                self.parts[-1] = ReasoningText(before + text)
+            case [Call() as call], CallArguments(_, fragment):
+                call.arguments += fragment
+            case _, CallStart(_, name):
+                self.parts.append(Call(name))
+            case _, Text() | ReasoningText():
+                self.parts.append(event)
+
+    @property
+    def text(self) -> str:
+        return "".join([part.text for part in self.parts if isinstance(part, Text)])
+
+    @property
+    def reasoning(self) -> str:
+        return "".join([part.text for part in self.parts if isinstance(part, ReasoningText)])
+
+    @property
+    def calls(self) -> list[Call]:
+        return [part for part in self.parts if isinstance(part, Call)]
+
+
+# Parses output that continues earlier text: parses both as one output, but yields only the events of the
+# continuation.
+#
+# A tool call that began in the earlier text is yielded as a whole, with its name, as no client could use the end of
+# its arguments alone.
+
+
+class ContinuedParser:
+    """Parses what follows the earlier texts, as an OutputParser. The first call that it yields has number 0."""
+
+    def __init__(self, parser: OutputParser, before: Sequence[str]) -> None:
+        """before: the earlier texts. `parser` has parsed nothing yet."""
+        self._parser = parser
+        self._complete = 0  # the number of complete calls in the earlier texts
+        self._open: list[Event] = []  # the events of the call that the earlier texts leave incomplete
+        for event in parser.feed("".join(before)):
+            match event:
+                case CallStart():
+                    self._open = [event]
+                case CallArguments():
+                    self._open.append(event)
+                case CallEnd(call):
+                    self._open, self._complete = [], call + 1
+
+    @property
+    def reasoning(self) -> Reasoning:
+        """Whether the parser is inside reasoning, is past it, or may still see it begin."""
+        return self._parser.reasoning
+
+    @property
+    def called(self) -> bool:
+        """Whether the whole output has a complete call and no incomplete call."""
+        return self._parser.called
+
+    def feed(self, text: str) -> list[Event]:
+        return self._rest_of(self._parser.feed(text))
+
+    def finish(self) -> list[Event]:
+        return self._rest_of(self._parser.finish())
+
+    def _rest_of(self, events: list[Event]) -> list[Event]:
+        events, self._open = [*self._open, *events], []
+        return [self._renumbered(event) for event in events]
+
+    def _renumbered(self, event: Event) -> Event:
+        match event:
+            case CallStart(call) | CallArguments(call) | CallEnd(call):
+                return event._replace(call=call - self._complete)
+            case _:
+                return event
+
+
+# Counts the tokens of reasoning while an output is parsed.
+
+
+def feed_counting(parser: OutputParser, texts: Sequence[str], tokens: int) -> tuple[list[Event], int]:
+    """Feeds the texts of the next tokens to a parser. Returns its events, and how many of the tokens are reasoning.
+
+    texts: a text for each of `tokens` tokens, and perhaps, after the last token of the output, one more text that
+        was left over from earlier tokens
+
+    Tokens of the tags around reasoning count, too, except tokens that leave the opening tag incomplete. After
+    reasoning, a call of this function costs one check.
+    """
+    if len(texts) == 1:
+        before, events = parser.reasoning, parser.feed(texts[0])
+        return events, tokens if before is Reasoning.OPEN or parser.reasoning is Reasoning.OPEN else 0
+    events, thought = [], 0
+    for position, text in enumerate(texts):
+        before = parser.reasoning
+        if before is Reasoning.DONE:
+            return events + parser.feed("".join(texts[position:])), thought
+        events += parser.feed(text)
+        if (before is Reasoning.OPEN or parser.reasoning is Reasoning.OPEN) and position < tokens:
+            thought += 1
+    return events, thought
+
+
+# Parses output for clients that want reasoning and its tags in the text. Looks for tool calls only after reasoning.
+
+
+class Rest(Protocol):
+    """Parses the output after its reasoning."""
+
+    @property
+    def called(self) -> bool: ...
+    def feed(self, text: str) -> list[Event]: ...
+    def finish(self) -> list[Event]: ...
+
+
+class UnseparatedParser:
+    """Passes reasoning on as the model wrote it, and the rest of the output to another parser."""
+
+    def __init__(self, reasoning: Reasoning, tags: Tags, body: Rest) -> None:
+        self._reasoning = reasoning
+        self._opening, self._closing = tags
+        self._body = body
+        self._held = ""  # text that may still become an opening tag
+        self._tail = ""  # the last characters of reasoning: they may belong to the closing tag
+
+    @property
+    def reasoning(self) -> Reasoning:
+        return self._reasoning
+
+    @property
+    def called(self) -> bool:
+        return self._body.called
+
+    def feed(self, text: str) -> list[Event]:
+        if self._reasoning is Reasoning.UNDECIDED:
+            text = self._decide(text)
+        if not text or self._reasoning is Reasoning.DONE:
+            return self._body.feed(text)
+        known = self._tail + text
+        end = known.find(self._closing)
+        if end < 0:
+            self._tail = known[1 - len(self._closing) :]
+            return [Text(text)]
+        self._reasoning = Reasoning.DONE
+        cut = end + len(self._closing) - len(self._tail)
+        return [Text(text[:cut]), *self._body.feed(text[cut:])]
+
+    def _decide(self, text: str) -> str:
+        """Holds text back until it shows whether the output begins with reasoning. Returns "" until then, and then all
+        the text."""
+        self._held += text
+        start = self._held.lstrip()
+        if len(start) < len(self._opening) and self._opening.startswith(start):
+            return ""
+        self._reasoning = Reasoning.OPEN if start.startswith(self._opening) else Reasoning.DONE
+        return self._held
+
+    def finish(self) -> list[Event]:
+        held = self._held if self._reasoning is Reasoning.UNDECIDED else ""
+        return self._body.feed(held) + self._body.finish()

@@ -1,11 +1,22 @@
 """Finds calls in an output: text with calls in it or, where `tool_syntax` says so, calls and nothing else."""
 
-from frontend.output_parser.calls.argument_scanners import scanner_of
-from frontend.output_parser.calls.calls import Calls
-from frontend.output_parser.calls.prefix import Prefix, PrefixMatch, find_prefix, partial_tag, prefixes_of
-from frontend.output_parser.calls.tool_syntax import SYNTAX
-from frontend.output_parser.events import Event, Text
-from frontend.output_parser.formats import ParserConfig
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, Text
+from frontend.output_parser.json_arguments import JsonObjectScanner, TaggedArguments
+from frontend.output_parser.literal_arguments import BARE, PYTHON, LiteralArguments
+from frontend.output_parser.model_format import Kind, ParserConfig
+from frontend.output_parser.tool_syntax import (
+    SYNTAX,
+    Form,
+    Prefix,
+    PrefixMatch,
+    ToolCallSyntax,
+    find_prefix,
+    partial_tag,
+    prefixes_of,
+)
 
 
 class CallParser:
@@ -130,3 +141,99 @@ class CallParser:
 def _blanks_and_partial_tag(text: str, tag: str) -> int:
     """Returns the length of a partial tag at the end of `text` with the white space before it; 0 for an empty `tag`."""
     return len(text) - len(text[: len(text) - partial_tag(text, tag)].rstrip()) if tag else 0
+
+
+# Turns a call's arguments into JSON as they arrive. Each format writes arguments in one of a few forms.
+
+
+class ArgumentScanner(Protocol):
+    """Scans the arguments of one call; `feed` returns the JSON of the part that is certain.
+
+    done: whether the arguments are complete
+    broken: whether the text does not have the form
+    rest: the text after the arguments, or from the place where they broke
+    held: the JSON to add for text that was held back, if the output ends here
+    """
+
+    @property
+    def done(self) -> bool: ...
+    @property
+    def broken(self) -> bool: ...
+    @property
+    def rest(self) -> str: ...
+    @property
+    def held(self) -> str: ...
+    def feed(self, text: str) -> str: ...
+
+
+def scanner_of(syntax: ToolCallSyntax, kinds: Mapping[str, Mapping[str, Kind]], function: str) -> ArgumentScanner:
+    """Creates the scanner of a call to `function`, whose parameters have these kinds."""
+    match syntax.form:
+        case Form.PYTHON:
+            return LiteralArguments(PYTHON)
+        case Form.BARE:
+            return LiteralArguments(BARE)
+        case Form.TAGS if syntax.tags is not None:
+            return TaggedArguments(syntax.tags, kinds.get(function, {}))
+    return JsonObjectScanner()
+
+
+# Counts the calls of one output, and follows the arguments of the open call.
+
+
+class Calls:
+    """The calls of one output.
+
+    begun, completed: how many calls have begun, and how many have complete arguments
+    open: whether the arguments of the last call may go on
+    broke: whether the arguments of the last call are not JSON
+    """
+
+    __slots__ = ("_scanner", "_scanner_of", "begun", "broke", "completed")
+
+    def __init__(self, scanner_of: Callable[[str], ArgumentScanner] = lambda _: JsonObjectScanner()) -> None:
+        """scanner_of: creates the scanner of the arguments of a function"""
+        self._scanner_of = scanner_of
+        self.begun = 0
+        self.completed = 0
+        self.broke = False
+        self._scanner: ArgumentScanner | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._scanner is not None
+
+    @property
+    def called(self) -> bool:
+        """Whether the output has a complete call and no incomplete call."""
+        return self.completed > 0 and self._scanner is None
+
+    def begin(self, name: str) -> Event:
+        """Begins a call. Its arguments follow."""
+        self._scanner = self._scanner_of(name)
+        self.begun += 1
+        return CallStart(self.begun - 1, name)
+
+    def feed(self, text: str) -> tuple[list[Event], str]:
+        """Feeds arguments of the open call; returns their events, and the text after them or from where they broke."""
+        scanner = self._scanner
+        if scanner is None:
+            return [], text
+        events: list[Event] = []
+        if fragment := scanner.feed(text):
+            events.append(CallArguments(self.begun - 1, fragment))
+        if scanner.done:
+            events.append(CallEnd(self.begun - 1))
+            self.completed += 1
+        if scanner.done or scanner.broken:
+            self._scanner, self.broke = None, scanner.broken
+        return events, scanner.rest
+
+    def held(self) -> list[Event]:
+        """Returns the arguments that were held back. Called when the output ends within the open call."""
+        rest = self._scanner.held if self._scanner else ""
+        return [CallArguments(self.begun - 1, rest)] if rest else []
+
+    def drop(self) -> None:
+        """Abandons the open call, whose arguments other output interrupts."""
+        self._scanner = None

@@ -3,13 +3,17 @@
 The rows follow the models' own chat templates.
 """
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from itertools import product
+from typing import Any, NamedTuple
 
-from frontend.output_parser import marks
-from frontend.output_parser.formats import Tags, ToolFormat
+from frontend.output_parser import model_format
+from frontend.output_parser.model_format import Function, Tags, ToolFormat
 
 
 class Form(Enum):
@@ -85,7 +89,6 @@ class ToolCallSyntax:
 BARE_QUOTE = '<|"|>'
 _JSON_HEAD = '{ "name" : "NAME" , "arguments" :'
 _FUNCTION = ParameterTags(("<parameter=", ">"), ("", "</parameter>"), "</function>")
-
 SYNTAX: Mapping[ToolFormat, ToolCallSyntax] = {
     ToolFormat.HERMES: ToolCallSyntax((f"<tool_call> {_JSON_HEAD}",), "} </tool_call>"),
     ToolFormat.LLAMA: ToolCallSyntax(
@@ -149,8 +152,156 @@ def specials_of(tool_format: ToolFormat, tags: Tags) -> Iterable[str]:
     """Returns the words of a format, and of the tags around reasoning, that may be special tokens of a vocabulary."""
     match tool_format:
         case ToolFormat.HARMONY:
-            return marks.HARMONY
+            return model_format.HARMONY
         case ToolFormat.MISTRAL_ARGS:
-            return marks.MISTRAL_ARGS
+            return model_format.MISTRAL_ARGS
     words = SYNTAX[tool_format].words if tool_format in SYNTAX else []
     return [*words, *tags, *[tag[: tag.find(">") + 1] for tag in tags]]
+
+
+# Matches the beginning of a call, whose text may still be incomplete.
+
+BLANKS = re.compile(r"\s*")
+NAME_CHARS = re.compile(r"[\w.-]*")
+DIGITS = re.compile(r"[0-9]*")
+OPENERS = {Form.JSON: ("{",), Form.BARE: ("{",), Form.PYTHON: ("(",)}
+
+
+class Slot(Enum):
+    """A variable part between the fixed words of a prefix."""
+
+    BLANKS = auto()
+    NAME = auto()
+    INDEX = auto()
+
+
+Prefix = tuple[str | Slot, ...]
+
+
+class PrefixMatch(NamedTuple):
+    """A call's prefix in a text.
+
+    name: the function's name; empty while the name is incomplete
+    end: where the arguments begin; None while the text is too short to decide
+    """
+
+    name: str = ""
+    end: int | None = None
+
+
+class Prefixes(NamedTuple):
+    """The prefixes that may precede a call's arguments.
+
+    first: the prefixes of the first call
+    later: the prefixes of a call that follows another call
+    ahead: the texts with which the arguments may begin
+    """
+
+    first: tuple[Prefix, ...]
+    later: tuple[Prefix, ...]
+    ahead: tuple[str, ...]
+
+
+@lru_cache
+def prefixes_of(syntax: ToolCallSyntax) -> Prefixes:
+    openings = (syntax.opening, f"{syntax.mark} {syntax.opening}") if syntax.mark else (syntax.opening,)
+    ahead = (syntax.tags.key[0], syntax.tags.end) if syntax.tags else OPENERS[syntax.form]
+    return Prefixes(
+        tuple(_compiled(f"{opening} {head}") for opening in openings for head in syntax.heads),
+        tuple(_compiled(f"{syntax.between} {head}") for head in syntax.heads),
+        ahead,
+    )
+
+
+def _compiled(text: str) -> Prefix:
+    atoms: list[str | Slot] = []
+    for word in text.split():
+        parts = re.split("(NAME|INDEX)", word)
+        atoms += [Slot.BLANKS, *[Slot[part] if part in ("NAME", "INDEX") else part for part in parts if part]]
+    return tuple(atoms)
+
+
+def find_prefix(text: str, prefixes: Iterable[Prefix], ahead: tuple[str, ...]) -> PrefixMatch | None:
+    """Returns the match of the first prefix that `text` begins with.
+
+    If there is none, returns an incomplete match of the first prefix that `text` may still become, or else None.
+    """
+    undecided = None
+    for prefix in prefixes:
+        found = _match(text, prefix, ahead)
+        if found is not None and found.end is not None:
+            return found
+        undecided = undecided or found
+    return undecided
+
+
+def _match(text: str, prefix: Prefix, ahead: tuple[str, ...]) -> PrefixMatch | None:
+    at, name = 0, ""
+    for atom in prefix:
+        if atom is Slot.BLANKS:
+            at = BLANKS.match(text, at).end()  # type: ignore[union-attr]
+        elif isinstance(atom, Slot):
+            end = (NAME_CHARS if atom is Slot.NAME else DIGITS).match(text, at).end()  # type: ignore[union-attr]
+            if end in (at, len(text)):
+                return PrefixMatch(name) if end == len(text) else None
+            name, at = text[at:end] if atom is Slot.NAME else name, end
+        elif text.startswith(atom, at):
+            at += len(atom)
+        else:
+            return PrefixMatch(name) if atom.startswith(text[at:]) else None
+    at = BLANKS.match(text, at).end()  # type: ignore[union-attr]
+    if any(text.startswith(word, at) for word in ahead):
+        return PrefixMatch(name, at)
+    return PrefixMatch(name) if any(word.startswith(text[at:]) for word in ahead) else None
+
+
+def partial_tag(text: str, tag: str) -> int:
+    """Returns the length of the longest suffix of `text` that may become `tag`."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+
+
+# Describes tools in the system message, in the form that Hermes models read, for templates that cannot show tools.
+
+INSTRUCTIONS = """\
+# Tools
+
+You can call these functions, each of which is described by a line of JSON:
+<tools>
+{tools}
+</tools>
+
+To call a function, write its name and its arguments, as a JSON object, in exactly this form:
+{example}
+Several calls follow each other. You then get the result of each one, and answer with the help of it."""
+
+
+def json_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def instructions(functions: Iterable[Function], tool_format: ToolFormat) -> str:
+    """Returns the text that tells a model which functions it may call, and how.
+
+    tool_format: a format whose arguments are JSON
+    """
+    tools = "\n".join(json_text(one.definition["function"]) for one in functions)
+    return INSTRUCTIONS.format(tools=tools, example=_example(tool_format))
+
+
+def _example(tool_format: ToolFormat) -> str:
+    syntax = SYNTAX[tool_format]
+    if tool_format is ToolFormat.HERMES:
+        return call_text("NAME", "ARGUMENTS")
+    head = "".join(f"\n{word}\n" if word == "```json" else word for word in syntax.heads[0].split())
+    tail = "".join(f"\n{word}" if word == "```" else word for word in syntax.tail.split())
+    return f"{syntax.opening}{head}ARGUMENTS{tail}{syntax.closing}"
+
+
+def call_text(name: str, arguments: Any) -> str:
+    """Returns a call in Hermes' format."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json_text(arguments)}}}\n</tool_call>'
+
+
+def result_text(content: str) -> str:
+    """Returns the result of a call in Hermes' format."""
+    return f"<tool_response>\n{content}\n</tool_response>"

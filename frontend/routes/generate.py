@@ -13,12 +13,12 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from frontend.api.api_formats import ApiFormat, api_format
-from frontend.api.app_state import AppState
-from frontend.api.chat.thinking_fields import without_effect
-from frontend.api.model_context import check_task
-from frontend.api.response_context import ResponseContext
+from frontend.api.answer import ResponseContext
+from frontend.api.formats import ApiFormat, api_format
+from frontend.app_state import AppState
+from frontend.chat.reasoning import without_effect
 from frontend.generation.generation import Generation
+from frontend.model_context import check_task
 from frontend.observability.access_log import RequestRecord
 from frontend.server.middleware import API_FORMAT, CLOSED, DIRECT, RECORD, REQUEST_ID, SEND, STREAMS, client_error
 from frontend.server.sse import EventStream, RecordedWriter

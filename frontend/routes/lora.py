@@ -9,32 +9,27 @@ replaced in the meantime.
 
 import logging
 from dataclasses import replace
+from typing import Annotated
 
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from frontend.api.adapters.fields import DefaultScalesRequest, LoadAdapterRequest, UnloadAdapterRequest
-from frontend.api.adapters.registry import (
-    AdapterRegistry,
-    Default,
-    NameTaken,
-    NoSuchAdapter,
-    TooMany,
-    describe_in_child,
-)
-from frontend.api.app_state import AppState, json_response
 from frontend.api.llama_cpp import server as llama_cpp
-from frontend.api.model_table import ServedModel, scaled_adapter
-from frontend.api.requests.decoding import decode_json
-from frontend.api.requests.response_types import Accepted
-from frontend.api.routes.generate import while_connected
+from frontend.api.llama_cpp.options import AdapterScale
+from frontend.app_state import AppState, json_response
 from frontend.errors import BadRequest, Forbidden, NotFound, Unprocessable
-from frontend.features import Features
-from frontend.request import Admission, GenerationRequest
-from frontend.server.auth import check_admin
+from frontend.lora import AdapterRegistry, Default, NameTaken, NoSuchAdapter, TooMany, describe_in_child
+from frontend.model_table import ServedModel, scaled_adapter
+from frontend.request import Admission, Features, GenerationRequest
+from frontend.routes.generate import while_connected
+from frontend.schema.base import RequestModel
+from frontend.schema.decoding import decode_json
+from frontend.schema.request_fields import Ignored, doc
+from frontend.schema.responses import Accepted
+from frontend.server.access import check_admin
 from frontend.server.middleware import RECORD
-from shared.adapters.files import AdapterError
-from shared.adapters.named import name_problem
+from shared.lora import MAX_NAME_CHARS, AdapterError, name_problem
 from shared.messages import Adapter, Sampling
 
 log = logging.getLogger("sluice.frontend")
@@ -138,3 +133,30 @@ async def _try(base: ServedModel, adapter: Adapter, tenant: str) -> None:
             pass
     finally:
         generation.close()
+
+
+# The request types of the routes for adapters.
+#
+# Requests that load or unload have vLLM's names; the request that sets scales has llama.cpp's names.
+
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+
+
+class LoadAdapterRequest(RequestModel):
+    lora_name: Annotated[Name, doc("The name that requests give as their model")]
+    lora_path: Annotated[
+        str, Meta(min_length=1, max_length=4096), doc("Folder or GGUF file below the folder of --allow-runtime-lora")
+    ]
+    load_inplace: Annotated[bool, doc("Replace the adapter of this name")] = False
+    base_model_name: Ignored = None
+
+
+class UnloadAdapterRequest(RequestModel):
+    lora_name: Annotated[Name, doc("The name of the adapter")]
+    lora_int_id: Ignored = None
+
+
+class DefaultScalesRequest(RequestModel):
+    """The body of POST /lora-adapters. The client sends only the list itself."""
+
+    adapters: Annotated[list[AdapterScale], Meta(max_length=1000)]

@@ -3,17 +3,44 @@
 Each model is listed under each of its names but its path. Neither a list nor a model tells a folder of the server.
 """
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from frontend.api.model_table import ModelTable, ServedModel
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.api.llama_cpp import server as llama_cpp
+from frontend.api.ollama import models as ollama
 from frontend.api.ollama.models import capabilities
-from frontend.api.recommended import recommended
-from frontend.api.requests.response_types import Capability, LlamaCppModel, Model, ModelList, ModelStatus
-from frontend.errors import NotFound
+from frontend.api.sglang import types
+from frontend.api.sglang.generate import weight_version
+from frontend.app_state import AppState, json_response
+from frontend.errors import BadRequest, MethodNotAllowed, NotFound, Overloaded
+from frontend.model_context import ModelContext, recommended
+from frontend.model_table import ModelTable, ServedModel
+from frontend.observability import stats as statistics
+from frontend.observability.access_log import RequestRecord
+from frontend.routes import health, tokenize
+from frontend.routes.health import reset_prefix_cache
+from frontend.schema.base import RequestModel, ResponseModel
+from frontend.schema.request_fields import doc
+from frontend.schema.responses import (
+    Accepted,
+    Capability,
+    LlamaCppModel,
+    Model,
+    ModelList,
+    ModelStatus,
+)
+from frontend.server.access import check_admin
+from frontend.server.middleware import RECORD
 from frontend.workers.status import NO_TOKENIZER, ConnectionState
-from shared.models.messages import ModelState
+from shared import build
+from shared.launcher_messages import ModelState
+from shared.model_list import MOST_NAME_CHARS
 
 HAVE_IT = {ConnectionState.READY, ConnectionState.STALLED, ConnectionState.DRAINING}
 WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}  # in HANDSHAKE, a worker may just have restarted
@@ -94,3 +121,205 @@ def find_model(wanted: str, table: ModelTable, created: int) -> Model:
     parent = table.first.name if served is not None and served.adapter is not None else None
     served = served or table.first
     return model_of(wanted, served, created, parent, table.state_of(served.name))
+
+
+async def stats(app: AppState, request: Request) -> Response:
+    pools = [
+        statistics.Pool(model.pool.membership.statuses(), model.name, model.fingerprint_with) for model in app.models
+    ]
+    return json_response(statistics.stats(pools, app.models.draining))
+
+
+async def list_models(app: AppState, request: Request) -> Response:
+    """Lists the models. With `?reload=1`, the launcher first reads the table of models again.
+
+    Only POST may reload, because a link in a foreign page makes a browser send GET. Raises MethodNotAllowed, and
+    Forbidden unless an administrator asks.
+    """
+    if request.query_params.get("reload") in ("1", "true"):
+        if request.method != "POST":
+            raise MethodNotAllowed("a reload changes the server: send POST /models?reload=1", allow="POST")
+        check_admin(request, "a reload")
+        await app.models.reload()
+    return json_response(model_list(app.models, app.created))
+
+
+async def get_model(app: AppState, request: Request) -> Response:
+    return json_response(find_model(request.path_params["name"], app.models, app.created))
+
+
+async def tokenizer_info(app: AppState, request: Request) -> Response:
+    return json_response(tokenize.info(app.models.first.context))
+
+
+def _contexts(app: AppState, served: list[ServedModel]) -> list[ModelContext]:
+    """Returns the contexts of these models; if models are loaded on demand, only of the loaded ones."""
+    return [one.context for one in served if app.models.state_of(one.name) is None or one.service.has_tokenizer]
+
+
+async def ollama_tags(app: AppState, request: Request) -> Response:
+    contexts = _contexts(app, [*app.models, *app.models.adapters])
+    known = {context.model for context in contexts}
+    unloaded = [model.name for model in app.models if model.name not in known]
+    return json_response(ollama.tags(contexts, app.created, unloaded))
+
+
+async def ollama_processes(app: AppState, request: Request) -> Response:
+    states = [state for model in app.models if (state := app.models.state_of(model.name)) is not None]
+    return json_response(ollama.running(_contexts(app, [*app.models]), states))
+
+
+async def ollama_show(app: AppState, request: Request) -> Response:
+    decoded = app.decode(request, await app.body(request), ollama.ShowRequest)
+    name = decoded.model or decoded.name
+    context = (await app.models.usable(app.models.find(name), name, computing=False)).context
+    return json_response(ollama.show(decoded, context, app.created))
+
+
+async def ollama_version(app: AppState, request: Request) -> Response:
+    return json_response(ollama.version())
+
+
+async def llama_cpp_props(app: AppState, request: Request) -> Response:
+    model = app.models.first
+    return json_response(llama_cpp.props(model.context, _slots(model)))
+
+
+async def llama_cpp_slots(app: AppState, request: Request) -> Response:
+    """Lists llama.cpp's slots. With `?fail_on_no_slot=1`, raises Overloaded if no slot is free."""
+    record: RequestRecord = request.scope[RECORD]
+    model = app.models.first
+    context, total = model.context, _slots(model)
+    statuses = [worker.status for worker in model.pool.membership.statuses() if worker.status]
+    taken = sum(one.running + one.waiting for one in statuses)
+    if request.query_params.get("fail_on_no_slot") and 0 < model.pool.concurrency() <= taken:
+        raise Overloaded("no slot is available", code="queue_full", retry_after=1.0)
+    own = [
+        choice.stream
+        for generation in model.service.generations
+        for choice in generation.choices
+        if not choice.done and choice.stream.submit.tenant.partition("/")[0] == record.tenant
+    ]
+    return json_response(llama_cpp.slots(context, total, own))
+
+
+def _slots(model: ServedModel) -> int:
+    """Returns how many sequences the workers run at once, which llama.cpp's clients take for slots."""
+    return max(1, model.pool.concurrency())
+
+
+# The routes that load and unload models. They respond at once; /v1/models shows the progress.
+
+
+async def load_model(app: AppState, request: Request) -> Response:
+    """Has a model loaded. Raises NotFound for an unknown name, and BadRequest if the model is already loaded."""
+    name, state = await _asked(app, request)
+    if state in ("loaded", "loading"):
+        raise BadRequest(f"the model `{name}` is {state} already", param="model", code="model_loaded")
+    app.models.load(name)
+    return json_response(Accepted())
+
+
+async def unload_model(app: AppState, request: Request) -> Response:
+    """Has a model unloaded as soon as no request needs it. Raises NotFound for an unknown name, BadRequest if not
+    loaded."""
+    name, state = await _asked(app, request)
+    if state not in ("loaded", "loading"):
+        raise BadRequest(f"the model `{name}` is not loaded", param="model", code="model_not_loaded")
+    app.models.keep(name, 0.0)
+    return json_response(Accepted())
+
+
+async def _asked(app: AppState, request: Request) -> tuple[str, str]:
+    """Returns the first name and the state of the model that the body names."""
+    check_admin(request)
+    written = app.decode(request, await app.body(request), ModelRequest).model
+    found = app.models.get(written)
+    if found is None:
+        raise NotFound(f"the model `{written}` does not exist", param="model", code="model_not_found")
+    known = app.models.state_of(found.name)
+    if known is None:
+        raise BadRequest("this server has one model, which is always loaded", code="not_allowed")
+    return found.name, known.state
+
+
+# Sleep and wake-up, with vLLM's names. A sleeping server has no model in memory, and refuses requests until woken.
+#
+# Both levels of sleep unload all models. The next load is still quick if the files are in the page cache.
+
+LEVELS = ("1", "2")
+
+
+async def fall_asleep(app: AppState, request: Request) -> Response:
+    """Responds when all models are unloaded. Raises Forbidden unless an administrator asks, and BadRequest for an
+    unknown level."""
+    check_admin(request, keyed=True)
+    if (level := request.query_params.get("level", "1")) not in LEVELS:
+        raise BadRequest(f"`level` must be 1 or 2, not {level!r:.40}", param="level", code="out_of_range")
+    await app.models.sleep(True)
+    return json_response(Sleeping(is_sleeping=True))
+
+
+async def wake_up(app: AppState, request: Request) -> Response:
+    """Responds when requests are accepted again; they then wait for their models. Raises Forbidden unless an
+    administrator asks."""
+    check_admin(request, keyed=True)
+    await app.models.sleep(False)
+    return json_response(Sleeping(is_sleeping=False))
+
+
+async def is_sleeping(app: AppState, request: Request) -> Response:
+    return json_response(Sleeping(is_sleeping=app.models.asleep))
+
+
+# The request and response types of the routes that load and unload models, with the names of llama.cpp's router.
+
+
+class ModelRequest(RequestModel):
+    model: Annotated[str, Meta(min_length=1, max_length=MOST_NAME_CHARS), doc("The name of the model")]
+
+
+class Sleeping(ResponseModel):
+    is_sleeping: bool
+
+
+# SGLang's routes about the model and the server, and the table of its routes that generate nothing.
+
+
+async def model_info(app: AppState, request: Request) -> Response:
+    model = app.models.first
+    context = model.context
+    return json_response(
+        types.SglangModelInfo(
+            model_path=context.model, tokenizer_path=context.model,
+            is_generation=context.task.name == "generate",
+            preferred_sampling_params=dict(context.recommended) or None,
+            weight_version=weight_version(model.fingerprint),
+            has_image_understanding=context.tokenizer.pictures is not None,
+        )
+    )  # fmt: skip
+
+
+async def server_info(app: AppState, request: Request) -> Response:
+    model = app.models.first
+    context = model.context
+    statuses = [worker.status for worker in model.pool.membership.statuses() if worker.status]
+    return json_response(
+        types.SglangServerInfo(
+            model_path=context.model, tokenizer_path=context.model, served_model_name=context.model,
+            context_length=context.max_seq_len or None, max_running_requests=max(1, model.pool.concurrency()),
+            is_embedding=context.task.name != "generate", version=build.version(),
+            internal_states=[types.SglangState(last_gen_throughput=one.generation_tokens_s) for one in statuses],
+        )
+    )  # fmt: skip
+
+
+SGLANG_ROUTES: tuple[tuple[str, str, Callable[[AppState, Request], Awaitable[Response]]], ...] = (
+    ("GET", "/model_info", model_info),
+    ("GET", "/get_model_info", model_info),
+    ("GET", "/server_info", server_info),
+    ("GET", "/get_server_info", server_info),
+    ("GET", "/health_generate", health.ready),
+    ("GET", "/flush_cache", reset_prefix_cache),
+    ("POST", "/flush_cache", reset_prefix_cache),
+)

@@ -6,19 +6,18 @@ Lists each route's request type and response types. A test compares these routes
 from collections.abc import Mapping
 from typing import Any
 
-from frontend.api.adapters import paths as adapters
-from frontend.api.llama_cpp import paths as llama_cpp
-from frontend.api.many import paths as many
-from frontend.api.requests import response_types
-from frontend.api.requests.request_model import RequestModel
-from frontend.api.requests.request_schema import Schema, request_schema
-from frontend.api.routes import render
-from frontend.api.routes.body_types import REQUESTS, RESPONSES
-from frontend.api.sglang import paths as sglang
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.app_state import AppState, json_response
+from frontend.routes import openapi_paths, tokenize
+from frontend.routes.openapi_types import REQUESTS, RESPONSES
+from frontend.schema import responses
+from frontend.schema.base import RequestModel
+from frontend.schema.json_schema import Schema, request_schema
 from shared.build import version
 
 NOT_SUPPORTED = "Not supported: only values that leave the feature off are accepted"
-
 ERRORS = {
     400: "Not JSON, a wrong type, an empty prompt, or not acceptable; the message names the field",
     401: "The API key is missing or wrong",
@@ -50,20 +49,20 @@ def document() -> dict[str, Any]:
             **_generating(),
             **_pooling(),
             **_counting(),
-            **render.paths(_post, ref("OpenAIError")),
+            **tokenize.paths(_post, ref("OpenAIError")),
             "/invocations": _invocations(),
             **_ollama(),
-            **adapters.paths(_post, ref("OpenAIError")),
-            **many.paths(_post, _get, ref),
-            **llama_cpp.paths(_post, _get, ref),
-            **sglang.paths(_post, _get, _readiness(), _reset(), ref),
+            **openapi_paths.lora_paths(_post, ref("OpenAIError")),
+            **openapi_paths.many_paths(_post, _get, ref),
+            **openapi_paths.llama_cpp_paths(_post, _get, ref),
+            **openapi_paths.sglang_paths(_post, _get, _readiness(), _reset(), ref),
             **_reporting(),
         },
         "security": [{}, {"bearer": []}, {"key": []}],
         "components": {
             "schemas": {
                 **{name: _request(name, kind) for name, kind in REQUESTS.items()},
-                **response_types.schemas(RESPONSES),
+                **responses.schemas(RESPONSES),
             },
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -295,3 +294,7 @@ def _json(shape: Schema) -> dict[str, Any]:
 
 def _answer(reason: str, content: Mapping[str, Any], headers: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return {"description": reason, "content": content, "headers": {**REQUEST_ID, **(headers or {})}}
+
+
+async def openapi_json(app: AppState, request: Request) -> Response:
+    return json_response(document())

@@ -3,35 +3,40 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from frontend.api.llama_cpp import response_types as types
+from frontend.api.llama_cpp import types as llama_cpp_types
 from frontend.api.llama_cpp.completion import LlamaCppCompletionRequest
-from frontend.api.llama_cpp.embedding import LlamaCppEmbeddingRequest
 from frontend.api.llama_cpp.infill import InfillRequest
 from frontend.api.llama_cpp.options import AdapterScale
-from frontend.api.openai.chat_input import TemplateRequest
-from frontend.api.requests.request_model import RequestModel
+from frontend.api.llama_cpp.server import LlamaCppEmbeddingRequest
+from frontend.api.openai.chat_request import TemplateRequest
+from frontend.api.sglang import types as sglang_types
+from frontend.api.sglang.types import GenerateRequest
+from frontend.routes.lora import LoadAdapterRequest, UnloadAdapterRequest
+from frontend.routes.models import ModelRequest, Sleeping
+from frontend.schema.base import RequestModel
+from frontend.schema.responses import Accepted
 
-REQUESTS: Mapping[str, type[RequestModel]] = {
+LLAMA_CPP_REQUESTS: Mapping[str, type[RequestModel]] = {
     "LlamaCppCompletionRequest": LlamaCppCompletionRequest,
     "InfillRequest": InfillRequest,
     "LlamaCppEmbeddingRequest": LlamaCppEmbeddingRequest,
     "TemplateRequest": TemplateRequest,
     "AdapterScale": AdapterScale,
 }
-RESPONSES: Mapping[str, Any] = {
-    "LlamaCppCompletion": types.LlamaCppCompletion,
-    "LlamaCppPart": types.LlamaCppPart,
-    "LlamaCppPrompt": types.LlamaCppPrompt,
-    "LlamaCppEmbeddings": list[types.LlamaCppEmbedding],
-    "LlamaCppProps": types.LlamaCppProps,
-    "LlamaCppSlots": list[types.LlamaCppSlot],
-    "LlamaCppAdapters": list[types.LlamaCppAdapter],
-    "LlamaCppError": types.LlamaCppError,
+LLAMA_CPP_RESPONSES: Mapping[str, Any] = {
+    "LlamaCppCompletion": llama_cpp_types.LlamaCppCompletion,
+    "LlamaCppPart": llama_cpp_types.LlamaCppPart,
+    "LlamaCppPrompt": llama_cpp_types.LlamaCppPrompt,
+    "LlamaCppEmbeddings": list[llama_cpp_types.LlamaCppEmbedding],
+    "LlamaCppProps": llama_cpp_types.LlamaCppProps,
+    "LlamaCppSlots": list[llama_cpp_types.LlamaCppSlot],
+    "LlamaCppAdapters": list[llama_cpp_types.LlamaCppAdapter],
+    "LlamaCppError": llama_cpp_types.LlamaCppError,
 }
 Describe = Callable[..., dict[str, Any]]
 
 
-def paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str]]) -> dict[str, Any]:
+def llama_cpp_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str]]) -> dict[str, Any]:
     """Returns the descriptions by path.
 
     post, get: functions that describe one route
@@ -85,3 +90,96 @@ def _several(route: dict[str, Any]) -> dict[str, Any]:
     one = {"anyOf": [whole["schema"], some]}
     whole["schema"] = {"anyOf": [*one["anyOf"], {"type": "array", "items": one}]}
     return route
+
+
+# Describes the routes that load and unload adapters, for /openapi.json.
+
+LORA_REQUESTS: Mapping[str, type[RequestModel]] = {
+    "LoadAdapterRequest": LoadAdapterRequest,
+    "UnloadAdapterRequest": UnloadAdapterRequest,
+}
+
+
+def lora_paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[str, Any]:
+    """Returns the description of each route by its path. post: a function that describes one POST route"""
+    return {
+        "/v1/load_lora_adapter": _telling(post("Load a LoRA adapter", "LoadAdapterRequest", "Health", error)),
+        "/v1/unload_lora_adapter": _telling(post("Unload a LoRA adapter", "UnloadAdapterRequest", "Health", error)),
+    }
+
+
+def _telling(route: dict[str, Any]) -> dict[str, Any]:
+    """Changes the response type in a description to plain text."""
+    route["post"]["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    return route
+
+
+# Describes the routes that load and unload one model or all models, for /openapi.json.
+
+MANY_REQUESTS: Mapping[str, type[RequestModel]] = {"ModelRequest": ModelRequest}
+MANY_RESPONSES: Mapping[str, Any] = {"Accepted": Accepted, "Sleeping": Sleeping}
+
+
+def many_paths(
+    post: Callable[..., dict[str, Any]], get: Callable[..., dict[str, Any]], ref: Callable[[str], dict[str, str]]
+) -> dict[str, Any]:
+    """Returns the descriptions by path.
+
+    post, get: functions that describe one route
+    ref: a function that refers to a type by name
+    """
+    error, sleeping = ref("OpenAIError"), {"application/json": {"schema": ref("Sleeping")}}
+    failures = {"400": "Not acceptable", "503": "Not now, and why; `Retry-After` says when to try again"}
+    more = {status: _failure(reason, error) for status, reason in failures.items()}
+    level = {"name": "level", "in": "query", "schema": {"enum": ["1", "2"]}}
+    sleep = {"post": get("Unload all models, and refuse requests until /wake_up", sleeping, more)["get"]}
+    return {
+        "/sleep": sleep | {"parameters": [level]},
+        "/wake_up": {"post": get("Load what was loaded before /sleep", sleeping, more)["get"]},
+        "/is_sleeping": get("Whether all models are unloaded until /wake_up", sleeping),
+        "/models/load": post("Load a model of many", "ModelRequest", "Accepted", error),
+        "/models/unload": post(
+            "Unload a model of many", "ModelRequest", "Accepted", error, operation="ModelRequestUnload"
+        ),
+    }
+
+
+def _failure(reason: str, error: dict[str, str]) -> dict[str, Any]:
+    return {"description": reason, "content": {"application/json": {"schema": error}}}
+
+
+# Describes SGLang's routes for /openapi.json.
+
+SGLANG_REQUESTS: Mapping[str, type[RequestModel]] = {"SglangGenerateRequest": GenerateRequest}
+SGLANG_RESPONSES: Mapping[str, Any] = {
+    "SglangAnswer": sglang_types.SglangAnswer,
+    "SglangAnswers": sglang_types.SglangAnswer | list[sglang_types.SglangAnswer],
+    "SglangModelInfo": sglang_types.SglangModelInfo,
+    "SglangServerInfo": sglang_types.SglangServerInfo,
+}
+
+
+def sglang_paths(
+    post: Describe, get: Describe, ready: dict[str, Any], reset: dict[str, Any], ref: Callable[[str], dict[str, str]]
+) -> dict[str, Any]:
+    """Returns the descriptions of the routes by path.
+
+    post, get: functions that describe one route
+    ready, reset: the descriptions of /ready and /reset_prefix_cache
+    ref: returns a reference to a type by its name
+    """
+    error = ref("OpenAIError")
+    events = {"anyOf": [ref("SglangAnswer"), error]}
+
+    def reads(summary: str, gives: str) -> dict[str, Any]:
+        return get(summary, {"application/json": {"schema": ref(gives)}})
+
+    return {
+        "/generate": post("Continue a text, as SGLang does", "SglangGenerateRequest", "SglangAnswers", error, events),
+        "/model_info": reads("What the model is", "SglangModelInfo"),
+        "/get_model_info": reads("The same as /model_info", "SglangModelInfo"),
+        "/server_info": reads("What the server is", "SglangServerInfo"),
+        "/get_server_info": reads("The same as /server_info", "SglangServerInfo"),
+        "/health_generate": ready,
+        "/flush_cache": reset | {"get": reset["post"]},
+    }

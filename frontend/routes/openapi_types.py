@@ -3,32 +3,27 @@
 from collections.abc import Mapping
 from typing import Any
 
-from frontend.api.adapters import paths as adapters
 from frontend.api.anthropic import response_types as anthropic
-from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest
-from frontend.api.llama_cpp import paths as llama_cpp
-from frontend.api.llama_cpp.tokenize import AnyTokenizeRequest
-from frontend.api.many import paths as many
+from frontend.api.anthropic.messages_request import MessageCountRequest, MessageRequest
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.ollama import embed as ollama_embed
 from frontend.api.ollama import embeddings as ollama_embeddings
 from frontend.api.ollama import generate as ollama_generate
 from frontend.api.ollama import models as ollama_models
-from frontend.api.ollama import response_types as ollama
+from frontend.api.ollama import types as ollama
 from frontend.api.openai import response_types as openai
 from frontend.api.openai import responses_types as responses
-from frontend.api.openai.chat_input import ChatRequest
-from frontend.api.openai.completions_input import CompletionRequest
-from frontend.api.openai.responses_input import ResponseCountRequest, ResponseRequest
+from frontend.api.openai.chat_request import ChatRequest
+from frontend.api.openai.completions import CompletionRequest
+from frontend.api.openai.responses_request import ResponseCountRequest, ResponseRequest
 from frontend.api.pooling import embeddings, logprobs, rerank, score
-from frontend.api.pooling import response_types as pooling
-from frontend.api.receipts.claim import Verification, VerifyRequest
-from frontend.api.requests import response_types
-from frontend.api.requests.request_model import RequestModel
-from frontend.api.routes import render
-from frontend.api.sglang import paths as sglang
-from frontend.api.tokenize import DetokenizeRequest
+from frontend.api.pooling import fields as pooling
+from frontend.api.verification import Verification, VerifyRequest
 from frontend.observability.stats import Stats
+from frontend.routes import openapi_paths, tokenize
+from frontend.routes.tokenize import AnyTokenizeRequest, DetokenizeRequest
+from frontend.schema import responses as response_types
+from frontend.schema.base import RequestModel
 
 REQUESTS: Mapping[str, type[RequestModel]] = {
     "CompletionRequest": CompletionRequest,
@@ -49,13 +44,13 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "EmbedRequest": ollama_embed.EmbedRequest,
     "OneEmbeddingRequest": ollama_embeddings.OneEmbeddingRequest,
     "ShowRequest": ollama_models.ShowRequest,
-    **adapters.REQUESTS,
-    **many.REQUESTS,
-    **llama_cpp.REQUESTS,
-    **sglang.REQUESTS,
+    **openapi_paths.LORA_REQUESTS,
+    **openapi_paths.MANY_REQUESTS,
+    **openapi_paths.LLAMA_CPP_REQUESTS,
+    **openapi_paths.SGLANG_REQUESTS,
 }
 RESPONSES: Mapping[str, Any] = {
-    **many.RESPONSES,
+    **openapi_paths.MANY_RESPONSES,
     "Completion": openai.Completion,
     "CompletionChunk": openai.CompletionChunk,
     "ChatCompletion": openai.ChatCompletion,
@@ -86,9 +81,9 @@ RESPONSES: Mapping[str, Any] = {
     "OllamaShown": ollama.OllamaShown,
     "OllamaVersion": ollama.OllamaVersion,
     "OllamaError": ollama.OllamaError,
-    **llama_cpp.RESPONSES,
-    **sglang.RESPONSES,
-    **render.RESPONSES,
+    **openapi_paths.LLAMA_CPP_RESPONSES,
+    **openapi_paths.SGLANG_RESPONSES,
+    **tokenize.RESPONSES,
     "Verification": Verification,
     "Tokens": response_types.Tokens,
     "Prompt": response_types.Prompt,

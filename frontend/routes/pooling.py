@@ -8,20 +8,20 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from frontend.api.app_state import AppState
-from frontend.api.llama_cpp import embedding as llama_cpp_embedding
-from frontend.api.model_context import ModelContext, check_task
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.llama_cpp import server as llama_cpp_embedding
 from frontend.api.ollama import embed as ollama_embed
 from frontend.api.ollama import embeddings as ollama_embeddings
 from frontend.api.pooling import embeddings, logprobs, rerank, score
-from frontend.api.pooling.response_types import Binary
-from frontend.api.requests.request_model import RequestModel
-from frontend.api.response_context import AsyncDeltas, ResponseContext
-from frontend.api.routes.generate import while_connected
+from frontend.api.pooling.fields import Binary
+from frontend.app_state import AppState
 from frontend.errors import SluiceError
-from frontend.generation.windows import Windows
+from frontend.generation.service import Windows
+from frontend.model_context import ModelContext, check_task
 from frontend.observability.access_log import RequestRecord
 from frontend.request import GenerationRequest
+from frontend.routes.generate import while_connected
+from frontend.schema.base import RequestModel
 from frontend.server.middleware import API_FORMAT, RECORD
 
 

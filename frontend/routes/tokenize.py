@@ -7,17 +7,26 @@ length limit until a worker has reported one. They refuse the same requests as t
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, cast
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType, to_builtins
 
-from frontend.api.model_context import ModelContext
+from frontend.api.llama_cpp import types
 from frontend.api.openai import chat, completions
-from frontend.api.openai.chat_input import ChatRequest
-from frontend.api.openai.completions_input import CompletionRequest
-from frontend.api.requests.response_types import Count, ResponseModel
-from frontend.errors import Unprocessable
+from frontend.api.openai.chat_request import ChatRequest, TemplateRequest, TokenizeRequest, chat_prompt, rendered_chat
+from frontend.api.openai.completions import CompletionRequest
+from frontend.api.openai.responses_types import InputTokens
+from frontend.chat.template_sandbox import with_template
+from frontend.chat.tool_fields import shown
+from frontend.errors import BadRequest, Unprocessable
+from frontend.model_context import ModelContext, check_counted, check_ids, check_model
 from frontend.request import GenerationRequest
+from frontend.schema.base import EXACT, JsonArray, RequestModel, ResponseModel, in_slices, made
+from frontend.schema.request_fields import ModelName, TextIds, doc
+from frontend.schema.responses import Prompt, Size, TokenizerInfo, TokenPiece, Tokens
+from frontend.text.tokenizer import Tokenizer
 
 NO_LIMIT = 1 << 31  # replaces the length limit until a worker has reported one
 
@@ -25,9 +34,9 @@ NO_LIMIT = 1 << 31  # replaces the length limit until a worker has reported one
 class RenderedSampling(ResponseModel):
     """The sampling parameters, with vLLM's names."""
 
-    n: Count
-    max_tokens: Annotated[Count | None, Meta(description="null: up to the context's end, which is not known yet")]
-    min_tokens: Count
+    n: Size
+    max_tokens: Annotated[Size | None, Meta(description="null: up to the context's end, which is not known yet")]
+    min_tokens: Size
     temperature: float
     top_p: float
     top_k: int
@@ -37,13 +46,13 @@ class RenderedSampling(ResponseModel):
     frequency_penalty: float
     seed: int | None
     stop: list[str]
-    stop_token_ids: list[Count]
+    stop_token_ids: list[Size]
     ignore_eos: bool
     logit_bias: dict[str, float] | None
-    allowed_token_ids: list[Count] | None
+    allowed_token_ids: list[Size] | None
     bad_words: list[str]
-    logprobs: Count | None
-    prompt_logprobs: Count | None
+    logprobs: Size | None
+    prompt_logprobs: Size | None
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     structured_outputs: Annotated[
@@ -57,7 +66,7 @@ class RenderedRequest(ResponseModel):
 
     request_id: str
     model: str
-    token_ids: list[Count]
+    token_ids: list[Size]
     sampling_params: RenderedSampling
     stream: bool
     stream_options: dict[str, bool] | None
@@ -70,7 +79,7 @@ class RenderedPrompt(RenderedRequest):
     """One prompt of a text completion. It repeats fields under the names that vLLM 0.16 to 0.18 used."""
 
     prompt: str
-    prompt_token_ids: list[Count]
+    prompt_token_ids: list[Size]
 
 
 async def render_completion(request: CompletionRequest, context: ModelContext) -> list[RenderedPrompt]:
@@ -160,3 +169,154 @@ def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[st
             "Show the token ids of a chat", "ChatCompletionRequest", "RenderedRequest", error, operation="RenderChat"
         ),
     }
+
+
+# Turns text or chat messages into token ids and back, without a worker.
+
+
+class DetokenizeRequest(RequestModel):
+    tokens: Annotated[TextIds, doc("Token ids")]
+    model: ModelName = None
+
+
+async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
+    """Encodes `prompt`, by default with the tokenizer's special tokens, or else `messages`, rendered as a chat."""
+    check_model(request.model, context)
+    prompt, special = request.prompt, request.add_special_tokens
+    if (prompt is None) == (request.messages is None):
+        raise BadRequest("give either `prompt` or `messages`", param="prompt")
+    if prompt is None:
+        if special:
+            raise Unprocessable(
+                "`add_special_tokens`: a chat template writes its own", param="add_special_tokens", code="out_of_range"
+            )
+        context = with_template(context.unlimited, request.chat_template)
+        ids = (await chat_prompt(request, await shown(request.tools, request.tool_choice), context)).ids
+    else:
+        check_counted("prompt", len(prompt), context)
+        ids = await context.tokenizer.encode(prompt, special is not False)
+    return Tokens(tokens=[*ids], count=len(ids), max_model_len=context.max_seq_len or None)
+
+
+async def detokenize(request: DetokenizeRequest, context: ModelContext) -> Prompt:
+    check_model(request.model, context)
+    check_ids("tokens", request.tokens, context.vocab_size)
+    check_counted("tokens", len(request.tokens), context)
+    decode = partial(context.tokenizer.decode, request.tokens, skip_special=False)
+    text = await made(decode, len(request.tokens))
+    return Prompt(prompt=text, content=text)
+
+
+def info(context: ModelContext) -> TokenizerInfo:
+    """Returns facts for evaluation harnesses that do not have the tokenizer. The same route exists in vLLM."""
+    tokenizer = context.tokenizer
+    return TokenizerInfo(
+        bos_token=tokenizer.named_tokens.get("bos_token"),
+        eos_token=tokenizer.named_tokens.get("eos_token"),
+        pad_token=tokenizer.named_tokens.get("pad_token"),
+        unk_token=tokenizer.named_tokens.get("unk_token"),
+        chat_template=tokenizer.templates.get("default"),
+        vocab_size=context.vocab_size,
+    )
+
+
+# /tokenize and /detokenize, which vLLM and llama.cpp both have. A body with `content` is in llama.cpp's format.
+
+MAX_PARTS = 4096
+
+
+class AnyTokenizeRequest(TokenizeRequest):
+    content: Annotated[
+        str | Annotated[list[str | Annotated[int, EXACT]], Meta(max_length=MAX_PARTS)] | None,
+        doc("Llama.cpp's: a text, or texts and token ids"),
+    ] = None
+    add_special: Annotated[bool, doc("With `content`: with the tokenizer's special tokens")] = False
+    parse_special: Annotated[bool, doc("With `content`: false: spellings of special tokens are text")] = True
+    with_pieces: Annotated[bool, doc("With `content`: each token as `id` and `piece`")] = False
+    return_token_strs: Annotated[bool, doc("Add `token_strs`: the text of each token")] = False
+
+
+async def any_tokenize(request: AnyTokenizeRequest, context: ModelContext) -> Tokens:
+    """Encodes `content`. A body without `content` is handled as vLLM's."""
+    if request.content is None:
+        answer = await tokenize(request, context)
+        ids = cast(list[int], answer.tokens)
+    else:
+        ids = await _content_ids(request, context)
+        answer = Tokens(tokens=[*ids], count=len(ids), max_model_len=context.max_seq_len or None)
+        if request.with_pieces:
+            pieces: Any = await _encoded(lambda id: _piece(id, context.tokenizer), ids)
+            answer.tokens = pieces
+    if request.return_token_strs:
+        texts: Any = await _encoded(context.tokenizer.token_text, ids)
+        answer.token_strs = texts
+    return answer
+
+
+async def _content_ids(request: AnyTokenizeRequest, context: ModelContext) -> list[int]:
+    check_model(request.model, context)
+    for name in ("prompt", "messages"):
+        if getattr(request, name) is not None:
+            raise Unprocessable(f"`{name}` cannot go with `content`", param=name, code="conflicting_fields")
+    ids = await _ids_of(request, context)
+    check_ids("content", ids, context.vocab_size)
+    return ids
+
+
+async def _encoded(write: Callable[[int], Any], ids: list[int]) -> msgspec.Raw:
+    """Returns what `write` returns for each id as an array in JSON, made in slices."""
+    entries = JsonArray()
+    await in_slices(ids, lambda id: entries.append(write(id)))
+    return entries.raw
+
+
+async def _ids_of(request: AnyTokenizeRequest, context: ModelContext) -> list[int]:
+    """Encodes texts, and keeps ids as they are. The tokenizer's special tokens are added only before a leading text."""
+    tokenizer = context.tokenizer
+    parts = [request.content] if isinstance(request.content, str) else request.content or []
+    check_counted("content", sum(len(one) if isinstance(one, str) else 1 for one in parts), context)
+    encode = tokenizer.encode_batch if request.parse_special else tokenizer.encode_plain
+    first, rest = parts[:1], parts[1:]
+    begins = iter(await encode([one for one in first if isinstance(one, str)], request.add_special))
+    follows = iter(await encode([one for one in rest if isinstance(one, str)], False))
+    ids = [id for one in first for id in (next(begins) if isinstance(one, str) else [one])]
+    return ids + [id for one in rest for id in (next(follows) if isinstance(one, str) else [one])]
+
+
+def _piece(id: int, tokenizer: Tokenizer) -> TokenPiece:
+    """Returns a token with its text, or with its bytes if they are only part of a character."""
+    if id in tokenizer.special_ids:
+        return TokenPiece(id=id, piece=tokenizer.token_text(id))
+    raw = tokenizer.token_bytes(id)
+    try:
+        return TokenPiece(id=id, piece=raw.decode())
+    except UnicodeDecodeError:
+        return TokenPiece(id=id, piece=list(raw))
+
+
+# llama.cpp's /apply-template: the text of a chat's prompt, without tokens that the tokenizer adds by itself.
+#
+# /chat/completions/input_tokens counts the tokens of that prompt.
+
+
+async def apply_template(request: TemplateRequest, context: ModelContext) -> types.LlamaCppPrompt:
+    """Renders the prompt of messages as a chat does.
+
+    /completion turns this text into the same tokens, unless a message spells a special token. The chat treats that
+    spelling as plain text, and /completion does not.
+    """
+    check_model(request.model, context)
+    context = with_template(context.unlimited, request.chat_template)
+    text = (await rendered_chat(request, await shown(request.tools, request.tool_choice), context)).text
+    bos = context.tokenizer.named_tokens.get("bos_token") or ""
+    (lead,) = await context.tokenizer.encode_batch([""])
+    added = bool(bos) and context.tokenizer.decode(lead, skip_special=False).startswith(bos)
+    return types.LlamaCppPrompt(prompt=text.removeprefix(bos) if added else text)
+
+
+async def count_tokens(request: TemplateRequest, context: ModelContext) -> InputTokens:
+    """Returns the number of input tokens that a chat with this body would have."""
+    check_model(request.model, context)
+    context = with_template(context.unlimited, request.chat_template)
+    prompt = await chat_prompt(request, await shown(request.tools, request.tool_choice), context)
+    return InputTokens(input_tokens=len(prompt.ids))

@@ -1,6 +1,7 @@
 """/invocations, the only route that Amazon SageMaker calls. The fields of a body decide which other route handles
 it."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -8,10 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from frontend.api.app_state import AppState
-from frontend.api.routes.generate import generate
-from frontend.api.routes.pooling_route import POOLING_FORMATS, pool
+from frontend.api.formats import API_FORMATS
+from frontend.api.verification import VerifyRequest, read_claim
+from frontend.app_state import AppState, json_response
 from frontend.errors import BadRequest
+from frontend.model_context import check_task
+from frontend.observability.access_log import RequestRecord
+from frontend.routes.generate import generate, while_connected
+from frontend.routes.pooling import POOLING_FORMATS, pool
+from frontend.schema.base import RequestModel
+from frontend.server.middleware import RECORD
 
 ROUTES = {  # field → the only route with this field. The first of these fields that a body has decides.
     "messages": "/v1/chat/completions",
@@ -54,3 +61,38 @@ def _again(body: bytes, request: Request) -> Any:
         return {"type": "http.request", "body": left.pop(), "more_body": False}
 
     return receive
+
+
+# /v1/receipts/verify: the life of a request that checks a receipt.
+#
+# It is treated like other requests: it waits in the queue, has a priority and a deadline, and is in the access log.
+
+NAME = "receipts"
+
+
+async def verify(app: AppState, request: Request) -> Response:
+    body, begun = await app.body(request), time.perf_counter()
+    record: RequestRecord = request.scope[RECORD]
+    record.api_format = NAME
+    asked = app.decode(request, body, VerifyRequest)
+    name = asked.receipt.model
+    model = await app.models.usable(app.models.by_default(app.models.find(name)), name)
+    context = model.context
+    check_task(request.scope["path"], ("generate",), context)
+
+    def decode_for(sent: bytes, kind: type[RequestModel], path: str) -> Any:
+        return app.decode(request, sent, kind, path)
+
+    reading = read_claim(asked, context, model.pool.membership.fingerprints, API_FORMATS, decode_for)
+    claim = await while_connected(request, reading)
+    if claim.generation is None:
+        return json_response(await claim.verdict(None, model.fingerprint, app.signer))
+    asking = record.generation_request = claim.generation.admitted(**record.admission)
+    generation = await while_connected(request, model.service.start(asking, begun))
+    record.generation = generation
+    try:
+        fingerprint = app.sign(request, model, generation.fingerprint)
+        verdict = claim.verdict(generation.deltas(), fingerprint, app.signer)
+        return json_response(await while_connected(request, verdict))
+    finally:
+        generation.close()

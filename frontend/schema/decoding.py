@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect as nodes
 
-from frontend.api.requests.not_json import not_json
-from frontend.api.requests.request_model import (
+from frontend.errors import BadRequest, Unprocessable
+from frontend.schema.base import (
     LARGEST,
     SMALLEST,
     TYPE_NAMES,
@@ -31,8 +31,7 @@ from frontend.api.requests.request_model import (
     type_info,
     wrong_type,
 )
-from frontend.api.requests.unsupported import because
-from frontend.errors import BadRequest, Unprocessable
+from frontend.schema.fields import because
 
 NODE_KINDS: Mapping[type[nodes.Type], type] = {
     nodes.BoolType: bool,
@@ -45,7 +44,6 @@ NODE_KINDS: Mapping[type[nodes.Type], type] = {
     nodes.StructType: dict,
 }
 TOKEN_ID_DIGITS = 10
-
 Request = TypeVar("Request", bound=RequestModel)
 OnUnknown = Callable[[str], None]  # called with the path of an unknown field, which is dropped if nothing is raised
 Reader = Callable[[Any, str, OnUnknown], Any]
@@ -336,3 +334,28 @@ def _check_only(path: str, value: Any, harmless: Sequence[Any]) -> None:
     allowed = " or ".join(msgspec.json.encode(one).decode() for one in harmless)
     message = f"`{path}` is not supported by this server, except as {allowed}{because(path)}"
     raise Unprocessable(message, param=path, code="unsupported_field")
+
+
+# Explains why a request body is not JSON. Knows no field.
+
+# The escape of a high surrogate that no escape of a low surrogate follows. The backslash before `u` must not be
+# escaped.
+HALF_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})")
+
+
+def not_json(exc: Exception, body: bytes) -> BadRequest:
+    """Returns the error for a body that msgspec could not decode. exc: msgspec's error
+
+    Two cases get their own message. For invalid UTF-8, msgspec counts the position from the start of the string, not of
+    the body. For half a surrogate pair, it reports that the body is truncated.
+    """
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}")
+    if half := HALF_CHARACTER.search(body):
+        return BadRequest(
+            f"the body has half of a character, `{half[1].decode()}` at byte {half.start(1)}: "
+            "the text was cut between the two escapes that stand for one character"
+        )
+    return BadRequest(f"the body is not JSON: {exc}")

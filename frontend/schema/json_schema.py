@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from msgspec import inspect as nodes
 
-from frontend.api.requests.decoding import reader, refuse_unknown
-from frontend.api.requests.request_model import RequestModel, alternatives, bare, fields_of, type_info
-from frontend.api.requests.request_types import GenerationFields
 from frontend.errors import SluiceError
+from frontend.schema.base import RequestModel, alternatives, bare, fields_of, type_info
+from frontend.schema.decoding import reader, refuse_unknown
+from frontend.schema.request_fields import GenerationFields
 from shared.messages import Sampling
 
 Schema = Mapping[str, Any]  # JSON Schema, 2020-12

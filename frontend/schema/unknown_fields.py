@@ -7,7 +7,7 @@ import logging
 import re
 from urllib.parse import quote
 
-from frontend.api.requests.decoding import OnUnknown, refuse_unknown
+from frontend.schema.decoding import OnUnknown, refuse_unknown
 
 log = logging.getLogger("sluice.frontend")
 

@@ -1,6 +1,6 @@
 """ASGI middleware: checks host, origin and API key, turns exceptions into responses, and adds request ids.
 
-Knows HTTP statuses. hosts.py and origins.py know the allowed names and pages, and auth.py knows the keys. The API
+Knows HTTP statuses. access.py and access.py know the allowed names and pages, and auth.py knows the keys. The API
 format writes the body of an error.
 """
 
@@ -9,13 +9,16 @@ import logging
 import math
 import re
 import secrets
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,17 +31,14 @@ from frontend.errors import (
     NotSupported,
     Overloaded,
     SluiceError,
+    TooLarge,
 )
 from frontend.observability.access_log import RequestRecord
-from frontend.server.auth import KEYS, ApiKeys
-from frontend.server.gateway import Admission
-from frontend.server.hosts import Hosts
-from frontend.server.origins import Origins
-from frontend.structured_output.dropped import dropped as not_enforced
+from frontend.request import dropped as not_enforced
+from frontend.server.access import KEYS, Admission, ApiKeys, Hosts, Origins
 from frontend.turns import tenant
 
 log = logging.getLogger("sluice.frontend")
-
 # Routes that show no data. Their hosts are not checked, because probes use addresses that no setting can list.
 PROBES = frozenset({"/health", "/v1/health", "/ping", "/ready", "/health_generate"})
 OPEN_ROUTES = PROBES | {"/"}  # the playground's page and files contain no data either
@@ -52,7 +52,6 @@ DIRECT = "sluice.direct"  # an http_protocol.DirectWriter, if the server offers 
 IGNORED_FIELDS = "sluice.ignored_fields"  # the names of unknown fields that were ignored, if any
 FINGERPRINT = "sluice.fingerprint"  # the fingerprint of the server that computes the answer, once it is known
 SEND = "sluice.send"  # the server's own `send`, so that a stream's thousands of writes skip the layers in between
-
 MAX_HEADER_CHARS = 1024
 MORE = ", ..."
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -202,3 +201,140 @@ def _request_id(headers: Headers) -> str:
     """Returns the client's id if it is valid, and else a new one."""
     client_id = headers.get("x-request-id", "")
     return client_id if _VALID_ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"
+
+
+# Reads the bodies of requests, and limits the size of each body and the size of all bodies in memory together.
+#
+# All bodies are counted, from their first byte. A tenant may have SHARE times as many bytes as are still free, so
+# that there is always room for others: one tenant has at most 170 of 256 MiB, two have at most 102 MiB each. When a
+# tenant has its share, a body that arrives takes the place of the tenant's slowest upload; so uploads that never end
+# hold no room.
+#
+# Knows HTTP's requests, but no route, API format or model.
+
+TEXT_BYTES = 8 << 20  # limit for a body without pictures
+PICTURE_BYTES = 8 << 20  # size of an ordinary picture in base64: a photograph of 6 MiB
+FILE_BYTES = 27 << 20  # size of the largest accepted picture in base64, see frontend/chat/image_sources.py
+LARGEST_BYTES = 128 << 20  # limit for a body with any number of pictures
+MAX_HELD_BYTES = 256 << 20  # limit for all bodies together
+SHARE = 2  # a tenant's bodies may have so many times the bytes that are free
+GRACE_S = 1.0  # an upload younger than this makes room for no other; one that stands still for longer counts as slow
+HELD = "sluice.body"  # key in a request's scope: the _Body that is counted
+
+
+def largest_body(pictures: int) -> int:
+    """Returns the limit on a body in bytes. pictures: how many pictures it may have; 0: the model accepts none"""
+    return TEXT_BYTES + min(max(FILE_BYTES, pictures * PICTURE_BYTES), LARGEST_BYTES - TEXT_BYTES) * (pictures > 0)
+
+
+@dataclass(eq=False, slots=True)
+class _Body:
+    """A body in memory. Times are those of a monotonic clock, in seconds.
+
+    task: the task that reads the body; cancelled when the upload must make room
+    """
+
+    tenant: str
+    task: "asyncio.Task[object] | None"
+    began: float
+    progressed: float
+    size: int = 0
+    dropped: bool = False
+
+    def rate(self, now: float) -> float:
+        """Returns the bytes per second so far; 0 if the upload stands still."""
+        return 0.0 if now - self.progressed > GRACE_S else self.size / max(now - self.began, 1e-9)
+
+
+class Bodies:
+    """Counts the bytes of all bodies in memory."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self._of_tenants: Counter[str] = Counter()
+        self._arriving: dict[str, set[_Body]] = {}
+
+    async def read(self, request: Request, most: int) -> bytes:
+        """Returns the body of a request. Its bytes stay counted until `release`.
+
+        Raises TooLarge as soon as its announced or received length exceeds `most` bytes, and Overloaded as soon as its
+        tenant has no room for it, or if the upload is so slow that others take its place.
+        """
+        now = time.monotonic()
+        body = request.scope[HELD] = _Body(tenant.get(), asyncio.current_task(), now, now)
+        announced = request.headers.get("content-length", "0")
+        if announced.isdigit():  # checked before `Expect: 100-continue` is answered
+            self._check(body, int(announced), most)
+        data = bytearray()
+        arriving = self._arriving.setdefault(body.tenant, set())
+        arriving.add(body)
+        try:
+            async for piece in request.stream():
+                data += piece
+                self._check(body, len(data), most)
+                self._count(body, len(data))
+        except asyncio.CancelledError:
+            if body.dropped and body.task is not None and not body.task.uncancel():
+                raise _full("this one arrived too slowly") from None
+            raise
+        finally:
+            arriving.discard(body)
+            if not self._arriving.get(body.tenant, True):
+                del self._arriving[body.tenant]
+        return bytes(data)
+
+    def release(self, request: Request) -> None:
+        """Stops counting the body of this request, when it is no longer in memory."""
+        body: _Body | None = request.scope.pop(HELD, None)
+        if body is not None:
+            self._count(body, 0)
+
+    def _count(self, body: _Body, size: int) -> None:
+        if body.dropped:
+            return
+        more, body.size, body.progressed = size - body.size, size, time.monotonic()
+        self.held += more
+        self._of_tenants[body.tenant] += more
+        if not self._of_tenants[body.tenant]:
+            del self._of_tenants[body.tenant]
+
+    def _check(self, body: _Body, size: int, most: int) -> None:
+        if size > most:
+            raise TooLarge(f"the body is larger than {most} bytes (--max-body-bytes)", code="request_too_large")
+        while not self._fits(body, size):
+            slowest = self._slowest(body)
+            if slowest is None:
+                raise _full("more than this client may have at once")
+            self._drop(slowest)
+
+    def _fits(self, body: _Body, size: int) -> bool:
+        more = size - body.size
+        free = MAX_HELD_BYTES - self.held - more
+        return not more or self._of_tenants[body.tenant] + more <= SHARE * free
+
+    def _slowest(self, body: _Body) -> _Body | None:
+        """Returns the tenant's slowest upload, if it is slower than `body`."""
+        now = time.monotonic()
+        others = [
+            one
+            for one in self._arriving.get(body.tenant, ())
+            if one is not body and one.size and now - one.began > GRACE_S
+        ]
+        found = min(others, key=lambda one: one.rate(now), default=None)
+        is_new = now - body.began <= GRACE_S
+        return found if found is not None and (is_new or found.rate(now) < body.rate(now)) else None
+
+    def _drop(self, body: _Body) -> None:
+        """Ends an upload, whose bytes stop counting at once."""
+        self._count(body, 0)
+        body.dropped = True
+        self._arriving[body.tenant].discard(body)
+        if body.task is not None:
+            body.task.cancel()
+
+
+def _full(why: str) -> Overloaded:
+    return Overloaded(
+        f"the bodies of all requests have {MAX_HELD_BYTES >> 20} MiB together: {why}",
+        code="queue_full", retry_after=1.0,
+    )  # fmt: skip

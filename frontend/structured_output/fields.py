@@ -1,6 +1,6 @@
 """The fields of OpenAI, vLLM, llama.cpp, TGI and Anthropic that ask for structured output.
 
-Decoding checks only their JSON types; structured_output.py makes the grammar.
+Decoding checks only their JSON types; constraints.py makes the grammar.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.api.requests.request_model import FieldError, RequestModel
-from frontend.api.requests.request_types import Ignored, JsonSchemaValue, OpenAIFields, Refused, Text, doc
 from frontend.errors import BadRequest
+from frontend.schema.base import FieldError, RequestModel
+from frontend.schema.request_fields import Ignored, JsonSchemaValue, OpenAIFields, Refused, Text, doc
 
 MAX_TAGS = 128
 

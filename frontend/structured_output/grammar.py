@@ -1,8 +1,8 @@
 """Builds the text of a grammar in llguidance's format from a JSON schema, a regular expression, etc., and checks it.
 
-Knows neither API formats nor tokens; the worker (worker/grammar) compiles the text against the model's vocabulary.
-`param` is the name of the request field that the client sent. If the grammar is refused, each function raises
-Unprocessable with this name and llguidance's reason. Checking blocks, because it takes place in a child process
+Knows neither API formats nor tokens; the worker (worker/structured_output) compiles the text against the model's
+vocabulary. `param` is the name of the request field that the client sent. If the grammar is refused, each function
+raises Unprocessable with this name and llguidance's reason. Checking blocks, because it takes place in a child process
 (`grammar_check`): call these functions from an event loop with `in_thread`.
 
 White space in JSON is limited to none, one space, or a line break with up to 24 spaces or 6 tabs. So models may write
@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from frontend.errors import Unprocessable
+from frontend.request import report_dropped
+from frontend.structured_output import grammar_check
 from frontend.structured_output import json_schema as json_schema_reader
-from frontend.structured_output.dropped import report_dropped
 from frontend.structured_output.fault import at_fault, without
 from frontend.structured_output.json_schema import Supported, shown_path
 from frontend.structured_output.productive_rules import unproductive
-from frontend.text import grammar_check
-from shared.processes.expendable import Killed, Lost, Raised, TookTooLong
+from shared.sandbox import Killed, Lost, Raised, TookTooLong
 
 S = TypeVar("S", bound=dict[str, Any] | bool)
 
@@ -105,7 +105,7 @@ def lark(text: str, param: str) -> str:
     """Builds a grammar from llguidance's Lark, or from llama.cpp's GBNF (`root ::= …`), which it translates to Lark."""
     _check_text(text, param)
     try:
-        text = grammar_check.lark(text)
+        text = grammar_check.translated(text)
     except Lost as error:
         raise _refused(param, str(error)) from None
     except Raised as error:  # the library's parser may raise anything

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from frontend.errors import Overloaded
 from frontend.turns import FairChildren, FairThreads
-from shared.processes import grammar_trial
-from shared.processes.expendable import Killed, Lost, NotStarted, Raised, TookTooLong
+from shared import grammar_trial
+from shared.sandbox import Killed, Lost, NotStarted, Raised, TookTooLong
 
 CHILDREN = 2
 CRASHED = "crashed: "  # how the reason against a grammar begins that ended a child or made it fail
@@ -49,7 +49,7 @@ def error(grammar: str, compiles: bool = False) -> str:
 
 
 @lru_cache(maxsize=64)
-def lark(grammar: str) -> str:
+def translated(grammar: str) -> str:
     """Returns a grammar of llama.cpp, or of llguidance, in llguidance's Lark. Blocks for up to the time limit.
 
     Raises Lost and Raised, which say why it cannot be translated, and what `error` raises.

@@ -9,16 +9,115 @@ calls.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from frontend.errors import Unprocessable
-from frontend.output_parser.calls.mistral_args import text_rules
-from frontend.output_parser.calls.tool_syntax import SYNTAX, Form, ToolCallSyntax
-from frontend.output_parser.formats import THINK, Reasoning, Tags, ToolFormat
-from frontend.output_parser.grammar.argument_rules import argument_rules
-from frontend.output_parser.grammar.harmony_grammar import message_rules
-from frontend.output_parser.grammar.lark import ANY, Rules, Specials, W, either, escaped, words
-from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
-from frontend.text import grammar_builder
+from frontend.model_context import ModelContext
+from frontend.output_parser import model_format
+from frontend.output_parser.model_format import (
+    THINK,
+    Function,
+    Mode,
+    Reasoning,
+    Tags,
+    ToolChoice,
+    ToolFormat,
+    check_specials,
+)
+from frontend.output_parser.tool_syntax import SYNTAX, Form, ToolCallSyntax
+from frontend.structured_output import grammar as grammar_builder
+from frontend.structured_output.tool_arguments import ANY, Rules, Specials, W, argument_rules, either, escaped, words
+
+# The grammar of an output in harmony, in llguidance's Lark. The parser in harmony.py reads all such outputs.
+#
+# The whole output is a sequence of messages, each of a kind that the request allows: reasoning, text before a call, a
+# call or the answer at the end. Only content is unconstrained.
+
+
+def message_rules(
+    tool_choice: ToolChoice, reasoning: Reasoning, specials: Mapping[str, int], has_answer: bool
+) -> list[str]:
+    """Returns the rules of an output.
+
+    reasoning: where the output begins: before a message's header, within an answer (DONE) or within reasoning (OPEN)
+    specials: the ids of the marks, by their spelling
+    has_answer: whether the answer keeps to the grammar `@answer`
+
+    Raises Unprocessable if the vocabulary lacks one of harmony's special tokens.
+    """
+    check_specials(model_format.HARMONY, specials, tool_choice)
+    functions, required = tool_choice.callable_functions, tool_choice.mode is Mode.REQUIRED
+    text = "@answer" if has_answer else "TEXT"
+    earlier = "thought" if required or has_answer else "(thought | preamble)"
+    last = ["call"] * bool(functions) + ["final"] * (not required)
+    begins = {
+        Reasoning.UNDECIDED: "messages",
+        Reasoning.OPEN: "TEXT m_end next messages",
+        Reasoning.DONE: "TEXT m_end next messages" if required else text,
+    }[reasoning]
+    return [
+        f"start: {begins}",
+        f"messages: ({earlier} next)* ({' | '.join(last)})",
+        'thought: m_channel "analysis" m_message TEXT m_end',
+        'preamble: m_channel "commentary" m_message TEXT m_end',
+        f'final: m_channel "final" m_message {text}',
+        'next: m_start "assistant"',
+        "TEXT: /(?s:.*)/",
+        *_harmony_call_rules(functions),
+        *[f"m_{spelling[2:-2]}: <[{id}]>" for spelling, id in specials.items()],
+    ]
+
+
+def _harmony_call_rules(functions: list[Function]) -> list[str]:
+    """Returns the rule `call`. A model writes the recipient after or before the channel, and may leave the type out."""
+    if not functions:
+        return []
+    lines = ["call: " + " | ".join(f"call_{i}" for i in range(len(functions)))]
+    for i, function in enumerate(functions):
+        schema = grammar_builder.embedded(function.parameters, function.param, lenient=not function.strict)
+        lines += [
+            f"call_{i}: (m_channel AFTER_{i} | BEFORE_{i} m_channel CHANNEL) type? m_message args_{i} m_call",
+            rf"AFTER_{i}: /commentary to=functions\.{function.name}( (json)?)?/",
+            rf"BEFORE_{i}: / to=functions\.{function.name}/",
+            f"args_{i}: %json {schema}",
+        ]
+    return [*lines, "CHANNEL: /commentary( (json)?)?/", 'type: m_constrain "json"']
+
+
+def mistral_text_rules(
+    tool_choice: ToolChoice, reasoning: Reasoning, specials: Mapping[str, int], has_answer: bool
+) -> list[str]:
+    """Returns the rules of the format's grammar: reasoning, then text or `@answer`, then calls, as far as allowed.
+
+    Raises Unprocessable if the vocabulary lacks a special token that calls need.
+    """
+    functions, mode = tool_choice.callable_functions, tool_choice.mode
+    check_specials(("[TOOL_CALLS]", "[ARGS]") if functions else (), specials, tool_choice)
+    says = ["@answer" if has_answer else "TEXT"] * (mode is not Mode.REQUIRED or not functions)
+    calls = ["calls" if has_answer or mode is Mode.REQUIRED else "TEXT calls"] * bool(functions)
+    thinks = "[THINK]" in specials and "[/THINK]" in specials
+    lead = {Reasoning.OPEN: "TEXT m_thought", Reasoning.UNDECIDED: "think?"}.get(reasoning, "") if thinks else ""
+    lines = [f"start: {lead} ({' | '.join(says + calls)})", "TEXT: /(?s:.*)/"]
+    if thinks:
+        lines += ["think: m_think TEXT m_thought", f"m_think: <[{specials['[THINK]']}]>"]
+        lines += [f"m_thought: <[{specials['[/THINK]']}]>"]
+    return lines + _mistral_call_rules(functions, specials, tool_choice.parallel)
+
+
+def _mistral_call_rules(functions: list[Function], specials: Mapping[str, int], parallel: bool) -> list[str]:
+    if not functions:
+        return []
+    id = f"(<[{specials['[CALL_ID]']}]> ID)?" if "[CALL_ID]" in specials else ""
+    lines = ["calls: call+" if parallel else "calls: call", "ID: /[A-Za-z0-9]{9}/"]
+    lines += ["call: " + " | ".join(f"call_{i}" for i in range(len(functions)))]
+    for i, function in enumerate(functions):
+        schema = grammar_builder.embedded(function.parameters, function.param, lenient=not function.strict)
+        lines += [
+            f'call_{i}: <[{specials["[TOOL_CALLS]"]}]> "{function.name}" {id} <[{specials["[ARGS]"]}]> args_{i}',
+            f"args_{i}: %json {schema}",
+        ]
+    return lines
+
 
 ANSWER = "response_format"
 # The bool: whether the answer has a grammar.
@@ -26,7 +125,7 @@ RulesOf = Callable[[ToolChoice, Reasoning, Mapping[str, int], bool], list[str]]
 # The formats whose reasoning and calls are not tagged text.
 RULES: Mapping[ToolFormat, RulesOf] = {
     ToolFormat.HARMONY: message_rules,
-    ToolFormat.MISTRAL_ARGS: text_rules,
+    ToolFormat.MISTRAL_ARGS: mistral_text_rules,
 }
 
 
@@ -215,3 +314,22 @@ class _Tagged:
             quote = '"' if after.startswith('"') else r"\s*" + {Form.PYTHON: r"\(", Form.JSON: r"\{"}[syntax.form]
             found.append(f"{mark}{regex}{names}{quote}")
         return marks + found
+
+
+async def answer_grammar(
+    tool_choice: ToolChoice, begins: Reasoning, text_grammar: str, specials: Mapping[str, int], context: ModelContext
+) -> str:
+    """Returns the grammar of a whole answer, whose text must match `text_grammar`. If it is "", the text is free.
+
+    specials: ids of the special tokens of the model's output format
+
+    If a call is forced, `text_grammar` has no effect, because such an answer has no text.
+    """
+    style = context.style
+    answer = "" if tool_choice.mode is Mode.REQUIRED else text_grammar
+    return await grammar_builder.in_thread(
+        partial(
+            output_grammar, tool_choice, style.tool_format, begins,
+            specials=specials, answer=answer, tags=style.tags,
+        )
+    )  # fmt: skip

@@ -14,8 +14,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from frontend.text.chat_template import given_template
-from frontend.text.picture_format import PictureFormat, picture_format
-from shared.task import Task, TaskError, read_task
+from frontend.text.image_format import PictureFormat, picture_format
+from shared.checkpoint import Task, TaskError, read_task
 
 log = logging.getLogger("sluice.frontend")
 
@@ -57,7 +57,7 @@ class TokenizerFiles:
         """Reads the folder. Only tokenizer.json is required.
 
         template: a file that replaces all chat templates of the folder
-        task: what to serve the checkpoint for, see `shared.task.read_task`
+        task: what to serve the checkpoint for, see `shared.checkpoint.read_task`
 
         Raises TokenizerError saying what is missing or broken; ConfigError for a `template` that cannot be used.
         """

@@ -16,18 +16,55 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import zmq
 
-from frontend.workers.listener import ConnectionListener, WireCounters
 from frontend.workers.status import REPORTED, ConnectionState, Readiness, readiness_of
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.config import WireConfig
-from shared.wire.address import Address
-from shared.wire.codec import decode_event, encode, pack_u32, unpack_u32
-from shared.wire.sockets import connect
+from shared.config.settings import WireConfig
+from shared.wire import Address, connect, decode_event, encode, pack_u32, unpack_u32
+
+# The events that a connection reports to its listener, and the counters of all connections for /metrics.
+
+
+@dataclass(slots=True)
+class WireCounters:
+    """Events of all connections since the process started."""
+
+    gaps: int = 0  # gaps in the sequence numbers of a worker's frames
+    resyncs: int = 0  # streams whose output was requested again
+    resumed: int = 0  # streams submitted again after their worker was lost
+    moved: int = 0  # resumed streams that went to another worker
+    lost: int = 0  # streams that could not be resumed
+    garbage: int = 0  # frames that could not be decoded
+
+
+class ConnectionListener(Protocol):
+    """Decides what happens to streams when their connection changes; the pool implements it."""
+
+    def reported(self, connection: "WorkerConnection", status: m.Status) -> None:
+        """Called with each Status that arrives."""
+
+    def connected(self, connection: "WorkerConnection") -> None:
+        """Called when the worker can be used but has none of `connection.streams`, because it is new
+        or has dropped this frontend."""
+
+    def connection_lost(self, connection: "WorkerConnection") -> None:
+        """Called when the worker falls silent. It may return with all streams, or under a new epoch with no stream."""
+
+    def stream_rejected(self, connection: "WorkerConnection", stream: Stream, rejected: m.Rejected) -> None:
+        """Called when the worker did not admit the stream, which has left the connection."""
+
+    def stream_unknown(self, stream: Stream) -> None:
+        """Called when the worker does not know the stream, which has left the connection."""
+
+    def stream_ended(self, stream: Stream, end: m.End) -> None:
+        """Called when the stream is complete and has left the connection."""
+
 
 LEASE_S = 1.0
 RETRY_S, MAX_RETRY_S = 1.0, 8.0  # pause before an unanswered Submit is sent again; doubles each time

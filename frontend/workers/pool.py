@@ -14,20 +14,17 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from frontend.errors import Overloaded, SluiceError, Unprocessable
-from frontend.workers.connection import NO_EPOCH, WorkerConnection
-from frontend.workers.discovery import Discovery
-from frontend.workers.listener import WireCounters
-from frontend.workers.membership import RESOLVE_S, Membership
-from frontend.workers.placement import Placement
-from frontend.workers.routing import Router
+from frontend.workers.connection import NO_EPOCH, WireCounters, WorkerConnection
+from frontend.workers.membership import RESOLVE_S, Discovery, Membership
+from frontend.workers.routing import Router, load
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.config import WireConfig
-from shared.wire.address import Address
-from shared.wire.codec import pack_u32
+from shared.config.settings import WireConfig
+from shared.messages import Picture
+from shared.wire import Address, pack_u32
 
 TICK_S = 0.1
 REPLACED = (
@@ -137,15 +134,13 @@ class WorkerPool:
         """Submits a sequence; returns its stream when a worker with this fingerprint ("": any worker) has admitted it.
 
         generated: output tokens that the sequence already has and continues
-        scored_from: see shared.messages.Submit
+        scored_from: see shared.messages.requests.Submit
 
         Raises:
             Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
             Unprocessable: no worker can ever serve this request.
         """
         if pictures:
-            from frontend.workers.picture_memory import check_memory
-
             check_memory(pictures, (stream.submit.pictures for stream in self._placement))
         ready = self.membership.ready(fingerprint=fingerprint)
         if not ready:
@@ -197,7 +192,7 @@ class WorkerPool:
         if (home := self._placement.group_home(submit.group)) is not None and home in connections:
             return home, len(submit.prompt) // 4
         if submit.pictures is not None:
-            from shared.pictures.identity import with_digests
+            from shared.images import with_digests
 
             prompt = with_digests(prompt, submit.pictures)
         names = [one.address.name for one in connections]
@@ -357,3 +352,104 @@ def rejection_error(rejected: m.Rejected) -> SluiceError:
         named = FIELD.match(rejected.message)
         return Unprocessable(rejected.message, code=rejected.reason.value, param=named[1] if named else None)
     return Overloaded(rejected.message, code=rejected.reason.value, retry_after=rejected.retry_after_s)
+
+
+# Which worker has which stream, and how many tokens each worker still has to compute.
+#
+# The load of a worker is kept as a number, which is changed when a stream comes or goes, and counted anew at most
+# every REFRESH_S. So a choice among many workers with many streams reads one number for each worker.
+
+REFRESH_S = 0.25
+
+
+class Placement:
+    """The live streams of a frontend. A stream without a worker waits for one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._homes: dict[Stream, WorkerConnection | None] = {}
+        # group (the sequences of one prompt) → the worker of the latest sequence, and how many sequences are live
+        self._groups: dict[int, tuple[WorkerConnection, int]] = {}
+        self._loads: dict[WorkerConnection, int] = {}
+        self._saved: dict[Stream, int] = {}  # stream → tokens of its prompt that the worker may have cached
+        self._clock = clock
+        self._counted_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._homes)
+
+    def __contains__(self, stream: Stream) -> bool:
+        return stream in self._homes
+
+    def home(self, stream: Stream) -> WorkerConnection | None:
+        """Returns the worker of a stream; None if it waits, or has ended."""
+        return self._homes.get(stream)
+
+    def put(self, stream: Stream, connection: WorkerConnection | None, saved: int = 0) -> None:
+        """Gives a stream to a worker, or lets it wait. saved: tokens of its prompt that the worker may have cached"""
+        self._leave(stream)
+        self._homes[stream] = connection
+        if saved:
+            self._saved[stream] = saved
+        if connection is None:
+            return
+        if connection in self._loads:
+            self._loads[connection] += load([stream], None, self._saved)
+        if group := stream.submit.group:
+            _, members = self._groups.get(group, (connection, 0))
+            self._groups[group] = connection, members + 1
+
+    def pop(self, stream: Stream) -> WorkerConnection | None:
+        """Forgets a stream. Returns its worker; None if the stream waited for a worker."""
+        self._leave(stream)
+        return self._homes.pop(stream, None)
+
+    def clear(self) -> None:
+        for stream in list(self._homes):
+            self.pop(stream)
+
+    def group_home(self, group: int) -> WorkerConnection | None:
+        """Returns the worker that the latest sequence of a prompt went to; None if no sequence of it is live."""
+        found = self._groups.get(group)
+        return found[0] if found else None
+
+    def loads(self, connections: Sequence[WorkerConnection]) -> list[int]:
+        """Returns the load of each of these workers, in tokens; see routing.load."""
+        now = self._clock()
+        if now - self._counted_at > REFRESH_S or not self._loads.keys() >= set(connections):
+            self._counted_at = now
+            self._loads = {one: load(one.streams.values(), one.status, self._saved) for one in connections}
+        return [self._loads[one] for one in connections]
+
+    def _leave(self, stream: Stream) -> None:
+        """Removes a stream from the load of its worker and from its group."""
+        home, group = self._homes.get(stream), stream.submit.group
+        if home is None:
+            return
+        if home in self._loads:
+            self._loads[home] = max(0, self._loads[home] - load([stream], None, self._saved))
+        self._saved.pop(stream, None)
+        if group and group in self._groups:
+            last, members = self._groups.pop(group)
+            if members > 1:
+                self._groups[group] = last, members - 1
+
+
+# Bounds the pixels that a frontend keeps. A stream keeps its pictures until its end, as its worker may be lost.
+
+MAX_BYTES = 1 << 30  # limit for the pixels of all running requests together
+
+
+def check_memory(pictures: Sequence[Picture], running: Iterable[Sequence[Picture] | None]) -> None:
+    """Raises Overloaded if the pictures of a request do not fit beside the pictures of the running streams."""
+    if _nbytes(pictures) + sum(_nbytes(each) for each in running if each is not None) > MAX_BYTES:
+        raise Overloaded(
+            f"the pictures of all requests have more than {MAX_BYTES >> 20} MiB of pixels",
+            code="queue_full", retry_after=1.0,
+        )  # fmt: skip
+
+
+def _nbytes(pictures: Sequence[Picture]) -> int:
+    return sum(len(picture.pixels) for picture in pictures)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared import messages as m
-from shared.wire.codec import pack_u32, unpack_u32
+from shared.wire import pack_u32, unpack_u32
 
 RESYNC_INTERVAL_S = 0.25  # a stream requests missing output at most once in this time
 

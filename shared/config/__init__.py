@@ -8,17 +8,21 @@ worker, frontend, launch    the records of one kind of process
 settings            all records together
 
 A field `prefill_chunk_size` is the flag `--prefill-chunk-size` and the variable `SLUICE_PREFILL_CHUNK_SIZE`
-(flags win); booleans get `--x / --no-x`. `at_least`, `above` and `at_most` bound one setting; settings_check.py holds
+(flags win); booleans get `--x / --no-x`. `at_least`, `above` and `at_most` bound one setting; check.py holds
 the rules between settings; flags.py reads flags and variables.
 """
 
 from shared.config.declaration import BY_DEVICE, ConfigError, flag_name, setting, value_problem, words
 from shared.config.frontend import FrontendConfig
-from shared.config.launch import LaunchConfig
-from shared.config.model import ModelConfig
-from shared.config.models import ModelsConfig
-from shared.config.settings import Settings, non_default_names, with_values
-from shared.config.wire import WireConfig
+from shared.config.settings import (
+    LaunchConfig,
+    ModelConfig,
+    ModelsConfig,
+    Settings,
+    WireConfig,
+    non_default_names,
+    with_values,
+)
 from shared.config.worker import WorkerConfig
 
 __all__ = [

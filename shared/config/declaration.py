@@ -7,7 +7,7 @@ import math
 from dataclasses import Field, field
 from typing import Any
 
-BY_DEVICE = 0  # default of sizes that the worker derives from its device (default_sizes.py); not a valid flag value
+BY_DEVICE = 0  # default of sizes that the worker derives from its device (worker.py); not a valid flag value
 
 
 class ConfigError(ValueError):

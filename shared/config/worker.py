@@ -1,6 +1,6 @@
 """The settings of a worker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.config.declaration import BY_DEVICE, setting
 
@@ -213,3 +213,22 @@ class WorkerConfig:
     def ranks_flag(self) -> str:
         """The flag that asks for several processes."""
         return "--pipeline-parallel-size" if self.pipeline_parallel_size > 1 else "--tensor-parallel-size"
+
+
+# Default step sizes by device: large enough to keep the device busy, small enough that no stream waits long.
+
+TOKENS, SEQUENCES = 512, 64
+GPU_TOKENS, GPU_SEQUENCES = 2048, 256
+
+
+def with_default_sizes(worker: WorkerConfig, *, on_gpu: bool) -> WorkerConfig:
+    """Fills in `max_step_tokens`, `max_batch_size` and `prefill_chunk_size` where unset, to fit the other settings."""
+    tokens, sequences = (GPU_TOKENS, GPU_SEQUENCES) if on_gpu else (TOKENS, SEQUENCES)
+    chunk = worker.prefill_chunk_size if worker.use_chunked_prefill else 0
+    step = worker.max_step_tokens or max(tokens, worker.max_batch_size, chunk)
+    return replace(
+        worker,
+        max_step_tokens=step,
+        max_batch_size=worker.max_batch_size or min(sequences, step),
+        prefill_chunk_size=worker.prefill_chunk_size or min(tokens, step),
+    )

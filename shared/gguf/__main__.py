@@ -16,17 +16,12 @@ import msgspec
 from gguf import LlamaFileType
 from msgspec.structs import replace
 
-from shared.gguf.config.config import config_of
-from shared.gguf.config.pooling import pooling_files
-from shared.gguf.config.stated_numbers import write_numbers
-from shared.gguf.config.towers import OF_TOWER, NotServed, Sight, sight_of
+from shared.gguf.config import config_of, pooling_files, write_numbers
+from shared.gguf.config_vision import OF_TOWER, NotServed, Sight, sight_of
 from shared.gguf.container import Container, StoredTensor
-from shared.gguf.errors import GgufError
-from shared.gguf.index import Entry, Index, TiledHeads
-from shared.gguf.naming import INDEX, NUMBERS
-from shared.gguf.text.text_settings import generation_config_of, tokenizer_config_of
-from shared.gguf.text.tokenizer import Vocabulary, tokenizer_of
-from shared.gguf.tower_file import TowerFile
+from shared.gguf.naming import INDEX, NUMBERS, GgufError
+from shared.gguf.tokenizer import Vocabulary, generation_config_of, tokenizer_config_of, tokenizer_of
+from shared.gguf.translated import Entry, Index, TiledHeads, TowerFile
 
 PLAIN = ("F32", "F16", "BF16")
 # keys of config.json that hold for the text model and the tower

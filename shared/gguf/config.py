@@ -1,9 +1,18 @@
 """Makes config.json of a Hugging Face checkpoint from the metadata of a GGUF file, for the families that are served."""
 
-from shared.gguf.config.architectures import ARCHITECTURES
-from shared.gguf.config.hyperparameters import Config, Hyperparameters
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf import PoolingType
+
+from shared.gguf import config_dense, config_moe
+from shared.gguf.config_values import Config, Hyperparameters
 from shared.gguf.container import Container
-from shared.gguf.errors import GgufError
+from shared.gguf.naming import NUMBERS, GgufError
+from shared.gguf.translated import Entry
 
 
 def config_of(container: Container) -> Config:
@@ -62,3 +71,130 @@ def dtype_of(container: Container) -> str:
     if types == {"F32"}:
         return "float32"
     return "float16" if "F16" in types and types <= {"F16", "F32"} else "bfloat16"
+
+
+# The supported architectures. An architecture is a row, with a function for values that only it has in config.json.
+#
+# The functions are in dense.py, config_moe.py, config_moe.py and gemma4.py. Where GGUF files do not store a value,
+# the row has the value that llama.cpp builds into the architecture.
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """model_type: the name in Hugging Face. extra: returns the values that only this family has in config.json.
+
+    shared: returns the values that most families state once for all layers.
+    eps: the name of the norms' epsilon in config.json. layer_norm: whether norms subtract the mean.
+    """
+
+    model_type: str
+    generator: str
+    extra: Callable[[Hyperparameters, Config], Config]
+    shared: Callable[[Hyperparameters], Config] = config_dense.same_in_all_layers
+    eps: str = "rms_norm_eps"
+    layer_norm: bool = False
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture("llama", "LlamaForCausalLM", config_moe.llama),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", config_dense.whole_heads),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", config_dense.whole_heads),
+    "qwen2vl": Architecture("qwen2_5_vl_text", "Qwen2_5_VLForConditionalGeneration", config_dense.qwen_vl),
+    "qwen3vl": Architecture("qwen3_vl_text", "Qwen3VLForConditionalGeneration", config_dense.qwen_vl),
+    "qwen3vlmoe": Architecture("qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", config_moe.qwen3_vl_moe),
+    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", config_moe.qwen2_moe),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", config_moe.qwen3_moe),
+    "qwen3next": Architecture("qwen3_next", "Qwen3NextForCausalLM", config_moe.qwen3_next),
+    "qwen35": Architecture("qwen3_5_text", "Qwen3_5ForCausalLM", config_moe.qwen3_5),
+    "qwen35moe": Architecture("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", config_moe.qwen3_5_moe),
+    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", config_moe.gpt_oss),
+    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", config_dense.gemma2),
+    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", config_dense.gemma3),
+    "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", config_moe.extra, config_moe.sizes),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", config_dense.phi3),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", config_dense.smollm3),
+    "mistral3": Architecture("mistral", "MistralForCausalLM", config_dense.mistral3),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", config_dense.olmo2),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", config_moe.olmoe),
+    "glm4": Architecture("glm4", "Glm4ForCausalLM", config_dense.glm4),
+    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", config_moe.glm4_moe),
+    "granite": Architecture("granite", "GraniteForCausalLM", config_dense.granite),
+    "granitemoe": Architecture("granitemoe", "GraniteMoeForCausalLM", config_moe.granite_moe),
+    "granitehybrid": Architecture(
+        "granitemoehybrid", "GraniteMoeHybridForCausalLM", config_moe.granite_hybrid, config_moe.sizes_of_granite
+    ),
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", config_dense.ernie4_5),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", config_dense.exaone4),
+    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", config_dense.seed_oss),
+    "command-r": Architecture(
+        "cohere", "CohereForCausalLM", config_dense.command_r, eps="layer_norm_eps", layer_norm=True
+    ),
+    "cohere2": Architecture(
+        "cohere2", "Cohere2ForCausalLM", config_dense.cohere2, eps="layer_norm_eps", layer_norm=True
+    ),
+    "starcoder2": Architecture(
+        "starcoder2", "Starcoder2ForCausalLM", config_dense.starcoder2, eps="norm_epsilon", layer_norm=True
+    ),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", config_dense.hunyuan),
+    "apertus": Architecture("apertus", "ApertusForCausalLM", config_dense.apertus),
+    "nemotron": Architecture("nemotron", "NemotronForCausalLM", config_dense.nemotron, eps="norm_eps", layer_norm=True),
+    "arcee": Architecture("arcee", "ArceeForCausalLM", config_dense.arcee),
+    "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", config_moe.lfm2, config_moe.sizes_of_lfm2, eps="norm_eps"),
+}
+
+
+# Translates the pooling that a GGUF file states for embeddings into the files of sentence-transformers.
+
+MODES = {PoolingType.MEAN: "mean", PoolingType.CLS: "cls", PoolingType.LAST: "lasttoken"}
+PREFIX = "sentence_transformers.models."
+
+
+def pooling_files(container: Container) -> dict[str, Any]:
+    """Returns the contents of modules.json and of the files named there; nothing for a model that generates text.
+
+    llama.cpp normalizes every vector. Raises GgufError for a pooling that is not supported.
+    """
+    key = f"{container.text('general.architecture')}.pooling_type"
+    pooling = container.integer(key, PoolingType.NONE)
+    if pooling == PoolingType.NONE:
+        return {}
+    if pooling not in MODES:
+        shown = ", ".join(f"{int(kind)} ({mode})" for kind, mode in MODES.items())
+        raise GgufError(f"{container.name}: {key} is {pooling}; supported are {shown}")
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    return {
+        "modules.json": [{"path": path, "type": PREFIX + name} for name, path in paths.items()],
+        "1_Pooling/config.json": {"pooling_mode": MODES[PoolingType(pooling)]},
+    }
+
+
+# Writes small tensors that GGUF files state as numbers in their metadata to a file beside the index.
+#
+# For example, Apertus states the parameters of its activation: one list per parameter, with an entry for each layer.
+
+PARAMETERS: dict[str, tuple[int, ...]] = {  # a tensor's name in the metadata and in a layer → shape in Hugging Face
+    "xielu.alpha_p": (1,), "xielu.alpha_n": (1,), "xielu.beta": (), "xielu.eps": (),
+}  # fmt: skip
+
+
+def write_numbers(container: Container, layers: int, folder: Path, file: int) -> dict[str, Entry]:
+    """Writes the stated numbers into the folder as float32. Returns their places. file: index in Index.files."""
+    found, numbers = {}, list[float]()
+    for key, shape in PARAMETERS.items():
+        if key not in container.metadata:
+            continue
+        for layer, number in enumerate(_by_layer(container, key, layers)):
+            found[f"blk.{layer}.{key}"] = Entry(file, "F32", shape, 4 * len(numbers), 4)
+            numbers.append(number)
+    if numbers:
+        (folder / NUMBERS).write_bytes(struct.pack(f"<{len(numbers)}f", *numbers))
+    return found
+
+
+def _by_layer(container: Container, key: str, layers: int) -> list[float]:
+    if not isinstance(container.metadata[key], list):
+        return [container.number(key)] * layers
+    stated: list[float] = container.entries(key, int | float)
+    if len(stated) != layers:
+        raise GgufError(f"{container.name}: {key} has {len(stated)} numbers for {layers} layers")
+    return stated

@@ -1,9 +1,16 @@
 """Makes the part of config.json that only dense architectures have."""
 
-from shared.gguf.config.hyperparameters import Config, Hyperparameters
-from shared.gguf.config.rotary import LONG_FACTORS, SHORT_FACTORS, pair_factors, rope_scaling
-from shared.gguf.config.windows import unscaled_in_windows, windows
-from shared.gguf.errors import GgufError
+from shared.gguf.config_values import (
+    LONG_FACTORS,
+    SHORT_FACTORS,
+    Config,
+    Hyperparameters,
+    pair_factors,
+    rope_scaling,
+    unscaled_in_windows,
+    windows,
+)
+from shared.gguf.naming import GgufError
 
 # Numbers of layers of the only Gemma 2 and Gemma 3 models whose attention is not scaled by the size of a head.
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62

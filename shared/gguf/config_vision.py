@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from shared.gguf.config.hyperparameters import Config
+from shared.gguf.config_values import Config
 from shared.gguf.container import Container, StoredTensor
-from shared.gguf.errors import GgufError
+from shared.gguf.naming import GgufError
 
 TOWER = "clip"  # general.architecture of a tower's file
 OF_TOWER = ("v.", "mm.")  # prefixes of the names of a tower's tensors; the file's other tensors are for sound

@@ -14,8 +14,7 @@ from typing import Any
 
 from gguf import GGUFReader, GGUFValueType, ReaderField, ReaderTensor
 
-from shared.gguf.errors import GgufError
-from shared.gguf.naming import MAGIC
+from shared.gguf.naming import MAGIC, GgufError
 
 log = logging.getLogger("sluice.gguf")
 

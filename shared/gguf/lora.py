@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shared.adapters.files import AdapterError, AdapterFiles
-from shared.adapters.low_rank import LowRank, StoredFactor
+from shared.lora import AdapterError, AdapterFiles, LowRank, StoredFactor
 
 MAX_FIELDS, MAX_TENSORS, MAX_NAME_BYTES = 1000, 100_000, 1024
 VERSIONS = (2, 3)

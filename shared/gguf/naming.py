@@ -5,10 +5,11 @@ A model is a list of file names: one file, or split files in their order.
 """
 
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from shared.gguf.errors import GgufError
+from shared.private_files import cache_folder, is_trusted
 
 MAGIC = b"GGUF"
 INDEX = "gguf.json"  # the index of the tensors in the folder of a translated model
@@ -20,7 +21,6 @@ QUANTIZATION = re.compile(
 )
 HUB_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<wanted>.+)")
 NO_MODEL = re.compile(r"(^|[/._-])(mmproj|imatrix)([._-]|$)", re.IGNORECASE)  # files without a text model
-
 Model = list[str]
 
 
@@ -129,3 +129,22 @@ def chosen(repository: str, names: Iterable[str], wanted: str) -> Model:
 
 def listed(models: Iterable[Model]) -> str:
     return ", ".join(dict.fromkeys(map(quantization_of, models)))
+
+
+# The error of everything that is wrong with a GGUF file or its name.
+
+
+class GgufError(ValueError):
+    """The file or name cannot be served. The message is one sentence that names the file and the supported values."""
+
+
+TEMPORARY = "sluice-gguf-"  # how names of temporary folders begin
+
+
+def is_translation(folder: Path) -> bool:
+    """Returns whether `translated` made the folder: it lies in the cache, or is a temporary folder of this user."""
+    parent = folder.absolute().parent
+    if parent == (cache_folder() / "gguf").absolute():
+        return True
+    is_temporary = parent == Path(tempfile.gettempdir()).absolute() and folder.name.startswith(TEMPORARY)
+    return is_temporary and is_trusted(folder)

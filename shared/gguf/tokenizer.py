@@ -2,11 +2,12 @@
 
 Two kinds of tokenizers are served: byte-level BPE (tokenizer.ggml.model `gpt2`), and SentencePiece's BPE with tokens
 for single bytes (`llama`; with merges, `gemma4`). The result gives the ids of the original tokenizer. Patterns and
-normalization, which the file does not store, are in pre_tokenizers.py; a tokenizer without an entry there is refused.
+normalization, which the file does not store, are in tables below; a tokenizer without an entry is refused.
 """
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -14,16 +15,95 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shared.gguf.container import Container
-from shared.gguf.errors import GgufError
-from shared.gguf.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from shared.gguf.naming import GgufError
+
+# How tokenizers with byte-level BPE split text before merging, by the name in tokenizer.ggml.pre.
+#
+# GGUF files store only this name. Each row states, in the format of tokenizer.json, how the original tokenizer of
+# this name splits; llama.cpp's own patterns are sometimes only close to the original. Other names are refused,
+# because a wrong split gives wrong tokens.
+
+Part = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """nfc: whether text is first normalized to NFC. ignore_merges: whether a word that is a token is taken whole.
+    add_bos: whether a beginning-of-text token is added unless the file states otherwise.
+    """
+
+    parts: tuple[Part, ...]
+    nfc: bool = False
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+def _byte_level(use_regex: bool) -> Part:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _split(pattern: str) -> tuple[Part, ...]:
+    part = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return (part, _byte_level(use_regex=False))
+
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_CL100K = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_SEED = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORD_BY_CASE = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_TEKKEN = "|".join((*_WORD_BY_CASE, r"\p{N}", _SIGNS, _SPACES))
+_O200K = "|".join((*(rf"{word}{_CONTRACTIONS}?" for word in _WORD_BY_CASE), r"\p{N}{1,3}", _SIGNS, _SPACES))
+_NUMBERS, _CHINESE_AND_KANA = r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_HUNYUAN = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+_LLAMA3 = PreTokenizer(_split(_CL100K), ignore_merges=True, add_bos=True)
+_QWEN = PreTokenizer(_split(_QWEN2), nfc=True)
+_GPT2 = PreTokenizer((_byte_level(use_regex=True),))
+_DIGITS = PreTokenizer(({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)))
+_GLM = PreTokenizer(_split(_CL100K), ignore_merges=True)
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _QWEN,
+    "deepseek-r1-qwen": _QWEN,
+    "qwen35": PreTokenizer(_split(_QWEN35), nfc=True),
+    "gpt-2": _GPT2,
+    "exaone4": _GPT2,
+    "olmo": PreTokenizer(_GPT2.parts, nfc=True),  # used by OLMoE
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,  # used by Granite 3
+    "glm4": _GLM,
+    "chatglm-bpe": _GLM,
+    "seed-coder": PreTokenizer(_split(_SEED)),
+    "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
+    "gpt-4o": PreTokenizer(_split(_O200K), ignore_merges=True),  # used by gpt-oss
+    "command-r": PreTokenizer(_DIGITS.parts, nfc=True, add_bos=True),
+    "hunyuan-dense": PreTokenizer((_split(_NUMBERS)[0], _split(_CHINESE_AND_KANA)[0], *_split(_HUNYUAN))),
+    "lfm2": _LLAMA3,
+    "dbrx": PreTokenizer(_split(_CL100K)),  # used by Phi-4, OLMo 2 and Granite 4
+}
+
 
 log = logging.getLogger("sluice.gguf")
-
 NONE = (-1, (1 << 32) - 1)  # ids that mean "there is no such token"
 SPACE = "▁"  # how SentencePiece spells a space
 # Phi-3's original tokenizer drops white space after its special tokens, but not after these.
 PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
-
 Json = dict[str, Any]
 
 
@@ -109,7 +189,7 @@ def tokenizer_of(vocabulary: Vocabulary) -> str:
     return text
 
 
-def _byte_level(vocabulary: Vocabulary) -> Json:
+def _byte_level_tokenizer(vocabulary: Vocabulary) -> Json:
     container = vocabulary.container
     rules = _pre_tokenizer(container)
     return {
@@ -245,4 +325,70 @@ def _post_processor(vocabulary: Vocabulary, add_bos: bool) -> Json | None:
     }  # fmt: skip
 
 
-MODELS = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}
+MODELS = {"gpt2": _byte_level_tokenizer, "llama": _sentencepiece, "gemma4": _gemma4}
+
+
+# Makes tokenizer_config.json and generation_config.json from the metadata of a GGUF file.
+
+TEMPLATE = "tokenizer.chat_template"
+NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+ENDS = ("eos", "eot", "eom")  # the tokens that a file names as ends: of a text, a turn, a message
+# Added tokens with these names end a text even if the file does not say so, as in llama.cpp: files of Phi-3 and older
+# files of Gemma do not name the end of a turn.
+END_TEXTS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
+    "<turn|>", "<|tool_response>",  # Gemma 4
+    "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+# gpt-oss ends a turn with a token of TURN_ENDS, and each message of a turn with MESSAGE_END, whatever the file names.
+TURN_ENDS, MESSAGE_END = ("<|return|>", "<|call|>"), "<|end|>"
+SAMPLING = {  # name in GGUF → name in generation_config.json
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+# general.basename → sampling parameters that the authors recommend on the model's page, but not in the files.
+RECOMMENDED: dict[str, dict[str, float]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
+
+
+def tokenizer_config_of(vocabulary: Vocabulary) -> Json:
+    """Returns tokenizer_config.json: named tokens and chat templates."""
+    tokens = {name: vocabulary.named(stored) for stored, name in NAMES.items()}
+    named: Json = {name: vocabulary.texts[token] for name, token in tokens.items() if token is not None}
+    if templates := _templates(vocabulary.container):
+        only_default = templates.keys() == {"default"}
+        listed = [{"name": name, "template": source} for name, source in templates.items()]
+        named["chat_template"] = templates["default"] if only_default else listed
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | named
+
+
+def _templates(container: Container) -> dict[str, str]:
+    found = {}
+    for key in container.metadata:
+        if key == TEMPLATE or key.startswith(f"{TEMPLATE}."):
+            found[key.removeprefix(TEMPLATE).removeprefix(".") or "default"] = container.text(key)
+    return found
+
+
+def generation_config_of(vocabulary: Vocabulary) -> Json:
+    """Returns generation_config.json: the ids that end a text, and recommended sampling parameters.
+
+    Raises GgufError when the file names no end.
+    """
+    container = vocabulary.container
+    ends = [token for name in ENDS if (token := vocabulary.named(name)) is not None]
+    added = {vocabulary.texts[i]: i for i in vocabulary.added()}
+    ends += [i for text, i in added.items() if text in END_TEXTS]
+    if all(text in added for text in TURN_ENDS):
+        ends = [i for i in ends if i != added.get(MESSAGE_END)] + [added[text] for text in TURN_ENDS]
+    if not ends:
+        raise GgufError(f"{container.name} has no tokenizer.ggml.eos_token_id")
+    settings: Json = {"eos_token_id": list(dict.fromkeys(ends))}
+    if (bos := vocabulary.named("bos")) is not None:
+        settings["bos_token_id"] = bos
+    sampling = RECOMMENDED.get(container.text("general.basename", "").lower(), {}) | {
+        name: container.number(f"general.sampling.{stored}")
+        for stored, name in SAMPLING.items()
+        if f"general.sampling.{stored}" in container.metadata
+    }
+    if "top_k" in sampling:
+        sampling["top_k"] = int(sampling["top_k"])
+    return settings | ({"do_sample": True, **sampling} if sampling else {})

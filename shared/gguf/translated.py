@@ -10,24 +10,104 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shared.gguf.errors import GgufError
-from shared.gguf.naming import INDEX
-from shared.gguf.tower_file import TowerFile
-from shared.private_files import cache_folder, is_trusted, private_cache
+import msgspec
+
+from shared.gguf.naming import (
+    HUB_NAME,
+    INDEX,
+    QUANTIZATION,
+    SPLIT,
+    SUFFIX,
+    TEMPORARY,
+    GgufError,
+    Model,
+    chosen,
+    listed,
+    models_among,
+)
+from shared.hf_hub import Progress, cached_file, fetch, fetch_beginning, file_names
+from shared.private_files import private_cache
+
+# Finds the file with the vision tower of a GGUF model (llama.cpp's "mmproj"): named by a flag, or beside the model.
+
+OFF = "off"  # value of --mmproj: use no tower, even if a file of one lies beside the model
+MMPROJ = re.compile(r"(^|[._-])mmproj([._-]|$)", re.IGNORECASE)
+PREFERRED = ("F16", "BF16", "F32")  # the number formats to prefer if several files hold the tower
+
+
+@dataclass(frozen=True, slots=True)
+class TowerFile:
+    """given: whether --mmproj names the tower, which then must fit the model. A found tower may be left out."""
+
+    path: Path
+    given: bool
+
+
+def tower_file(files: list[Path], mmproj: str) -> TowerFile | None:
+    """Returns the file of the tower of a model on this machine; None if there is none.
+
+    mmproj: the value of --mmproj. Raises GgufError if --mmproj names no file.
+    """
+    if mmproj and mmproj != OFF:
+        return given_tower(mmproj)
+    if mmproj == OFF:
+        return None
+    try:
+        names = [path.name for path in files[0].parent.iterdir()]
+    except OSError:
+        return None
+    found = tower_among(names, [file.name for file in files])
+    return TowerFile(files[0].parent / found, given=False) if found else None
+
+
+def given_tower(mmproj: str) -> TowerFile:
+    """Returns the file that --mmproj names. Raises GgufError if there is none."""
+    path = Path(mmproj).expanduser()
+    if not path.is_file():
+        raise GgufError(f"--mmproj {mmproj}: there is no such file")
+    return TowerFile(path, given=True)
+
+
+def tower_among(names: Iterable[str], model: Model) -> str | None:
+    """Returns the tower's file among the files of the model's folder or repository; None if there is no tower.
+
+    Where there are several models, a tower belongs to the model with the same name, apart from the quantization.
+    """
+    listed = list(names)
+    folder = model[0].rpartition("/")[0]
+    near = [name for name in listed if name.rpartition("/")[0] == folder]
+    towers = [name for name in near if name.lower().endswith(SUFFIX) and MMPROJ.search(name.rpartition("/")[2])]
+    if len({_plain(other[0]) for other in models_among(near)}) > 1:
+        towers = [name for name in towers if _plain(name) == _plain(model[0])]
+    return min(towers, key=_order, default=None)
+
+
+def _plain(name: str) -> str:
+    """Returns a file's name without its quantization, without its number among split files and without "mmproj"."""
+    file = name.rpartition("/")[2]
+    split = SPLIT.fullmatch(file)
+    stem = QUANTIZATION.sub("", split["stem"] if split else file[: -len(SUFFIX)])
+    return QUANTIZATION.sub("", MMPROJ.sub("-", stem)).strip("._-").casefold()
+
+
+def _order(name: str) -> tuple[int, str]:
+    found = QUANTIZATION.search(MMPROJ.sub("-", name.rpartition("/")[2][: -len(SUFFIX)]).rstrip("._-"))
+    type = found[1].upper() if found else ""
+    return PREFERRED.index(type) if type in PREFERRED else len(PREFERRED), name
+
 
 log = logging.getLogger("sluice.gguf")
-
 HERE = Path(__file__).parent
-TEMPORARY = "sluice-gguf-"  # how names of temporary folders begin
 ROOT = HERE.parents[1]  # the folder that holds the package `shared`
 
 
@@ -73,15 +153,6 @@ def temporary_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=TEMPORARY))
 
 
-def is_translation(folder: Path) -> bool:
-    """Returns whether `translated` made the folder: it lies in the cache, or is a temporary folder of this user."""
-    parent = folder.absolute().parent
-    if parent == (cache_folder() / "gguf").absolute():
-        return True
-    is_temporary = parent == Path(tempfile.gettempdir()).absolute() and folder.name.startswith(TEMPORARY)
-    return is_temporary and is_trusted(folder)
-
-
 def _key(files: Sequence[Path], tower: TowerFile | None) -> str:
     all_files = [*files, *([tower.path] if tower else [])]
     try:
@@ -116,3 +187,144 @@ def _move(staging: Path, folder: Path) -> None:
     shutil.rmtree(staging, ignore_errors=True)
     if not (folder / INDEX).exists():
         raise GgufError(f"{folder} cannot be written")
+
+
+# Fetches the GGUF files that `org/repository:NAME` means, and no others, from the Hugging Face hub.
+
+BEGINNING = 32 << 20  # bytes to fetch; the metadata of the largest vocabularies takes a third of them
+
+
+def fetch_model(
+    name: str,
+    revision: str = "",
+    *,
+    mmproj: str = "",
+    prefer_cache: bool = False,
+    on_progress: Progress = lambda done, total: None,
+) -> tuple[list[Path], TowerFile | None]:
+    """Returns the files that `name` means, and the file of the model's vision tower; downloads what the cache lacks.
+
+    name: must match HUB_NAME. mmproj: the value of --mmproj; if empty, the tower is the one that lies beside the model.
+    prefer_cache: if the cache has all these files, use them without asking the hub for newer ones.
+    Raises GgufError when the repository has no such files, and HubError when it cannot be reached.
+    """
+    if prefer_cache:
+        with suppress(GgufError):  # the cache may lack the files that `name` means
+            files, tower = _fetched(name, revision, mmproj, True, on_progress)
+            if all(file.exists() for file in (*files, *([tower.path] if tower else []))):
+                return files, tower
+    return _fetched(name, revision, mmproj, False, on_progress)
+
+
+def _fetched(
+    name: str, revision: str, mmproj: str, prefer_cache: bool, on_progress: Progress
+) -> tuple[list[Path], TowerFile | None]:
+    repository, model, tower = _model(name, revision, mmproj, prefer_cache)
+    folder = fetch(
+        repository, [*model, *([tower] if tower else [])], revision=revision, prefer_cache=prefer_cache, ignored=(),
+        on_progress=on_progress,
+    )  # fmt: skip
+    beside = TowerFile(folder / tower, given=False) if tower else None
+    return [folder / file for file in model], _given(mmproj) or beside
+
+
+def _given(mmproj: str) -> TowerFile | None:
+    return given_tower(mmproj) if mmproj not in ("", OFF) else None
+
+
+def fetch_text(name: str, revision: str = "", mmproj: str = "") -> Path:
+    """Returns a folder with what a frontend needs, tokenizer and configuration, of the model that `name` means.
+
+    Downloads only the beginnings of its first file and of its tower, so that a frontend need not wait for the weights.
+    Raises as `fetch_model` does.
+    """
+    repository, model, tower = _model(name, revision, mmproj, prefer_cache=False)
+    file = _beginning(repository, model[0], revision)
+    beside = TowerFile(_beginning(repository, tower, revision), given=False) if tower else None
+    try:
+        return translated([file], tower=_given(mmproj) or beside, only_text=True)
+    except GgufError:  # the file is broken, or its metadata is longer than BEGINNING
+        files, whole = fetch_model(name, revision, mmproj=mmproj)
+        return translated(files, tower=whole, only_text=True)
+
+
+def _beginning(repository: str, file: str, revision: str) -> Path:
+    """Returns the file in the hub's cache, or else a file with only the beginning of the hub's file."""
+    cached = cached_file(repository, file, revision=revision)
+    return cached or fetch_beginning(repository, file, BEGINNING, _writable_cache(), revision=revision)
+
+
+def _model(name: str, revision: str, mmproj: str, prefer_cache: bool) -> tuple[str, Model, str | None]:
+    """Returns the repository, the names of the model's files, and the tower's name unless --mmproj names the tower."""
+    found = HUB_NAME.fullmatch(name)
+    assert found is not None
+    names = file_names(found["repository"], revision=revision, prefer_cache=prefer_cache)
+    model = chosen(found["repository"], names, found["wanted"])
+    return found["repository"], model, None if mmproj else tower_among(names, model)
+
+
+def _writable_cache() -> Path:
+    try:
+        return gguf_cache()
+    except OSError:
+        return temporary_folder()
+
+
+def check_not_only_gguf(repository: str, revision: str = "") -> list[str]:
+    """Returns the names of a repository's files.
+
+    Raises a GgufError that lists the quantizations if the weights are GGUF files.
+    """
+    names = file_names(repository, revision=revision)
+    if models := models_among(names):
+        raise GgufError(
+            f"{repository!r} has GGUF files, so say which: {repository}:NAME, where NAME is one of {listed(models)}"
+        )
+    return names
+
+
+# The index of a translated GGUF file: where its tensors lie. The worker reads them without the library `gguf`.
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A tensor. file: its index in Index.files. shape: rows first. offset, nbytes: its place in the file, in bytes."""
+
+    file: int
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class Index(msgspec.Struct, frozen=True):
+    """architecture: general.architecture. files: the paths of the GGUF files, and the name of a file beside the index.
+
+    head_dim, kv_heads: size and number of the model's K/V heads.
+    tiled_heads: how the value heads of recurrent layers are stored, if not in the order of Hugging Face.
+    projector: the kind of the vision tower among the files; empty: no tower. tower_heads: attention heads of the tower
+    """
+
+    architecture: str
+    head_dim: int
+    kv_heads: int
+    files: tuple[str, ...]
+    tensors: dict[str, Entry]
+    tiled_heads: "TiledHeads | None" = None
+    projector: str = ""
+    tower_heads: int = 0
+
+
+class TiledHeads(msgspec.Struct, frozen=True):
+    """The order of value heads in some files: first value head 0 of every key head, then value head 1 of these, …
+
+    In Hugging Face's order, all value heads of key head 0 come first. per_key: value heads of one key head.
+    value_dim: the size of a value head.
+    """
+
+    key_heads: int
+    per_key: int
+    value_dim: int
+
+
+def read_index(folder: Path) -> Index:
+    return msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)

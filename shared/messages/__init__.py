@@ -8,7 +8,7 @@ Knows nothing of sockets, tokenizers or tensors. Each direction has a union of i
 The XPUB socket may lose frames. So every event carries the worker's `epoch` (its incarnation), every `Step` carries a
 sequence number `seq` per frontend, and every run of tokens carries its start offset in the request's output. A gap is
 therefore detected at once and repaired by `Resync`, and a duplicate is harmless. Columns (`bytes`) are packed
-little-endian (codec.py).
+little-endian (wire.py).
 
 base        the types that both directions share
 sampling    what a request asks for
@@ -19,35 +19,52 @@ events      the messages of a worker
 status      the state that a worker broadcasts
 """
 
-from shared.messages.base import BROADCAST, PROTOCOL_VERSION, TOPIC_BYTES, U32, Outcome, Refusal
 from shared.messages.events import (
+    EXPECTED_TOKENS,
     Admitted,
+    CachedPrefixes,
+    ConnectedFrontend,
     End,
     Event,
+    KVUsage,
     Limits,
     Logprobs,
+    Pages,
     Pooled,
+    PrefillBudget,
+    Quantiles,
     Rejected,
     Started,
+    Status,
     Step,
     Timings,
     Welcome,
-)
-from shared.messages.pictures import Picture
-from shared.messages.requests import Abort, Hello, Lease, Request, ResetPrefixCache, Resync, Submit
-from shared.messages.samplers import Dry, SamplerChain, WindowPenalties
-from shared.messages.sampling import Adapter, Pooling, PoolingKind, Sampling, ThinkingBudget
-from shared.messages.status import (
-    EXPECTED_TOKENS,
-    CachedPrefixes,
-    ConnectedFrontend,
-    KVUsage,
-    Pages,
-    PrefillBudget,
-    Quantiles,
-    Status,
     WorkerState,
     by_kind,
+)
+from shared.messages.requests import (
+    BROADCAST,
+    PROTOCOL_VERSION,
+    TOPIC_BYTES,
+    U32,
+    Abort,
+    Adapter,
+    Dry,
+    Hello,
+    Lease,
+    Outcome,
+    Picture,
+    Pooling,
+    PoolingKind,
+    Refusal,
+    Request,
+    ResetPrefixCache,
+    Resync,
+    SamplerChain,
+    Sampling,
+    Submit,
+    ThinkingBudget,
+    WindowPenalties,
 )
 
 __all__ = [

@@ -1,12 +1,228 @@
 """The messages of a frontend to a worker."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 
-from shared.messages.base import MAX_FEW_IDS, MAX_LIST_IDS, PROTOCOL_VERSION, U32, Message
-from shared.messages.pictures import Picture
-from shared.messages.sampling import Adapter, Pooling, Sampling
+# Types that the messages of both directions share.
+
+PROTOCOL_VERSION = 4
+TOPIC_BYTES = 8  # length of a frontend's id, which is the topic of its events
+BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status, to which every frontend subscribes
+U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # columns hold 32 bits, so the decoder checks the range
+# Lists of ids in a message. The decoder refuses a longer list before it makes any of its elements, of which one takes
+# up to 120 bytes. No vocabulary has more ids.
+MAX_LIST_IDS = 1 << 19
+MAX_FEW_IDS = 4096
+Ids = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_LIST_IDS)]
+FewIds = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FEW_IDS)]
+IdSequences = Annotated[tuple[FewIds, ...], msgspec.Meta(max_length=MAX_FEW_IDS)]
+
+
+class Outcome(StrEnum):
+    """How a request ended. Every admitted request gets exactly one outcome."""
+
+    EOS = "eos"
+    STOP = "stop"  # a stop token (found by the worker) or a stop string (found by the frontend, which then aborts)
+    LENGTH = "length"
+    POOLED = "pooled"  # the vector that the request asked for instead of text was sent
+    CHECKED = "checked"  # `Submit.answer` was recomputed to its end, or to the first id that differs
+    ABORTED = "aborted"
+    DEADLINE = "deadline"
+    DEAD_END = "dead_end"  # the request's grammar or token rules allow no further token, or cost too much
+    ERROR = "error"
+    SHUTDOWN = "shutdown"
+
+
+class Refusal(StrEnum):
+    """Why a Submit was not admitted."""
+
+    QUEUE_FULL = "queue_full"
+    DRAINING = "draining"
+    TOO_LONG = "context_length_exceeded"
+    INVALID = "invalid"
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """Base of all messages: a tagged array. Fields may be added at the end, with a default."""
+
+
+# A chain of samplers, with llama.cpp's names; it replaces `Sampling`'s temperature, top-k, top-p and min-p.
+
+
+class WindowPenalties(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Penalties on the tokens that occur among the last `last_n` tokens of prompt and output."""
+
+    last_n: int  # -1: all tokens
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+
+
+class LongBreaker(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A sequence of ids that ends a repetition: one of `heads`, followed by all ids of `tail`."""
+
+    heads: bytes  # packed uint32 ids
+    tail: FewIds
+
+
+class Dry(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The penalty on tokens that would extend a repetition ("Don't Repeat Yourself")."""
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    last_n: int  # DRY looks for repetitions in the last `last_n` tokens of prompt and output; -1: all
+    breakers: bytes = b""  # packed ids in ascending order, each of which ends a repetition
+    long_breakers: Annotated[tuple[LongBreaker, ...], msgspec.Meta(max_length=MAX_FEW_IDS)] = ()
+
+
+class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Applies the samplers of `order`, one after another. An option has no effect at its default.
+
+    The token is drawn from what the chain leaves; `Sampling`'s temperature is then 1, its top-k, top-p, min-p are off.
+    """
+
+    order: Annotated[
+        tuple[str, ...], msgspec.Meta(max_length=MAX_FEW_IDS)
+    ]  # names from worker/model_runner/sampler_chain.py
+    temperature: float = 1.0  # 0 leaves only the most likely token
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    min_keep: int = 0  # top_p, min_p, typical_p and xtc leave at least this many tokens
+    penalties: WindowPenalties | None = None
+    dry: Dry | None = None
+    mirostat: int = 0  # version of Mirostat, 1 or 2, applied after the samplers of `order`; 0: off
+    mirostat_tau: float = 5.0  # Mirostat's target surprise, in bits
+    mirostat_eta: float = 0.1  # Mirostat's learning rate: how fast its bound on the surprise moves
+    reports: bool = False  # whether the log-probabilities of the output are those after the chain
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the result depends on earlier tokens, not only on the logits."""
+        return self.penalties is not None or self.dry is not None or self.mirostat > 0
+
+
+# What a request asks of the worker: tokens, with their sampling options, or a vector.
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The number of reasoning tokens after which the worker ends the reasoning, and the ids that begin and end it."""
+
+    tokens: int  # most reasoning tokens, without the ids that open and close the reasoning
+    opening: FewIds
+    closing: int
+    forced: FewIds  # ids forced when `tokens` are used up: `closing`, then ids that introduce the answer
+    begun: bool = False  # whether the prompt ends, and the output begins, inside reasoning
+    blanks: Ids | None = ()  # ids that may precede the opening; None: reasoning may open at any place
+    forbidden: IdSequences = ()  # sequences of ids that must not occur once `tokens` are used up
+
+
+class Sampling(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How the tokens of a request are sampled, and when it ends. Each option has no effect at its default."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None  # unsigned 64 bit; None: the worker draws one and reports it in Admitted
+    min_tokens: int = 0
+    stop_token_ids: FewIds = ()
+    ignore_eos: bool = False
+    logit_bias: Annotated[tuple[tuple[int, float], ...], msgspec.Meta(max_length=MAX_LIST_IDS)] = ()
+    logprobs: int | None = None  # k: send log-probabilities of the chosen token and the k most likely; None: none
+    prompt_logprobs: bool = False
+    grammar: str = ""  # llguidance grammar that the output must match; empty: any output
+    prompt_top: int = 0  # with `prompt_logprobs`: the least number of most likely tokens to send for each position
+    allowed_token_ids: Ids = ()  # only these ids may occur in the output; empty: all may
+    bad_words: IdSequences = ()  # sequences of ids that must not occur in the output
+    thinking: ThinkingBudget | None = None
+    chain: SamplerChain | None = None
+
+    @property
+    def has_token_rules(self) -> bool:
+        """Whether the request allows or forbids ids by other means than a grammar."""
+        return bool(self.allowed_token_ids or self.bad_words or self.thinking)
+
+    @property
+    def penalized(self) -> bool:
+        """Whether tokens that occurred before are penalized."""
+        return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
+
+
+def ids_in_lists(sampling: Sampling) -> int:
+    """Returns how many token ids the lists of a request have, which each of its sequences carries."""
+    return (
+        len(sampling.logit_bias) + len(sampling.allowed_token_ids) + len(sampling.stop_token_ids)
+        + sum(map(len, sampling.bad_words))
+    )  # fmt: skip
+
+
+class PoolingKind(StrEnum):
+    """How a vector is made of a prompt's hidden states, which are the output of the final norm."""
+
+    LAST = "last"  # the hidden state of the last token
+    MEAN = "mean"  # the mean of the hidden states
+    FIRST = "first"  # the hidden state of the first token; sentence-transformers calls this cls
+    LOGITS = "logits"  # the logits of some token ids after the last token
+
+
+class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Asks for one vector instead of text."""
+
+    kind: PoolingKind
+    normalized: bool = True  # whether the vector is divided by its Euclidean length
+    dimensions: int = 0  # keep only the first `dimensions` numbers, before normalization; 0: all
+    token_ids: FewIds = ()  # the ids for LOGITS; the rows of a classification head count as ids
+
+    @property
+    def needs_first_rows(self) -> bool:
+        """Whether the vector needs the rows of the first tokens, so that no cached prefix can replace them."""
+        return self.kind in (PoolingKind.MEAN, PoolingKind.FIRST)
+
+
+class Adapter(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A LoRA adapter: its name for clients, its folder, and the hash that its files must have."""
+
+    name: str
+    path: str
+    sha256: str
+    scale: float = 1.0  # a factor for all products of the adapter
+
+    @property
+    def identity(self) -> str:
+        """Text of everything that decides the adapter's bits: the hash, and the scale unless it is 1."""
+        return self.sha256 if self.scale == 1.0 else f"{self.sha256}*{self.scale!r}"
+
+    @property
+    def unscaled(self) -> "Adapter":
+        return self if self.scale == 1.0 else msgspec.structs.replace(self, scale=1.0)
+
+
+# A picture of a prompt, ready for a vision encoder.
+
+
+class Picture(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One input of the vision encoder: a picture, or one tile of it."""
+
+    start: int  # index of the picture's first placeholder token in the prompt
+    tokens: int  # number of placeholder tokens of the picture, which have no gap between them
+    height: int  # in pixels, after resizing: the size that the encoder sees
+    width: int
+    pixels: bytes  # uint8 RGB, height x width x 3, row by row
+    digest: bytes  # sha256 over (height, width, pixels): 32 bytes
 
 
 class Hello(Message, frozen=True):

@@ -3,7 +3,7 @@
 import torch
 
 from bench.gptq_checkpoint import GROUP, gptq
-from worker.kernels.weights.quantized_weight import INT4, quantize_groups
+from worker.ops.quantized_weight import INT4, quantize_groups
 
 
 def test_gptq_tensors_mean_the_rounded_weight() -> None:

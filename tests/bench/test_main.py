@@ -19,8 +19,8 @@ from bench.client.workloads import Scale, chosen
 from bench.workloads import measure as measuring
 from bench.workloads.measure import MODES, Plan, measure, progress
 from deploy.cli import main as cli
-from deploy.supervisor.child_command import SERVE_FLAGS
-from shared.flags import Parser, add_flags, read
+from deploy.launcher.child_command import SERVE_FLAGS
+from shared.config.flags import Parser, add_flags, read
 from tests.bench.fake_server import event
 from tests.bench.results import PNG, records, result
 

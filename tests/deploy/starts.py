@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from deploy.supervisor.child_command import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS
-from shared.config import Settings
-from shared.flags import Parser, add_flags, all_flags, read
+from deploy.launcher.child_command import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS
+from shared.config.flags import Parser, add_flags, all_flags, read
+from shared.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

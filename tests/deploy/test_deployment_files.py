@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from frontend.server.bodies import largest_body
-from shared.flags import all_flags
+from frontend.server.middleware import largest_body
+from shared.config.flags import all_flags
 from tests.deploy.starts import DEFAULTS, DEPLOY, ROOT, Start, containers, documents, pods, stages, units
 
 FOLDERS = ("systemd", "docker", "kubernetes", "helm", "nginx", "monitoring")

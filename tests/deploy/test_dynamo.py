@@ -23,9 +23,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         for member in members:
             setattr(module, member, type(member, (), {}))
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, "deploy.dynamo.engine", ModuleType("stands in until the import"))
-    del sys.modules["deploy.dynamo.engine"]
-    return importlib.import_module("deploy.dynamo.engine")
+    monkeypatch.setitem(sys.modules, "deploy.integrations.dynamo", ModuleType("stands in until the import"))
+    del sys.modules["deploy.integrations.dynamo"]
+    return importlib.import_module("deploy.integrations.dynamo")
 
 
 def test_a_request_becomes_a_completion_of_token_ids(engine: ModuleType) -> None:

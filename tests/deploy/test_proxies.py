@@ -4,8 +4,8 @@ import shlex
 
 from jsonschema_rs import validator_for
 
-from frontend.api.app import ROUTES
-from shared.flags import Parser, add_flags, read
+from frontend.app import ROUTES
+from shared.config.flags import Parser, add_flags, read
 from tests.deploy.kubernetes.objects import INTEGER, STRING, closed, several
 from tests.deploy.starts import DEPLOY, FLAGS, documents
 

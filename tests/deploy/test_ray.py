@@ -1,4 +1,4 @@
-"""deploy/ray/: the application's arguments and its calls of Ray, which a fake replaces."""
+"""deploy/integrations/: the application's arguments and its calls of Ray, which a fake replaces."""
 
 import sys
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ def build_app(monkeypatch: pytest.MonkeyPatch) -> Any:
     ray.serve = serve  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.serve", serve)
-    monkeypatch.delitem(sys.modules, "deploy.ray.serve", raising=False)
-    from deploy.ray.serve import build_app
+    monkeypatch.delitem(sys.modules, "deploy.integrations.ray_serve", raising=False)
+    from deploy.integrations.ray_serve import build_app
 
     yield build_app
-    del sys.modules["deploy.ray.serve"]
+    del sys.modules["deploy.integrations.ray_serve"]
 
 
 def test_arguments_of_the_command_line_are_texts_and_become_what_ray_takes(build_app: Any) -> None:
@@ -53,6 +53,6 @@ def test_arguments_that_are_none_are_refused_by_name(build_app: Any, args: dict[
 
 
 def test_server_that_ends_is_told_at_once(build_app: Any) -> None:
-    replica = sys.modules["deploy.ray.serve"].Replica
+    replica = sys.modules["deploy.integrations.ray_serve"].Replica
     with pytest.raises(RuntimeError, match="ended with"):
         replica("/no/such/model", "--no-such-flag", sys.executable, 60.0)

@@ -12,7 +12,14 @@ from tests.test_imports import ROOT, folder_imports
 
 PICTURE = ROOT / "docs/pictures/folders.svg"
 WIDTH, HEIGHT, GAP, LEFT = 176, 44, 10, 40
-LEFT_OUT = ("bench", "deploy/demo", "deploy/monitoring", "deploy/release", "deploy/reference", "deploy/replay")
+LEFT_OUT = (
+    "bench",
+    "deploy/demo",
+    "deploy/monitoring",
+    "deploy/generate/release",
+    "deploy/generate/docs",
+    "deploy/cli",
+)
 COLOURS = {"frontend": "#dbeafe", "worker": "#dcfce7", "shared": "#f3f4f6", "deploy": "#fef3c7"}
 STYLE = "font: 12px sans-serif; fill: #111827"
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.reference.__main__ import DOCS, MADE, main, renewed
-from deploy.reference.tables import TABLES
-from deploy.supervisor.packaged_model import SMOLLM2, FetchError, fetched
-from shared.flags import all_flags
+from deploy.generate.docs import DOCS, MADE, TABLES, main, renewed
+from deploy.launcher.packaged_model import SMOLLM2, FetchError, fetched
+from shared.config.flags import all_flags
 from tests.docs.blocks import HOME, PAGES, ROOT, Block, Printed, blocks, environment, matches, run_python, run_sh
 from tests.e2e.server import Server, serving
 
@@ -25,7 +24,7 @@ def named(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_generated_tables_are_current(page: Path) -> None:
-    assert page.read_text() == renewed(page.read_text()), "run: python -m deploy.reference"
+    assert page.read_text() == renewed(page.read_text()), "run: python -m deploy.generate.docs"
 
 
 def test_generated_tables_are_all_used() -> None:

@@ -20,7 +20,7 @@ def flip(tensor: Any) -> None:
 def make_breakable(file: Path) -> None:
     """Patches this process, which is a rank, so that a test can break it with a file."""
     from worker import follower
-    from worker.ranks.part import PartDecoder
+    from worker.distributed.exchange import PartDecoder
 
     hidden, load = PartDecoder.hidden, follower.load
 

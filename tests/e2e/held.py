@@ -76,7 +76,7 @@ class Hold:
 
 def serve(hold: Hold, words: list[str]) -> int:
     from deploy.cli.main import main
-    from deploy.supervisor import child_command
+    from deploy.launcher import child_command
 
     child_command.command_line = hold.command(child_command.command_line)
     return main(words)
@@ -84,7 +84,7 @@ def serve(hold: Hold, words: list[str]) -> int:
 
 def work(hold: Hold, words: list[str]) -> int:
     from deploy.cli.main import main
-    from worker.ranks import leader
+    from worker.distributed import leader
 
     make_holdable(hold)
     leader.FOLLOWER = ("-m", "tests.e2e.broken_rank", str(hold.flip))
@@ -93,8 +93,8 @@ def work(hold: Hold, words: list[str]) -> int:
 
 def make_holdable(hold: Hold) -> None:
     """Patches this process, which is a worker, so that a test can hold it."""
-    from worker.schedule.scheduler import Scheduler
-    from worker.schedule.sequence import Plan
+    from worker.scheduler.scheduler import Scheduler
+    from worker.scheduler.sequence import Plan
 
     plain = Scheduler.plan
 

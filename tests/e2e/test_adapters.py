@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from frontend.offline.llm import LLM
+from deploy.offline.llm import LLM
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
 from tests.e2e.server import Events, Server, read_events, serving

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deploy.supervisor.child_command import DEMO_MODEL
+from deploy.launcher.child_command import DEMO_MODEL
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.e2e.server import Server, serving
 from tests.patience import PATIENCE_S

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from deploy.cli.main import main
-from deploy.supervisor import embedded_worker
-from deploy.supervisor.child_command import DEMO_MODEL
-from frontend.offline.llm import LLM, CannotStart, SluiceError
+from deploy.launcher import embedded_worker
+from deploy.launcher.child_command import DEMO_MODEL
+from deploy.offline.llm import LLM, CannotStart
+from frontend.errors import SluiceError
 from tests.e2e.held import Hold
 from tests.e2e.server import ROOT, Server
 from tests.patience import PATIENCE_S

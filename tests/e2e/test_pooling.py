@@ -15,9 +15,9 @@ import openai
 import pytest
 import torch
 
+from deploy.offline.llm import LLM
 from frontend.api.pooling.relevance import AFTER, BEFORE, INSTRUCTION
 from frontend.errors import SluiceError
-from frontend.offline.llm import LLM
 from tests import embedders
 from tests.checkpoints import TEXT
 from tests.e2e.server import Server, serving

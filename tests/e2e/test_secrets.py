@@ -9,8 +9,10 @@ import psutil
 import pytest
 
 from frontend.__main__ import serve
-from frontend.server.tls import check_tls
-from shared.config import ConfigError, FrontendConfig, Settings
+from frontend.server.access import check_tls
+from shared.config.declaration import ConfigError
+from shared.config.frontend import FrontendConfig
+from shared.config.settings import Settings
 from tests.e2e.server import serving
 from tests.patience import PATIENCE_S
 

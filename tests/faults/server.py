@@ -20,7 +20,7 @@ import httpx
 import psutil
 
 from deploy.cli.keygen import make_keys
-from shared.processes import grammar_trial
+from shared import grammar_trial
 from tests.e2e.held import Hold
 from tests.e2e.server import ROOT, free_port
 from tests.faults.netns import Host, other_host

@@ -14,13 +14,12 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 
-from frontend.api.app import create_app
-from frontend.api.model_table import ModelTable, ServedModel
+from frontend.app import create_app
+from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.server.connection_limits import ConnectionLimits
-from frontend.server.http_protocol import LimitedHttpProtocol, enforce_timeouts
+from frontend.server.http_protocol import ConnectionLimits, LimitedHttpProtocol, enforce_timeouts
 from frontend.text.tokenizer import Tokenizer
-from shared.config import FrontendConfig
+from shared.config.frontend import FrontendConfig
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakePool, sending
 from tests.patience import PATIENCE_S

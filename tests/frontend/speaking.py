@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frontend.api.model_context import ModelContext
-from frontend.output_parser.formats import ModelFormat
+from frontend.model_context import ModelContext
+from frontend.output_parser.model_format import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m

@@ -14,7 +14,8 @@ import pytest
 
 from frontend.__main__ import serve
 from frontend.text.tokenizer_files import TokenizerError
-from shared.config import ModelConfig, Settings, WireConfig, WorkerConfig
+from shared.config.settings import ModelConfig, Settings, WireConfig
+from shared.config.worker import WorkerConfig
 from tests.fakes import MODEL
 from tests.frontend.text.tokenizers import byte_level, save
 from tests.patience import PATIENCE_S

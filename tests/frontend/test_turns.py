@@ -12,7 +12,7 @@ import pytest
 from frontend import turns
 from frontend.errors import Overloaded
 from frontend.turns import FairChildren, FairThreads
-from shared.processes.expendable import Lost
+from shared.sandbox import Lost
 from tests.patience import PATIENCE_S
 
 SLEEP = "time:sleep"

@@ -8,7 +8,7 @@ import random
 from functools import cache
 from typing import Any
 
-from frontend.api.routes.openapi import document
+from frontend.routes.openapi import document
 from tests.fuzz.fuzzer import Fuzzer, Input
 from tests.fuzz.posts import posting
 

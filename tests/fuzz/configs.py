@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from tests.checkpoints import KINDS
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.model.config_values import ROPE, VALUES
-from worker.model.families.families import spec_from_config
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.models.config import spec_from_config
+from worker.models.config_values import ROPE, VALUES
 
 HANG_S = 2.0
 LONGEST = 1500  # characters of the longest refusal, which lists all families for an unknown model_type

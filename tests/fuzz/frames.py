@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from shared import messages as m
-from shared.wire.codec import decode_event, encode, pack_u32
+from shared.wire import decode_event, encode, pack_u32
 from tests.fuzz.fuzzer import HANG_S, Attempt, Failure, Fuzzer, Input
 from tests.fuzz.watch import Watch, run_dir
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from shared.processes.grammar_trial import SECONDS
+from shared.grammar_trial import SECONDS
 from tests.fuzz.fuzzer import HANG_S, Fuzzer, Input
 from tests.fuzz.posts import posting
 

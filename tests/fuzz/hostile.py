@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from shared import messages as m
-from shared.wire.codec import decode_request, encode, pack_f32, pack_u32
+from shared.wire import decode_request, encode, pack_f32, pack_u32
 from tests.e2e.server import ROOT, free_port
 from tests.fuzz.frames import Witness, changed, speaking
 from tests.fuzz.fuzzer import Attempt, Failure, Fuzzer, Input

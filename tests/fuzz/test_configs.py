@@ -1,7 +1,7 @@
 """A short run of the fuzzer of configs. `python -m tests.fuzz.configs SEED SECONDS` is the long run."""
 
 from tests.fuzz.configs import configs, run
-from worker.model.families.families import spec_from_config
+from worker.models.config import spec_from_config
 
 
 def test_configs_unchanged_are_accepted() -> None:

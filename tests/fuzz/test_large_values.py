@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from frontend.api.routes import openapi
+from frontend.routes import openapi
 from tests.e2e.server import serving
 from tests.fuzz import wide_model
 from tests.fuzz.large_values import ATTACKS, OtherStream, attempt, fields

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.config.speculation import MOST_DRAFTS
+from shared.config.settings import MOST_DRAFTS
 from tests.llama_cpp.stand_ins import StandIns
 
 SAME = {

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from deploy.supervisor.packaged_model import SMOLLM2, cached
+from deploy.launcher.packaged_model import SMOLLM2, cached
 
 
 def real_model() -> Path | None:

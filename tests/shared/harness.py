@@ -2,8 +2,9 @@
 
 import pytest
 
-from shared.config import ConfigError, Settings
-from shared.flags import Parser, add_flags, all_flags, read
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, add_flags, all_flags, read
+from shared.config.settings import Settings
 
 FLAGS = all_flags()
 

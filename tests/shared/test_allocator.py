@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import ctypes
-from shared.allocator import LARGE_BYTES, map_large_buffers
+from shared.machine import LARGE_BYTES, map_large_buffers
 if {mapped}:
     map_large_buffers()
 libc = ctypes.CDLL(None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.arguments import comma_separated, new_file, positive_float, positive_int
+from shared.config.flags import comma_separated, new_file, positive_float, positive_int
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", 1.0), ("0.5", 0.5), ("1e3", 1000.0)])

@@ -2,7 +2,7 @@
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from shared.byte_level import BYTES, spelled
+from shared.checkpoint import BYTES, spelled
 
 
 def test_alphabet_is_the_librarys() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.default_sizes import with_default_sizes
+from shared.config.worker import with_default_sizes
 from tests.shared.harness import parse
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shared.fingerprint import DIGITS, fingerprint_of
+from shared.build import DIGITS, fingerprint_of
 
 
 @dataclass(frozen=True)

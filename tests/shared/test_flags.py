@@ -7,9 +7,17 @@ from hypothesis import given as generated
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from shared.config import Settings, with_values
-from shared.flags import Parser, add_flags, misspelt_variables, secret_variables, select, to_argv, without_settings
-from shared.settings_check import check
+from shared.config.check import check
+from shared.config.flags import (
+    Parser,
+    add_flags,
+    misspelt_variables,
+    secret_variables,
+    select,
+    to_argv,
+    without_settings,
+)
+from shared.config.settings import Settings, with_values
 from tests.shared.harness import FLAGS, parse, refuse
 
 

@@ -8,7 +8,7 @@ SCRIPT = """
 import json, mmap, resource
 from pathlib import Path
 import torch
-from shared.allocator import kept_free_memory
+from shared.machine import kept_free_memory
 
 def load_linear():  # fills and frees the temporaries of a linear; returns the page faults
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from shared import messages as m
-from shared.wire.codec import encode
+from shared.wire import encode
 
 
 def test_messages_are_tagged_arrays_that_older_peers_may_send_without_the_last_fields() -> None:

@@ -2,7 +2,7 @@
 
 from shared.messages import Adapter
 from shared.prefix_identity import PREFIX_LENGTHS, PrefixIdentity, fits, prefix_keys
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 
 
 def test_text_of_a_request_without_tenant_is_its_salt() -> None:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from shared.config import ConfigError, Settings, with_values
-from shared.settings_check import check
+from shared.config.check import check
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings, with_values
 from tests.shared.harness import parse, refuse
 
 

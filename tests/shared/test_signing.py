@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from shared.config import ConfigError
+from shared.config.declaration import ConfigError
 from shared.signing import Signer, canonical, check
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from shared.checkpoint import GENERATE, Task, TaskError, read_task
 from shared.messages import PoolingKind
-from shared.task import GENERATE, Task, TaskError, read_task
 
 CAUSAL = {"architectures": ["Qwen3ForCausalLM"]}
 HEADLESS = {"architectures": ["Qwen3Model"]}

@@ -1,10 +1,10 @@
-"""Tests of shared/weight_formats.py."""
+"""Tests of shared/checkpoint.py."""
 
 from pathlib import Path
 
 import pytest
 
-from shared.weight_formats import folder_problem
+from shared.checkpoint import folder_problem
 
 
 @pytest.mark.parametrize(

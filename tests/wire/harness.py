@@ -16,20 +16,20 @@ from types import TracebackType
 from frontend.workers.pool import WorkerPool
 from frontend.workers.stream import Batch, Stream
 from shared import messages as m
-from shared.config import WireConfig
+from shared.config.settings import WireConfig
 from shared.messages import Limits, Outcome, Sampling, Status, WorkerState
 from tests.patience import PATIENCE_S
 from worker.engine.loop import Loop
+from worker.engine.metrics import Metrics
+from worker.engine.prefix_report import PrefixReport
 from worker.engine.requests import RequestTable
+from worker.engine.stats import Stats
+from worker.engine.transport import Identity, WireServer
 from worker.kv_cache.pages import PagePool
-from worker.kv_events.prefix_report import PrefixReport
-from worker.observability.metrics import Metrics
-from worker.observability.stats import Stats
-from worker.run.in_flight import StepOutput
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Plan, Sequence
-from worker.transport.server import Identity, WireServer
+from worker.model_runner.step import StepOutput
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Plan, Sequence
 
 VOCAB = 1000
 

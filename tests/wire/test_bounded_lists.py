@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from shared.messages import SamplerChain, Sampling, Submit
-from shared.messages.base import MAX_FEW_IDS, MAX_LIST_IDS
-from shared.wire.codec import decode_request, encode
+from shared.messages.requests import MAX_FEW_IDS, MAX_LIST_IDS
+from shared.wire import decode_request, encode
 
 
 @pytest.mark.parametrize(

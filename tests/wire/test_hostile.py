@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import messages as m
-from shared.wire.codec import decode_event, decode_request, encode, pack_u32
+from shared.wire import decode_event, decode_request, encode, pack_u32
 from tests.patience import PATIENCE_S
 from tests.wire.harness import VOCAB, FakeRunner, Worker, expected
-from worker.transport.server import MAX_INBOX, FrontendGone
+from worker.engine.transport import MAX_INBOX, FrontendGone
 
 ME, OTHER = b"mallory!", b"honest-1"
 INTS = st.one_of(

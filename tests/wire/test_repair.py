@@ -9,7 +9,7 @@ import zmq
 from frontend.workers.connection import WorkerConnection
 from frontend.workers.pool import WorkerPool
 from shared import messages as m
-from shared.wire.codec import decode_request, encode, pack_u32
+from shared.wire import decode_request, encode, pack_u32
 from tests.patience import PATIENCE_S
 from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, linked, next_batch, sampling, until, whole
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from frontend.errors import Overloaded, Unprocessable
+from frontend.routes.health import reset_prefix_caches
 from frontend.workers.pool import WorkerPool
-from frontend.workers.prefix_reset import reset_prefix_caches
 from frontend.workers.status import DRAINING
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.config import WireConfig
-from shared.wire.codec import pack_u32
+from shared.config.settings import WireConfig
+from shared.wire import pack_u32
 from tests.patience import PATIENCE_S
 from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, linked, next_batch, sampling, until, whole
-from worker.schedule.sequence import Sequence
+from worker.scheduler.sequence import Sequence
 
 
 async def test_request_is_admitted_streamed_and_ended_once(tmp_path: Path) -> None:

@@ -13,26 +13,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig
-from shared.default_sizes import with_default_sizes
+from shared.config.worker import WorkerConfig, with_default_sizes
 from shared.messages import Sampling
 from tests.checkpoints import EOS
 from tests.worker.run.harness import MAX_SEQ_LEN
 from tests.worker.schedule.harness import OracleDrafter, commit, set_drafter
-from worker.grammar.compiler import Grammar
-from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run import runner as runner_module
-from worker.run.drafters.hidden_rows import HiddenStates, ReadStep, read_step
-from worker.run.runner import Runner
-from worker.run.sampler import sample_rows
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Plan, Row, Sequence
+from worker.kv_cache.tensors import KVCache, cache_groups, kv_format
+from worker.model_runner import runner as runner_module
+from worker.model_runner.hidden_states import HiddenStates, ReadStep, read_step
+from worker.model_runner.runner import Runner
+from worker.model_runner.sampler import sample_rows
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Plan, Row, Sequence
+from worker.structured_output.compiler import Grammar
 
 PROMPT, NEW, CROWD = 70, 12, 16
 CHECKPOINTS = 8  # slots for recurrent states that no running sequence needs: so few that some states are evicted

@@ -5,13 +5,14 @@ import logging
 import pytest
 import torch
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import Sampling
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
 from tests.worker.schedule.harness import commit
-from worker.engine.load import Engine, load_engine
-from worker.schedule.sequence import Sequence
+from worker.engine.build import Engine, load_engine
+from worker.scheduler.sequence import Sequence
 
 LENGTHS = [1, 33, 70, 100]
 

@@ -13,11 +13,11 @@ import torch
 from tests.checkpoints import HYBRID, Checkpoints
 from tests.worker.matrix import DRAFTING_MODES, MODES, NEW, Mode, run
 from tests.worker.run.harness import MAX_SEQ_LEN
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.quantization.in_memory import in_memory
-from worker.model.weights import load
+from worker.checkpoint.checkpoint import read_config
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder
+from worker.models.load import load
+from worker.quantization.methods import in_memory
 
 pytestmark = [
     pytest.mark.gpu,

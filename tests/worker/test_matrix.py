@@ -13,21 +13,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from frontend.text.grammar_builder import json_schema
+from frontend.structured_output.grammar import json_schema
 from shared.gguf.translated import translated
 from tests.checkpoints import EOS, GEMMA4, HYBRID, VOCAB, Checkpoints
 from tests.gguf_files import mixed, write
-from tests.worker.kernels.harness.cpu_tiers import HERE, MOST, TIERS, tier  # noqa: F401
+from tests.worker.kernels.harness.cpu_tiers import HERE, MOST
 from tests.worker.matrix import DRAFTING_MODES, DRAFTING_PAIRS, HALVES, MODES, PAIRS, Mode, assert_same_bits, run
 from tests.worker.model.expert_checkpoints import in_mxfp4
 from tests.worker.model.quantized_checkpoints import FORMATS, rewrite
 from tests.worker.run.harness import (
     batch_invariant_decoder,
 )
-from worker.grammar.compiler import GrammarCompiler
-from worker.kernels.cpu import bindings
 from worker.kv_cache import window
-from worker.model.decoder import Decoder
+from worker.models.decoder import Decoder
+from worker.ops import native as c_library
+from worker.ops.native_build import TIERS
+from worker.structured_output.compiler import GrammarCompiler
 
 FAMILIES = (  # the last model of HYBRID has the same layers as the one before
     "llama", "qwen3", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "cohere2", *GEMMA4, *HYBRID[:-1],
@@ -79,7 +80,7 @@ def test_pairs_of_modes_are_complete() -> None:
 def test_bits_depend_on_the_request_alone(
     family: str, dtype: torch.dtype, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert bindings.available(dtype), "the promise rests on the C kernels: is there a C compiler?"
+    assert c_library.available(dtype), "the promise rests on the C kernels: is there a C compiler?"
     decoder = batch_invariant_decoder(checkpoints(family), dtype)
     thorough = family in THOROUGH and dtype is torch.bfloat16
     modes = MODES if thorough else HALVES[DTYPES.index(dtype)]
@@ -90,7 +91,7 @@ def test_bits_depend_on_the_request_alone(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits_depend_on_the_request_alone_on_every_tier(
     family: str,
-    tier: str,  # noqa: F811
+    tier: str,
     dtype: torch.dtype,
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
@@ -136,7 +137,7 @@ def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone(
 def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone_on_every_tier(
     kept: str,
     family: str,
-    tier: str,  # noqa: F811
+    tier: str,
     dtype: torch.dtype,
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,7 +174,7 @@ def test_bits_of_few_bits_depend_on_the_request_alone(
 def test_bits_of_few_bits_depend_on_the_request_alone_on_every_tier(
     name: str,
     family: str,
-    tier: str,  # noqa: F811
+    tier: str,
     dtype: torch.dtype,
     checkpoints: Checkpoints,
     tmp_path: Path,

@@ -2,16 +2,17 @@
 
 import pytest
 
-from shared.config import ModelConfig, Settings, WorkerConfig
+from shared.config.settings import ModelConfig, Settings
+from shared.config.worker import WorkerConfig
+from shared.heartbeat import Heartbeat
 from shared.messages import KVUsage, Sampling
-from shared.processes.heartbeat import Heartbeat
 from tests.checkpoints import WINDOW, Checkpoints
 from tests.worker.model.harness import prompts_of
 from tests.worker.schedule.harness import commit
-from worker.engine.load import Engine, load_engine
+from worker.engine.build import Engine, load_engine
 from worker.engine.status import StatusReporter
 from worker.kv_cache.window import chunk_pages, window_pages
-from worker.schedule.sequence import Sequence
+from worker.scheduler.sequence import Sequence
 
 PAGE, CHUNK = 16, 64
 

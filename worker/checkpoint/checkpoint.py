@@ -19,17 +19,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shared.gguf.errors import GgufError
-from shared.gguf.hub import check_not_only_gguf, fetch_model
-from shared.gguf.index import read_index
-from shared.gguf.naming import HUB_NAME, local_model
+from shared.checkpoint import folder_problem, other_format
+from shared.gguf.naming import HUB_NAME, GgufError, is_translation, local_model
 from shared.gguf.naming import INDEX as GGUF_INDEX
-from shared.gguf.tower_file import tower_file
-from shared.gguf.translated import is_translation, translated
+from shared.gguf.translated import check_not_only_gguf, fetch_model, read_index, tower_file, translated
 from shared.hf_hub import HubError, Progress, fetch
-from shared.weight_formats import folder_problem, other_format
-from worker.model.checkpoint.stacked_tensors import names_of_experts
-from worker.model.checkpoint.staging import Extent, Staging
+from worker.checkpoint.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]
@@ -211,7 +206,7 @@ class _Place:
 class Checkpoint:
     """Reads the tensors of the safetensors files in a folder by name. The files stay open until `close`.
 
-    A stored tensor of all experts of a layer is read as one tensor for each expert (see stacked_tensors.py).
+    A stored tensor of all experts of a layer is read as one tensor for each expert.
     """
 
     def __init__(self, folder: Path, staging: Staging | None = None) -> None:
@@ -338,3 +333,28 @@ def weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(problem)
     others = ", ".join(sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".gguf"))[:3])
     raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}, but {others}: no other names are read")
+
+
+# Cuts a tensor that holds all experts of a layer, as some checkpoints store them, into one tensor for each expert.
+#
+# So each expert's tensors have names of their own in every checkpoint, and experts are read, counted and checked one
+# by one. For example, `mlp.experts.gate_up_proj_blocks` [E, N, K / 32, 16] of gpt-oss is read as
+# `mlp.experts.0.gate_up_proj.weight_blocks` [N, K / 32, 16] for expert 0, and so on.
+
+# A name with a number after `experts` does not match: it belongs to a single expert.
+STACKED = re.compile(r"(.+\.experts)\.([a-z]\w*?)(?:_(bias|blocks|scales))?")
+GRANITE = re.compile(r"(.+\.block_sparse_moe\.(?:in|out)put_linear)\.weight")
+KINDS = {None: "weight", "bias": "bias", "blocks": "weight_blocks", "scales": "weight_scales"}
+MOST = 4096  # the most experts of a layer; a tensor with more keeps its own name and is refused later
+
+
+def names_of_experts(name: str, shape: tuple[int, ...]) -> list[str]:
+    """Returns the names of the experts' tensors [...] inside a stored tensor [E, ...]; [] for any other tensor."""
+    found, granite = STACKED.fullmatch(name), GRANITE.fullmatch(name)
+    if len(shape) < 2 or not 0 < shape[0] <= MOST:
+        return []
+    if granite is not None:
+        return [f"{granite[1]}.{expert}.weight" for expert in range(shape[0])]
+    if found is None:
+        return []
+    return [f"{found[1]}.{expert}.{found[2]}.{KINDS[found[3]]}" for expert in range(shape[0])]

@@ -6,22 +6,20 @@ weight is stored: as one tensor of plain numbers, or quantized. `read` returns a
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from worker.kernels.weights.quantize import Kind
-from worker.kernels.weights.quantize import quantize as quantize_rows
-from worker.kernels.weights.quantized_weight import E4M3, INT8, CodeMap, QuantizedWeight, quantize_groups
-from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.ops.quantized_weight import E4M3, INT8, CodeMap, Kind, QuantizedWeight, quantize_groups
+from worker.ops.quantized_weight import quantize as quantize_rows
 
 PLAIN = ("F32", "BF16", "F16")  # number formats without scales
 # the code maps that quantize.py supports, with one scale per row
 BY_ROW: dict[CodeMap, Kind] = {INT8: "int8", E4M3: "fp8"}
-
 Shape = tuple[int, ...]
 
 
@@ -180,3 +178,117 @@ class WeightSource(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+# Describes several linears of a checkpoint that become one linear in memory.
+
+WEIGHT, BIAS = ".weight", ".bias"
+
+
+@dataclass(frozen=True, slots=True)
+class StackedLinear:
+    """Describes linears of the checkpoint whose rows are concatenated into one linear."""
+
+    modules: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    bias: bool
+    order: Tensor | None = None  # the row order in memory, within each module; None: the checkpoint's order
+    transposed: bool | None = False  # if true, plain numbers are stored as [inputs, outputs]; None: their shape tells
+    exact: bool = False  # if true, the weight always stays in full precision
+    kept: tuple[Tensor, ...] | None = None  # for each module the rows that are used, as indices into `order`; None: all
+    apart: int = 0  # how many rows at the end of the first module (in memory order) become a linear of their own
+
+    @property
+    def first_rows(self) -> int:
+        """How many rows of the first module are used."""
+        return self.rows[0] if self.kept is None else len(self.kept[0])
+
+    @property
+    def kept_rows(self) -> int:
+        """How many rows of all modules are used."""
+        return sum(self.rows if self.kept is None else map(len, self.kept))
+
+    def orders(self, device: torch.device) -> list[Tensor | slice]:
+        """Returns for each module an index that selects its used rows in memory order."""
+        if self.kept is not None:
+            whole = replace(self, kept=None).orders(device)
+            rows = [kept.to(device) for kept in self.kept]
+            return [own if isinstance(each, slice) else each[own] for each, own in zip(whole, rows, strict=True)]
+        if self.order is None:
+            return [slice(None)] * len(self.modules)
+        starts = [sum(self.rows[:i]) for i in range(len(self.rows))]
+        parts = self.order.to(device).split_with_sizes(self.rows)
+        return [part - start for part, start in zip(parts, starts, strict=True)]
+
+    def weights(self, prefix: str) -> list[tuple[str, Shape, bool | None]]:
+        """Returns the arguments of WeightSource.weight for each module: name, shape, and `transposed`."""
+        parts = zip(self.modules, self.rows, strict=True)
+        return [(f"{prefix}{module}{WEIGHT}", (rows, self.columns), self.transposed) for module, rows in parts]
+
+    def biases(self, prefix: str) -> list[PlainWeight]:
+        parts = zip(self.modules, self.rows, strict=True)
+        return [PlainWeight(f"{prefix}{module}{BIAS}", (rows,)) for module, rows in parts] if self.bias else []
+
+
+# Finds the language model among the tensors of a checkpoint that may also have encoders and drafters.
+
+EMBED = "embed_tokens"
+DRAFTER = "mtp."  # name prefix of layers for multi-token prediction, which are not part of the language model
+
+
+def find_embedding(tensors: StoredTensors) -> str | None:
+    """Returns the full name of the embedding, for example `model.embed_tokens`; None if there is none."""
+    found = [module for module in _modules(tensors) if f".{module}".endswith(f".{EMBED}")]
+    return min((module for module in found if not module.startswith(DRAFTER)), key=len, default=None)
+
+
+def find_head(tensors: StoredTensors, prefix: str, module: str) -> str | None:
+    """Returns the full name of the language model's head, for example `language_model.lm_head`; None if there is none.
+
+    prefix: the prefix of the language model's tensor names, for example `language_model.model.`. The head's name has
+        this prefix, a shorter one (`language_model.`), or none. Heads under other prefixes belong to other models.
+    module: the last part of the name, for example `lm_head`
+    """
+    modules, folders = _modules(tensors), prefix.split(".")[:-1]
+    names = (".".join((*folders[:depth], module)) for depth in range(len(folders) + 1))
+    return next((name for name in names if name in modules), None)
+
+
+def _modules(tensors: StoredTensors) -> set[str]:
+    """Returns the full names of all modules with a weight, plain or quantized."""
+    paths = (name.rpartition(".") for name in tensors.names())
+    return {module for module, _, kind in paths if kind.startswith(("weight", "qweight"))}
+
+
+# Checks that a checkpoint has the tensors that its model needs, before any tensor is read.
+
+
+def check_tensors(source: WeightSource, weights: Sequence[StoredWeight], prefix: str, unread: tuple[str, ...]) -> int:
+    """Checks the names, shapes and formats of the tensors, and returns how many bytes will be read.
+
+    weights: all weights that the model needs; a weight that is read twice is listed twice
+    prefix: the prefix of the model's tensor names
+    unread: prefixes of tensors that the checkpoint may have although the model does not need them
+
+    Raises CheckpointError when a tensor is missing, superfluous, misshaped or stored in another format.
+    """
+    tensors = source.tensors
+    read = [tensor for weight in weights for tensor in weight.tensors()]
+    expected = {tensor.name: tensor for tensor in read}
+    for name, tensor in expected.items():
+        if name not in tensors:
+            raise CheckpointError(f"{tensors.folder}: tensor {name} is missing")
+        if tensors.shape(name) != tensor.shape:
+            raise CheckpointError(
+                f"{tensors.where(name)}: tensor {name} has shape {list(tensors.shape(name))}; "
+                f"by the model's config it is {list(tensor.shape)}"
+            )
+        if (stored := tensors.format(name)) not in tensor.formats:
+            raise CheckpointError(
+                f"{tensors.where(name)}: tensor {name} is stored as {stored}; supported are {', '.join(tensor.formats)}"
+            )
+    for name in sorted(set(tensors.names()) - expected.keys()):
+        if name.startswith(prefix) and not name.endswith(source.ignored) and not name.startswith(unread):
+            raise CheckpointError(f"{tensors.where(name)}: tensor {name} does not belong to this model")
+    return sum(tensors.nbytes(tensor.name) for tensor in read)

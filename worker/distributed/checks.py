@@ -17,15 +17,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.ranks_c import RankLost
-from worker.model.checkpoint.staging import Staging
-from worker.model.layer import Layer, Weights
-from worker.model.parts.share import Share
-from worker.model.parts.stages import Stage
-from worker.model.quantization.in_memory import InMemory
-from worker.model.source import open_source
-from worker.model.weights import Loader
-from worker.model.weights_cache.weights_cache import COUNTER
+from worker.checkpoint.staging import Staging
+from worker.models.decoder import Layer, Weights
+from worker.models.load import Loader, open_source
+from worker.models.sharding import Share, Stage
+from worker.models.weights_cache import COUNTER
+from worker.ops.exchange import RankLost
+from worker.quantization.methods import InMemory
 from worker.spec import ModelSpec
 
 CPU = torch.device("cpu")
@@ -34,7 +32,7 @@ Checksums = Mapping[str, int]  # path of a slice in Weights → checksum of the 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A checkpoint, and the formats of its weights in memory. For the fields, see load() in worker/model/weights.py."""
+    """A checkpoint, and the formats of its weights in memory. For the fields, see load() in worker/models/load.py."""
 
     folder: Path
     spec: ModelSpec

@@ -3,23 +3,84 @@
 import mmap
 import os
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
-from worker.kernels.cpu.ranks_c import RanksC
+from worker.distributed.checks import RankDiffers, checksum, differing
+from worker.distributed.lora import with_adapters
+from worker.distributed.messages import CPU, IN_C
+from worker.distributed.nccl import exchange_on
+from worker.distributed.pipeline import AllHeads, RankDecoder, Ring, StageDecoder
 from worker.kv_cache.tensors import KVCache
-from worker.model.decoder import Decoder
-from worker.model.parts.part import Part
-from worker.ranks.frames import CPU, IN_C
-from worker.ranks.gpu.devices import exchange_on
-from worker.ranks.part import PartDecoder
-from worker.ranks.pipeline import AllHeads, RankDecoder, Ring, StageDecoder
+from worker.models.cpu_decoder import CpuDecoder, fastest_decoder
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.sharding import CannotShare, Part
+from worker.ops.exchange import RanksC
+from worker.ops.linear import linear
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.table import FAST
 
-if TYPE_CHECKING:  # only ranks on GPUs import torch.distributed
-    from worker.ranks.gpu.lanes import Lanes
+if TYPE_CHECKING:
+    from worker.distributed.nccl import Lanes
+    from worker.lora.ops import AdapterRows
+
+
+# The decoder of one rank. It has a part of the model, and computes each step together with the other ranks.
+
+
+class PartDecoder:
+    """The decoder of one rank. All ranks call the same methods with equal arguments, and get equal results."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, ranks: RanksC, first: int = 0) -> None:
+        """decoder: has the spec and weights of this rank (model/parts/share.py). first: the first rank of `ranks`
+
+        Raises CannotShare without the C library.
+        """
+        layers = fastest_decoder(decoder, cache, ranks)
+        if not isinstance(layers, CpuDecoder):
+            raise CannotShare("--tensor-parallel-size needs the C library, which does not compute this model here")
+        self._layers, self._cache, self._ranks, self._first = layers, cache, ranks, first
+        self._adapters: Sequence[AdapterRows] = ()
+        self._head = decoder.with_operations(replace(FAST, linear=self._whole_linear))
+
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "PartDecoder":
+        """Returns the decoder for a step in which some rows have adapters."""
+        other = copy(self)
+        other._adapters = adapters
+        return other
+
+    def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
+        """Computes the same as Decoder.hidden of the whole model. Raises RankLost.
+
+        checked: whether ranks compare the residual stream and its norm, which every rank has in full. If they differ,
+            the first rank raises RankDiffers.
+        """
+        self._cache.reach(inputs.max_pages)
+        layers = with_adapters(self._layers, self._adapters, inputs, self._ranks.gather)
+        h = layers.hidden(inputs, self._cache)
+        if checked:  # the loop in Python, for adapters of experts, keeps no residual stream
+            stream = checksum(layers.residual(len(inputs.token_ids))) if isinstance(layers, CpuDecoder) else 0
+            self._compare(checksum(h, stream))
+        return h
+
+    def _compare(self, own: int) -> None:
+        sums = self._ranks.gather(torch.tensor([[own]])).flatten().tolist()
+        if self._ranks.rank == 0 and (rank := differing(sums)) is not None:
+            raise RankDiffers(self._first + rank, "has another residual stream than most ranks")
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Computes the same as Decoder.logits of the whole model. Raises RankLost."""
+        return self._head.logits(h)
+
+    def _whole_linear(self, x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
+        return self._ranks.gather(linear(x, packed, **how))
+
 
 Links = Mapping[int, socket.socket]  # connections to other ranks
 
@@ -58,7 +119,7 @@ class Exchange:
     @classmethod
     def on_gpu(cls, part: Part, lanes: "Lanes | None", rows: Links, device: torch.device) -> "Exchange":
         """lanes: the ranks that share the layers, which have not joined yet. rows: see `of`. device: of this rank"""
-        from worker.ranks.gpu.part import GatheringDecoder
+        from worker.distributed.nccl import GatheringDecoder
 
         join = (lambda: None) if lanes is None else lanes.join
         return cls(part, lanes, _ring(part, rows, device), GatheringDecoder, join)
@@ -98,7 +159,7 @@ def exchange_of_machine(
     """
     if exchanged == IN_C:
         return Exchange.of(part, mmap.mmap(memory, size), rows, by_tcp=False)
-    from worker.ranks.gpu.lanes import lanes_in_memory
+    from worker.distributed.nccl import lanes_in_memory
 
     return Exchange.on_gpu(part, lanes_in_memory(part, os.dup(memory), device), rows, device)
 
@@ -107,6 +168,6 @@ def exchange_of_hosts(part: Part, size: int, rows: Links, address: tuple[str, in
     """Returns the exchange of a rank of --rank-group. size: see RanksC; address: host and port of rank 0."""
     if exchange_on(device) == IN_C:
         return Exchange.of(part, mmap.mmap(-1, size), rows, by_tcp=True)
-    from worker.ranks.gpu.lanes import lanes_over_tcp
+    from worker.distributed.nccl import lanes_over_tcp
 
     return Exchange.on_gpu(part, lanes_over_tcp(part, *address, device), rows, device)

@@ -7,11 +7,19 @@ message is decoded before the handshake, and nothing is encrypted after it: see 
 
 import hashlib
 import hmac
+import logging
 import os
+import queue
+import select
 import socket
 import struct
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from types import TracebackType
+
+from shared.config.declaration import ConfigError
 
 ORDERS, ROWS = 1, 2  # purposes of a connection: orders from rank 0 to another rank; rows that two ranks exchange
 GREETING = struct.Struct("<16s32sBB16s")
@@ -76,3 +84,135 @@ def _exactly(link: socket.socket, count: int, deadline: float) -> bytes:
             raise EOFError
         data += part
     return data
+
+
+# Listens on a port for connections of other ranks, and accepts those that prove to have the worker's key.
+
+log = logging.getLogger("sluice.ranks")
+MOST_AT_ONCE = 16  # handshakes at the same time; a silent connection occupies a place for HANDSHAKE_S
+BACKLOG = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A rank whose connection was accepted. address: the rank's IP address, as this machine sees it."""
+
+    caller: Caller
+    link: socket.socket
+    address: str
+
+
+class Door:
+    """Listens during a `with` block. At its end, accepted connections that next() has not returned are closed."""
+
+    def __init__(self, port: int, secret: bytes) -> None:
+        """Listens on all addresses of this machine. Raises ConfigError."""
+        try:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            self._listener = socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        except OSError as error:
+            raise ConfigError(f"--rank-port: cannot listen on port {port}: {error.strerror}") from error
+        self._secret = secret
+        self._guests: queue.Queue[Guest] = queue.Queue()
+        self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._closed = False
+        threading.Thread(target=self._listen, name="door", daemon=True).start()
+
+    def __enter__(self) -> "Door":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept() of the listening thread
+        self._listener.close()
+        while not self._guests.empty():
+            self._guests.get().link.close()
+
+    def next(self, seconds: float) -> Guest | None:
+        """Waits for the next rank that is accepted, and returns it; None if there is none within `seconds`."""
+        try:
+            return self._guests.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                link, address = self._listener.accept()
+            except OSError:
+                return
+            if self._places.acquire(blocking=False):
+                threading.Thread(target=self._admit, args=(link, _plain(address[0])), name="door", daemon=True).start()
+            else:
+                link.close()
+
+    def _admit(self, link: socket.socket, address: str) -> None:
+        try:
+            caller = admit(link, self._secret)
+            prepare(link)
+        except WrongKey:
+            log.warning("refused a rank at %s: it has another key in --curve-dir", address)
+        except Stranger:
+            log.warning("refused a connection from %s: it is no rank of this version", address)
+        except (OSError, EOFError):
+            pass  # the other end has closed the connection, or did not finish the handshake in time
+        else:
+            self._guests.put(Guest(caller, link, address))
+            if self._closed:
+                link.close()
+            return
+        finally:
+            self._places.release()
+        link.close()
+
+
+def _plain(address: str) -> str:
+    """Returns an IPv4 address without the prefix that a dual-stack socket puts before it."""
+    return address.removeprefix("::ffff:")
+
+
+# TCP connections between ranks. If the other end is gone or unreachable, a connection breaks within BROKEN_S.
+
+BROKEN_S = 10
+IDLE_S, PROBES = 5, 5  # after IDLE_S without a byte, TCP sends PROBES keepalive probes, one each second
+_OPTIONS = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): IDLE_S,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): (BROKEN_S - IDLE_S) // PROBES,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): PROBES,
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): BROKEN_S * 1000,  # ms that sent data may stay unacknowledged
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
+}
+
+
+def connect(host: str, port: int, secret: bytes, caller: Caller) -> socket.socket:
+    """Connects to a rank, and checks that it has the key. Raises WrongKey, EOFError and OSError."""
+    link = socket.create_connection((host, port), HANDSHAKE_S)
+    try:
+        greet(link, secret, caller)
+        prepare(link)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def prepare(link: socket.socket) -> None:
+    """Sets the socket options with which a connection breaks when its other end is gone, and removes the timeout."""
+    link.settimeout(None)
+    for (level, option), value in _OPTIONS.items():
+        link.setsockopt(level, option, value)
+
+
+def wait_for_end(link: socket.socket, seconds: float | None = None) -> str:
+    """Waits until the connection has ended, and returns why; "" if it has not ended within `seconds`. Reads no data."""
+    poll = select.poll()
+    poll.register(link, select.POLLRDHUP)
+    if not poll.poll(None if seconds is None else seconds * 1000):
+        return ""
+    error = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    return f"the connection has broken: {os.strerror(error)}" if error else "the connection was closed"

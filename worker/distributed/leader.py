@@ -7,33 +7,28 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
+from prometheus_client import Counter
 from torch import Tensor
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig, Settings
+from shared.config.worker import WorkerConfig
 from shared.hf_hub import Progress
 from shared.machine import available_bytes
-from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
-from worker.kernels.operations import Operations
-from worker.kv_cache.sizing import PoolSize
-from worker.kv_cache.tensors import KVCache
-from worker.model.decoder import Decoder
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.layer import Weights
-from worker.model.parts.part import Part
-from worker.model.parts.share import CannotShare, largest_inner
-from worker.ranks.adapters import AdaptersOfRanks, adapters_in
-from worker.ranks.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
-from worker.ranks.exchange import Exchange, exchange_of_hosts, exchange_of_machine
-from worker.ranks.expert_loads import make_loads, map_loads, own_loads
-from worker.ranks.frames import (
+from worker.distributed.checks import RankDiffers, Stored, check_slices, checksums, checksums_from_checkpoint
+from worker.distributed.exchange import Exchange, exchange_of_hosts, exchange_of_machine
+from worker.distributed.handshake import wait_for_end
+from worker.distributed.lora import AdaptersOfRanks, adapters_in
+from worker.distributed.messages import (
     BOTH,
     HIDDEN,
     LOGITS,
@@ -49,19 +44,24 @@ from worker.ranks.frames import (
     receive,
     send,
 )
-from worker.ranks.gpu.devices import exchange_on
-from worker.ranks.hosts.links import wait_for_end
-from worker.ranks.hosts.rendezvous import Gathered
-from worker.ranks.nodes import stay_on_node
-from worker.ranks.pipeline import RankDecoder
-from worker.ranks.staged_model import ReturnedRows, StagedModel
+from worker.distributed.nccl import exchange_on
+from worker.distributed.pipeline import RankDecoder, ReturnedRows, StagedModel
+from worker.distributed.rendezvous import Gathered
+from worker.distributed.stage_outputs import make_loads, map_loads, own_loads
+from worker.kv_cache.sizing import PoolSize
+from worker.kv_cache.tensors import KVCache
+from worker.models.decoder import Decoder, Weights
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.sharding import CannotShare, Part, largest_inner
+from worker.ops.exchange import RankLost, shared_bytes
+from worker.ops.table import Operations
 from worker.spec import ModelSpec
 
-if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
-    from worker.adapters.operations import AdapterRows
+if TYPE_CHECKING:
+    from worker.lora.ops import AdapterRows
+
 
 log = logging.getLogger("sluice.ranks")
-
 Answer = Joining | Free | Loaded
 MOST_BYTES = 4  # the maximum bytes of a number that is exchanged
 POLL_S = 0.2
@@ -413,3 +413,60 @@ def _start(part: Part, begin: Beginning, shared: int, rows: Mapping[int, socket.
     for link in (theirs, *rows.values()):
         link.close()
     return Follower(part, process.pid, ours, lambda: f"ended with code {process.wait()}")
+
+
+# Keeps a rank on the processors of one NUMA node, so that its memory is near. Does nothing if there is one node.
+
+NODES = Path("/sys/devices/system/node")
+
+
+def stay_on_node(rank: int, count: int) -> None:
+    """Keeps this process, and the threads that it starts later, on the node of its rank."""
+    if mine := processors_of(rank, count, nodes(), os.sched_getaffinity(0)):
+        os.sched_setaffinity(0, mine)
+
+
+def processors_of(rank: int, count: int, by_node: Mapping[int, Set[int]], allowed: Set[int]) -> Set[int]:
+    """Returns the processors of a rank; an empty set if the rank should not be restricted.
+
+    Ranks are assigned to the nodes in order. If there are fewer ranks than nodes, a rank gets several nodes.
+    """
+    usable = [mine for _, of_node in sorted(by_node.items()) if (mine := of_node & allowed)]
+    if len(usable) < 2:
+        return set()
+    first, end = rank * len(usable) // count, (rank + 1) * len(usable) // count
+    return set().union(*usable[first : max(end, first + 1)])
+
+
+def nodes(folder: Path = NODES) -> dict[int, set[int]]:
+    """Returns the processors of each NUMA node, as Linux lists them; empty if Linux lists no nodes."""
+    lists = {int(path.name.removeprefix("node")): path / "cpulist" for path in folder.glob("node[0-9]*")}
+    return {node: _numbers(path.read_text()) for node, path in lists.items() if path.exists()}
+
+
+def _numbers(text: str) -> set[int]:
+    """Parses a list of ranges: "0-3,8" gives {0, 1, 2, 3, 8}."""
+    spans = [part.split("-") for part in text.strip().split(",") if part]
+    return {number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)}
+
+
+# Counts for each rank how often it had wrong numbers. The worker then ends, and the next worker shows the count.
+
+
+class RankCounter:
+    """Holds the Prometheus counter. Make it before the weights are loaded, because ranks are compared from then on."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.counter = Counter(
+            settings.frontend.metrics_prefix + "ranks_differed", "Times that a rank had wrong numbers.",
+            ["rank"], registry=None,
+        )  # fmt: skip
+        for rank in range(settings.worker.ranks):
+            self.counter.labels(rank)
+
+    def count(self, error: BaseException | None) -> None:
+        """Counts the error that made the worker end, if a rank with wrong numbers caused it."""
+        while error is not None and not isinstance(error, RankDiffers):
+            error = error.__cause__
+        if error is not None:
+            self.counter.labels(error.rank).inc()

@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING
 import msgspec
 from torch import Tensor
 
-from shared.adapters.files import AdapterFiles
-from worker.kernels.cpu.ranks_c import RankLost
-from worker.kernels.operations import Operations
-from worker.model.cpu_decoder import CpuDecoder
-from worker.model.decoder import Decoder
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.layer import Weights
-from worker.model.parts.part import Part
-from worker.ranks.frames import AdapterFrame, AdapterGone, AdapterPiece, NewAdapter
+from shared.lora import AdapterFiles
+from worker.distributed.messages import AdapterFrame, AdapterGone, AdapterPiece, NewAdapter
+from worker.models.cpu_decoder import CpuDecoder
+from worker.models.decoder import Decoder, Weights
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.sharding import Part
+from worker.ops.exchange import RankLost
+from worker.ops.table import Operations
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a rank whose steps have no adapters does not import them
-    from worker.adapters.loaded import LoadedAdapter
-    from worker.adapters.operations import AdapterRows
-    from worker.adapters.sites import Sites
+    from worker.lora.loaded import LoadedAdapter
+    from worker.lora.ops import AdapterRows
+    from worker.lora.target_modules import Sites
 
 PIECE_BYTES = 1 << 20
 PAUSE_S = 0.001  # after each piece, so that a step that waits to be sent comes next
@@ -97,19 +96,19 @@ class OwnAdapters:
 
         used: number, scale and rows of each adapter
         """
-        from worker.adapters.operations import AdapterRows
+        from worker.lora.ops import AdapterRows
 
         return [AdapterRows(self._loaded[number].result(), scale, rows) for number, scale, rows in used]
 
     def _load(self, files: AdapterFiles) -> "LoadedAdapter":
-        from worker.adapters.loaded import load_adapter
+        from worker.lora.loaded import load_adapter
 
         embed = self.weights.embed
         return load_adapter(files, self._sites, embed.dtype, embed.device, self.max_rank)
 
     @cached_property
     def _sites(self) -> "Sites":
-        from worker.adapters.sites import sites_of
+        from worker.lora.target_modules import sites_of
 
         return sites_of(self.folder, self.spec, self.weights, self.part)
 
@@ -132,14 +131,14 @@ def with_adapters(
     changing = [one for one in adapters if not one.adapter.is_empty]
     if not changing:
         return layers
-    from worker.adapters.operations import operations_of_rows
+    from worker.lora.ops import operations_of_rows
 
     return layers.with_operations(operations_of_rows(layers.operations, changing, inputs, gather))
 
 
 def adapters_in(operations: Operations) -> "Sequence[AdapterRows]":
     """Returns the adapters that the operations of a step add. Only steps with adapters have other operations."""
-    from worker.adapters.operations import OperationsWithAdapters
+    from worker.lora.ops import OperationsWithAdapters
 
     assert isinstance(operations, OperationsWithAdapters)
     return operations.adapters

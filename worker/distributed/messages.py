@@ -6,17 +6,21 @@ Both ends run the same version of this program: on one machine, or on hosts that
 import errno
 import socket
 import struct
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from worker.kv_cache.sizing import PoolSize
-from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.models.forward_inputs import ForwardInputs
 
 CPU = torch.device("cpu")
 HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # values of Order.compute
@@ -33,7 +37,7 @@ class Beginning(msgspec.Struct, frozen=True):
     memory: bytes of the memory that all ranks of a stage share; on GPUs, the ranks find each other in this memory
     rows: the file descriptors of the connections to ranks of other stages, by rank
     exchange: how ranks exchange columns: IN_C, or ON_GPUS
-    loads: the file descriptor of the counts of experts (expert_loads.py); -1 without them
+    loads: the file descriptor of the counts of experts (stage_outputs.py); -1 without them
     """
 
     model: ModelConfig
@@ -235,3 +239,46 @@ def _tensor_of(packed: TensorBytes) -> Tensor:
     if not packed.data:
         return torch.empty(packed.shape, dtype=dtype)
     return torch.frombuffer(bytearray(packed.data), dtype=dtype).view(packed.shape)
+
+
+# Receives frames in a thread, so that no sender waits until this rank has computed.
+#
+# Several steps of a pipeline are in flight, so a rank may get rows and orders while it computes an earlier step. If
+# it left them in the buffer of the connection, two ranks that send to each other could wait for one another forever,
+# and TCP would give up the connection after BROKEN_S (hosts/links.py).
+
+
+class Inbox:
+    """The frames that a connection has delivered, from the oldest to the newest."""
+
+    def __init__(self, source: socket.socket) -> None:
+        """Starts the thread. Nothing else may read from `source`."""
+        self._source = source
+        self._frames = SimpleQueue[bytes | None]()  # None: the connection has ended
+        self._error: Exception = EOFError()
+        threading.Thread(target=self._receive, name="inbox", daemon=True).start()
+
+    def take(self) -> bytes:
+        """Waits for the next frame. Raises EOFError when the other side has closed the connection, and OSError."""
+        return self._checked(self._frames.get())
+
+    def take_within(self, seconds: float) -> bytes | None:
+        """Returns the next frame; None if there is none within `seconds`. Raises EOFError and OSError, see take()."""
+        with suppress(Empty):
+            return self._checked(self._frames.get(timeout=seconds))
+        return None
+
+    def _checked(self, frame: bytes | None) -> bytes:
+        if frame is None:
+            self._frames.put(None)  # for later calls
+            raise self._error
+        return frame
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._frames.put(receive(self._source))
+        except (EOFError, OSError) as error:
+            self._error = error
+        finally:
+            self._frames.put(None)

@@ -6,19 +6,41 @@ It only ever gathers: no sum goes across ranks, as the order of such sums depend
 import atexit
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # names of its API
+from torch.distributed import (
+    FileStore,  # type: ignore[attr-defined]  # names of its API
+    PrefixStore,  # type: ignore[attr-defined]  # names of its API
+    Store,  # type: ignore[attr-defined]  # names of its API
+    TCPStore,  # type: ignore[attr-defined]  # names of its API
+)
 
-from worker.kernels.cpu.ranks_c import RankLost
-from worker.model.parts.part import Part
-from worker.ranks.gpu.operations import side_by_side
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from worker.device import pick_device
+from worker.distributed.checks import RankDiffers, checksum, differing
+from worker.distributed.messages import IN_C, ON_GPUS
+from worker.kv_cache.tensors import KVCache
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.sharding import Part
+from worker.ops.exchange import RankLost
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.table import Exchange, Operations
+
+if TYPE_CHECKING:
+    from worker.lora.ops import AdapterRows
+
 
 JOIN_S = 120  # how long ranks wait for each other at start
 STEP_S = 600  # after this time in one exchange, torch.distributed gives up; --stall-timeout ends the worker before
@@ -135,3 +157,160 @@ def lanes_over_tcp(part: Part, host: str, port: int, device: torch.device) -> La
 
 def _lanes(part: Part, device: torch.device, store: Callable[[], Store]) -> Lanes | None:
     return Lanes(part.lane, part.lanes, store, device) if part.lanes > 1 else None
+
+
+# The operations of a rank that has some rows of each weight: around each product, all ranks gather their columns.
+#
+# Only linears behind a mixer or an activation need columns of other ranks: their inputs are gathered before the
+# product, and their outputs after it. Every product thus adds up the same numbers in the same order as without ranks.
+# Nothing is ever summed across ranks. These are the places at which the C library exchanges columns, too
+# (csrc/decoder.c).
+
+Gather = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsOfRank(Operations):
+    """Operations that gather. columns: [T, own columns] → [T, columns of all ranks], in the order of the ranks."""
+
+    columns: Gather
+
+    def all_columns(self, x: Tensor) -> Tensor:
+        return self.columns(x)
+
+    def linear_add_norm(
+        self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
+    ) -> tuple[Tensor, Tensor]:
+        """x [T, own inputs], packed: own rows of the weight. residual and the results [T, H]: whole."""
+        product = self.columns(self.linear(self.columns(x), packed))
+        return self.add_rms_norm(product, residual, weight, eps, **how)
+
+
+def gathering(rank: int, count: int, columns: Gather) -> Exchange:
+    """Returns the exchange of a decoder (model/decoder.py) that has the share `rank` of `count`."""
+
+    def exchange(plain: Operations) -> Operations:
+        own = {item.name: getattr(plain, item.name) for item in fields(Operations)}
+        own["experts"] = partial(_experts, plain.experts, rank, count, columns)
+        return OperationsOfRank(**own, columns=columns)
+
+    return exchange
+
+
+def rehearsing(count: int) -> Exchange:
+    """Returns an exchange that asks no other rank: each rank's columns stand in for those of all `count` ranks.
+
+    Checks and measurements before serving use it, because each rank does them in its own time. It takes as much memory
+    as the exchange does.
+    """
+    return gathering(0, count, lambda own: side_by_side(own.repeat(count, 1, 1)))
+
+
+def side_by_side(parts: Tensor) -> Tensor:
+    """Returns the columns of all ranks [T, ranks * N], which come as [ranks, T, N]."""
+    ranks, rows, columns = parts.shape
+    return parts.transpose(0, 1).reshape(rows, ranks * columns)
+
+
+def _experts(
+    plain: Callable[..., Tensor], rank: int, count: int, columns: Gather, h: Tensor, *args: Any,
+    add: Tensor | None = None, **how: Any,
+) -> Tensor:  # fmt: skip
+    """Computes the operation `experts`. add [T, H]: of which each rank adds its own columns"""
+    if add is not None:
+        size = add.shape[1] // count
+        add = add[:, rank * size : (rank + 1) * size]
+    return columns(plain(h, *args, add=add, gather=columns, **how))
+
+
+# The decoder of a rank on a GPU that has a part of each layer. It computes each step together with the other ranks.
+
+
+class GatheringDecoder:
+    """The decoder of one rank. All ranks call the same methods with equal arguments, and get equal results."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, lanes: Lanes, first: int = 0) -> None:
+        """decoder: has the spec and weights of this rank (model/parts/share.py). first: the first rank of `lanes`"""
+        self._decoder = copy(decoder)
+        self._decoder.exchange = gathering(lanes.rank, lanes.count, lanes.gather)
+        self._cache, self._lanes, self._first = cache, lanes, first
+
+    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "GatheringDecoder":
+        """Returns the decoder for a step: this one, as workers with several GPUs are refused to have adapters."""
+        assert not adapters
+        return self
+
+    def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:
+        """Computes the same as Decoder.hidden of the whole model, and waits for the result. Raises RankLost.
+
+        checked: whether ranks compare the result, which every rank has in full. If it differs, rank 0 raises
+            RankDiffers.
+        """
+        h = self._decoder.hidden(inputs, self._cache)
+        if checked:
+            self._compare(checksum(h))
+        self._lanes.settle()
+        return h
+
+    def _compare(self, own: int) -> None:
+        sums = self._lanes.gather(torch.tensor([[own]], device=self._cache.device)).flatten().tolist()
+        if self._lanes.rank == 0 and (rank := differing(sums)) is not None:
+            raise RankDiffers(self._first + rank, "has another residual stream than most ranks")
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Computes the same as Decoder.logits of the whole model, and waits for the result. Raises RankLost."""
+        logits = self._decoder.logits(h)
+        self._lanes.settle()
+        return logits
+
+
+# Chooses the GPU of a rank: on each machine, the first rank has the first GPU, and so on.
+
+
+def device_of_rank(worker: WorkerConfig, place: int = 0, here: int = 0) -> torch.device:
+    """Returns the device of one of several ranks. A GPU becomes the current one of this thread.
+
+    place: the index of the rank among the `here` ranks of this machine; here 0: all ranks are on it. On the CPU, ranks
+    share the device. Raises ConfigError if there are fewer GPUs than ranks, and what pick_device() raises.
+    """
+    if worker.device != "cpu" and place < torch.cuda.device_count():
+        torch.cuda.set_device(place)  # first of all: pick_device() takes memory of the current GPU
+    device = pick_device(worker.device)
+    if device.type != "cuda":
+        return device
+    check_count(worker, torch.cuda.device_count(), here)
+    return torch.device("cuda", place)
+
+
+def check_count(worker: WorkerConfig, found: int, here: int = 0) -> None:
+    """Raises ConfigError if there are fewer GPUs on this machine than ranks. See device_of_rank."""
+    needed = here or worker.ranks
+    if found >= needed:
+        return
+    sizes = {
+        "--tensor-parallel-size": worker.tensor_parallel_size,
+        "--pipeline-parallel-size": worker.pipeline_parallel_size,
+    }
+    flags = " times ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+    there = " on this machine" if here else ""
+    raise ConfigError(
+        f"{flags} needs {needed} GPUs{there}, one for each process, and there {'is' if found == 1 else 'are'} "
+        f"{found}{named}; use fewer processes, or --device cpu"
+    )
+
+
+def check_features(model: ModelConfig, worker: WorkerConfig) -> None:
+    """Raises ConfigError for settings that several GPUs computing one model together do not support."""
+    given = {
+        "--lora-modules": model.lora_modules, "--allow-runtime-lora": model.allow_runtime_lora,
+        "--expert-metrics": worker.expert_metrics,
+    }  # fmt: skip
+    if wrong := next((flag for flag, value in given.items() if value), ""):
+        raise ConfigError(f"{wrong} does not work with {worker.ranks_flag} above 1 on GPUs; leave one of both out")
+
+
+def exchange_on(device: torch.device) -> str:
+    """Returns how ranks with this device exchange columns: a value of Beginning.exchange (frames.py)."""
+    return ON_GPUS if device.type == "cuda" else IN_C

@@ -5,13 +5,19 @@ layers to the next stage, as more columns of the rows, in the order of the layer
 result of the last stage.
 """
 
+import mmap
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from worker.model.parts.stages import Stage
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.per_layer_embeddings import vectors_of_layers
+from worker.models.sharding import Part, Stage
+from worker.spec import ModelSpec
 
 Tapped = Sequence[tuple[int, Tensor]]  # see ForwardInputs.tapped
 
@@ -81,3 +87,80 @@ def _layers(tapped: Tapped, first: int, end: int) -> list[int]:
 def joined(columns: Sequence[Tensor]) -> Tensor:
     """Returns rows with these columns side by side."""
     return columns[0] if len(columns) == 1 else torch.cat([*columns], dim=1)
+
+
+# Per-layer embeddings (worker/models/per_layer_embeddings.py) in pipeline parallelism.
+#
+# The first stage has their table, and computes the vectors of all layers. A stage hands on the vectors of later
+# stages beside the residual stream, as more columns of the same rows.
+
+
+@dataclass(frozen=True, slots=True)
+class LayerVectors:
+    """Divides the vectors of a step between a stage and later stages. decoder: has the layers of the stage
+
+    Without per-layer embeddings, the vectors of later stages are None.
+    """
+
+    decoder: Decoder
+    stage: Stage
+
+    def begin(self, inputs: ForwardInputs) -> tuple[ForwardInputs, Tensor | None]:
+        """Returns the inputs of the first stage with the vectors of its layers, and the vectors of later stages."""
+        decoder, weights = self.decoder, self.decoder.weights.layer_inputs
+        if weights is None:
+            return inputs, None
+        x = decoder.embedded(inputs)
+        return self._divided(inputs, vectors_of_layers(weights, inputs, x, decoder.spec.norm_eps, decoder.operations))
+
+    def take(self, inputs: ForwardInputs, rows: Tensor) -> tuple[ForwardInputs, Tensor | None]:
+        """Does the same for another stage. rows: the residual stream of the stage before, and vectors beside it"""
+        spec = self.decoder.spec
+        stream, vectors = rows[:, : spec.hidden_size].contiguous(), rows[:, spec.hidden_size :]
+        inputs = _continued(inputs, stream)
+        size = 0 if spec.layer_inputs is None else spec.layer_inputs.size
+        return self._divided(inputs, vectors.reshape(len(rows), -1, size) if size else None)
+
+    def _divided(self, inputs: ForwardInputs, vectors: Tensor | None) -> tuple[ForwardInputs, Tensor | None]:
+        if vectors is None:
+            return inputs, None
+        own = len(self.stage)
+        return replace(inputs, of_layers=vectors[:, :own].contiguous()), vectors[:, own:]
+
+
+def _continued(inputs: ForwardInputs, stream: Tensor) -> ForwardInputs:
+    """Returns inputs in which the residual stream of the stage before replaces the embeddings."""
+    all_rows = torch.arange(len(stream), device=stream.device)
+    return replace(inputs, token_ids=torch.zeros_like(inputs.token_ids), replaced=(all_rows, stream), added=())
+
+
+# How many rows chose each expert, counted by the stages of a model on one machine (--expert-metrics).
+#
+# The counts of all layers are in memory that all stages map. Each stage counts the rows of its own layers, and rank 0
+# reads all counts. Ranks that share a layer would count the same rows, so only the first of them counts.
+
+ITEM = 8  # bytes of a count
+
+
+def make_loads(spec: ModelSpec) -> int:
+    """Returns a file descriptor of memory for the counts of a model, all zero. spec: of the whole model"""
+    memory = os.memfd_create("sluice-experts", os.MFD_CLOEXEC)
+    os.ftruncate(memory, max(1, len(spec.layers) * _experts(spec)) * ITEM)
+    return memory
+
+
+def map_loads(memory: int, spec: ModelSpec) -> Tensor:
+    """Returns the counts [layers, experts] int64 of the whole model, which other processes read and write, too."""
+    shape = len(spec.layers), _experts(spec)
+    return torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.int64)[: shape[0] * shape[1]].view(shape)
+
+
+def own_loads(memory: int, spec: ModelSpec, part: Part) -> Tensor | None:
+    """Returns the counts of the layers of a part; None if another rank counts them. spec: of the whole model"""
+    if memory < 0 or part.lane:
+        return None
+    return map_loads(memory, spec)[part.stage.first : part.stage.end]
+
+
+def _experts(spec: ModelSpec) -> int:
+    return 0 if spec.experts is None else spec.experts.count

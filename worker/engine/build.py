@@ -13,42 +13,38 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shared.config import ModelConfig, WorkerConfig
-from shared.default_sizes import with_default_sizes
+from shared.checkpoint import GENERATE, Task
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig, with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
-from shared.task import GENERATE, Task
-from worker.engine.features.drafters import load_with_drafter
-from worker.engine.fingerprint import fingerprint, numerics_of
-from worker.engine.formats import Formats, dtype_name, kernels_name, warn_about_cpu
+from worker.checkpoint.checkpoint import stored_bytes
+from worker.device import pick_device
+from worker.engine.drafter import load_with_drafter
 from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model
-from worker.grammar.compiler import GrammarCompiler
-from worker.kernels.cpu import bindings
-from worker.kernels.cpu.huge_pages import huge_pages
-from worker.kernels.operations import TORCH
-from worker.kv_cache.gpu_memory import GpuMemoryReader
+from worker.engine.metrics import ExpertLoads
+from worker.engine.numerics import Formats, dtype_name, fingerprint, kernels_name, numerics_of, warn_about_cpu
+from worker.kv_cache.memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import GIB, PoolSize, configured_budget, longest_sequence, size_pool
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint.checkpoint import stored_bytes
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.device import pick_device
-from worker.model.layer import Weights
-from worker.observability.metrics import ExpertLoads
-from worker.run.checks.bits_check import keeps_bits
-from worker.run.checks.kernel_check import choose_operations
-from worker.run.checks.library_check import with_equal_library_products
-from worker.run.checks.option_check import with_sound_options
-from worker.run.model import Model
-from worker.run.runner import Runner
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
+from worker.model_runner.check_bits import keeps_bits, with_equal_library_products, with_sound_options
+from worker.model_runner.check_kernels import choose_operations
+from worker.model_runner.runner import Runner
+from worker.model_runner.step import Model
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder, Weights
+from worker.ops import native as c_library
+from worker.ops.native import huge_pages
+from worker.ops.table import TORCH
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
 from worker.spec import ModelSpec
+from worker.structured_output.compiler import GrammarCompiler
 
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
-    from worker.ranks.adapters import AdaptersOfRanks
-    from worker.ranks.hosts.rendezvous import Hosts
+    from worker.distributed.lora import AdaptersOfRanks
+    from worker.distributed.rendezvous import Hosts
     from worker.vision.vision import Tower, Vision
 
 log = logging.getLogger("sluice.load")
@@ -106,7 +102,7 @@ def load_engine(
     """
     device = _device(worker, hosts)
     if device.type == "cuda" and worker.ranks > 1:
-        from worker.ranks.gpu.devices import check_features
+        from worker.distributed.nccl import check_features
 
         check_features(model, worker)
     worker = _settings_on(device, worker)
@@ -122,7 +118,7 @@ def load_engine(
 def _device(worker: WorkerConfig, hosts: "Hosts | None") -> torch.device:
     if worker.ranks == 1:
         return pick_device(worker.device)
-    from worker.ranks.gpu.devices import device_of_rank
+    from worker.distributed.nccl import device_of_rank
 
     return device_of_rank(worker) if hosts is None else device_of_rank(worker, hosts.group.place, hosts.group.here)
 
@@ -220,7 +216,7 @@ def _fit_ranks(
 ) -> tuple[Decoder, PoolSize, bool]:
     """Returns what _fit() does, for rank 0 of several. The sizes are those of the pools of the whole model."""
     if loaded.gpu is not None:
-        from worker.engine.features.ranks_on_gpu import fit
+        from worker.engine.ranks_on_gpu import fit
 
         found = fit(loaded, model, worker, on_progress)
         warn_if_capped(found[1], worker)
@@ -308,7 +304,7 @@ def _prepare_cpu_memory(cache: KVCache) -> None:
     """Requests huge pages for the K/V cache from the system, and starts to prefault its memory ahead of use."""
     for part in (*cache.k, *cache.v):
         huge_pages(part)
-    cache.prefault_ahead(bindings.touch_pages)
+    cache.prefault_ahead(c_library.touch_pages)
 
 
 def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerConfig:

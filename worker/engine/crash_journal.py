@@ -20,8 +20,8 @@ of them.
 import struct
 from itertools import islice
 
-from shared.processes.heartbeat import Heartbeat
-from worker.schedule.sequence import Key, Sequence
+from shared.heartbeat import Heartbeat
+from worker.scheduler.sequence import Key, Sequence
 
 _STEP, _SUSPECTS = struct.Struct("<II"), struct.Struct("<I")
 _KEY, _SUSPECT = struct.Struct("<8sI"), struct.Struct("<8sII")

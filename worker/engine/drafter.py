@@ -9,24 +9,24 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.config.speculation import read_speculative_config
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig, read_speculative_config
+from shared.config.worker import WorkerConfig
 from shared.hf_hub import Progress
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.checkpoint.staging import Staging
 from worker.engine.load_model import LoadedModel, ModelFiles, find_model, load_model
-from worker.kernels.linear import PackedLinear
 from worker.kv_cache.sizing import longest_sequence
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.model.checkpoint.staging import Staging
-from worker.model.layer import Weights
-from worker.model.quantization.in_memory import in_memory
-from worker.model.source import open_source
-from worker.model.weights import Loader
-from worker.run.runner import Runner
-from worker.schedule.features.speculation import Speculation
+from worker.model_runner.runner import Runner
+from worker.models.decoder import Weights
+from worker.models.load import Loader, open_source
+from worker.ops.linear.packed import PackedLinear
+from worker.quantization.methods import in_memory
+from worker.scheduler.drafts import Speculation
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from worker.ranks.hosts.rendezvous import Hosts
+    from worker.distributed.rendezvous import Hosts
 
 log = logging.getLogger("sluice.load")
 
@@ -77,7 +77,7 @@ def find_drafter(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) ->
 
 def _find_own_head(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter | None:
     """Returns the checkpoint's MTP head if there is one and --speculation auto can use it here; else None."""
-    from worker.run.drafters.mtp_head import has_head
+    from worker.spec_decode.mtp import has_head
 
     usable = files.device.type == "cpu" and files.formats.all_in_c and worker.batch_invariant
     usable = usable and files.task.name == "generate" and worker.ranks == 1
@@ -91,9 +91,9 @@ def _find_own_head(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) 
 
 
 def _find_mtp(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter:
-    from worker.run.drafters.draft_model import drafters_budget
-    from worker.run.drafters.head_drafter import HeadDrafter
-    from worker.run.drafters.mtp_head import check_head, load_head
+    from worker.spec_decode.head_drafter import HeadDrafter
+    from worker.spec_decode.model_drafter import drafters_budget
+    from worker.spec_decode.mtp import check_head, load_head
 
     output_head = _bytes_of_head(files, worker)
     spec, nbytes = check_head(files.folder, files.spec, files.formats.dtype, files.formats.memory, output_head)
@@ -107,10 +107,9 @@ def _find_mtp(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> Fo
 
 
 def _find_eagle(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter:
-    from worker.run.drafters.draft_model import draft_folder, drafters_budget, explain_draft_model
-    from worker.run.drafters.eagle_config import read_eagle_config
-    from worker.run.drafters.eagle_head import check_eagle, load_eagle
-    from worker.run.drafters.head_drafter import HeadDrafter
+    from worker.spec_decode.eagle import check_eagle, load_eagle, read_eagle_config
+    from worker.spec_decode.head_drafter import HeadDrafter
+    from worker.spec_decode.model_drafter import draft_folder, drafters_budget, explain_draft_model
 
     with explain_draft_model():
         folder = draft_folder(worker)
@@ -129,8 +128,13 @@ def _find_eagle(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> 
 
 
 def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter:
-    from worker.run.drafters.draft_model import check_fits, draft_settings, drafters_budget, explain_draft_model
-    from worker.run.drafters.model_drafter import ModelDrafter
+    from worker.spec_decode.model_drafter import (
+        ModelDrafter,
+        check_fits,
+        draft_settings,
+        drafters_budget,
+        explain_draft_model,
+    )
 
     settings = draft_settings(model, worker)
     with explain_draft_model():
@@ -180,8 +184,7 @@ def _loader(files: ModelFiles) -> Iterator[Loader]:
 
 def _cache_bytes(spec: ModelSpec, files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> int:
     """Returns the bytes of a draft model's K/V; 0 without --kv-cache-gb: the K/V then takes leftover memory."""
-    from worker.run.drafters.draft_model import drafters_budget
-    from worker.run.drafters.drafter_base import cache_bytes
+    from worker.spec_decode.model_drafter import cache_bytes, drafters_budget
 
     if not worker.kv_cache_gb:
         return 0

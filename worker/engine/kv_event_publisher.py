@@ -6,6 +6,7 @@ later ones that are still kept, each after an empty frame, and then a message wi
 """
 
 import logging
+import socket
 import threading
 import time
 from collections import deque
@@ -14,11 +15,12 @@ from dataclasses import dataclass, field
 import msgspec
 import zmq
 
-from worker.kv_events.events import EventBatch
-from worker.kv_events.journal import PageJournal
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings
+from worker.engine.kv_events import EventBatch, PageJournal
+from worker.scheduler.paging import Paging
 
 log = logging.getLogger("sluice.kv_events")
-
 POLL_MS = 10
 LINGER_MS = 200
 MAX_UNSENT = 10_000  # queued batches for one consumer; if it is too slow, it misses the next batches
@@ -133,3 +135,23 @@ def binds(endpoint: str) -> bool:
 
 def _number(number: int) -> bytes:
     return number.to_bytes(8, "big")
+
+
+# Starts the publisher of a worker's K/V events, according to the settings.
+
+
+def start(settings: Settings, paging: Paging) -> KvEventPublisher:
+    """Returns a running publisher. Raises ConfigError if an endpoint cannot be used."""
+    worker, model = settings.worker, settings.model
+    name = (model.served_model_name or model.model).split(",")[0]
+    topic = f"kv@{worker.kv_events_pod or socket.gethostname()}@{name}"
+    journal = PageJournal.of(paging)
+    try:
+        publisher = KvEventPublisher.open(journal, topic, worker.kv_events_endpoint, worker.kv_events_replay_endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigError(
+            f"--kv-events-endpoint {worker.kv_events_endpoint} or --kv-events-replay-endpoint "
+            f"{worker.kv_events_replay_endpoint!r} cannot be used: {error.strerror}"
+        ) from error
+    publisher.start()
+    return publisher

@@ -1,41 +1,42 @@
 """Loads a model by its name: its config files, and its weights to a device. It builds no cache and no scheduler."""
 
 import hashlib
+import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from shared.build import VERSION, commit
-from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.fingerprint import fingerprint_of
+from shared.build import VERSION, commit, fingerprint_of
+from shared.checkpoint import Task, TaskError, read_task
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from shared.hf_hub import Progress
-from shared.task import Task, TaskError, read_task
-from worker.engine.fingerprint import numerics_of
-from worker.engine.formats import Formats, choose_formats, dtype_name
-from worker.engine.load_weights import load_weights
-from worker.kernels.cpu.library import wait_for_library
-from worker.kv_cache.gpu_memory import GpuMemoryReader
-from worker.kv_cache.sizing import longest_sequence
-from worker.model.checkpoint.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends, weight_files
-from worker.model.checkpoint.content_hash import ContentHashes
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.layer import Weights
-from worker.model.parts.share import CannotShare
-from worker.model.source import open_source
-from worker.model.weights import Loader
+from shared.machine import memory
+from worker.checkpoint.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends, weight_files
+from worker.checkpoint.content_hash import ContentHashes
+from worker.engine.numerics import Formats, choose_formats, dtype_name, numerics_of
+from worker.kv_cache.memory import GpuMemoryReader, check_host_memory, check_host_of_several
+from worker.kv_cache.sizing import WeightsSize, configured_budget, longest_sequence, size_pool
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder, Weights
+from worker.models.load import Loader, load, open_source
+from worker.models.sharding import CannotShare, Part
+from worker.models.weights_cache import WeightsCache
+from worker.ops import native as c_library
+from worker.ops.native import wait_for_library
 from worker.spec import ModelSpec
 
-if TYPE_CHECKING:  # a worker that serves plain requests loads no feature
-    from worker.model.parts.part import Part
-    from worker.ranks.checks import Stored
-    from worker.ranks.hosts.rendezvous import Hosts
-    from worker.ranks.leader import Leader
+if TYPE_CHECKING:
+    from worker.distributed.checks import Stored
+    from worker.distributed.leader import Leader
+    from worker.distributed.rendezvous import Hosts
     from worker.vision.vision import Tower
 
 
@@ -52,13 +53,13 @@ class ModelFiles:
 
     def stored(self, worker: WorkerConfig) -> "Stored":
         """Returns the description of the checkpoint from which the ranks read their weights."""
-        from worker.ranks.checks import Stored
+        from worker.distributed.checks import Stored
 
         return Stored(self.folder, self.spec, self.formats.dtype, self.formats.memory, worker.batch_invariant)
 
     def parts(self, worker: WorkerConfig) -> "tuple[Part, ...]":
         """Returns the part of the model that each process has. Reads no weights. Raises CannotShare."""
-        from worker.model.parts.part import parts_of
+        from worker.models.sharding import parts_of
 
         return parts_of(self.spec, worker, partial(self._sizes, worker), _layers_for_pictures(self))
 
@@ -157,7 +158,7 @@ def load_model(
         wait_for_library(partial(on_progress, 0, 1))
     ranks = None
     if worker.ranks > 1:
-        from worker.ranks.leader import Elsewhere, Leader
+        from worker.distributed.leader import Elsewhere, Leader
 
         elsewhere = None
         if hosts is not None:
@@ -198,7 +199,7 @@ def _states_tower(files: ModelFiles) -> bool:
 def _layers_for_pictures(files: ModelFiles) -> int:
     if not _states_tower(files):
         return 0
-    from worker.vision.checkpoint.load import layers_with_vectors
+    from worker.vision.weights import layers_with_vectors
 
     return layers_with_vectors(files.folder, files.spec.hidden_size)
 
@@ -206,7 +207,7 @@ def _layers_for_pictures(files: ModelFiles) -> int:
 def _tower_bytes(files: ModelFiles) -> int:
     if not _states_tower(files):
         return 0
-    from worker.vision.checkpoint.load import bytes_of_tower
+    from worker.vision.weights import bytes_of_tower
 
     return bytes_of_tower(files.folder, files.spec.hidden_size, files.formats.dtype)
 
@@ -215,7 +216,7 @@ def _tower(files: ModelFiles, weights: Weights) -> "Tower | None":
     """Loads the vision tower if config.json has one and the model generates text."""
     if not _states_tower(files):
         return None
-    from worker.vision.checkpoint.load import tower_of
+    from worker.vision.weights import tower_of
 
     return tower_of(files.folder, files.spec.hidden_size, files.formats.dtype, weights.embed.device)
 
@@ -258,3 +259,99 @@ def explain_out_of_memory(gpu: GpuMemoryReader | None) -> Iterator[None]:
 def _first_sentences(error: Exception) -> str:
     """Returns the first two sentences of the message's first line, where PyTorch names the cause."""
     return ". ".join(str(error).split("\n")[0].split(". ")[:2])
+
+
+# Loads the weights of an engine. First checks that they fit in memory. On the CPU, it uses --weights-cache.
+
+log = logging.getLogger("sluice.load")
+
+
+class Keep(Protocol):
+    def __call__(self, on_progress: Progress = ...) -> None: ...
+
+
+def load_weights(
+    folder: Path,
+    spec: ModelSpec,
+    formats: Formats,
+    device: torch.device,
+    model: ModelConfig,
+    worker: WorkerConfig,
+    gpu: GpuMemoryReader | None,
+    on_progress: Progress,
+    part: Part | None = None,
+    beside: int = 0,
+    drafter: int = 0,
+    hosts: int = 1,
+) -> tuple[Weights, Keep]:
+    """Loads all weights to the device, or those of one rank's part.
+
+    Returns the weights, and a function that writes them to --weights-cache. The function does nothing without the flag,
+    or if the weights come from there. Ranks call it when they have compared their weights.
+
+    gpu: None on the CPU. beside: bytes of other weights that must also fit in the memory. drafter: bytes that a draft
+    model takes in the memory. hosts: how many hosts have parts of the model, including this one.
+
+    Raises CheckpointError, and ConfigError when the memory of the device is too small.
+    """
+
+    def check(text: WeightsSize) -> None:
+        weights = text.with_others(beside, drafter)
+        if gpu is not None:
+            gpu.read().check_weights(weights if part is None else weights.of_rank(part.count))
+            return
+        pool = 0
+        if worker.kv_cache_gb:  # without the flag, the pool takes a share of the memory that the weights leave
+            pool = size_pool(
+                spec, formats.kv_dtype, device, configured_budget(worker), model, worker, formats.dtype
+            ).nbytes
+        if hosts > 1:
+            check_host_of_several(weights, pool, hosts, memory())
+        else:
+            check_host_memory(weights, pool, memory())
+
+    read = partial(
+        load, folder, spec, formats.dtype, device, invariant=worker.batch_invariant, memory=formats.memory,
+        on_progress=on_progress, on_size=check,
+    )  # fmt: skip
+    if part is not None:
+        read = partial(read, share=part.share, stage=part.stage)
+    if gpu is not None:
+        return read(), _keep_nothing
+    begun = time.perf_counter()
+    weights, keep = through_cache(read, worker, folder, formats, part, on_progress)
+    took, resident, peak = time.perf_counter() - begun, *_resident_bytes()
+    log.info(
+        "weights: %.2f GB, loaded in %.1f s; resident memory: %.2f GB, at most %.2f GB",
+        weights.nbytes / 1e9, took, resident / 1e9, peak / 1e9,
+    )  # fmt: skip
+    return weights, keep
+
+
+def through_cache(
+    read: Callable[[], Weights],
+    worker: WorkerConfig,
+    folder: Path,
+    formats: Formats,
+    part: Part | None,
+    on_progress: Progress = lambda done, total: None,
+) -> tuple[Weights, Keep]:
+    """Returns the weights from --weights-cache, or else from `read`; and a function as load_weights does."""
+    if not worker.weights_cache or not c_library.available(formats.dtype):  # only the C library packs weights
+        return read(), _keep_nothing
+    cache = WeightsCache.of(Path(worker.weights_cache), folder, formats.dtype, formats.memory, part)
+    if (found := cache.read(on_progress)) is not None:
+        return found, _keep_nothing
+    weights = read()
+    return weights, partial(cache.write, weights)
+
+
+def _keep_nothing(on_progress: Progress = lambda done, total: None) -> None:
+    pass
+
+
+def _resident_bytes() -> tuple[int, int]:
+    """Returns the resident memory of this process in bytes: the present value and the peak, as Linux reports them."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    now, most = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
+    return now, most

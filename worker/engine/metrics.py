@@ -11,12 +11,12 @@ from threading import Lock
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from shared.logs.metrics_page import Collector, MetricsPage
 from shared.messages import Outcome, Refusal, Status
-from worker.schedule.sequence import Plan, Sequence
+from shared.metrics_page import Collector, MetricsPage
+from worker.scheduler.sequence import Plan, Sequence
 
 STEP_BUCKETS_S = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -41,7 +41,6 @@ TOTALS = {
 }
 SUCCESSES = (Outcome.EOS, Outcome.STOP, Outcome.LENGTH, Outcome.POOLED, Outcome.CHECKED)
 FAILURES = tuple(outcome for outcome in Outcome if outcome not in SUCCESSES)
-
 
 ExpertLoads = dict[int, list[int]]  # layer → for each expert, the number of rows that chose it
 
@@ -211,3 +210,36 @@ class StatusCollector:
         )
         sizes.add_metric([str(self._page_size), str(status.pages.total)], 1.0)
         yield sizes
+
+
+# The metrics of draft tokens by position: how many were computed, and how many were accepted.
+
+
+class Drafts(Protocol):
+    """Counts of drafts by their position among the drafts of a step (worker/scheduler/drafts.py)."""
+
+    drafted_at: list[int]
+    accepted_at: list[int]
+
+
+class DraftCollector:
+    """Makes the metrics at each scrape. Positions without any draft so far are left out."""
+
+    def __init__(self, prefix: str, drafts: Drafts) -> None:
+        self._prefix, self._drafts = prefix, drafts
+
+    def collect(self) -> Iterator[Metric]:
+        drafted, accepted = list(self._drafts.drafted_at), list(self._drafts.accepted_at)
+        used = [at for at, count in enumerate(drafted) if count]
+        yield self._counter(
+            "spec_decode_num_draft_tokens_per_pos", "Draft tokens computed, by position.", drafted, used
+        )
+        yield self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position.", accepted, used
+        )
+
+    def _counter(self, name: str, text: str, counts: list[int], used: list[int]) -> CounterMetricFamily:
+        counter = CounterMetricFamily(self._prefix + name, text, labels=["position"])
+        for at in used:
+            counter.add_metric([str(at)], counts[at])
+        return counter

@@ -1,18 +1,26 @@
 """Chooses the number formats of a model: for computation, for the K/V cache and for quantized weights."""
 
 import logging
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib.metadata import version
+from typing import Any
 
 import torch
 
-from shared.config import ConfigError, WorkerConfig
-from worker.kernels.cpu import bindings
-from worker.kernels.operations import TORCH
+from shared.build import fingerprint_of
+from shared.config.declaration import ConfigError
+from shared.config.worker import WorkerConfig
+from worker.device import check_format, check_kernels, computable
 from worker.kv_cache.tensors import kv_format
-from worker.model.decoder import Decoder
-from worker.model.device import check_format, check_kernels, computable
-from worker.model.quantization.in_memory import InMemory, describe, in_memory
-from worker.spec import ModelSpec
+from worker.models.decoder import Decoder
+from worker.ops import native as c_library
+from worker.ops import paged_kv
+from worker.ops.native_build import EXTENDS, SAME_BITS
+from worker.ops.table import TORCH
+from worker.quantization.methods import InMemory, describe, in_memory
+from worker.spec import ATTENTION, ModelSpec
 
 log = logging.getLogger("sluice.load")
 
@@ -32,7 +40,7 @@ class Formats:
     @property
     def all_in_c(self) -> bool:
         """Whether the C kernels for CPUs compute everything. Then the bits of a row do not depend on the other rows."""
-        return bindings.available(self.dtype) and (self.kv_dtype is self.dtype or self.kv_dtype in bindings.EIGHT_BITS)
+        return c_library.available(self.dtype) and (self.kv_dtype is self.dtype or self.kv_dtype in paged_kv.EIGHT_BITS)
 
 
 def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) -> Formats:
@@ -72,7 +80,7 @@ def warn_about_cpu(worker: WorkerConfig, formats: Formats) -> None:
         log.warning(
             "--kernels %s is for GPUs: the CPU has C kernels, or plain PyTorch with SLUICE_NATIVE=0", worker.kernels
         )
-    if worker.batch_invariant and not bindings.available(formats.dtype):
+    if worker.batch_invariant and not c_library.available(formats.dtype):
         log.warning(
             "--batch-invariant: there are no C kernels for %s here, so bits may depend on the other requests of a step",
             formats.dtype,
@@ -96,4 +104,85 @@ def kernels_name(decoder: Decoder, dtype: torch.dtype) -> str:
         return "torch"
     if decoder.weights.embed.is_cuda:
         return "triton"
-    return "c" if bindings.available(dtype) else "torch"
+    return "c" if c_library.available(dtype) else "torch"
+
+
+# The fingerprint of a worker: a hash of everything that decides the bits that it computes.
+#
+# Settings that only decide when something is computed are left out: sizes of batches, chunks and pages, caches,
+# threads, speculation, CUDA graphs. Limits are left out, too, because they refuse or end an answer, but change no
+# token of it.
+
+# Raise this number with every change to kernels, sampling or quantization after which the same request may get other
+# bits.
+ARITHMETIC_VERSION = 2
+# torch computes the probabilities, and llguidance decides which tokens a grammar allows.
+LIBRARIES = ("torch", "llguidance")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """How numbers are computed. If one of these fields differs, the results may differ in their last bits."""
+
+    kernels: str  # "c", "triton" or "torch"
+    processor: str  # the instruction sets that C and torch use, or the GPU
+    dtype: str
+    kv_dtype: str
+    memory: InMemory
+    batch_invariant: bool
+    libraries: dict[str, str] = field(default_factory=lambda: {name: _release(name) for name in LIBRARIES})
+
+
+def fingerprint(weights: Sequence[str], tokenizer: str, spec: ModelSpec, numerics: Numerics, vision: Any = None) -> str:
+    """Returns the worker's fingerprint.
+
+    weights, tokenizer: the hashes of the files; the weights' files include those of a vision tower
+    vision: the VisionSpec, with the normalization of pixels; None if pictures are not served
+    """
+    facts = [ARITHMETIC_VERSION, list(weights), tokenizer, _facts_of(spec), numerics]
+    return fingerprint_of(facts if vision is None else [*facts, vision])
+
+
+def _facts_of(spec: ModelSpec) -> Any:
+    """Returns the facts of a spec to hash. A state that all recurrent layers share is hashed once.
+
+    Earlier versions hashed states this way, because models had one kind of state. Old receipts must stay valid.
+    """
+    states = {layer.state for layer in spec.layers if layer.state is not None}
+    if len(states) != 1:
+        return spec
+    layers = [_stated(replace(layer, mixer=ATTENTION, state=None)) for layer in spec.layers]
+    for facts, layer in zip(layers, spec.layers, strict=True):
+        facts |= {"recurrent": True} if layer.recurrent else {}
+    return _stated(spec) | {"layers": layers, "recurrent": states.pop()}
+
+
+def _stated(record: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass that do not have their defaults."""
+    return {one.name: value for one in fields(record) if (value := getattr(record, one.name)) != one.default}
+
+
+def numerics_of(kernels: str, formats: Formats, device: torch.device, *, batch_invariant: bool) -> Numerics:
+    """Returns the numerics of a loaded model. kernels: the result of formats.kernels_name()."""
+    return Numerics(
+        kernels=kernels,
+        processor=_processor(device, formats.dtype),
+        dtype=str(formats.dtype),
+        kv_dtype=str(formats.kv_dtype),
+        memory=formats.memory,
+        batch_invariant=batch_invariant,
+    )
+
+
+def _processor(device: torch.device, dtype: torch.dtype) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    ours = c_library.instruction_sets(dtype) if c_library.available(dtype) else ()
+    return ", ".join(
+        [*(EXTENDS[one] if one in SAME_BITS else one for one in ours), torch.backends.cpu.get_cpu_capability()]
+    )
+
+
+def _release(library: str) -> str:
+    """Returns the version of a library without the name of the build, which follows a `+`."""
+    return re.sub(r"\+.*", "", version(library))

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 
 from shared.messages import CachedPrefixes
 from shared.prefix_identity import PREFIX_LENGTHS, prefix_keys
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.prefix_cache import PrefixCache
-from worker.schedule.paging import Paging
-from worker.schedule.sequence import Key, Sequence
+from worker.scheduler.paging import Paging
+from worker.scheduler.sequence import Key, Sequence
 
 MAX_KEYS = 1024  # the maximum number of cached keys; the least recently used ones are dropped
 MAX_EXPECTED = 512  # the maximum number of keys of prompts that wait or are being computed; later prompts are left out

@@ -8,20 +8,20 @@ from dataclasses import replace
 
 import torch
 
-from shared.config import ModelConfig, WorkerConfig
-from worker.engine.formats import kernels_name
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from worker.distributed.messages import Free
+from worker.distributed.nccl import rehearsing
 from worker.engine.load_model import LoadedModel, ModelFiles
-from worker.kernels.linear import pack_stacked
-from worker.kernels.operations import Operations
-from worker.kv_cache.gpu_memory import GpuMemoryReader
+from worker.engine.numerics import kernels_name
+from worker.kv_cache.memory import GpuMemoryReader
 from worker.kv_cache.sizing import PoolBudget, PoolSize, configured_budget, longest_sequence, size_pool
-from worker.model.decoder import Decoder
-from worker.model.layer import Weights
-from worker.model.parts.part import Part
-from worker.ranks.frames import Free
-from worker.ranks.gpu.operations import rehearsing
-from worker.run.checks.bits_check import keeps_bits
-from worker.run.checks.kernel_check import choose_operations
+from worker.model_runner.check_bits import keeps_bits
+from worker.model_runner.check_kernels import choose_operations
+from worker.models.decoder import Decoder, Weights
+from worker.models.sharding import Part
+from worker.ops.linear.packed import pack_stacked
+from worker.ops.table import Operations
 from worker.spec import ModelSpec
 
 TOKENS = 256  # the vocabulary of checks on a rank that has no embedding

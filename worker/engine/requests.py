@@ -9,30 +9,83 @@ import random
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
-from shared import messages as m
-from shared.messages.sampling import ids_in_lists
-from shared.task import GENERATE, Task
-from shared.wire.codec import unpack_u32
-from worker.engine.backlog import Backlog
-from worker.engine.crash_journal import CrashJournal
-from worker.engine.request_record import RequestRecord, new_record
-from worker.engine.step_builder import StepBuilder
-from worker.engine.submitted import sequence_of
-from worker.engine.validation import FEW_LIST_IDS, check_lists, check_submit, no_pictures
-from worker.grammar.pending import PendingSequences, constrain
-from worker.observability.metrics import SUCCESSES, Metrics
-from worker.observability.stats import Stats
-from worker.run.in_flight import StepOutput
-from worker.schedule.admission import Refused
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Key, Sequence
-from worker.transport.server import FrontendGone, WireServer
+import msgspec
 
-if TYPE_CHECKING:  # features, which are imported at run time only when needed
-    from worker.adapters.store import AdapterStore
-    from worker.grammar.compiler import GrammarCompiler
+from shared import messages as m
+from shared.checkpoint import GENERATE, Task
+from shared.messages import Submit
+from shared.messages.requests import ids_in_lists
+from shared.wire import unpack_u32
+from worker.engine.crash_journal import CrashJournal
+from worker.engine.metrics import SUCCESSES, Metrics
+from worker.engine.stats import Stats
+from worker.engine.step_message import StepBuilder
+from worker.engine.transport import FrontendGone, WireServer
+from worker.engine.validation import FEW_LIST_IDS, check_lists, check_submit, no_pictures
+from worker.model_runner.step import StepOutput
+from worker.scheduler.host_budget import host_work
+from worker.scheduler.queue import Refused
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import History, Key, Sequence, SharedPrefix, Turn
+from worker.structured_output.pending import PendingSequences, constrain
+
+if TYPE_CHECKING:
+    from worker.lora.store import AdapterStore
+    from worker.model_runner.logprobs import PromptVector
+    from worker.structured_output.compiler import GrammarCompiler
+
+
+# The record of a request: its sequence, and all results other than tokens, so that they can be sent again.
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """An admitted request. The record is kept for some time after the request has ended."""
+
+    sequence: Sequence
+    end: m.End | None = None
+    logprobs: list[m.Logprobs] = field(default_factory=list)
+    vector: "PromptVector | None" = None  # collects the rows of a request with `pooling`; None after its end
+    pooled: m.Pooled | None = None  # the result of a request with `pooling`
+
+    def expects(self, logprobs: m.Logprobs) -> bool:
+        """Whether log-probabilities belong to the output: not if the sequence left, or lost their id by preemption."""
+        return self.end is None and (logprobs.prompt or logprobs.start < self.sequence.output_len)
+
+    def send_again(self, builder: StepBuilder, offset: int) -> None:
+        """Adds the output from token `offset` on, and the End if the request has ended."""
+        sequence, id = self.sequence, self.sequence.key[1]
+        builder.admitted.append(m.Admitted(id, sequence.seed))
+        builder.logprobs += [lp for lp in self.logprobs if lp.prompt or lp.start + len(lp.chosen) // 4 > offset]
+        builder.add(id, offset, sequence.tokens[sequence.prompt_len + offset :])
+        if self.pooled is not None:
+            builder.pooled.append(self.pooled)
+        if self.end is not None:
+            builder.ends.append(self.end)
+
+    def finish_vector(self, builder: StepBuilder) -> tuple[m.Outcome, str]:
+        """Adds the vector of a request whose prompt is computed. Returns the outcome, and the error if it failed."""
+        assert self.vector is not None
+        try:
+            self.pooled = m.Pooled(self.sequence.key[1], self.vector.values())
+        except ValueError as error:
+            return m.Outcome.ERROR, str(error)
+        builder.pooled.append(self.pooled)
+        return m.Outcome.POOLED, ""
+
+
+def new_record(sequence: Sequence) -> RequestRecord:
+    """Returns the record of a request that is about to be queued."""
+    if sequence.pooling is None:
+        return RequestRecord(sequence)
+    from worker.model_runner.logprobs import PromptVector
+
+    return RequestRecord(sequence, vector=PromptVector(sequence.pooling))
+
 
 KEEP_FINISHED_S = 30.0  # how long a frontend can still ask for the output of a finished request
 # All sequences wait while messages are handled. A plain one takes 30 µs, one with 150,000 ids in lists 30 ms.
@@ -305,3 +358,73 @@ def _timings(sequence: Sequence, now: float) -> m.Timings:
 def _predicted(sequence: Sequence) -> tuple[int, int] | None:
     prediction = sequence.prediction
     return None if prediction is None else (prediction.accepted, prediction.rejected)
+
+
+# Makes a Sequence from a Submit: the plain request, and a record for each feature that the request asks for.
+
+
+def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -> Sequence:
+    """Returns the sequence of a request that check_submit() has accepted.
+
+    now: seconds of the loop's clock; crashes: how many workers the request is suspected of having crashed. Raises
+    ImportError if the worker lacks the module of a feature.
+    """
+    prompt = unpack_u32(submit.prompt).tolist()
+    deadline = now + submit.deadline_ms / 1e3 if submit.deadline_ms else inf
+    sequence = Sequence(
+        key,
+        prompt + unpack_u32(submit.generated).tolist(),
+        len(prompt),
+        submit.sampling,
+        seed,
+        turn=Turn(submit.group, submit.priority, deadline, submit.tenant),
+        history=History(now, crashes=crashes, resumed=submit.crashes > 0, original_id=submit.original_id),
+        prefix=SharedPrefix(submit.cache_salt),
+        pooling=submit.pooling,
+        host=host_work(submit.sampling, checked=submit.answer is not None),
+    )
+    if submit.sampling.logit_bias:  # the arrays of `sequence.adjustment` take a tenth of the memory
+        sequence.sampling = msgspec.structs.replace(submit.sampling, logit_bias=())
+    if submit.adapter is not None:
+        from worker.scheduler.sequence import AdapterUse
+
+        sequence.adapter = AdapterUse(submit.adapter)
+    if submit.answer is not None:
+        from worker.scheduler.sequence import AnswerCheck
+
+        sequence.check = AnswerCheck(unpack_u32(submit.answer).tolist()[: submit.sampling.max_tokens])
+    if submit.prediction is not None:
+        from worker.scheduler.sequence import Prediction
+
+        sequence.prediction = Prediction(unpack_u32(submit.prediction).tolist())
+    if submit.sampling.chain is not None and submit.sampling.chain.mirostat:
+        from worker.scheduler.sequence import begin
+
+        begin(sequence)
+    if submit.sampling.prompt_logprobs:
+        from worker.scheduler.sequence import PromptScores
+
+        sequence.scores = PromptScores(submit.scored_from)
+    return sequence
+
+
+# Estimates when a worker with a full queue can take requests again.
+
+MAX_SECONDS = 120.0
+
+
+class Backlog:
+    """Estimates how long this worker needs for the tokens that its live requests still have to compute."""
+
+    def __init__(self, scheduler: Scheduler, stats: Stats) -> None:
+        self._scheduler, self._stats = scheduler, stats
+        self._estimated, self._seconds = -1.0, 1.0  # the time of the last estimate, and its result
+
+    def seconds(self, now: float) -> float:
+        """Returns how many seconds, at least 1, the backlog takes at the measured speed. Computed once per `now`."""
+        if self._estimated != now:
+            live = self._scheduler.sequences()
+            outputs = sum(sequence.sampling.max_tokens - sequence.output_len for sequence in live)
+            tokens, speed = self._scheduler.status.waiting_tokens + outputs, self._stats.speed.per_second()
+            self._estimated, self._seconds = now, min(MAX_SECONDS, max(1.0, tokens / speed)) if speed else 1.0
+        return self._seconds

@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shared.config import Settings
+from shared.config.settings import Settings
+from shared.heartbeat import Heartbeat
 from shared.messages import KVUsage, Status, WorkerState, by_kind
-from shared.processes.heartbeat import Heartbeat
-from worker.engine.load import Engine
-from worker.observability.metrics import Metrics
-from worker.observability.stats import Stats
-from worker.schedule.state import SchedulerStatus
+from worker.engine.build import Engine
+from worker.engine.metrics import Metrics
+from worker.engine.stats import Stats
+from worker.scheduler.state import SchedulerStatus
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from shared import messages as m
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 
 MAX_LOGPROB_BYTES = 16 << 20  # for a message, unless one request alone has more; a quarter of a message's limit
 

@@ -1,8 +1,8 @@
 """Computes the size of the K/V pool from a flag, or from the free memory.
 
 On the CPU the pool gets a share of the memory that the system has available. On a GPU it gets the part of this worker's
-share of the device that the weights and the largest step leave (worker/run/warmup.py measures the step). This module is
-plain arithmetic and reads no device.
+share of the device that the weights and the largest step leave (worker/model_runner/warmup.py measures the step). This
+module is plain arithmetic and reads no device.
 
     │ weights, CUDA itself, other processes │ a step │ graphs, reserve │ pool │    not for this worker    │
     0                                                       --gpu-memory-utilization of it          total
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from shared.machine import CPU_SHARE, available_bytes
-from worker.kv_cache.groups import CacheGroup, cache_groups
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.slots import usable_slots
-from worker.kv_cache.tensors import bytes_per_page, bytes_per_state
-from worker.kv_cache.window import chunk_pages, chunk_tokens, window_pages
+from worker.kv_cache.tensors import CacheGroup, bytes_per_page, bytes_per_state, cache_groups
+from worker.kv_cache.window import chunk_pages, chunk_tokens, usable_slots, window_pages
 from worker.spec import ModelSpec
 
 GIB = 1 << 30

@@ -1,16 +1,129 @@
 """The tensors of the K/V cache and of recurrent states. pages.py tracks which page belongs to which sequence."""
 
 import mmap
-from collections.abc import Sequence
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from worker.kernels.recurrent.recurrent_state import RecurrentState
-from worker.kernels.weights.eight_bit_kv import row_elements
-from worker.kv_cache.groups import CacheGroup, one_group
-from worker.kv_cache.prefault import Prefaulter, Touch
-from worker.spec import ModelSpec
+from worker.ops.paged_kv import row_elements
+from worker.ops.recurrent_state import RecurrentState
+from worker.spec import LayerSpec, ModelSpec
+
+# Prefaults K/V memory: makes the system provide it before its first use, because page faults would slow down steps.
+#
+# The pool hands out fresh pages in ascending order, so the next pages are known. A thread of the lowest priority
+# prefaults memory up to AHEAD_TOKENS ahead of the highest page in use.
+
+AHEAD_TOKENS = 16_384
+STRIDE_TOKENS = 256  # how many tokens one call of touch_next() covers
+NICE = 19
+Touch = Callable[[int, int], bool]  # called with (address, bytes); returns False if this system cannot prefault
+
+
+class Prefaulter:
+    """Touches pages ahead of the highest page passed to reach(). Its thread ends when the object is deleted."""
+
+    def __init__(self, touch: Touch, arrays: Sequence[Tensor]) -> None:
+        """arrays: K and V of every layer, each contiguous and of shape [pages, page_size, …]."""
+        self._touch = touch
+        self._arrays = tuple(arrays)  # keeps the tensors alive while the thread touches their memory
+        # The thread gets numbers, not tensors: the process would abort if the thread ran PyTorch's code at exit.
+        self._regions = [(part.data_ptr(), part[0].nbytes) for part in arrays]
+        self._pages, page_size = arrays[0].shape[:2]
+        self._stride = max(1, STRIDE_TOKENS // page_size)
+        self._ahead = max(1, AHEAD_TOKENS // page_size)
+        self._done = 0  # all pages below this one are prefaulted
+        self._highest = 0
+        self._wake = threading.Event()
+        weakref.finalize(self, self._wake.set)
+        threading.Thread(target=_run, args=(weakref.ref(self), self._wake), name="prefault", daemon=True).start()
+
+    @property
+    def prefaulted(self) -> int:
+        """The number of prefaulted pages, counted from page 0."""
+        return self._done
+
+    def reach(self, page: int) -> None:
+        """Notes that pages up to `page` are in use. Costs almost nothing if a higher page was noted before."""
+        if page > self._highest:
+            self._highest = page
+            self._wake.set()
+
+    def touch_next(self) -> bool:
+        """Touches the next STRIDE_TOKENS. Returns False if nothing is left to do until reach() is called."""
+        first, end = self._done, min(self._done + self._stride, self._pages)
+        if first == end or first >= self._highest + self._ahead:
+            return False
+        touched = all([self._touch(start + first * size, (end - first) * size) for start, size in self._regions])
+        self._done = end if touched else self._pages
+        return True
+
+
+def _run(prefaulter: "weakref.ref[Prefaulter]", wake: threading.Event) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    while (alive := prefaulter()) is not None:
+        if not alive.touch_next():
+            del alive
+            wake.wait()
+            wake.clear()
+
+
+# Divides the layers of a model into groups. Layers with the same sliding window, or without one, form a group.
+#
+# The layers of a group share a page table: a page of the group holds K and V of `page_size` tokens in all its layers.
+# Layers with a recurrent state, and layers that share the K/V of another layer, have no K/V of their own and are in
+# no group. Each group has its own tensors and its own pool of pages (pages.py).
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """A group of layers. window: the sliding window of its layers; 0: none. layers: the indices of its layers."""
+
+    window: int
+    layers: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Which positions of a sequence the group keeps: `window` (the last ones) or `full` (all)."""
+        return "window" if self.window else "full"
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.layers)} layers with a window of {self.window}" if self.window else f"{len(self.layers)} layers"
+        )
+
+
+def _keeps(layer: LayerSpec) -> bool:
+    return not layer.recurrent and layer.shares is None
+
+
+def one_group(spec: ModelSpec) -> tuple[CacheGroup]:
+    """Returns a single group without a window that contains all layers with K/V."""
+    return (CacheGroup(0, tuple(index for index, layer in enumerate(spec.layers) if _keeps(layer))),)
+
+
+def cache_groups(spec: ModelSpec, max_seq_len: int, *, paged: bool) -> tuple[CacheGroup, ...]:
+    """Returns the groups, the group without a window first.
+
+    A window gets no group of its own if no sequence is longer than it. If `paged` is False, a sequence is one page,
+    and all layers form one group.
+    """
+    if not paged:
+        return one_group(spec)
+    windows = {
+        index: layer.window if layer.window < max_seq_len else 0
+        for index, layer in enumerate(spec.layers)
+        if _keeps(layer)
+    }
+    return tuple(
+        CacheGroup(window, tuple(index for index, other in windows.items() if other == window))
+        for window in sorted(set(windows.values()))
+    )
 
 
 class KVCache:
@@ -68,7 +181,7 @@ class KVCache:
         return self._layers[index]
 
     def prefault_ahead(self, touch: Touch) -> None:
-        """On the CPU, starts to prefault memory ahead of its use (prefault.py), because the system maps it lazily."""
+        """On the CPU, starts to prefault memory ahead of its use, because the system maps it lazily."""
         if self.device.type == "cpu" and not self._prefaulters:
             self._prefaulters = {
                 number: Prefaulter(touch, [part for layer in group.layers for part in self._layers[layer]])

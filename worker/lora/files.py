@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.adapters.files import AdapterError, AdapterFiles
-from shared.adapters.low_rank import LowRank, StoredFactor, low_rank_modules
-from worker.model.gguf.layout import AS_STORED, Layout
+from shared.gguf.config import ARCHITECTURES
+from shared.gguf.lora import read_gguf
+from shared.gguf.translated import Index
+from shared.lora import AdapterError, AdapterFiles, LowRank, StoredFactor, low_rank_modules
+from worker.quantization.gguf_tensors import AS_STORED, PAIRED, Layout, hugging_face_name, layout_of
 from worker.spec import ModelSpec
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -72,7 +74,6 @@ def stored_products(files: AdapterFiles, spec: ModelSpec, max_rank: int) -> Mapp
         for module, low in low_rank_modules(files, max_rank).items():
             found |= _of_experts(module, low, spec) if low.experts else {module: StoredProduct(low)}
         return found
-    from worker.adapters.from_gguf import products_of_gguf
 
     return products_of_gguf(files, spec, max_rank)
 
@@ -97,3 +98,35 @@ def _read(files: AdapterFiles, factor: StoredFactor) -> Tensor:
     if not values.isfinite().all():
         raise AdapterError("the adapter has numbers that are not finite")
     return values
+
+
+# Reads the low-rank products of a GGUF adapter, and renames them to the module names of PEFT.
+#
+# Where llama.cpp's converter reorders the rows of a weight, the rows of the adapter's matrix B are in the same order
+# (worker/quantization/gguf_tensors.py).
+
+# model family → architectures of other families that its GGUF files may state
+CONVERTED_AS = {"mistral": ("llama",), "mixtral": ("llama",), "ministral3": ("mistral3",)}
+TILED = ("qwen35", "qwen35moe")  # architectures whose recurrent layers the converter reorders by heads
+
+
+def products_of_gguf(files: AdapterFiles, spec: ModelSpec, max_rank: int) -> Mapping[str, StoredProduct]:
+    """Returns the products of a GGUF adapter by module name. Raises AdapterError."""
+    adapter = read_gguf(files, max_rank)
+    architecture = adapter.architecture
+    row = ARCHITECTURES.get(architecture)
+    if (row is None or row.model_type != spec.model_type) and architecture not in CONVERTED_AS.get(spec.model_type, ()):
+        raise AdapterError(
+            f"the adapter is for a model of the architecture {architecture[:80]!r}, the base model is {spec.model_type}"
+        )
+    index, found = Index(architecture, spec.head_dim, spec.kv_heads, (), {}), dict[str, StoredProduct]()
+    for stored, low in adapter.products.items():
+        name = hugging_face_name(f"{stored}.weight", architecture)
+        if architecture in TILED and ".linear_attn." in name:
+            raise AdapterError(f"{stored}: GGUF adapters of recurrent layers of {architecture} are not supported")
+        rows = low.b.shape[0]
+        if PAIRED.fullmatch(name) and rows % spec.head_dim:
+            raise AdapterError(f"{stored}: the adapter has {rows} outputs, not whole heads of {spec.head_dim}")
+        order = layout_of(name, rows, index) if PAIRED.fullmatch(name) else AS_STORED
+        found[name.removesuffix(".weight")] = StoredProduct(low, order)
+    return found

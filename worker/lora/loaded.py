@@ -1,8 +1,8 @@
 """An adapter in memory: for each linear layer that it changes, the packed low-rank product A B.
 
 A and B are packed like the weights of linear layers, so the bits of a row do not depend on other rows
-(worker/kernels/linear.py). A linear layer in memory may consist of several modules of the checkpoint, such as q_proj,
-k_proj and v_proj. They have the same input, so their matrices A are stacked. Each module changes its own output
+(worker/ops/linear/packed.py). A linear layer in memory may consist of several modules of the checkpoint, such as
+q_proj, k_proj and v_proj. They have the same input, so their matrices A are stacked. Each module changes its own output
 columns, so it has its own matrix B. Modules with interleaved columns share one B, filled with zeros.
 """
 
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.adapters.files import AdapterError, AdapterFiles
-from worker.adapters.sites import Rows, Sites
-from worker.adapters.stored import Factors, StoredProduct, stored_products
-from worker.kernels.cpu.adapters_c import AdapterC, PartC, ProductC
-from worker.kernels.cpu.huge_pages import Memory, Pieces
-from worker.kernels.cpu.packed_weight import CpuWeight
-from worker.kernels.experts import PackedExperts
-from worker.kernels.linear import PackedLinear, linear, pack
+from shared.lora import AdapterError, AdapterFiles
+from worker.lora.files import Factors, StoredProduct, stored_products
+from worker.lora.target_modules import Rows, Sites
+from worker.ops.linear import linear
+from worker.ops.linear.native import CpuWeight
+from worker.ops.linear.packed import PackedLinear, pack
+from worker.ops.lora_native import AdapterC, PartC, ProductC
+from worker.ops.moe.packed import PackedExperts
+from worker.ops.native import Memory, Pieces
 
 NOT_OF_TEXT = ("vision", "visual", "audio")  # words in the names of encoders' modules, which adapters cannot change
 IN_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(.+)")
@@ -30,7 +31,7 @@ RANK_STEP = 32  # the input of B is padded with zeros to a multiple of this, bec
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProductPart:
     """The matrix B of one module, or of modules with interleaved columns.
 
     b: padded ranks → columns. B reads `ranks` outputs of A from `first_rank` on, and changes `columns` columns of the
@@ -49,9 +50,9 @@ class Product:
     """The term that an adapter adds to the output of a linear layer: scale * factors * (x A B), computed row by row."""
 
     a: PackedLinear  # inputs → ranks of all parts
-    parts: tuple[Part, ...]
+    parts: tuple[ProductPart, ...]
     factors: Tensor  # [outputs] float32
-    table: Tensor | None = None  # addresses and sizes of A and B for GPU kernels (adapter_products.py); None on the CPU
+    table: Tensor | None = None  # addresses and sizes of A and B for GPU kernels (lora/triton.py); None on the CPU
 
     @property
     def ranks(self) -> int:
@@ -76,7 +77,7 @@ class LoadedAdapter:
     products: id() of a PackedLinear → the product that changes it
     of_experts: id() of the PackedExperts → number of the expert → product
     in_c: all products for the C library; None if the library cannot compute them, or if experts are changed
-    number: the name of the adapter between several processes that compute a model together (worker/ranks/adapters.py)
+    number: the name of the adapter between several processes that compute a model together (worker/distributed/lora.py)
     """
 
     sha256: str
@@ -165,17 +166,17 @@ def _product(
         at += ranks
     a = _packed(torch.cat(stacked), dtype, device, memory)  # packed before B, because steps read A first
     parts = tuple(
-        Part(_packed(b, dtype, device, memory), first_rank, ranks, column, len(b))
+        ProductPart(_packed(b, dtype, device, memory), first_rank, ranks, column, len(b))
         for b, first_rank, ranks, column in stored_parts
     )
     factors = factors.to(device)
     return Product(a, parts, factors, _table(a, factors, parts, device))
 
 
-def _table(a: PackedLinear, factors: Tensor, parts: Sequence[Part], device: torch.device) -> Tensor | None:
+def _table(a: PackedLinear, factors: Tensor, parts: Sequence[ProductPart], device: torch.device) -> Tensor | None:
     if device.type != "cuda":
         return None
-    from worker.kernels.gpu.products.adapter_products import part_table
+    from worker.lora.triton import part_table
 
     return part_table(a.weight, factors, [(one.b.weight, one.first_rank, one.ranks, one.column) for one in parts])
 

@@ -1,12 +1,12 @@
-"""Adds adapters' products to linear layers on a GPU, all adapters of a step in one launch (adapter_products.py)."""
+"""Adds adapters' products to linear layers on a GPU, all adapters of a step in one launch (lora/triton.py)."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from worker.adapters.loaded import Product
-from worker.kernels.gpu.products.adapter_products import AdapterTiles, add_products_triton, tiles_of
+from worker.lora.loaded import Product
+from worker.lora.triton import AdapterTiles, add_products_triton, tiles_of
 
 Changing = tuple[Tensor, Product, float]  # (indices of rows, the product to add to them, the scale of the adapter)
 

@@ -5,23 +5,28 @@ zero would change the sign of a negative zero. For a row with an adapter, the ad
 the sum is rounded once. Rows are grouped by adapter. A row reads no other row, so its bits do not depend on the groups.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from worker.adapters.loaded import Gather, LoadedAdapter, Product
-from worker.kernels.cpu.adapters_c import RowsC, StepAdaptersC
-from worker.kernels.linear import PackedLinear, linear_torch
-from worker.kernels.operations import Operations
-from worker.kernels.rowwise.activate import Activation
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.schedule.sequence import Chunk
+from worker.lora.loaded import Gather, LoadedAdapter, Product
+from worker.models.forward_inputs import ForwardInputs
+from worker.ops.linear import native as linear_native
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.linear.reference import linear_torch
+from worker.ops.lora_native import RowsC, StepAdaptersC
+from worker.ops.moe import native as experts_c
+from worker.ops.moe.packed import Experts, PackedExperts, in_c
+from worker.ops.moe.reference import choose_experts, combine_torch
+from worker.ops.table import Operations
+from worker.scheduler.sequence import Chunk
+from worker.spec import Activation
 
 if TYPE_CHECKING:
-    from worker.adapters.on_gpu import ProductsOnGpu
+    from worker.lora.on_gpu import ProductsOnGpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +184,6 @@ def _operations(
     bound |= {"linear": linear if gather is None else _gathering(linear, gather), "gated_linear": gated_linear}
     on_gpu = _on_gpu(plain, inputs.positions)
     if any([one.adapter.of_experts for one in rows]):
-        from worker.adapters.experts import experts_with_adapters
-
         bound |= {"experts": experts_with_adapters(plain, lambda h: made.rows_of(h), gather)}
     made = OperationsWithAdapters(**bound, plain=plain, rows=rows, total=len(inputs.positions), gather=gather)
     return made
@@ -205,6 +208,122 @@ def _on_gpu(plain: Operations, positions: Tensor) -> "ProductsOnGpu | None":
     """Returns a ProductsOnGpu where Triton's kernels run, else None."""
     if not positions.is_cuda or plain.linear is linear_torch:
         return None
-    from worker.adapters.on_gpu import ProductsOnGpu
+    from worker.lora.on_gpu import ProductsOnGpu
 
     return ProductsOnGpu()
+
+
+# Computes the mixture of experts for rows whose adapter changes experts.
+#
+# The kernels compute all experts of a step together, and cannot add an adapter's products in between. This module
+# therefore computes rows with such an adapter expert by expert, and the kernels compute all other rows. Experts are
+# chosen and summed as in the kernels, and the bits of a row do not depend on other rows.
+
+Rows = tuple[Tensor, LoadedAdapter, float]  # (indices of rows, their adapter, the adapter's scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A layer's experts, and the options of the operation (see experts_torch in worker/ops/moe/packed.py)."""
+
+    layer: Experts
+    chosen: int
+    activation: Activation
+    normalized: bool
+    sigmoid: bool
+
+
+def experts_with_adapters(
+    plain: Operations, rows_of: Callable[[Tensor], Sequence[Rows]], gather: Gather | None = None
+) -> Callable[..., Tensor]:
+    """Returns the operation `experts` of a step.
+
+    rows_of: returns which rows of h [T, H] have which adapter
+    gather: see operations_of_rows. With it, the rows without an adapter are computed expert by expert, too, because the
+        operation of the kernels gathers nothing.
+    """
+
+    def experts(
+        h: Tensor,
+        layer: Experts,
+        chosen: int,
+        activation: Activation,
+        *,
+        normalized: bool,
+        sigmoid: bool = False,
+        **given: Tensor | None,
+    ) -> Tensor:
+        how = Mixture(layer, chosen, activation, normalized, sigmoid)
+        linears = {id(layer.gate_up), id(layer.down)}
+        changed = [one for one in rows_of(h) if not linears.isdisjoint(one[1].of_experts)]
+        as_ever = torch.ones(len(h), dtype=torch.bool, device=h.device)
+        for rows, *_ in changed:
+            as_ever[rows] = False
+        out, others = torch.empty_like(h), as_ever.nonzero().flatten()
+        if len(others):
+            own = {name: None if x is None else x[others] for name, x in given.items()}
+            if gather is not None:
+                out[others] = _mixed(plain, h[others], how, {}, 1.0, gather, **own)
+            else:
+                out[others] = plain.experts(
+                    h[others], layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, **own
+                )
+        for rows, adapter, scale in changed:
+            own = {name: None if x is None else x[rows] for name, x in given.items()}
+            out[rows] = _mixed(plain, h[rows], how, adapter.of_experts, scale, gather, **own)
+        return out
+
+    return experts
+
+
+def _mixed(
+    plain: Operations,
+    h: Tensor,
+    how: Mixture,
+    products: Mapping[int, Mapping[int, Product]],
+    scale: float,
+    gather: Gather | None,
+    *,
+    router_input: Tensor | None = None,
+    add: Tensor | None = None,
+    add_gate: Tensor | None = None,
+) -> Tensor:
+    """Returns the result of experts_torch for h [T, H], with the products of an adapter added to the experts."""
+    layer = how.layer
+
+    def multiply(x: Tensor, packed: PackedExperts, expert: int, dtype: torch.dtype) -> Tensor:
+        y = _linear(plain, x, packed, expert, dtype)
+        if (product := products.get(id(packed), {}).get(expert)) is not None:
+            product.add(y, torch.arange(len(y), device=y.device), x, scale, plain.linear)
+        return y
+
+    logits = plain.linear(h if router_input is None else router_input, layer.router, fp32_out=True)
+    numbers, weights = _choose(logits, how)
+    if layer.loads is not None:
+        layer.loads.add_(numbers.flatten().bincount(minlength=len(layer.loads)))
+    results = torch.empty(*numbers.shape, h.shape[1], device=h.device)  # [T, chosen, H]
+    for expert in sorted(set(numbers.flatten().tolist())):
+        rows, slots = (numbers == expert).nonzero(as_tuple=True)
+        inner = plain.act_and_mul(multiply(h[rows], layer.gate_up, expert, h.dtype), how.activation)
+        own = multiply(inner if gather is None else gather(inner), layer.down, expert, torch.float32)
+        results[rows, slots] = own if gather is None else gather(own)
+    combine = combine_torch if layer.down.cpu is None else experts_c.combine
+    return combine(results, weights, add, add_gate, h.dtype)
+
+
+def _linear(plain: Operations, x: Tensor, packed: PackedExperts, expert: int, dtype: torch.dtype) -> Tensor:
+    if packed.cpu is not None:
+        return linear_native.linear(x, packed.cpu.weight(expert), out_dtype=dtype)
+    return plain.linear(x, packed.expert(expert), fp32_out=dtype != x.dtype)
+
+
+def _choose(logits: Tensor, how: Mixture) -> tuple[Tensor, Tensor]:
+    """Returns the experts of each row of logits [T, E] and their weights: [T, chosen] int64 and float32."""
+    packed = in_c(how.layer, how.chosen, how.activation, normalized=how.normalized, sigmoid=how.sigmoid)
+    if packed is not None:
+        numbers, weights = experts_c.choose(logits, packed)
+        return numbers.long(), weights
+    return choose_experts(
+        logits, how.chosen, normalized=how.normalized, scales=how.layer.scales, sigmoid=how.sigmoid,
+        choice_bias=how.layer.choice_bias,
+    )  # fmt: skip

@@ -2,13 +2,14 @@
 
 To make room for a new adapter, the least recently used adapter that no sequence uses is dropped. A later request for a
 dropped adapter reads it from its folder again. If all are in use, requests for other adapters wait, in order of arrival
-(worker/grammar/pending.py). For each adapter that waits, the least recently used one in memory gets no further
-requests, so that it is free when its running requests have ended.
+(worker/structured_output/pending.py). For each adapter that waits, the least recently used one in memory gets no
+further requests, so that it is free when its running requests have ended.
 """
 
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,20 +17,20 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Protocol
 
-from shared.adapters.files import AdapterError, AdapterFiles, read_files
-from shared.adapters.named import path_problem
-from shared.config import ModelConfig
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from shared.config.settings import ModelConfig
+from shared.lora import AdapterError, AdapterFiles, path_problem, read_files
 from shared.messages import Adapter
-from worker.adapters.loaded import LoadedAdapter, load_adapter
-from worker.adapters.sites import Sites, sites_of
-from worker.model.layer import Weights
-from worker.model.parts.part import Part
-from worker.schedule.records.adapter_use import used_by
-from worker.schedule.sequence import Sequence
+from worker.lora.loaded import LoadedAdapter, load_adapter
+from worker.lora.target_modules import Sites, sites_of
+from worker.models.decoder import Weights
+from worker.models.sharding import Part
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Sequence, used_by
 from worker.spec import ModelSpec
 
 log = logging.getLogger("sluice.adapters")
-
 MAX_COUNTED, OTHERS = 100, "(others)"  # the maximum number of names in the metrics, and the label for all other names
 
 
@@ -159,3 +160,36 @@ class AdapterStore:
     def close(self) -> None:
         """Cancels reads that have not begun. Does not wait for a read that has begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+# The metrics of adapters: which of them run, and which wait. The gauge has vLLM's name, because gateways read it.
+
+
+class AdapterCollector:
+    """Makes the metrics at each scrape."""
+
+    def __init__(self, prefix: str, store: AdapterStore, scheduler: Scheduler) -> None:
+        self._prefix, self._store, self._scheduler = prefix, store, scheduler
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._scheduler.state
+        running = set(list(state.running))  # list() copies atomically what the compute loop may change
+        waiting = [sequence for sequence in list(state.live.values()) if sequence not in running]
+        info = GaugeMetricFamily(
+            self._prefix + "lora_requests_info",
+            "When it was scraped (seconds since 1970); the labels name the adapters of running and waiting sequences.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        info.add_metric([str(self._scheduler.config.max_loras), _names(running), _names(waiting)], time.time())
+        requests = CounterMetricFamily(
+            self._prefix + "lora_requests", "Sequences that came with an adapter.", labels=["lora_name"]
+        )
+        for name, count in self._store.requests.copy().items():
+            requests.add_metric([name], count)
+        loaded = GaugeMetricFamily(self._prefix + "lora_adapters_loaded", "Adapters in memory.", value=len(self._store))
+        yield from (info, requests, loaded)
+
+
+def _names(sequences: Iterable[Sequence]) -> str:
+    used = [sequence.adapter for sequence in sequences]
+    return ",".join(sorted({use.adapter.name for use in used if use is not None}))

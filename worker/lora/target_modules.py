@@ -14,18 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.experts import PackedExperts
-from worker.kernels.linear import PackedLinear
-from worker.model.checkpoint.language_model import EMBED, find_embedding
-from worker.model.checkpoint.stacked_linear import StackedLinear
-from worker.model.feed_forward.kinds import feed_forward
-from worker.model.layer import Weights
-from worker.model.layer_names import LayerNames
-from worker.model.layer_parts import StoredPart
-from worker.model.mixers.kinds import mixer
-from worker.model.parts.part import Part
-from worker.model.parts.share import Share
-from worker.model.source import open_source
+from worker.checkpoint.stored_weight import EMBED, StackedLinear, find_embedding
+from worker.models.decoder import Weights
+from worker.models.layer_kinds import LayerNames, StoredPart, feed_forward, mixer
+from worker.models.load import open_source
+from worker.models.sharding import Part, Share
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.moe.packed import PackedExperts
 from worker.spec import LayerSpec, ModelSpec
 
 GATES = "gates"  # the field of a layer part's weights with the rows that are a separate linear (StackedLinear.apart)

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.products.chains import accumulate_chain
-from worker.kernels.gpu.products.tile_table import cdiv
+from worker.ops.linear.tiles import cdiv
+from worker.ops.linear.triton_accumulate import accumulate_chain
 
 TILE_ROWS, TILE_RANKS, TILE_COLUMNS, TILE_DEPTH = 16, 32, 64, 64
 ROW_FIELDS = 3  # the fields of a tile: index of its adapter, index of its first row in `order`, number of rows

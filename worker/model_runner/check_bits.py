@@ -7,28 +7,44 @@ logits must have the same bits as the step without options and without a graph.
 """
 
 import logging
+import os
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig, words
+from shared.config.declaration import words
+from shared.config.worker import WorkerConfig
 from shared.messages import Sampling
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions, options_named
-from worker.kernels.operations import with_options
 from worker.kv_cache.sizing import page_size
 from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model.decoder import Decoder
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.graphs.graph_capture import Capture, EagerGraph, cuda_capture
-from worker.run.inputs import build_inputs
-from worker.schedule.records.sequence_states import SequenceStates
-from worker.schedule.sequence import Chunk, Sequence
+from worker.model_runner.check_kernels import advance, cache_for, first_layers, sequences_of, summary
+from worker.model_runner.cuda_graph_capture import Capture, EagerGraph, cuda_capture
+from worker.model_runner.inputs import build_inputs, to_device
+from worker.model_runner.warmup import GREEDY, StepLimits
+from worker.models.decoder import Decoder, Weights
+from worker.models.forward_inputs import ForwardInputs
+from worker.ops.launch_options import NO_OPTIONS, GpuOptions, options_named
+from worker.ops.linear import linear
+from worker.ops.linear.cublas import (
+    FEWEST_ROWS,
+    SCARCE,
+    Product,
+    can_be_library,
+    fewest_rows,
+    library_linear,
+    product_of,
+    weight_of_numbers,
+    with_library,
+)
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.table import TORCH, with_options
+from worker.scheduler.sequence import Chunk, Sequence, SequenceStates, slots_of
 
 log = logging.getLogger("sluice.load")
-
 REPLAYS = 20  # replays of each step
 # For each step: how many tokens each sequence has computed before, and how many the first one computes (the others: 1).
 Steps = tuple[tuple[tuple[int, ...], int], ...]
@@ -42,7 +58,7 @@ def with_sound_options(decoder: Decoder, worker: WorkerConfig, length: int) -> D
     length: tokens of the longest sequence. Raises torch.OutOfMemoryError.
     """
     device = decoder.weights.embed.device
-    asked = replace(options_named(words(worker.gpu_options)), library_products=False)  # see library_check.py
+    asked = replace(options_named(words(worker.gpu_options)), library_products=False)
     wanted = asked.on(device)
     if asked == NO_OPTIONS or worker.kernels == "torch":
         return decoder
@@ -148,3 +164,214 @@ class OptionCheck:
             states=SequenceStates({start: 2 * number + 1}, [2 * number + 2]),
         )  # fmt: skip
         return Chunk(sequence, start, length, True)
+
+
+# Finds before serving the matrix products that the vendor's library computes with the same bits as our kernels
+# (--gpu-options library_products).
+#
+# A weight of each shape and format is multiplied by random rows, for several numbers of rows: powers of two, three
+# times these, and the sizes of the largest steps. From then on, the library computes a product only if its bits were
+# equal to ours, and if the first row had the same bits as when it is computed alone.
+
+OPTION = "library_products"
+MOST_HEAD_ROWS = 512  # the maximum rows to compare for the output head, because a step computes few rows of logits
+ANY = 1 << 62
+Multiply = Callable[..., Tensor]
+
+
+def with_equal_library_products(decoder: Decoder, worker: WorkerConfig) -> Decoder:
+    """Returns the decoder. With `library_products`, the library computes the products for which its bits equal ours."""
+    if OPTION not in words(worker.gpu_options) or worker.kernels == "torch":
+        return decoder
+    return with_checked_library(decoder, row_counts(worker.max_step_tokens, worker.prefill_chunk_size))
+
+
+def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
+    """Returns a decoder in which the library computes products of `counts` rows if our kernels give the same bits."""
+    shapes, counts, problems = list(_shapes(decoder.weights)), sorted(counts), dict[Product, str]()
+    if not shapes:
+        return decoder
+    for name, value in SCARCE.items():
+        os.environ.setdefault(name, value)
+    for packed, most in shapes:
+        for product, problem in compare(packed, [count for count in counts if fewest_rows(packed) <= count <= most]):
+            problems[product] = problems.get(product, "") or problem
+    equal = frozenset(product for product, problem in problems.items() if not problem)
+    others = {f"{one.columns} x {one.depth} {problem}": None for one, problem in problems.items() if problem}
+    log.info(
+        "the library computes %d products of many rows, with the bits of our kernels%s",
+        len(equal), f"; not those of weights {', '.join(others)}" if others else "",
+    )  # fmt: skip
+    return decoder.with_operations(with_library(decoder.operations, equal))
+
+
+def row_counts(*largest: int) -> set[int]:
+    """Returns the numbers of rows to compare: the numbers in `largest`, and powers of two and three times powers of two
+    up to the largest of them.
+    """
+    most = max(largest)
+    between = {factor << exponent for exponent in range(most.bit_length()) for factor in (1, 3)}
+    return {count for count in between | {*largest} if FEWEST_ROWS <= count <= most}
+
+
+@torch.inference_mode()
+def compare(
+    packed: PackedLinear, counts: list[int], ours: Multiply = linear, library: Multiply = library_linear
+) -> Iterator[tuple[Product, str]]:
+    """Yields each product of a weight with `counts` rows, and why the library must not compute it ("" if it may)."""
+    device, dtype = packed.weight.device, packed.weight.dtype
+    depth = product_of(packed.weight, packed).depth
+    generator = torch.Generator(device).manual_seed(0)
+    for rows in counts:
+        x = torch.randn(rows, depth, generator=generator, device=device).to(dtype)
+        yield product_of(x, packed), _problem(x, packed, ours, library)
+
+
+def _problem(x: Tensor, packed: PackedLinear, ours: Multiply, library: Multiply) -> str:
+    try:
+        for wide in (False, True):
+            alone, expected = (ours(rows, packed, fp32_out=wide) for rows in (x[:1], x))
+            weight = weight_of_numbers(packed, x.dtype)
+            found = library(x, weight, packed.bias, fp32_out=wide, whole_rows=packed.whole_rows)
+            if not same_bits(found, expected):
+                return "has other bits"
+            if not same_bits(found[:1], alone):
+                return "gives a row other bits than alone"
+    except Exception as error:
+        return f"fails ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]})"
+    return ""
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def _shapes(weights: Weights) -> Iterator[tuple[PackedLinear, int]]:
+    """Yields one weight of each shape, and the maximum number of rows that it is multiplied by."""
+    of_layers = (packed for layer in weights.layers for packed in layer.linears if isinstance(packed, PackedLinear))
+    seen: set[tuple[object, ...]] = set()
+    for packed, most in (*((packed, ANY) for packed in of_layers), (weights.head, MOST_HEAD_ROWS)):
+        if not can_be_library(packed):
+            continue
+        shape = product_of(packed.weight, packed), packed.whole_rows, packed.bias is None, most
+        if shape not in seen:
+            seen.add(shape)
+            yield packed, most
+
+
+# Checks before serving that, on this device, the bits of a row do not depend on other rows (batch invariance).
+#
+# All kernels are designed for this. But they rely on matrix instructions that add in the same order for every tile
+# size, and no maker of GPUs guarantees this order. The check therefore runs a sequence through the first layers of
+# the loaded model in several ways: alone and with others, in one chunk, in several chunks, and as a decode. Its
+# logits, K/V and recurrent states must have the same bits every time.
+
+LENGTH = 1219  # tokens of the sequence: enough that attention splits the keys several times
+LEAST_LAYERS = 2  # the K/V of the second layer depends on everything that the first layer computes
+BESIDE_DECODES = (16, 64)  # numbers of rows in a step of decodes
+BESIDE_CHUNK = (17, 65, 129)  # numbers of rows in a step with one decode and a prompt chunk
+
+
+def keeps_bits(decoder: Decoder, worker: WorkerConfig, length: int, device: str) -> bool:
+    """Whether a request gets the same bits in every kind of step that the check tries. Logs one warning if not.
+
+    length: the length of the longest sequence. device: the name of the GPU.
+    """
+    if decoder.operations is TORCH or not worker.batch_invariant:
+        return False
+    try:
+        differing = find_differing_steps(decoder, worker, length)
+    except Exception as error:
+        log.warning(
+            "cannot check on %s whether an answer depends on what else is computed, so it may (%s)",
+            device, summary(error),
+        )  # fmt: skip
+        return False
+    if differing:
+        log.warning(
+            "ANSWERS MAY DEPEND ON THE LOAD: on %s a row has other bits %s. They are as exact as ever, but the same "
+            "request may get another answer when other requests are computed beside it", device, ", ".join(differing),
+        )  # fmt: skip
+    return not differing
+
+
+@torch.inference_mode()
+def find_differing_steps(decoder: Decoder, worker: WorkerConfig, length: int) -> list[str]:
+    """Returns the kinds of steps in which a sequence gets other bits than when it is computed alone in one chunk."""
+    limits = StepLimits.of(worker, length)
+    small = first_layers(decoder, min(length, LENGTH), decoder.operations, LEAST_LAYERS)
+    kinds = [(LENGTH, GREEDY), (max(BESIDE_CHUNK) - 1, GREEDY), *[(1, GREEDY)] * (max(BESIDE_DECODES) - 1)]
+    sequences = sequences_of(kinds, limits, decoder.spec.vocab_size)
+    cache = cache_for(sequences, small, worker, limits.page_size)
+    variants = _Variants(small, cache, limits, sequences[0], sequences[1], sequences[2:])
+    alone = variants.run([], [])
+    return [name for name, cuts, beside in variants.kinds() if not _same(variants.run(cuts, beside), alone)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Variants:
+    """Computes the sequence `one` in several ways, with `prompt` and `shorts` as other sequences in its steps."""
+
+    decoder: Decoder
+    cache: KVCache
+    limits: StepLimits
+    one: Sequence
+    prompt: Sequence
+    shorts: list[Sequence]
+
+    def kinds(self) -> Iterator[tuple[str, list[int], list[Chunk]]]:
+        """Yields each way: its name, the positions that cut the sequence into chunks, other chunks of its last step."""
+        length = len(self.one.tokens)
+        yield "when it is computed again", [], []
+        yield "in several chunks", [1, length // 5, length // 5 + 1, length - 7], []
+        yield "as a decode", [length - 1], []
+        most = min(self.limits.sequences, self.limits.tokens)
+        for rows in sorted({min(rows, most) for rows in BESIDE_DECODES} - {1}):
+            company = [Chunk(short, 0, 1, True) for short in self.shorts[: rows - 1]]
+            yield f"as a decode beside {rows - 1} others", [length - 1], company
+        most = min(self.limits.tokens, len(self.prompt.tokens) + 1)
+        for rows in sorted({min(rows, most) for rows in BESIDE_CHUNK} - {1}):
+            company = [Chunk(self.prompt, 0, rows - 1, True)]
+            yield f"as a decode beside {rows - 1} tokens of a prompt", [length - 1], company
+            yield f"as a chunk beside {rows - 1} tokens of a prompt", [length - min(length, 40)], company
+
+    def run(self, cuts: list[int], company: list[Chunk]) -> list[Tensor]:
+        """Computes the sequence `one` from its start. Returns its logits, K/V and states. company: see kinds()."""
+        for sequence in (self.one, self.prompt, *self.shorts):
+            sequence.computed_tokens = 0
+            states = slots_of(sequence)
+            states.free += states.at.values()
+            states.at.clear()
+        length = len(self.one.tokens)
+        ends = sorted({*(cut for cut in cuts if 0 < cut < length), *range(0, length, self.limits.tokens), length} - {0})
+        for end in ends:
+            last = company if end == length else []
+            logits = self._step(Chunk(self.one, self.one.computed_tokens, end - self.one.computed_tokens, True), last)
+        return [logits, *self._kept()]
+
+    def _step(self, own: Chunk, company: list[Chunk]) -> Tensor:
+        """Computes a step, with `own` between decodes and prompts. Returns the logits [vocab] of `own`."""
+        after = [chunk for chunk in company if chunk.sequence is self.prompt]
+        chunks = [*(chunk for chunk in company if chunk.sequence is not self.prompt), own, *after]
+        inputs, _ = build_inputs(chunks, self.limits.page_size, self.cache.device, recurrent=bool(self.cache.states))
+        logits = self.decoder.forward(inputs, self.cache)[chunks.index(own)].clone()
+        for chunk in chunks:
+            advance(chunk)
+        return logits
+
+    def _kept(self) -> Iterator[Tensor]:
+        """Yields the K/V of the sequence in all layers, and its recurrent states."""
+        one = self.one
+        pages = to_device(np.array(one.pages[0], np.int64), self.cache.device)
+        for part in (*self.cache.k, *self.cache.v):
+            yield part.view(torch.uint8)[:, pages].flatten(1, 2)[:, : len(one.tokens)]
+        for state in self.cache.states.values():
+            yield state.tail[slots_of(one).at[len(one.tokens)]].clone()
+            yield state.memory[slots_of(one).at[len(one.tokens)]].clone()
+
+
+def _same(bits: list[Tensor], expected: list[Tensor]) -> bool:
+    return all(
+        torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+        for one, other in zip(bits, expected, strict=True)
+    )

@@ -6,33 +6,35 @@ inputs. If an operation fails, or its results differ, PyTorch computes all opera
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import Sampling
-from worker.kernels.experts import Experts, PackedExperts, clear_choices
-from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import TORCH, Operations
-from worker.kernels.recurrent.recurrent_state import RecurrentState
-from worker.kernels.sample import wrong_draws
-from worker.kernels.split_k import sum_split_k
 from worker.kv_cache.sizing import PoolBudget
-from worker.model.decoder import Decoder
-from worker.run.checks.check_inputs import advance, cache_for, first_layers, sequences_of
-from worker.run.inputs import build_inputs
-from worker.run.runner import DeviceBroken
-from worker.run.sampler import sample_rows
-from worker.run.warmup import PLAIN, MemoryGauge, StepLimits, profile_memory
-from worker.schedule.sequence import Chunk, Plan, Sequence
+from worker.kv_cache.tensors import KVCache, kv_format
+from worker.model_runner.inputs import build_inputs
+from worker.model_runner.runner import DeviceBroken
+from worker.model_runner.sampler import sample_rows
+from worker.model_runner.warmup import PLAIN, MemoryGauge, StepLimits, profile_memory
+from worker.models.decoder import Decoder
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.moe import clear_choices
+from worker.ops.moe.packed import Experts, PackedExperts
+from worker.ops.norm.reference import sum_split_k
+from worker.ops.recurrent_state import RecurrentState
+from worker.ops.sampling.reference import wrong_draws
+from worker.ops.table import TORCH, Operations
+from worker.scheduler.sequence import Chunk, Plan, Sequence, SequenceStates, slots_of
 
 log = logging.getLogger("sluice.load")
-
 CHUNK_LENGTHS = (3, 1, 40, 1, 19, 130, 1, 512, 512, 1)  # chunk length in each step, chosen to use all tile sizes
 SEQUENCE_LENGTHS = (sum(CHUNK_LENGTHS), 70, 30)
 SEQUENCE_SAMPLINGS = (PLAIN, Sampling(1), Sampling(1, top_p=0.9))
@@ -247,3 +249,76 @@ def _is_out_of_memory(error: Exception) -> bool:
 def summary(error: Exception) -> str:
     """Returns the kind of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:200]
+
+
+# Makes the inputs of the checks before serving: a decoder with few layers, and sequences with their own K/V cache.
+
+
+def first_layers(decoder: Decoder, length: int, operations: Operations, least: int = 1) -> Decoder:
+    """Returns a decoder with only the first layer of each kind, and the layers whose K/V these layers share.
+
+    Layers are of the same kind if their specs and the formats of their weights are equal. length: tokens of the longest
+    sequence of the new decoder. least: the first `least` layers are always kept.
+    """
+    spec, weights = decoder.spec, decoder.weights
+    kinds: dict[object, int] = {}
+    for index, (kind, layer) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+        kinds.setdefault((kind, *(linear.format for linear in layer.linears)), index)
+    wanted = {*kinds.values(), *range(min(least, len(spec.layers)))}
+    shared = {owner for index in wanted if (owner := spec.layers[index].shares) is not None}
+    chosen = sorted(wanted | shared)
+    layers = [spec.layers[index] for index in chosen]
+    renumbered = (
+        replace(layer, shares=None if layer.shares is None else chosen.index(layer.shares)) for layer in layers
+    )
+    small = Decoder(
+        replace(spec, layers=tuple(renumbered)),
+        replace(weights, layers=[weights.layers[index] for index in chosen]),
+        length,
+        operations,
+    )
+    small.exchange = decoder.exchange
+    return small
+
+
+def sequences_of(kinds: Iterable[tuple[int, Sampling]], limits: StepLimits, vocab: int) -> list[Sequence]:
+    """Makes a sequence for each (length, sampling) in `kinds`. The limits may shorten sequences.
+
+    The tokens are from the whole vocabulary. The first sequence gets the pages from page 1 on, the next one the pages
+    after these; each sequence has its pages in descending order. Each sequence gets two slots for recurrent states,
+    from slot 1 on.
+    """
+    sequences, page = list[Sequence](), 1
+    for number, (most, sampling) in enumerate(kinds):
+        tokens = [(7919 * (number + 3 * at) + 11) % vocab for at in range(min(most, limits.length))]
+        count = -(-len(tokens) // limits.page_size)
+        pages, page = array("i", reversed(range(page, page + count))), page + count
+        own = [2 * number + 1, 2 * number + 2]
+        sequences.append(
+            Sequence(
+                (b"", number), tokens, len(tokens), sampling, number, pages=[pages], states=SequenceStates(free=own)
+            )
+        )
+    return sequences
+
+
+def cache_for(sequences: Seq[Sequence], decoder: Decoder, worker: WorkerConfig, page_size: int) -> KVCache:
+    """Makes a K/V cache with the pages and slots of these sequences."""
+    embed = decoder.weights.embed
+    pages = 1 + sum(len(sequence.pages[0]) for sequence in sequences)
+    slots = 1 + sum(len(slots_of(sequence).free) for sequence in sequences)
+    kv_dtype = kv_format(worker.kv_cache_dtype, embed.dtype)
+    return KVCache(
+        decoder.spec, (pages,), page_size, kv_dtype, embed.device, state_slots=slots, state_dtype=embed.dtype
+    )
+
+
+def advance(chunk: Chunk) -> None:
+    """Counts the tokens of a chunk as computed. The slot that was written becomes the slot to read next."""
+    sequence = chunk.sequence
+    sequence.computed_tokens += chunk.length
+    states = slots_of(sequence)
+    written = states.free.pop()
+    if chunk.start:
+        states.free.append(states.at.pop(chunk.start))
+    states.at[sequence.computed_tokens] = written

@@ -2,7 +2,7 @@
 fixed addresses.
 
 A pair of an adapter and a scale has a slot. For each linear layer, a table has the addresses of the matrices of each
-slot (part_table in adapter_products.py). A step sends which rows have which slot, in tiles. A captured step has as many
+slot (part_table in lora/triton.py). A step sends which rows have which slot, in tiles. A captured step has as many
 tiles as its rows can need; those that are left name a slot without matrices, whose programs end at once.
 
 Captured steps add products to those linears that an adapter of a step so far has changed, for as many modules and ranks
@@ -20,26 +20,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.adapters.loaded import LoadedAdapter, Product
-from worker.kernels.gpu.products.adapter_products import (
-    PART_FIELDS,
-    ROW_FIELDS,
-    TILE_ROWS,
-    AdapterTiles,
-    launch_products,
-)
-from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import Operations
-from worker.kernels.rowwise.activate import Activation
 from worker.kv_cache.tensors import KVCache
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.adapted import operations_of
-from worker.run.column_values import StepLayout
-from worker.run.graphs.graph_inputs import Blocks, Columns, block_bytes, views_of
-from worker.run.graphs.graph_shapes import Shape, Shapes
-from worker.run.inputs import to_device
-from worker.run.model import Model
-from worker.schedule.sequence import Chunk
+from worker.lora.loaded import LoadedAdapter, Product
+from worker.lora.triton import PART_FIELDS, ROW_FIELDS, TILE_ROWS, AdapterTiles, launch_products
+from worker.model_runner.cuda_graph_inputs import Blocks, Columns, Shape, Shapes, block_bytes, views_of
+from worker.model_runner.inputs import StepLayout, to_device
+from worker.model_runner.runner import operations_of
+from worker.model_runner.step import Model
+from worker.models.forward_inputs import ForwardInputs
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.table import Operations
+from worker.scheduler.sequence import Chunk
+from worker.spec import Activation
 
 NO_SLOT = -1  # of a chunk without an adapter
 Key = tuple[int, float]  # id() of a LoadedAdapter, and its scale

@@ -1,19 +1,32 @@
 """Captures a forward of a fixed shape as a CUDA graph. All its inputs and outputs are at fixed addresses."""
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.column_values import StepLayout
-from worker.run.graphs.graph_inputs import Blocks, GraphInputs, HostInputs, Pending, inputs_bytes
-from worker.run.graphs.graph_shapes import Shape
-from worker.run.graphs.page_lanes import PageLanes
-from worker.schedule.sequence import Chunk
+from worker.model_runner.cuda_graph_inputs import (
+    Blocks,
+    Columns,
+    GraphInputs,
+    HostInputs,
+    PageLanes,
+    Pending,
+    Shape,
+    batch_sizes,
+    block_bytes,
+    inputs_bytes,
+    views_of,
+)
+from worker.model_runner.inputs import StepLayout
+from worker.models.forward_inputs import ForwardInputs
+from worker.ops.sampling.reference import EVERY, PlainParams, Stages, signed_seed
+from worker.scheduler.sequence import AdapterUse, Chunk, Plan, Row, Sequence
 
 Forward = Callable[[ForwardInputs], Tensor]
 
@@ -57,7 +70,7 @@ def cuda_capture() -> Capture:
 
 
 class StepAdapters(Protocol):
-    """The adapters of the captured step of one shape (worker/run/graphs/adapters_in_graphs.py)."""
+    """The adapters of the captured step of one shape (worker/model_runner/cuda_graph_adapters.py)."""
 
     def forward(self, inputs: ForwardInputs) -> Tensor: ...
 
@@ -66,7 +79,7 @@ class StepAdapters(Protocol):
 
 
 class GraphAdapters(Protocol):
-    """The adapters of captured steps (adapters_in_graphs.py). generation: grows when captured steps expire."""
+    """The adapters of captured steps (cuda_graph_adapters.py). generation: grows when captured steps expire."""
 
     generation: int
 
@@ -162,3 +175,130 @@ class StaticForward:
             any_rows=shape.mixed,  # also in a shape with as many rows of logits as tokens
         )
         memory.logits[: shape.rows].copy_(self.forward(inputs))
+
+
+# Samples plain rows from the static logits. Each batch size has a graph for any rows and one for greedy rows.
+#
+# A row is plain if nothing adjusts its logits. A batch with any row that is not plain is sampled without a graph
+# (sampler.py), from the same logits.
+
+GREEDY = Stages(all_greedy=True)  # greedy rows need two kernels instead of seven
+
+
+class _HostParams:
+    """The columns of PlainParams in a host block. A row is rewritten only when another sequence takes it."""
+
+    def __init__(self, block: Tensor, rows: int) -> None:
+        self._columns: dict[str, NDArray[Any]] = {name: view.numpy() for name, view in views_of(block, _layout(rows))}
+        self._columns["top_p"][:] = 1.0
+        self._pages: list[object] = [None] * rows  # `pages` of the sequence in each row, to recognize the sequence by
+
+    def fill(self, rows: list[Row]) -> None:
+        for at, (sequence, _) in enumerate(rows):
+            if self._pages[at] is not sequence.pages:
+                self._replace(at, sequence)
+        self._columns["positions"][: len(rows)] = [output for _, output in rows]
+
+    def _replace(self, at: int, sequence: Sequence) -> None:
+        self._pages[at] = sequence.pages
+        columns, sampling = self._columns, sequence.sampling
+        columns["temperature"][at], columns["top_k"][at] = sampling.temperature, sampling.top_k
+        columns["top_p"][at], columns["min_p"][at] = sampling.top_p, sampling.min_p
+        columns["seeds"][at] = signed_seed(sequence.seed)
+
+
+class PlainSampling:
+    """Samples the first rows of `logits` [rows, V] into `ids` [rows]. The ids of padding rows are never read."""
+
+    def __init__(self, logits: Tensor, ids: Tensor, kernel: Callable[..., Tensor]) -> None:
+        """kernel: sample_plain, or another function with the same results."""
+        most = len(ids)
+        self._logits, self._ids, self._kernel, self._sizes = logits, ids, kernel, batch_sizes(most)
+        self._nbytes = block_bytes(_layout(most))
+        self._blocks = Blocks(self._nbytes, ids.device)
+        self._host = [_HostParams(block, most) for block in self._blocks.on_host]
+        self._columns = dict(views_of(self._blocks.on_device, _layout(most)))
+        self._samplings: dict[tuple[int, bool], Captured] = {}
+
+    def fill(self, rows: list[Row]) -> Captured:
+        """Sends the parameters of plain rows, and returns the computation that samples these rows."""
+        greedy = all([not sequence.sampling.temperature for sequence, _ in rows])
+        if not greedy:
+            self._host[self._blocks.next()].fill(rows)
+            self._blocks.send(self._nbytes)
+        return self._sampling(self._sizes[bisect_left(self._sizes, len(rows))], greedy=greedy)
+
+    def every(self) -> Iterator[Captured]:
+        """Yields the samplings of all sizes, the largest first."""
+        for size in reversed(self._sizes):
+            for greedy in (False, True):
+                yield self._sampling(size, greedy=greedy)
+
+    def _sampling(self, size: int, *, greedy: bool) -> Captured:
+        if (size, greedy) not in self._samplings:
+            params = PlainParams(**{item.name: self._columns[item.name][:size] for item in fields(PlainParams)})
+            logits, ids, stages = self._logits[:size], self._ids[:size], GREEDY if greedy else EVERY
+
+            def compute() -> None:
+                ids.copy_(self._kernel(logits, params, stages))
+
+            name = f"the sampling of {size} {'greedy ' if greedy else ''}rows"
+            self._samplings[size, greedy] = Captured(name, compute)
+        return self._samplings[size, greedy]
+
+
+def _layout(rows: int) -> Columns:
+    types = {"top_k": torch.int64, "seeds": torch.int64, "positions": torch.int64}
+    yield from ((item.name, types.get(item.name, torch.float32), rows) for item in fields(PlainParams))
+
+
+# The captured forwards of steps with LoRA adapters, one for each shape.
+#
+# They are captured after the first step of their shape, and again whenever an adapter changes more than those before
+# it (worker/model_runner/cuda_graph_adapters.py). Steps without adapters have other graphs, and pay nothing for
+# these.
+
+
+@dataclass(slots=True, eq=False)
+class AdaptedForwards:
+    """make: called before the first step with adapters. on: whether graphs may be used for such steps. tested: whether
+    the self-test has run.
+    """
+
+    make: Callable[[], GraphAdapters]
+    memory: StaticMemory
+    on: bool = True
+    tested: bool = False
+    of_shapes: dict[Shape, StaticForward] = field(default_factory=dict)
+    _adapters: GraphAdapters | None = None
+    _generation: int = 0
+
+    def place(self, chunks: Seq[Chunk]) -> list[int] | None:
+        """Returns the slot of each chunk's adapter; None if the step must run without a graph."""
+        slots = self._made().place(chunks)
+        if self._made().generation != self._generation:
+            self.of_shapes, self._generation = {}, self._made().generation
+        return slots
+
+    def step(self, shape: Shape) -> StaticForward:
+        """Returns the forward of a shape. Call place() first, which may make earlier ones expire."""
+        if shape not in self.of_shapes:
+            adapters = self._made().step(shape)
+            self.of_shapes[shape] = StaticForward(shape, self.memory, adapters.forward, adapters)
+        return self.of_shapes[shape]
+
+    def eager(self, chunks: Seq[Chunk], inputs: ForwardInputs) -> Tensor:
+        """Returns the logits of a step without a graph, [R, vocab] float32."""
+        return self._made().eager(chunks, inputs)
+
+    def _made(self) -> GraphAdapters:
+        if self._adapters is None:
+            self._adapters = self.make()
+        return self._adapters
+
+
+def with_adapters(plan: Plan, uses: Seq[AdapterUse]) -> Plan:
+    """Gives every other sequence of a dummy step one of these adapters. Returns the plan."""
+    for number, chunk in enumerate(plan.chunks):
+        chunk.sequence.adapter = None if number % 2 else uses[number // 2 % len(uses)]
+    return plan

@@ -7,8 +7,12 @@ all padding tokens, and of sequences without tokens. Padding tokens have id 0 an
 the scratch page and the scratch slot, which no real row reads, so padding costs time but does not change any real row.
 """
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,18 +21,112 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kv_cache.pages import SCRATCH
-from worker.model.inputs.forward_inputs import COLUMNS
-from worker.model.inputs.step_columns import Column, Extent, Padding
-from worker.run.column_values import VALUES, StepLayout, rope_rows
-from worker.run.graphs.graph_shapes import Shape
+from worker.model_runner.inputs import VALUES, StepLayout, rope_rows, to_device
+from worker.models.forward_inputs import COLUMNS, Column, Extent, Padding
+from worker.scheduler.sequence import Chunk
+
+# Lists the shapes of the steps that are captured as CUDA graphs, and finds the shape that a step is padded to.
+#
+# There are two kinds of shapes. In a decode step, each sequence has one row, which is sampled. Every other step is a
+# mixed step: it has prompt chunks or drafts, usually together with decodes. Steps with more than MOST_TOKENS tokens,
+# and steps that would have too much padding, have no shape and run without a graph.
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences of a decode step
+DECODE_KV_LENS = (512, 4096, 32768)  # values of max_kv_len for decode steps, besides the maximum sequence length
+TOKENS = (16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens of a mixed step
+MIXED_KV_LENS = (4096,)  # values of max_kv_len for mixed steps, besides the maximum sequence length
+MOST_TOKENS = TOKENS[-1]  # a larger step needs no graph: it computes for longer than the host needs to launch it
+FEW_SEQUENCES = 16  # sequences of mixed steps with few decodes, so that the output head and sampling have few rows
+FEW_ROWS = 64  # this many rows of logits cost hardly more than one, because reading the head's weights dominates
+FREE_PADDING = 512  # up to this many tokens, padding costs less time than launching every kernel from the host
+PADDING_SHARE = 4  # in a step of more tokens, at most 1 / PADDING_SHARE may be padding
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a captured step. Smaller steps are padded to these sizes."""
+
+    tokens: int
+    sequences: int  # in a mixed step, this includes one sequence for the padding tokens
+    rows: int  # rows of logits
+    max_kv_len: int  # the maximum number of positions that a sequence attends to
+
+    @property
+    def mixed(self) -> bool:
+        """Whether a sequence may have several tokens, or none. Attention makes the same comparison."""
+        return self.tokens > self.sequences
+
+    def __str__(self) -> str:
+        kind = f"{self.tokens} tokens of {self.sequences - 1} sequences" if self.mixed else f"{self.tokens} decodes"
+        return f"{kind} of up to {self.max_kv_len} positions"
+
+
+class Shapes:
+    """All shapes of a worker, for steps of up to `max_batch_size` sequences and `max_step_tokens` tokens."""
+
+    def __init__(self, max_batch_size: int, max_step_tokens: int, max_seq_len: int) -> None:
+        self.max_batch_size, self._max_step_tokens, self._max_seq_len = max_batch_size, max_step_tokens, max_seq_len
+        self._batch_sizes, self._decode_kv_lens = batch_sizes(max_batch_size), self._kv_lens(DECODE_KV_LENS)
+        self._mixed = list(self._mixed_shapes())
+        self.most_rows = max([max_batch_size, *(shape.rows for shape in self._mixed)])
+        self.longest = max([max_seq_len, *(shape.max_kv_len for shape in self._mixed)])  # the largest max_kv_len
+
+    def decode(self, sequences: int, longest: int) -> Shape | None:
+        """Returns the shape for decodes that attend to at most `longest` positions, or None."""
+        if sequences > self.max_batch_size or longest > self._max_seq_len:
+            return None
+        size = self._batch_sizes[bisect_left(self._batch_sizes, sequences)]
+        return Shape(size, size, size, self._decode_kv_lens[bisect_left(self._decode_kv_lens, longest)])
+
+    def mixed(self, tokens: int, sequences: int, rows: int, longest: int, *, apart: bool = False) -> Shape | None:
+        """Returns the smallest shape for a mixed step, or None. rows: the number of rows of logits.
+
+        apart: whether the shape must have fewer rows of logits than tokens
+        """
+        for shape in self._mixed:
+            fits = tokens <= shape.tokens and sequences < shape.sequences and rows <= shape.rows
+            if apart and shape.rows == shape.tokens:
+                continue
+            if fits and longest <= shape.max_kv_len:
+                least = 0 if shape.tokens <= FREE_PADDING else shape.tokens - shape.tokens // PADDING_SHARE
+                return shape if tokens >= least else None
+        return None
+
+    def all_shapes(self) -> Iterator[Shape]:
+        """Yields every shape: first decodes, then mixed steps, each from the largest to the smallest.
+
+        The memory that graphs share therefore has its final size after the first shapes.
+        """
+        for size, kv_len in product(reversed(self._batch_sizes), reversed(self._decode_kv_lens)):
+            yield Shape(size, size, size, kv_len)
+        yield from reversed(self._mixed)
+
+    def _kv_lens(self, bounds: tuple[int, ...]) -> list[int]:
+        return [*(bound for bound in bounds if bound < self._max_seq_len), self._max_seq_len]
+
+    def _mixed_shapes(self) -> Iterator[Shape]:
+        most = min(self._max_step_tokens, MOST_TOKENS)
+        for tokens in [*(size for size in TOKENS if size < most), most]:
+            many = min(tokens * 3 // 4, self.max_batch_size)
+            for sequences in sorted({min(many, FEW_SEQUENCES), many} if many > FEW_ROWS else {many}):
+                if sequences + 1 < tokens:
+                    rows = max(sequences, min(tokens, FEW_ROWS))
+                    lens = self._kv_lens(MIXED_KV_LENS)
+                    yield from (Shape(tokens, sequences + 1, rows, max(kv_len, tokens)) for kv_len in lens)
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Returns the batch sizes that decodes and sampling are padded to, in ascending order up to `most`."""
+    larger = range(BATCH_SIZES[-1] + 128, most, 128)
+    return [*(size for size in (*BATCH_SIZES, *larger) if size < most), most]
+
 
 ALIGN = 128  # columns begin at multiples of this many bytes, because Triton compiles kernels for aligned pointers
 KNOWN = -1  # value of `sources`: the token is in `token_ids`
 Pending = tuple[list[int], list[int]]  # rows whose tokens the host does not know, and their indices in the last ids
-
 # the columns of a block that ForwardInputs does not have
 SOURCES = Column(torch.int64, Extent.TOKENS, KNOWN)  # index of the token in the ids of the last step, or KNOWN
-LANES = Column(torch.int32, Extent.SEQUENCES, Padding.COMPUTED)  # rows of the page tables, see page_lanes.py
+LANES = Column(torch.int32, Extent.SEQUENCES, Padding.COMPUTED)  # rows of the page tables
 ROPE_ROWS = Column(torch.int64, Extent.TOKENS, 0)  # ForwardInputs.rope_rows, for models with M-RoPE
 
 
@@ -148,7 +246,7 @@ class HostInputs:
         }
 
     def fill(self, layout: StepLayout, pending: Pending, lanes: list[int]) -> None:
-        """Fills all columns. lanes: the lane of each sequence (page_lanes.py)."""
+        """Fills all columns. lanes: the lane of each sequence."""
         self._sources[:] = KNOWN
         self._sources[pending[0]] = pending[1]
         _put(self._lanes, lanes, self._scratch)
@@ -191,3 +289,68 @@ class HostInputs:
 def _put(column: NDArray[Any], values: NDArray[Any] | list[int], padding: int | Padding) -> None:
     column[: len(values)] = values
     column[len(values) :] = padding
+
+
+# Keeps the page tables of running sequences on the device, and sends only the pages that are new.
+#
+# Each running sequence has a lane: a row of the page tables. A step names the lanes of its sequences, and the device
+# gathers the step's page tables from these rows. When sequences come and go, no other pages have to be sent again.
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    number: int
+    pages: "list[array[int]]"  # `pages` of the sequence; a new list object means that the sequence got new pages
+    count: int = 0  # how many pages of each group are on the device
+
+
+class PageLanes:
+    """The lanes of up to `lanes` sequences with up to `pages` pages in each of `groups` groups of layers.
+
+    tables: for each group [lanes + 1, pages] int32. The last row, `scratch`, consists of the scratch page.
+    """
+
+    def __init__(self, lanes: int, pages: int, groups: int, device: torch.device) -> None:
+        self.tables = tuple(torch.zeros(lanes + 1, pages, dtype=torch.int32, device=device) for _ in range(groups))
+        self.scratch = lanes
+        self._pages, self._device = pages, device
+        self._lanes: dict[int, _Lane] = {}  # id() of a sequence's `pages` → its lane
+        self._free = list(reversed(range(lanes)))
+
+    def lanes_of(self, chunks: Seq[Chunk], page_size: int) -> list[int]:
+        """Returns the lanes of the chunks' sequences. Sends the pages of the chunks that are not on the device yet.
+
+        Steps that are launched later in the stream see the new pages. Pages that a sequence has returned stay in the
+        tables, because no row reads them.
+        """
+        numbers, missing = [], []
+        for chunk in chunks:
+            pages = chunk.sequence.pages
+            lane = self._lanes.get(id(pages)) or self._new_lane(pages, chunks)
+            needed = (chunk.start + chunk.length - 1) // page_size + 1
+            if lane.count < needed:
+                missing.append((lane, needed))
+            numbers.append(lane.number)
+        if missing:
+            self._send(missing)
+        return numbers
+
+    def _new_lane(self, pages: "list[array[int]]", chunks: Seq[Chunk]) -> _Lane:
+        if not self._free:
+            kept = {id(chunk.sequence.pages) for chunk in chunks}
+            for key in [key for key in self._lanes if key not in kept]:
+                self._free.append(self._lanes.pop(key).number)
+        lane = self._lanes[id(pages)] = _Lane(self._free.pop(), pages)
+        return lane
+
+    def _send(self, missing: list[tuple[_Lane, int]]) -> None:
+        at = [lane.number * self._pages + np.arange(lane.count, needed) for lane, needed in missing]
+        rows = [np.concatenate(at)]
+        for group in range(len(self.tables)):
+            new = [np.frombuffer(lane.pages[group], np.int32)[lane.count : needed] for lane, needed in missing]
+            rows.append(np.concatenate(new))
+        where, *pages = to_device(np.stack(rows).astype(np.int64), self._device)
+        for table, new_pages in zip(self.tables, pages, strict=True):
+            table.view(-1).index_copy_(0, where, new_pages.int())
+        for lane, needed in missing:
+            lane.count = max(lane.count, needed)

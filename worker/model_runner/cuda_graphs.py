@@ -3,11 +3,11 @@
     inputs in static memory ─ forward graph ─> static logits ─ sampling graph ─> static ids
                                                       └─ eager sampling and log-probabilities of rows that are not plain
 
-All steps that have a shape (graph_shapes.py) are replayed: decodes, and steps with prompt chunks or drafts. Steps with
-pooling or prompt log-probabilities, and steps that are too large, run without a graph.
+All steps that have a shape (cuda_graph_inputs.py) are replayed: decodes, and steps with prompt chunks or drafts. Steps
+with pooling or prompt log-probabilities, and steps that are too large, run without a graph.
 
-Steps with LoRA adapters have captured forwards of their own (adapters_in_graphs.py), so that other steps do not pay for
-them. They are captured after the first step of each shape, because their size depends on the adapters.
+Steps with LoRA adapters have captured forwards of their own (cuda_graph_adapters.py), so that other steps do not pay
+for them. They are captured after the first step of each shape, because their size depends on the adapters.
 
 A replay computes the same bits as the step without a graph: it runs the same kernels, and in no kernel does a row
 depend on other rows or on padding. Before the first graph serves a request, a self-test compares replays with the same
@@ -26,21 +26,25 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from worker.run.graphs.graph_adapters import AdaptedForwards, with_adapters
-from worker.run.graphs.graph_capture import Capture, Captured, Forward, GraphAdapters, StaticForward, StaticMemory
-from worker.run.graphs.graph_inputs import Blocks, inputs_bytes
-from worker.run.graphs.graph_sampling import PlainSampling
-from worker.run.graphs.graph_self_test import dummy_decodes, dummy_mixed, same_bits
-from worker.run.graphs.graph_shapes import Shape, Shapes
-from worker.run.graphs.page_lanes import PageLanes
-from worker.run.in_flight import InFlightStep
-from worker.run.inputs import build_inputs, lay_out, lay_out_decodes, pending_tokens
-from worker.run.sampler import is_plain
-from worker.schedule.records.adapter_use import AdapterUse, has_adapters
-from worker.schedule.sequence import Chunk, Plan, Row
+from shared.messages import Sampling
+from worker.model_runner.cuda_graph_capture import (
+    AdaptedForwards,
+    Capture,
+    Captured,
+    Forward,
+    GraphAdapters,
+    PlainSampling,
+    StaticForward,
+    StaticMemory,
+    with_adapters,
+)
+from worker.model_runner.cuda_graph_inputs import Blocks, PageLanes, Shape, Shapes, inputs_bytes
+from worker.model_runner.inputs import build_inputs, dummy_sequence, lay_out, lay_out_decodes, pending_tokens
+from worker.model_runner.sampler import is_plain
+from worker.model_runner.step import InFlightStep
+from worker.scheduler.sequence import AdapterUse, Chunk, Plan, Row, has_adapters
 
 log = logging.getLogger("sluice.graphs")
-
 LEAST_FREE = 256 << 20  # bytes; with less free memory, no more graphs are captured before serving
 
 
@@ -307,3 +311,39 @@ def _needs_other_rows(chunk: Chunk) -> bool:
     sequence = chunk.sequence
     scored = sequence.sampling.prompt_logprobs and chunk.start < sequence.prompt_len
     return sequence.pooling is not None or scored
+
+
+# Dummy steps for the self-test of graphs: decodes, and a mixed step.
+#
+# They compute in the scratch page. Each token of a step needs its own slot there. The last slot is not used, because
+# padding writes to it.
+
+MIXED_LENGTHS = (3, 1, 1, 4)  # the lengths of the chunks of a mixed step; the first length varies with `seed`
+MOST_SLOTS = 12  # the maximum number of slots that a dummy step writes
+
+
+def dummy_decodes(page_size: int, groups: int, seed: int, most: int) -> Plan:
+    """Returns decodes of up to four sequences. Half of them are sampled at random."""
+    return _dummy_plan([1] * max(1, min(page_size - 1, most, 4)), page_size, groups, seed)
+
+
+def dummy_mixed(page_size: int, groups: int, seed: int, most: int) -> Plan | None:
+    """Returns chunks of one and of several tokens, for at most `most` sequences; None if a page is too small."""
+    lengths = [MIXED_LENGTHS[0] + seed % 3, *MIXED_LENGTHS[1:]][-most:]
+    return _dummy_plan(lengths, page_size, groups, seed) if page_size > MOST_SLOTS else None
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Whether two float32 tensors are equal bit by bit. Waits for the device."""
+    return torch.equal(first.view(torch.int32), second.view(torch.int32))
+
+
+def _dummy_plan(lengths: list[int], page_size: int, groups: int, seed: int) -> Plan:
+    chunks, start = [], 0
+    for number, length in enumerate(lengths):
+        tokens = [seed + i for i in range(start + length)]
+        sampling = Sampling(1, temperature=0.9 * (number % 2))
+        sequence = dummy_sequence(tokens, page_size, groups, sampling, seed=seed + number)
+        chunks.append(Chunk(sequence, start, length, True))
+        start += length
+    return Plan(chunks)

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.grammar.matcher import Restriction
-from worker.run.inputs import to_device
-from worker.run.sampler import stop_ids
-from worker.schedule.sequence import Row, Sequence
+from worker.model_runner.inputs import to_device
+from worker.model_runner.sampler import stop_ids
+from worker.scheduler.sequence import Row, Sequence
+from worker.structured_output.matcher import Restriction
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor

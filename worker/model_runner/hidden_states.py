@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from worker.kv_cache.tensors import KVCache
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.model import Forward
-from worker.schedule.sequence import Chunk, Plan, Sequence
+from worker.model_runner.step import Forward
+from worker.models.forward_inputs import ForwardInputs
+from worker.scheduler.sequence import Chunk, Plan, Sequence
 
 CONTEXT = 256  # how many of the last tokens' hidden states are kept; the head does not read the start of long prompts
 

@@ -5,10 +5,10 @@ The runner works on tensors and plans and makes no decisions. Prefill, chunked p
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -16,22 +16,33 @@ from torch import Tensor
 
 from shared.messages import Sampling
 from worker.kv_cache.tensors import KVCache
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.adapted import begun_by, inputs_for, model_for, reads_pictures
-from worker.run.graphs.graph_capture import EagerGraph, cuda_capture
-from worker.run.graphs.graph_shapes import Shapes
-from worker.run.graphs.graphs import StepGraphs
-from worker.run.in_flight import AnyStep, HostCopy, InFlightStep, ReadPooled, StepOutput, UnfinishedStep, no_rows
-from worker.run.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, to_device
-from worker.run.model import Forward, Model, Pipeline
-from worker.run.sampler import is_plain, sample_rows
-from worker.schedule.sequence import Chunk, Plan, Row
+from worker.model_runner.cuda_graph_capture import EagerGraph, cuda_capture
+from worker.model_runner.cuda_graph_inputs import Shapes
+from worker.model_runner.cuda_graphs import StepGraphs
+from worker.model_runner.inputs import LogitsUse, build_inputs, dummy_sequence, lay_out, pending_tokens, to_device
+from worker.model_runner.sampler import is_plain, sample_rows
+from worker.model_runner.step import (
+    AnyStep,
+    Forward,
+    HostCopy,
+    InFlightStep,
+    Model,
+    Pipeline,
+    ReadPooled,
+    StepOutput,
+    UnfinishedStep,
+    no_rows,
+)
+from worker.models.forward_inputs import ForwardInputs
+from worker.ops.table import Operations
+from worker.scheduler.sequence import Chunk, Plan, Row, has_adapters
 
-if TYPE_CHECKING:  # features, which are imported at run time only when needed
-    from worker.run.drafters.hidden_rows import Reader
-    from worker.run.grammar_mask import GrammarMask
-    from worker.run.graphs.adapters_in_graphs import GraphAdapters
+if TYPE_CHECKING:
+    from worker.model_runner.cuda_graph_adapters import GraphAdapters
+    from worker.model_runner.grammar_mask import GrammarMask
+    from worker.model_runner.hidden_states import Reader
     from worker.vision.vision import Vision
+
 
 # The number of rows that are sampled together if answers are checked. A row needs several arrays as long as the
 # vocabulary, and on the CPU, sampling is four times as fast if the arrays of all rows fit in the caches.
@@ -79,7 +90,7 @@ class Runner:
 
     def _step_graphs(self, shapes: Shapes, max_loras: int, *, batch_invariant: bool) -> StepGraphs:
         def make_adapters() -> "GraphAdapters":
-            from worker.run.graphs.adapters_in_graphs import GraphAdapters
+            from worker.model_runner.cuda_graph_adapters import GraphAdapters
 
             return GraphAdapters(self._model, self._cache, shapes, max_loras)
 
@@ -136,7 +147,7 @@ class Runner:
         return InFlightStep(plan, int(may_overlap), ids, HostCopy(ids), read_pooled=done.read_pooled)
 
     def _with_logprobs(self, plan: Plan, done: _Computed, ids: Tensor) -> InFlightStep:
-        from worker.run.logprobs import launch_logprobs
+        from worker.model_runner.logprobs import launch_logprobs
 
         logprobs = launch_logprobs(plan, done.use, done.logits, done.sampled, ids)
         return InFlightStep(plan, 0, ids, HostCopy(ids), logprobs, done.read_pooled)
@@ -167,7 +178,7 @@ class Runner:
         """Returns the logits [N, V] float32, and a function that returns the pooled rows."""
         if not use.pooled:
             return model.forward(inputs, self._cache), no_rows
-        from worker.run.pooling import launch_pooling
+        from worker.model_runner.logprobs import launch_pooling
 
         hidden = model.hidden(inputs, self._cache)
         rows = to_device(use.with_logits(len(hidden)), self._device)
@@ -184,7 +195,7 @@ class Runner:
     def _masked(self, logits: Tensor, rows: list[Row]) -> Tensor:
         """Returns the logits without the tokens that constraints forbid."""
         if self._grammar_mask is None:
-            from worker.run.grammar_mask import GrammarMask
+            from worker.model_runner.grammar_mask import GrammarMask
 
             self._grammar_mask = GrammarMask(self._model.spec.vocab_size, self._model.spec.eos_ids)
         return self._grammar_mask.apply(logits, rows)
@@ -231,3 +242,71 @@ class Runner:
 
     def _row_done(self) -> None:
         self._rows_done += 1
+
+
+# Prepares steps with LoRA adapters, pictures or a drafter that reads hidden states.
+#
+# The modules of these features are imported only by the first such step.
+
+M = TypeVar("M", Model, Pipeline)
+
+
+def reads_pictures(plan: Plan) -> bool:
+    """Whether a chunk of the step may have tokens of a picture. Only such a step cannot be replayed as a graph."""
+    pictures = [(chunk.start, chunk.sequence.pictures) for chunk in plan.chunks]
+    return any([each is not None and start < each.end for start, each in pictures])
+
+
+def has_pictures(plan: Plan) -> bool:
+    """Whether a chunk of the step may have tokens of a picture, or positions that depend on a picture."""
+    pictures = [(chunk.start, chunk.sequence.pictures) for chunk in plan.chunks]
+    return any([each is not None and (start < each.end or each.rotary is not None) for start, each in pictures])
+
+
+def model_for(model: Model, plan: Plan, inputs: ForwardInputs, reader: "Reader | None") -> Forward:
+    """Returns the model that computes a step: with its adapters, and with a drafter that reads its hidden states.
+
+    It is `model` itself if no sequence has an adapter, and no drafter reads.
+    """
+    step = None if reader is None else reader.reads(inputs, plan)
+    if step is None:
+        return _adapted(model, plan, inputs)
+    from worker.model_runner.hidden_states import ReadModel
+
+    return ReadModel(_adapted(model, plan, step.inputs), step)
+
+
+def begun_by(pipeline: Pipeline, plan: Plan, inputs: ForwardInputs, reader: "Reader | None") -> Forward:
+    """Begins a step in a pipeline. Returns what computes the rest, see Pipeline.begin and model_for."""
+    step = None if reader is None else reader.reads(inputs, plan)
+    if step is None:
+        return _adapted(pipeline, plan, inputs).begin(inputs)
+    from worker.model_runner.hidden_states import ReadModel
+
+    return ReadModel(_adapted(pipeline, plan, step.inputs).begin(step.inputs), step)
+
+
+def _adapted(model: M, plan: Plan, inputs: ForwardInputs) -> M:
+    if not has_adapters(plan):
+        return model
+    adapted: M = model.with_operations(operations_of(model.operations, plan.chunks, inputs))
+    return adapted
+
+
+def operations_of(plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Operations:
+    """Returns the operations of a step whose chunks have adapters. Does not wait for a GPU."""
+    from worker.lora.ops import operations_with_adapters
+
+    on_gpu = inputs.logits_indices.is_cuda
+    return operations_with_adapters(
+        plain, chunks, inputs, torch.from_numpy(lay_out(chunks, 1)[0].logits_indices) if on_gpu else None
+    )
+
+
+def inputs_for(inputs: ForwardInputs, plan: Plan, vision: "Vision | None") -> ForwardInputs:
+    """Returns the inputs of a step, with the vectors of its pictures. Encodes pictures that are not encoded yet."""
+    if vision is None or not has_pictures(plan):  # without a tower, no sequence with pictures is admitted
+        return inputs
+    from worker.vision.step import with_pictures
+
+    return with_pictures(inputs, plan.chunks, vision)

@@ -12,11 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
-from worker.kernels.sample import adjust, first_highest, sample, sample_plain, signed_seed
-from worker.run.inputs import to_device
-from worker.schedule.records.adjustment import Adjustment
-from worker.schedule.sequence import Row, Sequence
+from worker.model_runner.inputs import to_device
+from worker.ops.sampling import sample, sample_plain
+from worker.ops.sampling.reference import (
+    Bias,
+    History,
+    PlainParams,
+    SampleParams,
+    Stages,
+    adjust,
+    first_highest,
+    signed_seed,
+)
+from worker.scheduler.sequence import Adjustment, Row, Sequence
 
 COLUMN_ALIGN = 32  # columns begin at multiples of 32 entries: Triton compiles kernels for aligned pointers
 
@@ -38,7 +46,7 @@ def sample_rows(
         return first_highest(logits)
     params = sampling_params(rows, eos_ids, logits.device)
     if any([sequence.sampling.chain is not None for sequence, _ in rows]):
-        from worker.run.samplers.chain import chained
+        from worker.model_runner.sampler_chain import chained
 
         left = chained(adjust(logits, params), rows, progress)
         for place, (sequence, _) in enumerate(rows):

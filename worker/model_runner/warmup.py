@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import Sampling
 from worker.kv_cache.sizing import GpuMemory, PoolBudget, page_size
 from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model.decoder import Decoder
-from worker.run.graphs.graph_shapes import MOST_TOKENS, Shapes
-from worker.run.inputs import dummy_sequence
-from worker.run.runner import Runner
-from worker.schedule.sequence import Chunk, Plan, Sequence
+from worker.model_runner.cuda_graph_inputs import MOST_TOKENS, Shapes
+from worker.model_runner.inputs import dummy_sequence
+from worker.model_runner.runner import Runner
+from worker.models.decoder import Decoder
+from worker.scheduler.sequence import Chunk, Plan, Sequence
 
 GREEDY = Sampling(1, temperature=0.0)
 PLAIN = Sampling(1, temperature=0.7, top_p=0.9, top_k=40, min_p=0.05)  # samples from unadjusted logits
@@ -153,7 +153,7 @@ def warm_up(runner: StepRunner, plans: Iterable[Plan], on_progress: Callable[[],
 
 
 class MemoryGauge(Protocol):
-    """Measures the memory of a device; see worker/kv_cache/gpu_memory.py."""
+    """Measures the memory of a device; see worker/kv_cache/memory.py."""
 
     def read(self) -> GpuMemory: ...
     def start_measurement(self) -> None: ...

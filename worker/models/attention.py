@@ -7,16 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu import bindings
-from worker.kernels.cpu.decoder_c import AttentionC
-from worker.kernels.cpu.limits import MAX_HEAD_DIM, MAX_KEY_ELEMENTS
-from worker.kernels.linear import PackedLinear
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.checkpoint.stacked_linear import StackedLinear
-from worker.model.checkpoint.stored_weight import PlainWeight
-from worker.model.layer_names import LayerNames, norm, norm_weights
-from worker.model.layer_parts import Place, SmallWeight, Step, StoredPart
-from worker.model.mixers.kinds import Mixer
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.checkpoint.stored_weight import PlainWeight, StackedLinear
+from worker.models.cpu_decoder import AttentionC
+from worker.models.layer_kinds import LayerNames, Mixer, Place, SmallWeight, Step, StoredPart, norm, norm_weights
+from worker.ops import paged_kv
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.native import MAX_HEAD_DIM, MAX_KEY_ELEMENTS
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "self_attn."
@@ -170,7 +167,7 @@ def _check(spec: ModelSpec, layer: LayerSpec) -> None:
 
 
 def _runs_in_c(place: Place) -> bool:
-    return bindings.supports_cache(place.dtype, place.cache.layer(place.index)[0], place.spec.kv_shape(place.layer)[1])
+    return paged_kv.supports_cache(place.dtype, place.cache.layer(place.index)[0], place.spec.kv_shape(place.layer)[1])
 
 
 def _in_c(own: AttentionWeights, place: Place) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Makes a ModelSpec from a Hugging Face config and the row of its model family (family_table.py).
+"""Makes a ModelSpec from a Hugging Face config and the row of its model family (families.py).
 
 The module reads both spellings of rotary settings (`rope_parameters`, and the older `rope_theta` + `rope_scaling` +
 `rope_local_base_freq`), of windows (`layer_types`, and the older patterns) and of the number of experts
@@ -9,21 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shared.task import GENERATE, Task
-from worker.kernels.rowwise.act_and_mul import CLAMP, SWIGLU_ALPHA
-from worker.kernels.rowwise.activate import GATED, PLAIN, Activation
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.config_values import check_outline, check_values, counted, shown
-from worker.model.families.family_defaults import COMMON
-from worker.model.families.family_table import FAMILIES
-from worker.model.families.gemma4_layers import layer_inputs
-from worker.model.families.rope_settings import NO_ROPE, rope_spec
-from worker.model.families.spec_bounds import check_spec
-from worker.model.family import FULL, SLIDING, Config, Family
-from worker.model.feed_forward.kinds import feed_forward
-from worker.model.mixers.kinds import mixer
-from worker.model.quantization.methods import method_of
-from worker.spec import ExpertsSpec, LayerSpec, ModelSpec, QueryScaling, RopeSpec
+from shared.checkpoint import GENERATE, Task
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.models.config_values import NO_ROPE, check_outline, check_values, counted, layer_inputs, rope_spec, shown
+from worker.models.families import COMMON, FAMILIES
+from worker.models.family import FULL, SLIDING, Config, Family
+from worker.models.layer_kinds import feed_forward, mixer
+from worker.ops.activation.reference import CLAMP, GATED, PLAIN, SWIGLU_ALPHA
+from worker.ops.native import MAX_CHOSEN
+from worker.quantization.methods import method_of
+from worker.spec import Activation, ExpertsSpec, LayerSpec, ModelSpec, QueryScaling, RopeSpec
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu2": "relu2",
@@ -59,7 +54,7 @@ def spec_from_config(config: Config, task: Task = GENERATE) -> ModelSpec:
         embedding. A model that scores text may have a classification head.
 
     Raises UnsupportedModel for an unsupported family, rotary kind or activation, and for a config that lacks a size,
-    states an impossible value (config_values.py), or has sizes that are too large for the kernels (spec_bounds.py).
+    states an impossible value (config_values.py), or has sizes that are too large for the kernels.
     Raises CheckpointError for an unsupported quantization.
     """
     check_outline(config)
@@ -306,3 +301,49 @@ def _rope_settings(family: Family, config: Config, kind: str) -> Config:
         return {**old, **of_kind}
     scaling = {} if local else {**(config.get("rope_scaling") or {}), **new}
     return {**old, **(scaling or family.scaling)}
+
+
+# Refuses a model whose sizes contradict each other or are too large for the kernels, before any weight is read.
+
+MAX_THETA = 1e18  # the powers of theta must be finite in float32
+
+
+def check_spec(spec: ModelSpec, layers: int) -> None:
+    """Raises UnsupportedModel if a size is not supported. layers: num_hidden_layers in the config"""
+    if len(spec.layers) != layers:
+        raise UnsupportedModel(
+            f"num_hidden_layers {layers} is not supported: the lists of layers, such as layer_types, end after "
+            f"{len(spec.layers)}"
+        )
+    for layer in dict.fromkeys(spec.layers):
+        mixer(layer.mixer).check(spec, layer)
+        if not spec.intermediate_size and (not layer.sparse or (spec.experts and spec.experts.beside_mlp)):
+            raise UnsupportedModel(f"intermediate_size {spec.intermediate_size} is not supported: layers have MLPs")
+    for rope in spec.ropes:
+        _check_rope(rope, rope.head_dim or spec.head_dim)
+    if spec.experts is not None and spec.experts.chosen > MAX_CHOSEN:
+        raise UnsupportedModel(f"num_experts_per_tok {spec.experts.chosen} is not supported: at most {MAX_CHOSEN} are")
+
+
+def _check_rope(rope: RopeSpec, head_dim: int) -> None:
+    if rope.kind == "none":
+        return
+    rotated = rope.rotated or head_dim
+    if not 2 <= rotated <= head_dim or rotated % 2:
+        raise UnsupportedModel(
+            f"partial_rotary_factor is not supported: it rotates {rotated} dimensions of head_dim {head_dim}, and "
+            "supported are even numbers from 2 on"
+        )
+    if not 1 < rope.theta <= MAX_THETA:
+        raise UnsupportedModel(
+            f"rope_theta {rope.theta:g} is not supported: it must be more than 1, at most {MAX_THETA:g}"
+        )
+    if rope.kind == "llama3" and not rope.low_freq_factor < rope.high_freq_factor:
+        raise UnsupportedModel(
+            f"high_freq_factor {rope.high_freq_factor:g} is not supported: it must be more than low_freq_factor "
+            f"{rope.low_freq_factor:g}"
+        )
+    if rope.kind == "longrope" and len(rope.factors) != rotated // 2:
+        raise UnsupportedModel(
+            f"short_factor of {len(rope.factors)} numbers is not supported: {rotated // 2} pairs of dimensions rotate"
+        )

@@ -4,24 +4,111 @@ The decoder works on rows and knows no sequences. The kernels read from ForwardI
 attend to. The kinds of layers are in mixers/ and feed_forward/.
 """
 
+import math
+from collections.abc import Iterator
 from copy import copy
 from ctypes import c_uint64
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
-from worker.kernels.operations import FAST, Exchange, Operations, alone
 from worker.kv_cache.tensors import KVCache
-from worker.model import rope
-from worker.model.feed_forward.kinds import feed_forward
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.layer import Weights
-from worker.model.layer_inputs import add_own_input, add_vectors, vectors_of_layers, write_tapped
-from worker.model.layer_parts import Step
-from worker.model.mixers.kinds import mixer
-from worker.spec import ModelSpec
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.layer_kinds import Step, feed_forward, mixer
+from worker.models.per_layer_embeddings import (
+    LayerInputs,
+    OwnInput,
+    add_own_input,
+    add_vectors,
+    vectors_of_layers,
+    write_tapped,
+)
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.moe.packed import PackedExperts
+from worker.ops.table import FAST, Exchange, Operations, alone
+from worker.spec import ModelSpec, QueryScaling, RopeSpec
+
+# The weights of a model: each layer's mixer, feed-forward network and norms; the embedding, last norm and head.
+
+
+class MixerWeights(Protocol):
+    """The weights of a mixer. Each kind of mixer has a record of its own (mixers/)."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def o(self) -> PackedLinear:
+        """The output projection: the linear that is applied to the mixer's result."""
+
+    @property
+    def linears(self) -> Iterator[PackedLinear]: ...
+
+
+class FeedForwardWeights(Protocol):
+    """The weights of a feed-forward network. Each kind of network has a record of its own (feed_forward/)."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def first(self) -> PackedLinear | None:
+        """The linear that every row uses first; None if there is no such linear, as in a mixture of experts."""
+
+    @property
+    def linears(self) -> Iterator[PackedLinear | PackedExperts]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The weights of one layer. Norms are [H], or [2, H] if they are layer norms. None: the layer has no such weight.
+
+    The comment of a field begins with the weight's name in Hugging Face checkpoints.
+    """
+
+    before_attention: Tensor | None = None  # input_layernorm
+    mixer: MixerWeights
+    after_attention: Tensor | None = None  # post_attention_layernorm of Gemma, before the residual sum
+    before_mlp: Tensor | None = None  # post_attention_layernorm; Gemma: pre_feedforward_layernorm
+    feed_forward: FeedForwardWeights
+    after_mlp: Tensor | None = None  # post_feedforward_layernorm of Gemma, before the residual sum
+    own_input: OwnInput | None = None  # the weights that apply the per-layer embedding
+    scale: Tensor | None = None  # layer_scalar [1]: the factor of the layer's output
+
+    @property
+    def next_weights(self) -> list[Tensor]:
+        """The weights that are read directly after the mixer, in the order of reading."""
+        first = self.feed_forward.first
+        return [self.mixer.o.memory] if first is None else [self.mixer.o.memory, first.memory]
+
+    @property
+    def linears(self) -> Iterator[PackedLinear | PackedExperts]:
+        """All linears of this layer."""
+        yield from self.mixer.linears
+        yield from self.feed_forward.linears
+        if self.own_input is not None:
+            yield from (self.own_input.gate, self.own_input.out)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All weights of a model, on one device."""
+
+    embed: Tensor  # embed_tokens [vocab, H]
+    layers: list[Layer]
+    norm: Tensor  # norm [H]
+    head: PackedLinear  # lm_head: H → vocab
+    layer_inputs: LayerInputs | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the embeddings and all linears take in memory."""
+        linears = (linear for layer in self.layers for linear in layer.linears)
+        inputs = 0 if self.layer_inputs is None else self.layer_inputs.nbytes
+        return self.embed.nbytes + inputs + sum(linear.nbytes for linear in (*linears, self.head))
 
 
 class Decoder:
@@ -32,8 +119,8 @@ class Decoder:
         self.spec, self.weights, self.operations, self.max_positions = spec, weights, operations, max_positions
         self.exchange: Exchange = alone  # makes operations gather the columns of other ranks, if there are any
         self.layers_started = c_uint64()  # a count over all steps, which shows that a long step makes progress
-        self.ropes = [rope.tables(table, spec.head_dim, max_positions, weights.embed.device) for table in spec.ropes]
-        self.query_scales = rope.query_scales(spec.query_scaling, max_positions, weights.embed.device)
+        self.ropes = [tables(table, spec.head_dim, max_positions, weights.embed.device) for table in spec.ropes]
+        self.query_scales = query_scales(spec.query_scaling, max_positions, weights.embed.device)
         self._forwards = [
             (mixer(layer.mixer.kind).forward, feed_forward(layer.feed_forward.kind).forward) for layer in weights.layers
         ]
@@ -54,7 +141,7 @@ class Decoder:
         own = vectors_of_layers(self.weights.layer_inputs, inputs, x, eps, do)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         h = h if inputs.first is None else inputs.first
-        step = Step(do, spec, rope.at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
+        step = Step(do, spec, at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
         for index, (layer, (mix, feed)) in enumerate(zip(self.weights.layers, self._forwards, strict=True)):
             self.layers_started.value += 1
             normed, h = h, mix(h, layer.mixer, index, step, layer.next_weights)  # [T, width of the mixer]
@@ -123,3 +210,85 @@ class Decoder:
         other = copy(self)
         other.operations = operations
         return other
+
+
+# Computes tables of rotary embeddings and of the factors that scale queries, float32, with one row per position.
+#
+# The kinds of rotary embeddings differ in their inverse frequencies and in the magnitude of cos and sin.
+
+Device = torch.device | str
+
+
+def tables(spec: RopeSpec, head_dim: int, positions: int, device: Device) -> tuple[Tensor, Tensor]:
+    """Returns cos and sin of position * inverse frequency, each [positions, head_dim] float32.
+
+    Both halves of a row are equal. Dimensions that are not rotated have cos 1 and sin 0. The tables are computed on the
+    CPU, so that every device uses the same bits.
+    """
+    head_dim = spec.head_dim or head_dim
+    rotated = 0 if spec.kind == "none" else spec.rotated or head_dim
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(spec, rotated)  # [M, R/2]
+    unrotated = (0, (head_dim - rotated) // 2)
+    cos = pad(angles.cos() * spec.magnitude, unrotated, value=1.0)  # [M, D/2]
+    sin = pad(angles.sin() * spec.magnitude, unrotated)
+    return torch.cat((cos, cos), dim=-1).to(device), torch.cat((sin, sin), dim=-1).to(device)
+
+
+def at_columns(found: list[tuple[Tensor, Tensor]], positions: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    """Returns tables [T, D] whose column d in row t is column d of the table `found` at position positions[t, d].
+
+    positions: [T, D]; None: the tables `found` are returned
+    """
+    if positions is None:
+        return found
+    return [(cos.gather(0, positions), sin.gather(0, positions)) for cos, sin in found]
+
+
+def query_scales(scaling: QueryScaling | None, positions: int, device: Device) -> Tensor | None:
+    """Returns the factor by which queries are multiplied at each position, float32; None if all factors are 1."""
+    if scaling is None or positions <= scaling.positions:
+        return None
+    steps = torch.arange(positions) // scaling.positions
+    return (1 + scaling.beta * (1 + steps).float().log()).to(device)
+
+
+def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
+    """Returns the radians per position for each pair of dimensions, [head_dim / 2] float32.
+
+    head_dim: how many dimensions of a head are rotated.
+    """
+    plain = 1.0 / (spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / max(head_dim, 1)))
+    if spec.kind == "longrope":
+        return plain / torch.tensor(spec.factors)
+    if spec.kind == "linear":
+        return plain / spec.factor
+    if spec.kind == "proportional":
+        return torch.where(torch.arange(len(plain)) < spec.pairs, plain / spec.factor, 0.0)
+    if spec.kind == "llama3":
+        return _llama3(spec, plain)
+    if spec.kind == "yarn":
+        return _yarn(spec, plain, head_dim)
+    return plain
+
+
+def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
+    """Stretches long wavelengths by `factor`, keeps short ones, and blends between them (Llama 3.1)."""
+    turns = spec.original_positions / (2 * math.pi / plain)  # full rotations of each pair over the original positions
+    blend = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
+    keep = blend.clamp(0.0, 1.0)
+    return (1 - keep) * plain / spec.factor + keep * plain
+
+
+def _yarn(spec: RopeSpec, plain: Tensor, head_dim: int) -> Tensor:
+    """Keeps pairs that rotate often, stretches pairs that rotate seldom, and blends between them (arXiv 2309.00071)."""
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(spec.original_positions / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))
+
+    low, high = dimension(spec.beta_fast), dimension(spec.beta_slow)
+    if spec.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = high - low or 0.001
+    stretch = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
+    return plain / spec.factor * stretch + plain * (1 - stretch)

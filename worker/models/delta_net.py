@@ -1,22 +1,20 @@
 """The gated delta rule (Gated DeltaNet) of Qwen3.5 and Qwen3-Next. A sequence has a state of fixed size, and no K/V."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.recurrent import delta_net as in_c
-from worker.kernels.linear import PackedLinear
-from worker.kernels.recurrent.delta_net import DeltaNetShape, DeltaNetWeights
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.checkpoint.stacked_linear import WEIGHT, StackedLinear
-from worker.model.checkpoint.stored_weight import PlainWeight
-from worker.model.layer_names import LayerNames
-from worker.model.layer_parts import Place, SmallWeight, Step, StoredPart
-from worker.model.mixers.kinds import Config, Mixer
-from worker.model.mixers.recurrent import check_taps, decay, positive_sizes, taps_first
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.checkpoint.stored_weight import WEIGHT, PlainWeight, StackedLinear
+from worker.models.family import Config
+from worker.models.layer_kinds import LayerNames, Mixer, Place, SmallWeight, Step, StoredPart
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.native import MAX_TAPS
+from worker.ops.recurrent import native as in_c
+from worker.ops.recurrent.delta_net import DeltaNetShape, DeltaNetWeights
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "linear_attn."
@@ -113,7 +111,7 @@ def _check(spec: ModelSpec, layer: LayerSpec) -> None:
 
 def _in_c(own: DeltaNetLayer, place: Place) -> dict[str, Any]:
     state = place.cache.states[place.index]
-    recurrent = in_c.layer_in_c(own.small, shape_of(place.layer), state, place.spec.norm_eps)
+    recurrent = in_c.delta_net_in_c(own.small, shape_of(place.layer), state, place.spec.norm_eps)
     return {"qkv": own.qkv.cpu, "gates": own.gates.cpu, "o": own.o.cpu, "recurrent": recurrent}
 
 
@@ -122,6 +120,33 @@ MIXER = Mixer(
     check=_check,
     stored=StoredPart(weights=DeltaNetLayer, linears=_linears, small=_small, make=_make),
     forward=forward,
-    runs_in_c=lambda place: in_c.supports(place.dtype, shape_of(place.layer)),
+    runs_in_c=lambda place: in_c.supports_delta_net(place.dtype, shape_of(place.layer)),
     in_c=_in_c,
 )
+
+
+# Helpers of the mixers with a recurrent state: they check sizes, and make small weights.
+
+
+def positive_sizes(config: Config, names: Sequence[str], possible: Callable[[list[int]], bool]) -> list[int]:
+    """Returns the settings `names`. Raises UnsupportedModel unless all are positive and possible(sizes) is true."""
+    sizes = [int(config[name]) for name in names]
+    if min(sizes) < 1 or not possible(sizes):
+        sizes_text = ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+        raise UnsupportedModel(f"the config's sizes of recurrent layers are impossible: {sizes_text}")
+    return sizes
+
+
+def check_taps(taps: int, name: str) -> None:
+    """Raises UnsupportedModel if a convolution has more taps than the kernels support. name: the name of the setting"""
+    if not 1 <= taps <= MAX_TAPS:
+        raise UnsupportedModel(f"{name} {taps} is not supported; supported are numbers from 1 to {MAX_TAPS}")
+
+
+def taps_first(kernels: Tensor) -> Tensor:
+    """Returns the weights of a convolution as [taps, channels]. kernels: the checkpoint's tensor [channels, 1, taps]"""
+    return kernels[:, 0].T.contiguous()
+
+
+def decay(log: Tensor) -> Tensor:
+    return -log.exp()

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.kernels.rowwise.activate import Activation
-from worker.model.checkpoint.checkpoint import UnsupportedModel
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.spec import Activation
 
 Config = Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"

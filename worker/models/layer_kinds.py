@@ -3,22 +3,106 @@
 A part of a layer is its mixer or its feed-forward network.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from worker.kernels.experts import PackedExperts
-from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import Operations
+from worker.checkpoint.stored_weight import BIAS, WEIGHT, PlainWeight, StackedLinear
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint.stacked_linear import StackedLinear
-from worker.model.checkpoint.stored_weight import PlainWeight
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.layer_names import LayerNames
-from worker.spec import LayerSpec, ModelSpec
+from worker.models.family import Config, FamilyExperts
+from worker.models.forward_inputs import ForwardInputs
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.moe.packed import PackedExperts
+from worker.ops.table import Operations
+from worker.spec import ExpertsSpec, LayerSpec, ModelSpec, RecurrentShape
+
+# Translates the common names of modules to a checkpoint's names, and describes the norms, which all layers have.
+#
+# Common names are the most frequent names in Hugging Face checkpoints. Each kind of mixer or feed-forward network
+# knows the common names of its own modules.
+
+# the modules of the norms, by field of Layer
+_PRE = {"before_attention": "input_layernorm", "before_mlp": "post_attention_layernorm"}
+_POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
+_BOTH = {**_POST, "before_attention": "input_layernorm", "before_mlp": "pre_feedforward_layernorm"}
+_GLM = {**_PRE, "after_attention": "post_self_attn_layernorm", "after_mlp": "post_mlp_layernorm"}
+# the modules of the norms, by pre_norms and post_norms
+_NORMS = {(True, False): _PRE, (False, True): _POST, (True, True): _BOTH}
+OTHER_NAMES = {  # a module's name in some families → its common name
+    "attention_layernorm": "input_layernorm", "feedforward_layernorm": "post_attention_layernorm",
+    "self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm",
+    "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj", "embedding_norm": "norm",
+    "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "self_attn.out_proj": "self_attn.o_proj", "self_attn.q_layernorm": "self_attn.q_norm",
+    "self_attn.k_layernorm": "self_attn.k_norm",
+    "mlp.shared_experts.gate_proj": "mlp.shared_expert.gate_proj",
+    "mlp.shared_experts.up_proj": "mlp.shared_expert.up_proj",
+    "mlp.shared_experts.down_proj": "mlp.shared_expert.down_proj",
+    "shared_mlp.input_linear": "mlp.gate_up_proj", "shared_mlp.output_linear": "mlp.down_proj",
+    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w3": "mlp.up_proj", "feed_forward.w2": "mlp.down_proj",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """How a checkpoint names the modules of its layers. The spec alone does not tell these names.
+
+    modules: the names of all modules inside any layer, for example `mlp` and `mlp.up_proj`, and of modules outside
+    norms: the module of each norm, by field of Layer
+    others: uncommon names, by common name
+    """
+
+    modules: frozenset[str]
+    norms: Mapping[str, str]
+    others: Mapping[str, str]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, names: Iterable[str], prefix: str) -> "LayerNames":
+        """Finds a checkpoint's names. names: the names of all tensors in it
+        prefix: the prefix of the names of its language model's tensors
+
+        Only the layers and the last norm of the language model are looked at. An encoder of pictures or sound, and
+        layers that draft tokens, have names of their own.
+        """
+        own = {tuple(name.removeprefix(prefix).split(".")) for name in names if name.startswith(prefix)}
+        paths = {path[2:] if path[0] == "layers" else path for path in own if path[0] == "layers" or len(path) == 2}
+        modules = frozenset(".".join(path[:end]) for path in paths for end in range(1, len(path)))
+        norms = _GLM if _GLM["after_attention"] in modules else _NORMS[spec.pre_norms, spec.post_norms]
+        return cls(modules, norms, {common: other for other, common in OTHER_NAMES.items() if other in modules})
+
+    def spelled(self, module: str) -> str:
+        """Returns the checkpoint's name of the module whose common name is `module`."""
+        return self.others.get(module, module)
+
+
+def layer_norms(spec: ModelSpec, prefix: str, names: LayerNames) -> dict[str, Sequence[PlainWeight]]:
+    """Returns the stored tensors of a layer's norms, by field of Layer. prefix: the prefix of its tensor names"""
+    return {
+        field: norm_weights(spec, prefix + names.spelled(module), spec.hidden_size)
+        for field, module in names.norms.items()
+        if field != "before_mlp" or not spec.parallel
+    }
+
+
+def norm_weights(spec: ModelSpec, module: str, size: int) -> Sequence[PlainWeight]:
+    kinds = (WEIGHT, BIAS) if spec.norm_bias else (WEIGHT,)
+    return [PlainWeight(module + kind, (size,)) for kind in kinds]
+
+
+def norm(spec: ModelSpec, parts: Sequence[Tensor]) -> Tensor:
+    """Returns a norm over the hidden size as the kernels read it: [H], or [2, H] for a layer norm (weight and bias).
+
+    The weight of a layer norm includes the spec's norm_offset; the kernels add the offset of other norms.
+    """
+    if not spec.layer_norm:
+        return parts[0]
+    bias = parts[1] if spec.norm_bias else torch.zeros_like(parts[0])
+    return torch.stack((parts[0] + float(spec.norm_offset), bias))
+
 
 Linears = Iterator[PackedLinear | PackedExperts]
 
@@ -108,3 +192,93 @@ class Place:
     @property
     def layer(self) -> LayerSpec:
         return self.spec.layers[self.index]
+
+
+# Defines the functions of a kind of mixer, and finds a kind by name.
+#
+# A kind is imported only when a model has layers of that kind.
+
+
+def no_state(config: Config) -> None:
+    """Returns None, because the kind has K/V and no recurrent state. ModelSpec.kv_shape has the shape of K/V."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixer:
+    """The functions of a kind of mixer.
+
+    state: reads from a config the shape of a sequence's recurrent state in a layer of this kind; None: the kind has
+        K/V instead. Raises UnsupportedModel.
+    check: raises UnsupportedModel if sizes are too large for the kernels, or contradict each other
+    stored: how a checkpoint stores the weights; their record has the properties of MixerWeights
+    forward: writes K/V or states, and returns the mixed rows, which are the input of the linear `o`. Its arguments are
+        the normed rows [T, H], the weights, the layer's index, the Step, and the tensors of the weights that are read
+        next, which may be prefetched.
+    runs_in_c: returns whether the C library can compute a layer
+    in_c: returns the fields of DecoderCLayer, from the weights and the place of the layer
+    """
+
+    state: Callable[[Config], RecurrentShape | None] = no_state
+    check: Callable[[ModelSpec, LayerSpec], None]
+    stored: StoredPart
+    forward: Callable[..., Tensor]
+    runs_in_c: Callable[[Place], bool]
+    in_c: Callable[[Any, Place], dict[str, Any]]
+
+
+MIXERS: Mapping[str, str] = {  # kind → its module
+    "attention": "worker.models.attention", "delta_net": "worker.models.delta_net",
+    "mamba2": "worker.models.mamba2", "short_conv": "worker.models.short_conv",
+}  # fmt: skip
+
+
+def mixer(kind: str) -> Mixer:
+    """Returns the functions of a kind, which is one of MIXERS."""
+    found: Mixer = import_module(MIXERS[kind]).MIXER
+    return found
+
+
+# Defines the functions of a kind of feed-forward network, and finds a kind by name.
+#
+# A kind is imported only when a model has layers of that kind.
+
+
+def no_sizes(row: FamilyExperts, chosen: str, config: Config) -> None:
+    return None
+
+
+def nothing_to_count(own: Any, loads: Tensor) -> Any:
+    return own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward:
+    """The functions of a kind of feed-forward network.
+
+    sizes: reads the sizes of experts from a config. Its arguments are the family's experts, the name of the setting
+        for the number of experts per row, and the config. Returns None if the kind has no experts. Raises
+        UnsupportedModel.
+    stored: how a checkpoint stores the weights; their record has the properties of FeedForwardWeights
+    forward: returns (output, None), or (input of the last linear, last linear). Its arguments are the normed rows
+        [T, H], the residual stream [T, H], the weights and the Step.
+    in_c: returns the fields of DecoderCLayer, from the weights
+    counting: returns the weights with a counter [E] int64 of the rows that choose each expert, if there are experts
+    """
+
+    sizes: Callable[[FamilyExperts, str, Config], ExpertsSpec | None] = no_sizes
+    stored: StoredPart
+    forward: Callable[..., tuple[Tensor, PackedLinear | None]]
+    in_c: Callable[[Any, ModelSpec], dict[str, Any]]
+    counting: Callable[[Any, Tensor], Any] = nothing_to_count
+
+
+FEED_FORWARDS: Mapping[str, str] = {  # kind → its module
+    "dense": "worker.models.mlp", "experts": "worker.models.moe",
+}  # fmt: skip
+
+
+def feed_forward(kind: str) -> FeedForward:
+    """Returns the functions of a kind, which is one of FEED_FORWARDS."""
+    found: FeedForward = import_module(FEED_FORWARDS[kind]).FEED_FORWARD
+    return found

@@ -9,35 +9,46 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from shared.allocator import kept_free_memory
+from shared.gguf.naming import INDEX as GGUF_INDEX
 from shared.hf_hub import Progress
-from worker.kernels.cpu.huge_pages import Pieces
-from worker.kernels.experts import PackedExperts, pack_experts, pack_quantized_experts
-from worker.kernels.linear import PackedLinear, pack_quantized, pack_stacked
-from worker.kernels.weights.quantized_weight import QuantizedWeight
+from shared.machine import kept_free_memory
+from worker.checkpoint.checkpoint import Checkpoint, read_config
+from worker.checkpoint.staging import Staging
+from worker.checkpoint.stored_weight import (
+    EMBED,
+    WEIGHT,
+    Layout,
+    PlainWeight,
+    Shape,
+    StackedLinear,
+    StoredWeight,
+    WeightSource,
+    check_finite,
+    check_tensors,
+    find_embedding,
+    find_head,
+)
 from worker.kv_cache.sizing import WeightsSize
-from worker.model.checkpoint.expected_tensors import check_tensors
-from worker.model.checkpoint.language_model import EMBED, find_embedding, find_head
-from worker.model.checkpoint.stacked_linear import WEIGHT, StackedLinear
-from worker.model.checkpoint.staging import Staging
-from worker.model.checkpoint.stored_weight import Layout, PlainWeight, Shape, StoredWeight, WeightSource, check_finite
-from worker.model.feed_forward.kinds import feed_forward
-from worker.model.layer import Layer, Weights
-from worker.model.layer_inputs import LayerInputs, OwnInput, StoredLayerInputs, own_linears, own_norm
-from worker.model.layer_names import LayerNames, layer_norms, norm, norm_weights
-from worker.model.layer_parts import StoredPart
-from worker.model.mixers.kinds import mixer
-from worker.model.parts.share import Share
-from worker.model.parts.stages import Stage
-from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
-from worker.model.source import open_source
-from worker.model.weights_size import Keeper
+from worker.models.decoder import Layer, Weights
+from worker.models.layer_kinds import LayerNames, StoredPart, feed_forward, layer_norms, mixer, norm, norm_weights
+from worker.models.per_layer_embeddings import LayerInputs, OwnInput, StoredLayerInputs, own_linears, own_norm
+from worker.models.sharding import Share, Stage
+from worker.ops import native as c_library
+from worker.ops.linear.packed import PackedLinear, pack_quantized, pack_stacked
+from worker.ops.moe.packed import PackedExperts, pack_experts, pack_quantized_experts
+from worker.ops.native import Pieces
+from worker.ops.quantized_weight import QuantizedWeight
+from worker.quantization.methods import AS_STORED, InMemory, Method, in_memory, method_of
 from worker.spec import LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from worker.quantization.gguf_tensors import GgufTensors
+
 
 HEAD, NORM = "lm_head", "norm"
 CLASSIFIER = "score"  # the head of a classifier
@@ -386,3 +397,79 @@ def _in_full(weights: Iterable[StoredWeight]) -> Iterator[Kept]:
 
 def _rows_of(part: Tensor | QuantizedWeight, rows: slice) -> Tensor | QuantizedWeight:
     return part[rows].contiguous() if isinstance(part, Tensor) else part.rows(rows)
+
+
+# Predicts how many bytes weights take in memory.
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Knows how weights are kept on a device by a model that computes in `dtype`."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def nbytes(self, kept: Iterable[tuple[StoredWeight, Layout | None]]) -> int:
+        """Returns the size of weights in bytes, without padding. A weight whose layout is None is in full precision."""
+        return sum(self.nbytes_as(weight.shape, layout) for weight, layout in kept)
+
+    def copies_head(self, layout: Layout | None) -> bool:
+        """Returns whether a tied head with this layout is kept in memory in addition to the embedding."""
+        return layout is not None or self._in_c
+
+    def nbytes_as(self, shape: Shape, layout: Layout | None) -> int:
+        """Returns the size in bytes of a weight with this shape. layout: None if the weight is in full precision"""
+        plain = torch.Size(shape).numel() * self.dtype.itemsize
+        # On a CPU without the C library, weights are dequantized: plain PyTorch has no products of quantized codes.
+        if layout is None or (self.device.type == "cpu" and not self._in_c):
+            return plain
+        return layout.nbytes(shape, scale_bytes=2 if self._in_c and self.dtype == torch.bfloat16 else 4)
+
+    @property
+    def _in_c(self) -> bool:
+        return self.device.type == "cpu" and c_library.available(self.dtype)
+
+
+# Opens a checkpoint of any file format as a WeightSource (see stored_weight.py).
+
+# Tensors whose names end like this are not read: rotary tables in old checkpoints, and scales of quantized activations.
+IGNORED = ("rotary_emb.inv_freq",)
+OF_ACTIVATIONS = (".input_scale", ".activation_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
+
+
+def open_source(folder: Path, staging: Staging | None) -> WeightSource:
+    """Opens the checkpoint. staging: reads the tensors; closed by the returned source's close(); None: no staging
+
+    Raises CheckpointError when a file is broken or the quantization is not supported.
+    """
+    method = method_of(read_config(folder))
+    if (folder / GGUF_INDEX).exists():
+        from worker.quantization.gguf_tensors import GgufTensors
+
+        return FileSource(GgufTensors(folder, staging), method)
+    return FileSource(Checkpoint(folder, staging), method)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A checkpoint in safetensors or GGUF files. method: how config.json says that weights are quantized; None: they
+    are not quantized
+    """
+
+    tensors: "Checkpoint | GgufTensors"
+    method: Method | None
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return IGNORED if self.method is None else (*IGNORED, *OF_ACTIVATIONS, *self.method.ignored)
+
+    def weight(self, name: str, shape: Shape, transposed: bool | None = False) -> StoredWeight:
+        few_bits = None if self.method is None else self.method.weight(name, shape, self.tensors)
+        if few_bits is not None:
+            return few_bits
+        if transposed is None:
+            transposed = shape == shape[::-1] or name not in self.tensors or self.tensors.shape(name) != shape
+        return PlainWeight(name, shape, transposed)
+
+    def close(self) -> None:
+        self.tensors.close()

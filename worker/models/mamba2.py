@@ -6,17 +6,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from worker.kernels.cpu.recurrent import mamba2 as in_c
-from worker.kernels.linear import PackedLinear
-from worker.kernels.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.checkpoint.stacked_linear import BIAS, WEIGHT, StackedLinear
-from worker.model.checkpoint.stored_weight import PlainWeight
-from worker.model.config_values import shown
-from worker.model.layer_names import LayerNames
-from worker.model.layer_parts import Place, SmallWeight, Step, StoredPart
-from worker.model.mixers.kinds import Config, Mixer
-from worker.model.mixers.recurrent import check_taps, decay, positive_sizes, taps_first
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.checkpoint.stored_weight import BIAS, WEIGHT, PlainWeight, StackedLinear
+from worker.models.config_values import shown
+from worker.models.delta_net import check_taps, decay, positive_sizes, taps_first
+from worker.models.family import Config
+from worker.models.layer_kinds import LayerNames, Mixer, Place, SmallWeight, Step, StoredPart
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.recurrent import native as in_c
+from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "mamba."
@@ -99,7 +97,7 @@ def _check(spec: ModelSpec, layer: LayerSpec) -> None:
 
 def _in_c(own: Mamba2Layer, place: Place) -> dict[str, Any]:
     state = place.cache.states[place.index]
-    recurrent = in_c.layer_in_c(own.small, shape_of(place.layer), state, place.spec.norm_eps)
+    recurrent = in_c.mamba2_in_c(own.small, shape_of(place.layer), state, place.spec.norm_eps)
     return {"qkv": own.qkv.cpu, "gates": own.gates.cpu, "o": own.o.cpu, "recurrent": recurrent}
 
 
@@ -108,6 +106,6 @@ MIXER = Mixer(
     check=_check,
     stored=StoredPart(weights=Mamba2Layer, linears=_linears, small=_small, make=_make),
     forward=forward,
-    runs_in_c=lambda place: in_c.supports(place.dtype, shape_of(place.layer)),
+    runs_in_c=lambda place: in_c.supports_mamba2(place.dtype, shape_of(place.layer)),
     in_c=_in_c,
 )

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from worker.kernels.linear import PackedLinear
-from worker.model.checkpoint.stacked_linear import StackedLinear
-from worker.model.checkpoint.stored_weight import PlainWeight, Shape
-from worker.model.feed_forward.kinds import FeedForward
-from worker.model.layer_names import LayerNames
-from worker.model.layer_parts import SmallWeight, Step, StoredPart
+from worker.checkpoint.stored_weight import PlainWeight, Shape, StackedLinear
+from worker.models.layer_kinds import FeedForward, LayerNames, SmallWeight, Step, StoredPart
+from worker.ops.linear.packed import PackedLinear
 from worker.spec import LayerSpec, ModelSpec
 
 SHARED_MLP = "shared_mlp.input_linear"  # Granite 4: part of the shared expert, or of the MLP in a model without experts

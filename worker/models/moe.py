@@ -5,28 +5,24 @@ the experts then have norms of their own.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from worker.kernels.experts import Experts, PackedExperts
-from worker.kernels.experts import in_c as experts_in_c
-from worker.kernels.linear import PackedLinear
-from worker.kernels.weights.quantize import divided
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.checkpoint.stacked_linear import StackedLinear
-from worker.model.checkpoint.stored_weight import PlainWeight
-from worker.model.config_values import counted
-from worker.model.family import Config, FamilyExperts
-from worker.model.feed_forward import dense
-from worker.model.feed_forward.dense import DenseWeights
-from worker.model.feed_forward.expert_modules import expert_linears, router_linear, spelling
-from worker.model.feed_forward.kinds import FeedForward
-from worker.model.layer_names import LayerNames, norm, norm_weights
-from worker.model.layer_parts import SmallWeight, Step, StoredPart
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.checkpoint.stored_weight import PlainWeight, StackedLinear
+from worker.models import mlp
+from worker.models.config_values import counted
+from worker.models.family import Config, FamilyExperts
+from worker.models.layer_kinds import FeedForward, LayerNames, SmallWeight, Step, StoredPart, norm, norm_weights
+from worker.models.mlp import DenseWeights
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.moe.packed import Experts, PackedExperts
+from worker.ops.moe.packed import in_c as experts_in_c
+from worker.ops.quantized_weight import divided
 from worker.spec import ExpertsSpec, LayerSpec, ModelSpec
 
 NORMS = {  # field of BesideNorms → module in a checkpoint
@@ -77,7 +73,7 @@ def forward(h: Tensor, x: Tensor, own: MixtureWeights, step: Step) -> tuple[Tens
     assert spec is not None
     added = None
     if own.shared is not None:
-        added = do.whole_linear(do.all_columns(dense.inner(h, own.shared, step)), own.shared.down)
+        added = do.whole_linear(do.all_columns(mlp.inner(h, own.shared, step)), own.shared.down)
     if own.norms is not None and added is not None:
         return _beside_mlp(added, x, own.experts, own.norms, step), None
     gate = None if own.shared_gate is None else do.linear(h, own.shared_gate, fp32_out=True)
@@ -137,10 +133,10 @@ def experts_of(spec: ModelSpec) -> ExpertsSpec:
 def _linears(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
     of, hidden, found = experts_of(spec), spec.hidden_size, dict[str, StackedLinear]()
     if of.beside_mlp:
-        found = dense.linears(spec, layer, names)
+        found = mlp.linears(spec, layer, names)
     elif of.shared_size:
-        in_mlp = dense.SHARED_MLP in names.modules
-        found = dense.mlp_linears("mlp." if in_mlp else "mlp.shared_expert.", of.shared_size, spec, fused=in_mlp)
+        in_mlp = mlp.SHARED_MLP in names.modules
+        found = mlp.mlp_linears("mlp." if in_mlp else "mlp.shared_expert.", of.shared_size, spec, fused=in_mlp)
     if of.shared_gated:
         found["shared_gate"] = StackedLinear(("mlp.shared_expert_gate",), (1,), hidden, False, exact=True)
     return found | {"router": router_linear(of, hidden, spelling(names.modules))}
@@ -186,7 +182,7 @@ def _make(
 
 def _in_c(own: MixtureWeights, spec: ModelSpec) -> dict[str, Any]:
     of, norms = experts_of(spec), own.norms
-    fields = {} if own.shared is None else dense.in_c(own.shared, spec)
+    fields = {} if own.shared is None else mlp.in_c(own.shared, spec)
     if norms is not None:
         fields |= {name: getattr(norms, name) for name in (*NORMS, "before_router")}
     experts = experts_in_c(own.experts, of.chosen, spec.activation, normalized=of.normalized, sigmoid=of.sigmoid)
@@ -204,3 +200,72 @@ FEED_FORWARD = FeedForward(
     in_c=_in_c,
     counting=_counting,
 )
+
+
+# Finds the modules of a layer's experts and router in a checkpoint. Checkpoints name these modules in several ways.
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """The names of the modules in one kind of checkpoint, with {} for the number of the expert.
+
+    gate_up: the names of gate and up, or one name if both are one linear
+    interleaved: if true, rows of gate and up alternate, and plain numbers are stored as [inputs, outputs] (gpt-oss)
+    """
+
+    router: str
+    gate_up: tuple[str, ...]
+    down: str
+    interleaved: bool = False
+    choice_bias: str = "mlp.gate.e_score_correction_bias"  # the name of a tensor, not of a module
+
+    @property
+    def of_first(self) -> list[str]:
+        """The names of the modules of the router and of the first expert."""
+        return [self.router, *(module.format(0) for module in (*self.gate_up, self.down))]
+
+
+_DOWN, _FUSED = "mlp.experts.{}.down_proj", ("mlp.experts.{}.gate_up_proj",)
+_MIXTRAL = "block_sparse_moe.experts.{}."
+_LFM2 = "feed_forward.experts.{}."
+_GRANITE = "block_sparse_moe.{}put_linear.{{}}"
+SPELLINGS = (
+    Spelling("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), _DOWN),  # Qwen, and all GGUF files
+    Spelling(
+        "block_sparse_moe.gate", (_MIXTRAL + "w1", _MIXTRAL + "w3"), _MIXTRAL + "w2",
+        choice_bias="block_sparse_moe.e_score_correction_bias",
+    ),
+    Spelling("feed_forward.gate", (_LFM2 + "w1", _LFM2 + "w3"), _LFM2 + "w2", choice_bias="feed_forward.expert_bias"),
+    Spelling("block_sparse_moe.router.layer", (_GRANITE.format("in"),), _GRANITE.format("out")),
+    Spelling("mlp.router", _FUSED, _DOWN, interleaved=True),  # gpt-oss
+    Spelling("mlp.gate", _FUSED, _DOWN),  # the names that transformers 5 has in memory and may save
+    Spelling("router.proj", ("experts.{}.gate_up_proj",), "experts.{}.down_proj"),  # Gemma 4
+    Spelling("router.proj", ("experts.{}.gate_proj", "experts.{}.up_proj"), "experts.{}.down_proj"),
+)  # fmt: skip
+
+
+def spelling(modules: Collection[str]) -> Spelling:
+    """Returns how a checkpoint names its experts: the spelling with the most names that are in `modules`.
+
+    modules: the names of the modules in the checkpoint's layers. Only the router and the first expert are looked up.
+    """
+    return max(SPELLINGS, key=lambda one: sum(module in modules for module in one.of_first))
+
+
+def router_linear(spec: ExpertsSpec, hidden: int, names: Spelling) -> StackedLinear:
+    return StackedLinear((names.router,), (spec.count,), hidden, spec.router_bias, exact=True)
+
+
+def expert_linears(spec: ExpertsSpec, hidden: int, names: Spelling) -> tuple[list[StackedLinear], list[StackedLinear]]:
+    """Returns two lists with an entry for each expert: the stacked gate and up, and the down projection."""
+    inner = spec.intermediate_size
+    rows = (2 * inner // len(names.gate_up),) * len(names.gate_up)
+    order = torch.arange(2 * inner).view(inner, 2).T.flatten() if names.interleaved else None
+    transposed = None if spec.transposed and names.gate_up == _FUSED else names.interleaved
+    gate_up, down = [], []
+    for expert in range(spec.count):
+        both = tuple(module.format(expert) for module in names.gate_up)
+        gate_up.append(StackedLinear(both, rows, hidden, spec.bias, order, transposed))
+        module = (names.down.format(expert),)
+        down.append(StackedLinear(module, (hidden,), inner, spec.bias, transposed=transposed))
+    return gate_up, down

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import Operations
-from worker.kernels.weights.quantized_weight import QuantizedWeight
-from worker.model.checkpoint.stacked_linear import WEIGHT, StackedLinear
-from worker.model.checkpoint.stored_weight import PlainWeight, ReadTensor, StoredWeight, WeightSource
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.layer_names import norm_weights
+from worker.checkpoint.stored_weight import WEIGHT, PlainWeight, ReadTensor, StackedLinear, StoredWeight, WeightSource
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.layer_kinds import norm_weights
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.quantized_weight import QuantizedWeight
+from worker.ops.table import Operations
 from worker.spec import ModelSpec
 
 TABLE = "embed_tokens_per_layer"

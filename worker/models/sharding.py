@@ -5,16 +5,19 @@ the inputs are gathered from all processes before each product. So every product
 order as in one process, and an answer has the same bits with any number of processes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
 
 import torch
 
-from worker.kernels.recurrent.delta_net import DeltaNetShape
-from worker.kernels.recurrent.recurrent_state import RecurrentShape
-from worker.kernels.recurrent.short_conv import ShortConvShape
-from worker.model.checkpoint.stacked_linear import StackedLinear
-from worker.spec import LayerSpec, ModelSpec
+from shared.config.worker import WorkerConfig
+from worker.checkpoint.stored_weight import StackedLinear
+from worker.kv_cache.tensors import CacheGroup
+from worker.ops.recurrent.delta_net import DeltaNetShape
+from worker.ops.recurrent.mamba2 import ShortConvShape
+from worker.spec import LayerSpec, ModelSpec, RecurrentShape
 
 MOST = 8  # the most processes that an error message recommends
 Section = tuple[int, int]  # (rows of a weight, the number of units, such as heads, that these rows form)
@@ -205,3 +208,203 @@ def _by_module(kept: torch.Tensor, linear: StackedLinear) -> Iterator[torch.Tens
     for rows in linear.rows:
         yield kept[(kept >= begin) & (kept < begin + rows)] - begin
         begin += rows
+
+
+# Cuts the layers of a model into stages, one for each process or group of processes (pipeline parallelism).
+#
+# A stage has consecutive layers, with their K/V and states. The first stage also has the embedding and the LM head.
+# Stages hand over the residual stream unchanged, so answers have the same bits with any number of stages.
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The layers bounds[index] .. bounds[index + 1] - 1. bounds: each stage's first layer, and then the number of all
+    layers
+    """
+
+    index: int
+    bounds: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        return self.bounds[self.index]
+
+    @property
+    def end(self) -> int:
+        return self.bounds[self.index + 1]
+
+    @property
+    def count(self) -> int:
+        """The number of all stages."""
+        return len(self.bounds) - 1
+
+    def __len__(self) -> int:
+        """Returns the number of layers of this stage."""
+        return self.end - self.first
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    def spec(self, spec: ModelSpec) -> ModelSpec:
+        """Returns the spec of this stage, whose layers are counted from 0."""
+        layers = (
+            layer if layer.shares is None else replace(layer, shares=layer.shares - self.first)
+            for layer in spec.layers[self.first : self.end]
+        )
+        return replace(spec, layers=tuple(layers))
+
+    def groups(self, groups: Sequence[CacheGroup]) -> tuple[CacheGroup, ...]:
+        """Returns the cache groups with only the layers of this stage. A group without such layers is empty."""
+        return tuple(
+            replace(group, layers=tuple(i - self.first for i in group.layers if self.first <= i < self.end))
+            for group in groups
+        )
+
+
+def bounds_of_stages(
+    spec: ModelSpec, layers: Sequence[int], beside: int, count: int, for_pictures: int = 0
+) -> tuple[int, ...]:
+    """Cuts a model into stages so that the largest one has as few bytes as possible.
+
+    layers: the bytes of each layer
+    beside: the bytes of the embedding and everything else that the first stage has in addition to its layers
+    for_pictures: how many of the first layers get vectors of pictures; the first stage has all of these layers
+
+    Returns the first layer of each stage, and then the number of layers. Raises CannotShare if the model cannot be cut.
+    """
+    flag, total = f"--pipeline-parallel-size {count}", len(layers)
+    if count > total:
+        raise CannotShare(f"{flag} is more than the model's {total} layers")
+    cuts = [cut for cut in range(1, total) if _can_cut(spec, cut) and cut >= for_pictures]
+    if count - 1 > len(cuts):
+        raise CannotShare(
+            f"{flag}: this model can be cut into {len(cuts) + 1} stages at most, because some of its {total} layers "
+            "belong together"
+        )
+    return _balanced(layers, beside, count, cuts)
+
+
+def _can_cut(spec: ModelSpec, cut: int) -> bool:
+    """Returns whether a stage may begin with layer `cut`.
+
+    Layers that read the same K/V stay together. If the model has recurrent layers, the first stage must have at least
+    one, because the runner looks only at the first stage to see whether steps need slots for states.
+    """
+    if any(layer.shares is not None and layer.shares < cut for layer in spec.layers[cut:]):
+        return False
+    return not spec.recurrent or any(layer.recurrent for layer in spec.layers[:cut])
+
+
+def _balanced(layers: Sequence[int], beside: int, count: int, cuts: Sequence[int]) -> tuple[int, ...]:
+    end = len(layers)
+
+    @cache
+    def best(first: int, stages: int) -> tuple[float, tuple[int, ...]]:
+        """Cuts the layers from `first` on into stages. Returns the largest stage's bytes, and the end of each stage."""
+        own = 0 if first else beside
+        if stages == 1:
+            return own + sum(layers[first:]), (end,)
+        tried = ((own + sum(layers[first:cut]), cut, best(cut, stages - 1)) for cut in cuts if cut > first)
+        return min(((max(size, most), (cut, *ends)) for size, cut, (most, ends) in tried), default=(inf, ()))
+
+    return 0, *best(0, count)[1]
+
+
+# Which part of a model each process has: a stage, and a share of each of its layers.
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of process `rank`. Rank `lanes * s + n` has share n of stage s.
+
+    lanes: the number of processes that share each layer
+    bounds: as in Stage
+    """
+
+    rank: int
+    lanes: int
+    bounds: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """The number of all processes."""
+        return self.lanes * self.stage.count
+
+    @property
+    def lane(self) -> int:
+        return self.rank % self.lanes
+
+    @property
+    def before(self) -> int:
+        """The rank with the same share of the stage before this one. The last stage comes before the first one."""
+        return (self.rank - self.lanes) % self.count
+
+    @property
+    def after(self) -> int:
+        """The rank with the same share of the stage after this one. The first stage comes after the last one."""
+        return (self.rank + self.lanes) % self.count
+
+    @property
+    def stage(self) -> Stage:
+        return Stage(self.rank // self.lanes, self.bounds)
+
+    @property
+    def share(self) -> Share | None:
+        """The share that this process has of each layer; None if it has whole layers."""
+        return Share(self.lane, self.lanes) if self.lanes > 1 else None
+
+    @property
+    def next(self) -> "Part":
+        """The part of the process with the next rank. Rank 0 comes after the last rank."""
+        return Part((self.rank + 1) % self.count, self.lanes, self.bounds)
+
+    def spec(self, spec: ModelSpec) -> ModelSpec:
+        """Returns the spec of this part, which has fewer heads and layers than the model."""
+        of_stage = self.stage.spec(spec)
+        return of_stage if self.share is None else self.share.spec(of_stage)
+
+    def whole_kv(self, nbytes: int, spec: ModelSpec) -> int:
+        """Returns how many bytes the K/V and states of the whole model may take if this process has room for `nbytes`.
+
+        The sizes of the pools are not known yet. So the limit comes from that kind of K/V or state of which this
+        process holds the largest fraction.
+        """
+        whole, own = _kept(spec.layers, spec), _kept(self.stage.spec(spec).layers, spec)
+        parts = min((whole[kind] / size for kind, size in own.items()), default=1.0)
+        return int(nbytes * parts) * parts_of_kv(spec, self.lanes)
+
+
+def parts_of(
+    spec: ModelSpec, worker: WorkerConfig, sizes: Callable[[], tuple[list[int], int]], for_pictures: int = 0
+) -> tuple[Part, ...]:
+    """Returns the parts of all processes. Raises CannotShare if the model cannot be split in this way.
+
+    sizes: returns the bytes of each layer, and the bytes of the rest of the model, which belongs to the first stage
+    for_pictures: as for bounds_of_stages
+    """
+    lanes, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
+    if lanes > 1:
+        check(spec, lanes)
+    bounds = (0, len(spec.layers)) if stages == 1 else bounds_of_stages(spec, *sizes(), stages, for_pictures)
+    return tuple(Part(rank, lanes, bounds) for rank in range(worker.ranks))
+
+
+def _kept(layers: Iterable[LayerSpec], spec: ModelSpec) -> dict[object, int]:
+    """Returns how much K/V or state the layers store, by kind: the window of K/V, or the shape of a state.
+
+    Only amounts of the same kind have the same unit and can be compared.
+    """
+    found: dict[object, int] = {}
+    for kind, size in _each_kept(layers, spec):
+        found[kind] = found.get(kind, 0) + size
+    return found
+
+
+def _each_kept(layers: Iterable[LayerSpec], spec: ModelSpec) -> Iterator[tuple[object, int]]:
+    for layer in layers:
+        if layer.state is not None:
+            yield layer.state, 1
+        elif layer.shares is None:
+            heads, size = spec.kv_shape(layer)
+            yield layer.window, heads * size

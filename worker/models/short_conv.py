@@ -6,16 +6,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from worker.kernels.cpu.recurrent import short_conv as in_c
-from worker.kernels.linear import PackedLinear
-from worker.kernels.recurrent.short_conv import ShortConvShape
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.checkpoint.stacked_linear import WEIGHT, StackedLinear
-from worker.model.checkpoint.stored_weight import PlainWeight
-from worker.model.layer_names import LayerNames
-from worker.model.layer_parts import Place, SmallWeight, Step, StoredPart
-from worker.model.mixers.kinds import Config, Mixer
-from worker.model.mixers.recurrent import check_taps, taps_first
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.checkpoint.stored_weight import WEIGHT, PlainWeight, StackedLinear
+from worker.models.delta_net import check_taps, taps_first
+from worker.models.family import Config
+from worker.models.layer_kinds import LayerNames, Mixer, Place, SmallWeight, Step, StoredPart
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.recurrent import native as in_c
+from worker.ops.recurrent.mamba2 import ShortConvShape
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "conv."
@@ -76,7 +74,7 @@ def _check(spec: ModelSpec, layer: LayerSpec) -> None:
 
 
 def _in_c(own: ShortConvLayer, place: Place) -> dict[str, Any]:
-    recurrent = in_c.layer_in_c(own.conv, place.cache.states[place.index])
+    recurrent = in_c.short_conv_in_c(own.conv, place.cache.states[place.index])
     return {"qkv": own.qkv.cpu, "o": own.o.cpu, "recurrent": recurrent}
 
 
@@ -85,6 +83,6 @@ MIXER = Mixer(
     check=_check,
     stored=StoredPart(weights=ShortConvLayer, linears=_linears, small=_small, make=_make),
     forward=forward,
-    runs_in_c=lambda place: in_c.supports(place.dtype, shape_of(place.layer).taps),
+    runs_in_c=lambda place: in_c.supports_short_conv(place.dtype, shape_of(place.layer).taps),
     in_c=_in_c,
 )

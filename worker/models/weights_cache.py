@@ -1,6 +1,6 @@
 """Keeps the packed weights of a model on disk, so that the next start reads them and packs nothing.
 
-A folder has one file (tensor_file.py) for each checkpoint, dtype, quantization and layout in memory. If several
+A folder has one file for each checkpoint, dtype, quantization and layout in memory. If several
 processes compute the model, each process has a file for its part. The file also says from which checkpoint it was made:
 the config, and the sizes and times of the weight files. If these differ, or if the file is damaged, it is not used but
 written again. A failure to write is logged, and the model is served anyway.
@@ -11,34 +11,36 @@ import hashlib
 import json
 import logging
 import os
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count, takewhile
+from functools import partial
+from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shared.hf_hub import Progress
-from worker.kernels.cpu.packed_experts import Record, from_records
-from worker.kernels.cpu.packed_weight import LAYOUT, NUMBERS, TENSORS, CpuWeight, PackedPart, layout
-from worker.kernels.experts import PackedExperts
-from worker.kernels.experts import packed_in_c as experts_in_c
-from worker.kernels.linear import PackedLinear, packed_in_c
-from worker.model.checkpoint.checkpoint import CheckpointError, read_config, weight_files
-from worker.model.feed_forward.kinds import feed_forward
-from worker.model.layer import Layer, Weights
-from worker.model.layer_inputs import LayerInputs
-from worker.model.mixers.kinds import mixer
-from worker.model.parts.part import Part
-from worker.model.quantization.in_memory import InMemory
-from worker.model.weights_cache import tensor_file
-from worker.model.weights_cache.tensor_file import BrokenFile
+from worker.checkpoint.checkpoint import CheckpointError, read_config, weight_files
+from worker.models.decoder import Layer, Weights
+from worker.models.layer_kinds import feed_forward, mixer
+from worker.models.per_layer_embeddings import LayerInputs
+from worker.models.sharding import Part
+from worker.ops.linear.native import LAYOUT, NUMBERS, TENSORS, CpuWeight, PackedPart, layout
+from worker.ops.linear.packed import PackedLinear, packed_in_c
+from worker.ops.moe.native import Record, from_records
+from worker.ops.moe.packed import PackedExperts
+from worker.ops.moe.packed import packed_in_c as experts_in_c
+from worker.ops.native import Pieces
+from worker.quantization.methods import InMemory
 
 log = logging.getLogger("sluice.load")
-
 EMBED, NORM, HEAD, LAYERS, INPUTS = "embed", "norm", "head", "layers", "layer_inputs"
 COUNTER = "loads"  # a field of Experts that is not a weight
 NO_RECORDS: Mapping[str, type] = {}
@@ -96,18 +98,18 @@ class WeightsCache:
         return weights
 
     def _read(self, fd: int, on_progress: Progress) -> Weights:
-        header = tensor_file.read_header(fd)
+        header = read_header(fd)
         if not isinstance(header.facts, dict) or header.facts.get("key") != self.key:
             raise BrokenFile("the checkpoint has changed since, or another version wrote the file")
-        return _assembled(header.facts, tensor_file.read_tensors(fd, header, on_progress))
+        return _assembled(header.facts, read_tensors(fd, header, on_progress))
 
     def write(self, weights: Weights, on_progress: Progress = lambda done, total: None) -> None:
         """Writes the weights, which must be packed for the C library. A failure is logged."""
         begun = time.perf_counter()
         tensors, structure = _taken_apart(weights)
-        facts = {"key": self.key, "dtype": tensor_file.NAMES[weights.embed.dtype], **structure}
+        facts = {"key": self.key, "dtype": NAMES[weights.embed.dtype], **structure}
         try:
-            tensor_file.write(self.path, tensors, facts, on_progress)
+            write(self.path, tensors, facts, on_progress)
         except OSError as error:
             log.warning("packed weights cannot be written: %s: %s", self.path, error.strerror)
             return
@@ -164,7 +166,7 @@ def _fields_of(name: str, value: Any) -> Iterator[tuple[str, Packed]]:
 
 def _assembled(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Weights:
     """Puts together the weights that _taken_apart took apart."""
-    dtype = tensor_file.DTYPES[facts["dtype"]]
+    dtype = DTYPES[facts["dtype"]]
     found: dict[str, Any] = dict(tensors)
     for name, parts in facts["linears"].items():
         packed = tuple(_part(f"{name}.{index}.", one, tensors) for index, one in enumerate(parts))
@@ -209,3 +211,163 @@ def _record_of(hint: Any) -> type:
 def _part(prefix: str, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> PackedPart:
     own: dict[str, Any] = {name: tensors[prefix + name] for name in TENSORS if prefix + name in tensors}
     return PackedPart(**own, **numbers)
+
+
+# Writes many tensors to one safetensors file, and reads them back into huge pages at the speed of the disk.
+#
+# The file's metadata holds facts about the tensors (any JSON), and a checksum of the facts, the tensors and their
+# offsets. Several threads read pieces directly into the tensors. Files are not mapped, because an operating system
+# may evict idle mapped pages.
+
+PIECE_BYTES = 8 << 20  # a piece is read and then summed while it is still in the CPU's cache
+THREADS = 8  # concurrent reads; with fewer, a fast disk would be idle at times
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "I64": torch.int64}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+METADATA, FACTS, CHECKSUM = "__metadata__", "facts", "checksum"
+LARGEST_HEADER = 64 << 20  # bytes
+UNFINISHED = ".unfinished"  # the file name's suffix while the file is written
+ABANDONED_S = 3600.0  # an unfinished file of this age belongs to a process that has died
+
+
+class BrokenFile(ValueError):
+    """The file was not written by this module, or is incomplete. The message says why, without the file's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A file's header. entries: {name: {"dtype", "shape", "data_offsets"}}; begin: the file offset of the tensors"""
+
+    facts: Any
+    entries: dict[str, dict[str, Any]]
+    checksum: str
+    begin: int
+
+    @property
+    def nbytes(self) -> int:
+        return max((int(entry["data_offsets"][1]) for entry in self.entries.values()), default=0)
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], facts: Any, on_progress: Progress) -> None:
+    """Writes contiguous CPU tensors to a file with another name, then renames it, so that `path` is always complete.
+
+    Raises OSError when the folder cannot be written or the disk is full.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
+    entries, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    pieces = [*_pieces(tensors.values())]
+    with ThreadPoolExecutor(THREADS, "weights") as pool:
+        checksum = _checksum(facts, entries, pool.map(_sum, pieces))
+        header = json.dumps({METADATA: {FACTS: json.dumps(facts), CHECKSUM: checksum}, **entries}).encode()
+        header += b" " * (-len(header) % 8)
+        handle, unfinished = tempfile.mkstemp(UNFINISHED, f"{path.name}.", path.parent)
+        try:
+            with open(handle, "wb", buffering=0) as file:
+                begin = _write_all(file.fileno(), memoryview(len(header).to_bytes(8, "little") + header), 0)
+                places = _places(pieces, begin)
+                for done in pool.map(partial(_write_all, file.fileno()), pieces, places):
+                    on_progress(done - begin, end)
+            os.replace(unfinished, path)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
+
+
+def read_header(fd: int) -> Header:
+    """Reads the header. Raises OSError, and BrokenFile if the file is incomplete or not written by this module."""
+    size = os.fstat(fd).st_size
+    length = int.from_bytes(os.pread(fd, 8, 0), "little")
+    if not 0 < length <= min(size - 8, LARGEST_HEADER):
+        raise BrokenFile("it has no complete header")
+    try:
+        entries = json.loads(os.pread(fd, length, 8))
+        metadata = entries.pop(METADATA)
+        header = Header(json.loads(metadata[FACTS]), entries, str(metadata[CHECKSUM]), 8 + length)
+        _check_places(header, size)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenFile(f"its header is damaged ({error})") from error
+    return header
+
+
+def _check_places(header: Header, size: int) -> None:
+    end = 0
+    for entry in header.entries.values():
+        begin, end_before, end = entry["data_offsets"][0], end, entry["data_offsets"][1]
+        nbytes = torch.Size(entry["shape"]).numel() * DTYPES[entry["dtype"]].itemsize
+        if begin != end_before or end - begin != nbytes:
+            raise ValueError("a tensor's place does not fit its shape")
+    if header.begin + end != size:
+        raise ValueError(f"it has {size} bytes instead of {header.begin + end}")
+
+
+def read_tensors(fd: int, header: Header, on_progress: Progress) -> dict[str, Tensor]:
+    """Reads all tensors into memory. Raises OSError, and BrokenFile if the file is damaged."""
+    memory = Pieces()
+    tensors = {
+        name: memory.take(tuple(entry["shape"]), DTYPES[entry["dtype"]]) for name, entry in header.entries.items()
+    }
+    pieces, done, sums = [*_pieces(tensors.values())], 0, []
+    on_progress(0, header.nbytes)
+    with ThreadPoolExecutor(THREADS, "weights") as pool:
+        for piece, one in zip(pieces, pool.map(partial(_read, fd), pieces, _places(pieces, header.begin)), strict=True):
+            done += len(piece)
+            sums.append(one)
+            on_progress(done, header.nbytes)
+    if _checksum(header.facts, header.entries, sums) != header.checksum:
+        raise BrokenFile("its checksum is wrong")
+    return tensors
+
+
+def _pieces(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
+    for tensor in tensors:
+        memory = tensor.view(-1).view(torch.uint8).numpy().data
+        yield from (memory[begin : begin + PIECE_BYTES] for begin in range(0, len(memory), PIECE_BYTES))
+
+
+def _places(pieces: Sequence[memoryview], begin: int) -> list[int]:
+    """Returns where each piece begins in the file."""
+    return [*accumulate(map(len, pieces), initial=begin)][:-1]
+
+
+def _read(fd: int, piece: memoryview, offset: int) -> int:
+    """Fills the piece from the file and returns the sum of its bytes (see _sum)."""
+    done = 0
+    while done < len(piece):
+        count = os.preadv(fd, [piece[done:]], offset + done)
+        if not count:
+            raise BrokenFile("it ends early")
+        done += count
+    return _sum(piece)
+
+
+def _write_all(fd: int, piece: memoryview, offset: int) -> int:
+    """Writes the piece and returns where it ends in the file."""
+    while piece:
+        written = os.pwrite(fd, piece, offset)
+        piece, offset = piece[written:], offset + written
+    return offset
+
+
+def _sum(piece: memoryview) -> int:
+    """Returns the sum of the 64-bit words and of the remaining bytes, modulo 2^64. It runs at the speed of memory."""
+    words = len(piece) // 8 * 8
+    return int(np.frombuffer(piece[:words], np.uint64).sum(dtype=np.uint64)) + sum(piece[words:]) & (1 << 64) - 1
+
+
+def _checksum(facts: Any, entries: Mapping[str, Any], sums: Iterable[int]) -> str:
+    return hashlib.sha256(json.dumps([facts, entries, [*sums]], sort_keys=True).encode()).hexdigest()
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes old unfinished files. Their age is measured against a new file's time, by the file system's own clock."""
+    with tempfile.TemporaryFile(dir=path.parent) as new:
+        now = os.fstat(new.fileno()).st_mtime
+    for other in path.parent.glob(f"*{UNFINISHED}"):
+        with suppress(OSError):
+            if now - other.stat().st_mtime > ABANDONED_S:
+                other.unlink()

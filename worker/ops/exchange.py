@@ -12,7 +12,7 @@ from ctypes import POINTER, Structure, c_char, c_int, c_long, c_uint64, c_void_p
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.library import library
+from worker.ops.native import library
 
 MOST_RANKS, LINE = 8, 64  # as in csrc/ranks/ranks.h
 HEADER_BYTES = (MOST_RANKS + 1) * LINE

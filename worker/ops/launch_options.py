@@ -3,9 +3,9 @@ shown that its bits are equal; the others are not proven on hardware yet.
 
 An option changes how kernels are launched and how they wait for one another, but never a result's bits. If an option is
 off, the compiled kernels are the same as if the option did not exist. Before the worker serves with options, it
-computes test steps with and without them on its device, and compares all bits (worker/run/checks/option_check.py).
+computes test steps with and without them on its device, and compares all bits (worker/model_runner/check_bits.py).
 
-`with_options` in worker/kernels/operations.py binds the record GpuOptions to the parameter `options` of the operations,
+`with_options` in worker/ops/table.py binds the record GpuOptions to the parameter `options` of the operations,
 so the decoder calls the operations without options. An operation passes the record to its Triton form, which reads the
 fields. `arrivals` is memory through which programs of a kernel communicate.
 """
@@ -25,7 +25,7 @@ class GpuOptions:
     """The options of a launch. The fields that are bool have the names of `--gpu-options`.
 
     pdl: programmatic dependent launch: a kernel starts while the previous kernel still runs, and waits for its results
-        (dependent_launch.py). Needs compute capability 9.0.
+        (triton_common.py). Needs compute capability 9.0.
     weight_prefetch: with pdl, a matrix product loads the first part of its weights into the L2 cache before it waits
     last_combine: the last program that finishes a split of a decode merges the splits, so attention needs no second
         kernel
@@ -35,7 +35,7 @@ class GpuOptions:
         the weights of gate_up into the L2 cache
     library_products: products of many rows use the vendor's library where it gives the same bits
     softmax_overlap: prefill attention computes the scores of the next block of keys during the softmax of the current
-        block (overlapped_attention.py). Needs Hopper's tensor cores: compute capability 9.x.
+        block (triton_prefill.py). Needs Hopper's tensor cores: compute capability 9.x.
     """
 
     pdl: bool = False

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.library import instruction_sets, kernels
-from worker.kernels.cpu.packed_weight import CpuWeight
+from worker.ops.linear.native import CpuWeight
+from worker.ops.native import instruction_sets, kernels
 
 
 @dataclass(frozen=True, slots=True)

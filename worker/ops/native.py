@@ -1,26 +1,28 @@
 """Chooses the C library's functions for this processor's best instruction set, or for a lower one named by SLUICE_ISA.
 
-This module knows names, signatures and instruction sets. bindings.py knows what the functions do.
+This module knows names, signatures and instruction sets. ops/native.py knows what the functions do.
 """
 
 import ctypes
 import logging
+import math
+import mmap
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import cast
 
 import torch
+from torch import Tensor
 
-from worker.kernels.cpu.build import begin, built
-from worker.kernels.cpu.instruction_set import EXTENDS, TIERS, VARIABLE, best_of, highest_allowed
+from worker.ops.native_build import EXTENDS, TIERS, VARIABLE, begin, best_of, built, highest_allowed
 
 log = logging.getLogger("sluice.kernels")
-
 Call = Callable[..., int]
-
 _POINTERS, _LONGS = (c_void_p,), (c_long,)
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "rms_norm": _POINTERS * 3 + _LONGS * 4 + (c_float, c_float, c_int),
@@ -154,3 +156,102 @@ def _bind(found: ctypes.CDLL, dtype: str, simd: str, matmul: str) -> Kernels:
         return cast(Call, bound)
 
     return Kernels(**{name: function(name) for name in _SIGNATURES})
+
+
+# The limits of the C library's fixed-size arrays. They are read from csrc/model_limits.h, so C and Python agree.
+
+_HEADER = Path(__file__).with_name("csrc") / "model_limits.h"
+_NUMBERS = {
+    name: int(number) for name, number in re.findall(r"^#define (\w+) (\d+)", _HEADER.read_text(), re.MULTILINE)
+}
+MAX_HEAD_DIM = _NUMBERS["MAX_HEAD_DIM"]  # elements of an attention head
+MAX_KEY_ELEMENTS = _NUMBERS["MAX_KEY_ELEMENTS"]  # elements of all key heads of a token in one layer
+MAX_TAPS = _NUMBERS["MAX_TAPS"]  # tokens that a convolution covers
+MAX_CHOSEN = _NUMBERS["MAX_CHOSEN"]  # experts that are chosen for a row
+
+
+# Allocates memory in huge pages, so that reading it causes few TLB misses. In pages of 4 KB, a weight is read up to a
+# seventh slower.
+
+HUGE_PAGE = 1 << 21  # bytes
+PIECE = 1 << 26  # bytes
+ALIGNMENT = 64  # every tensor in a piece begins at a multiple of this many bytes
+Memory = Callable[[Sequence[int], torch.dtype], Tensor]  # returns uninitialized memory of the given shape and dtype
+
+
+def fresh_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Returns uninitialized memory. Large memory is aligned to huge pages, so that nearly all of it can be in them."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < HUGE_PAGE:
+        return torch.empty(*shape, dtype=dtype)
+    buffer = torch.empty(nbytes + HUGE_PAGE, dtype=torch.uint8)
+    start = -buffer.data_ptr() % HUGE_PAGE
+    return huge_pages(buffer[start : start + nbytes]).view(dtype).view(*shape)
+
+
+def huge_pages(fresh: Tensor) -> Tensor:
+    """Requests huge pages for `fresh` (contiguous, not written yet) and returns `fresh`. Reading this memory then
+    causes few TLB misses.
+    """
+    found = library()
+    if found is not None:
+        found.advise_huge_pages(c_void_p(fresh.data_ptr()), c_long(fresh.nbytes))
+    return fresh
+
+
+class Pieces:
+    """Allocates tensors inside large pieces of memory, so that tensors smaller than a huge page are in huge pages, too.
+
+    A piece is freed with the last of its tensors. Parts of a piece that were never written take no physical memory.
+    """
+
+    def __init__(self) -> None:
+        self._piece = torch.empty(0, dtype=torch.uint8)
+        self._used = 0  # how many bytes of the piece are in use
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Returns uninitialized memory. A large tensor gets a piece of its own."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > PIECE // 4:
+            return fresh_memory(shape, dtype)
+        if self._used + nbytes > self._piece.nbytes:
+            self._piece, self._used = fresh_memory((PIECE,), torch.uint8), 0
+        begin, self._used = self._used, self._used + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return self._piece[begin : begin + nbytes].view(dtype).view(*shape)
+
+
+# Calls the C library for CPUs (csrc/, compiled by build.py) with torch tensors.
+#
+# This part knows tensors and strides, not models or instruction sets (ops/native.py). In every function, the bits of
+# a row depend on this row only: not on the number of rows, the chunking of a prompt, the page size or the number of
+# threads. If `available` returns False (other dtypes, other processors, no compiler, SLUICE_NATIVE=0), callers use
+# functions in plain PyTorch, which also define what each function here computes.
+#
+# Pointers are passed as plain ints and the GIL is released, so a call costs a few microseconds. The asserts define
+# which arguments the functions accept.
+
+
+def touch_pages(start: int, nbytes: int) -> bool:
+    """Writes to every memory page from `start` (4-byte aligned) without changing a byte.
+
+    Returns False, and does nothing, if there is no library.
+    """
+    found = library()
+    if found is not None:
+        found.touch_pages(c_void_p(start), c_long(nbytes), c_long(mmap.PAGESIZE))
+    return found is not None
+
+
+def address(x: Tensor | None) -> int | None:
+    """Returns the address of a tensor's first element; None for None."""
+    return None if x is None else x.data_ptr()
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int, int]:
+    """Returns x, its number of heads and its D, for x [T, heads, D] or [T, D] (one head).
+
+    Copies x unless the heads of each token are contiguous.
+    """
+    heads, d = x.shape[1:] if x.ndim == 3 else (1, x.shape[1])
+    contiguous = x.stride(-1) == 1 and (heads == 1 or x.stride(1) == d)
+    return (x if contiguous else x.contiguous()), heads, d

@@ -1,8 +1,8 @@
 """Compiles the C library for CPUs with gcc, if sources or flags have changed, for the instruction sets that are wanted.
 
-    python -m worker.kernels.cpu.build            compiles what this processor uses
-    python -m worker.kernels.cpu.build --here     compiles what this processor can run: SLUICE_ISA may lower it
-    python -m worker.kernels.cpu.build --all      compiles everything, for other processors, too
+    python -m worker.ops.native_build            compiles what this processor uses
+    python -m worker.ops.native_build --here     compiles what this processor can run: SLUICE_ISA may lower it
+    python -m worker.ops.native_build --all      compiles everything, for other processors, too
 
 A library has its instruction sets in its name, so a processor takes only a library that has what it uses. This module
 knows file names and compiler flags, not what the functions do. It imports no packages, so that it can compile while
@@ -14,24 +14,108 @@ import fcntl
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from platform import machine
+from typing import Any
 
 from shared.private_files import cache_folder, is_trusted, private_cache
-from worker.kernels.cpu.instruction_set import ON_ARM, TIERS, sets_in_use, sets_of_processor
+
+# Names the instruction sets for which the C library has kernels, says which of them this processor has and uses, and
+# reads the variable that limits them.
+#
+# This part imports no other module of this project, so that every command can check the variable before it starts a
+# process.
+
+VARIABLE = "SLUICE_ISA"
+OF_X86 = ("none", "avx2", "avxvnni", "avx512", "avx512bf16", "amx")  # `supports` in csrc/cpu_features.c takes an index
+OF_ARM = ("none", "neon", "dotprod")
+ON_ARM = platform.machine() in ("aarch64", "arm64")
+TIERS = OF_ARM if ON_ARM else OF_X86
+# Instruction sets that have only kernels for matrix products (AMX also for attention) → the set of all other kernels
+EXTENDS = {"avxvnni": "avx2", "amx": "avx512bf16", "dotprod": "neon"}
+# The best instruction set of a processor → all sets whose kernels this processor may run. The kernels of AVX-512 for
+# bfloat16 serve where the operating system does not permit AMX.
+USES = {
+    "avx2": ("avx2",),
+    "avxvnni": ("avx2", "avxvnni"),
+    "avx512": ("avx512",),
+    "avx512bf16": ("avx512", "avx512bf16"),
+    "amx": ("avx512", "avx512bf16", "amx"),
+    "neon": ("neon",),
+    "dotprod": ("neon", "dotprod"),
+}
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
+FEATURES = {  # instruction set → the features that it needs, by their names in /proc/cpuinfo
+    "avx2": frozenset({"avx2", "fma"}),
+    "avxvnni": frozenset({"avx2", "fma", "avx_vnni"}),
+    "avx512": _AVX512,
+    "avx512bf16": _AVX512 | {"avx512_bf16"},
+    "amx": _AVX512 | {"avx512_bf16", "amx_bf16", "amx_tile"},
+    "neon": frozenset(),
+    "dotprod": frozenset({"asimddp"}),
+}
+SAME_BITS = frozenset({"avxvnni", "dotprod"})  # sets that give the same bits as the set that they extend
+
+
+def highest_allowed(environment: Mapping[str, str]) -> int:
+    """Returns the index in TIERS of the best instruction set that SLUICE_ISA allows. If the variable is unset or empty,
+    all are allowed.
+
+    Raises ValueError, with a sentence, for an unknown name.
+    """
+    name = environment.get(VARIABLE, "")
+    if not name:
+        return len(TIERS) - 1
+    if name not in TIERS[1:]:
+        raise ValueError(f"{VARIABLE} must be one of {', '.join(TIERS[1:])}, not {name!r}")
+    return TIERS.index(name)
+
+
+def sets_of_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | None:
+    """Returns the instruction sets that this processor has, in the order of TIERS; None if the system does not tell."""
+    try:
+        lines = [line.partition(":")[::2] for line in cpuinfo.read_text().splitlines()]
+    except OSError:
+        return None
+    told = next((set(value.split()) for name, value in lines if name.strip() in ("flags", "Features")), None)
+    return None if told is None else tuple(one for one in TIERS[1:] if FEATURES[one] <= told)
+
+
+def sets_in_use(environment: Mapping[str, str], found: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the instruction sets whose kernels a processor may run, if SLUICE_ISA allows them, in the order of TIERS.
+
+    found: the instruction sets that the processor has; None if they are unknown
+    Raises ValueError, with a sentence, if SLUICE_ISA is invalid.
+    """
+    allowed = TIERS[1 : highest_allowed(environment) + 1]
+    if found is None:
+        return allowed
+    return next((USES[one] for one in reversed(allowed) if one in found), ())
+
+
+def best_of(library: Any, allowed: int = len(TIERS) - 1) -> int:
+    """Returns the index in TIERS of the processor's best instruction set for which the library has kernels; 0 if there
+    is none.
+
+    library: the C library (ctypes)
+    allowed: the highest index that may be returned
+    """
+    usable = (i for i in range(1, allowed + 1) if library.supports(i) and hasattr(library, f"gemm_bf16_{TIERS[i]}"))
+    return max(usable, default=0)
+
 
 log = logging.getLogger("sluice.kernels")
-
 SOURCES = Path(__file__).with_name("csrc")
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -43,7 +127,6 @@ AMX = (*AVX512VNNI, "-mprfchw")
 NEON = ("-march=armv8-a",)
 DOTPROD = ("-march=armv8.2-a+dotprod",)
 ROUND_TWICE = ("-ffp-contract=off",)  # no fused multiply-add: products are rounded before they are added
-
 ANY = (
     "cpu_features.c", "gemm/pack.c", "gemm/pack_codes.c", "decoder.c", "experts.c", "ranks/ranks.c",
     "ranks/sockets.c", "adapters/adapters.c",
@@ -53,7 +136,6 @@ ROWS = (
     "recurrent/delta_net.c",
 )  # fmt: skip
 PLAIN = ("gemm/gemm_simd.c", "attention/attention_simd.c", "floors/floors_simd.c")
-
 # Each source with its compiler flags. From the flags, simd.h derives the suffix of the functions' names.
 Unit = tuple[str, tuple[str, ...]]
 Units = tuple[Unit, ...]
@@ -84,7 +166,6 @@ SETS = {
     NEON: "neon", DOTPROD: "dotprod",
 }  # fmt: skip
 EVERY_SET = tuple(one for one in TIERS if one in SETS.values())
-
 # How many seconds of CPU time gcc 12 took at most for a unit of each source. The longest units are compiled first, so
 # that no core is left with a long one at the end. Sources that took less than half a second are left out.
 SECONDS = {
@@ -95,7 +176,6 @@ SECONDS = {
 POLL_S = 0.02
 PROGRESS_DIGITS = 4  # the size of each of the two numbers in the file that other processes read
 REPORT_S = 5.0  # a process that waits for the library logs the progress this often
-
 # Called with (done, total) units several times a second; (0, 0) before the total is known. An exception that it raises
 # ends the compilation.
 Progress = Callable[[int, int], None]

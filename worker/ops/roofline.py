@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from worker.kernels.cpu import library
+from worker.ops import native as library
 
 MEMORY = 512 << 20  # how many bytes are read: more than the caches of most processors hold
 TRIES = 4

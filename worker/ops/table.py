@@ -7,34 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from worker.kernels.attention import attention_torch
-from worker.kernels.experts import experts, experts_torch
-from worker.kernels.forms import (
-    act_and_mul,
-    activate,
-    add_rms_norm,
-    attention,
-    delta_net,
-    mamba2,
-    output_gate,
-    qkv_rope_write,
-    rms_norm,
-    short_conv,
-)
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
-from worker.kernels.linear import PackedLinear, gated_linear, gated_linear_torch, linear, linear_torch
-from worker.kernels.recurrent.delta_net import delta_net_torch
-from worker.kernels.recurrent.mamba2 import mamba2_torch
-from worker.kernels.recurrent.short_conv import short_conv_torch
-from worker.kernels.rowwise.act_and_mul import act_and_mul_torch
-from worker.kernels.rowwise.activate import activate_torch
-from worker.kernels.rowwise.norm import add_rms_norm_torch, rms_norm_torch
-from worker.kernels.rowwise.output_gate import output_gate_torch
-from worker.kernels.rowwise.qkv_rope_write import qkv_rope_write_torch
-from worker.kernels.sample import sample_plain, sample_torch
+from worker.ops.activation import act_and_mul, activate, output_gate
+from worker.ops.activation.reference import act_and_mul_torch, activate_torch, output_gate_torch
+from worker.ops.attention import attention
+from worker.ops.attention.reference import attention_torch
+from worker.ops.launch_options import NO_OPTIONS, GpuOptions
+from worker.ops.linear import gated_linear, linear
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.linear.reference import gated_linear_torch, linear_torch
+from worker.ops.moe import experts
+from worker.ops.moe.reference import experts_torch
+from worker.ops.norm import add_rms_norm, rms_norm
+from worker.ops.norm.reference import add_rms_norm_torch, rms_norm_torch
+from worker.ops.recurrent import delta_net, mamba2, short_conv
+from worker.ops.recurrent.delta_net import delta_net_torch
+from worker.ops.recurrent.mamba2 import mamba2_torch, short_conv_torch
+from worker.ops.rope import qkv_rope_write
+from worker.ops.rope.reference import qkv_rope_write_torch
+from worker.ops.sampling import sample_plain
+from worker.ops.sampling.reference import sample_torch
 
 if TYPE_CHECKING:
-    from worker.kernels.cpu.adapters_c import StepAdaptersC
+    from worker.ops.lora_native import StepAdaptersC
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +101,7 @@ class OperationsWithFusedNorms(Operations):
         self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor | None, eps: float, **how: Any
     ) -> tuple[Tensor, Tensor]:
         if x.is_cuda and packed.invariant and packed.scale is None and not packed.codes:
-            from worker.kernels.gpu.products.linear_norm import can_add_norm, linear_add_norm_triton
+            from worker.ops.linear.triton_fused import can_add_norm, linear_add_norm_triton
 
             if can_add_norm(x, packed.weight):
                 return linear_add_norm_triton(

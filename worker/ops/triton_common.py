@@ -3,22 +3,23 @@
 Weights of eight bits are converted exactly, in registers, right before a matrix product. Tokens are quantized to eight
 bits by a kernel of their own before a product.
 
-int8 and e4m3 values are exact in bfloat16 and float16, so products are as worker/kernels/weights/quantize.py defines
+int8 and e4m3 values are exact in bfloat16 and float16, so products are as worker/ops/quantized_weight.py defines
 them. A cast would use conversion instructions, for which a multiprocessor has few units. This code takes two to three
 plain instructions per number.
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.launch.compiled import COMPILED
-from worker.kernels.weights.quantize import KINDS, LARGEST
+from worker.ops.launch_options import GpuOptions
+from worker.ops.quantized_weight import KINDS, LARGEST
 
 # the value of FORMAT in kernels; 0 means that numbers are not quantized
 FORMAT_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}
-
 # These assembly programs convert two bytes to one register with two numbers, because a thread loads two numbers at a
 # time for the tensor core. The instruction prmt moves each byte to its own half of the register.
 _INT8_BF16 = tl.constexpr("""{
@@ -106,7 +107,7 @@ def _quantize_tokens_kernel(x_ptr, out_ptr, scale_ptr, size, stride, LARGEST_VAL
 
 
 def quantize_tokens_triton(x: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Computes the same as `quantize_tokens` in worker/kernels/weights/quantize.py: values [T, K], scale [T]."""
+    """Computes the same as `quantize_tokens` in worker/ops/quantized_weight.py: values [T, K], scale [T]."""
     rows, size = x.shape
     assert rows and (x.stride(1) == 1 or size == 1)
     out, scale = torch.empty(rows, size, dtype=format, device=x.device), torch.empty(rows, device=x.device)
@@ -116,3 +117,113 @@ def quantize_tokens_triton(x: Tensor, format: torch.dtype) -> tuple[Tensor, Tens
         num_warps=min(max(block // 512, 1), 16), enable_fp_fusion=False,
     )  # fmt: skip
     return out, scale
+
+
+# Programmatic dependent launch (PDL): a kernel starts while the previous kernel still runs.
+#
+# Without PDL, a kernel starts when the previous kernel has ended and its results are in memory. In a decode, whose
+# kernels take a few microseconds each, the device is then idle for a good part of the time. With PDL, the programs of
+# the next kernel start as soon as all programs of the current kernel have called `launch_dependents` and the device
+# has room for more programs. They prepare what depends on no other kernel, and then wait.
+#
+# The rules for a kernel that is launched with `launch_pdl`:
+# - Every program of the kernel waits, even if it has nothing else to do. The next kernel waits only for this kernel. It
+#   may use the results of earlier kernels only because this kernel has waited for them.
+# - The wait precedes all loads of data that other kernels write, and all stores: an earlier kernel may still read
+#   there.
+# - The wait precedes all loops, because Triton's pipelining moves a loop's first loads before a wait inside the loop.
+# Before the wait, a program may load only data that no kernel writes, for example weights.
+
+LINE_BYTES = tl.constexpr(128)  # a line of the L2 cache
+PREFETCHED_BYTES = 64 << 10  # weight bytes that a program prefetches: a multiprocessor's share of 2 µs of bandwidth
+FEW_ROWS = 64  # products with more rows are limited by arithmetic, and have more programs than the device can hold
+
+
+def pdl_options(options: GpuOptions) -> dict[str, Any]:
+    """Returns a kernel's launch arguments for PDL: its constant PDL, and Triton's `launch_pdl`."""
+    return {"PDL": True, "launch_pdl": True} if options.pdl else {"PDL": False}
+
+
+def product_options(options: GpuOptions, rows: int) -> dict[str, Any]:
+    """Returns the launch arguments of a matrix product for PDL and prefetching. rows: how many rows a tile has"""
+    prefetched = PREFETCHED_BYTES if options.weight_prefetch and rows <= FEW_ROWS else 0
+    return pdl_options(options) | {"PREFETCH": prefetched}
+
+
+@triton.jit
+def launch_dependents(PDL: tl.constexpr):
+    """Lets the next kernel start. All programs call this first. Without PDL, the next kernel starts when all programs
+    have ended.
+    """
+    if PDL and COMPILED:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_kernels(PDL: tl.constexpr):
+    """Waits until all earlier kernels have ended and their stores are visible."""
+    if PDL and COMPILED:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def start_dependent(PDL: tl.constexpr):
+    """Begins a program that has nothing to prepare: lets the next kernel start, and waits for earlier kernels."""
+    launch_dependents(PDL)
+    wait_for_kernels(PDL)
+
+
+@triton.jit
+def prefetch_to_l2(ptr, stride, runs, size, RUNS: tl.constexpr, BYTES: tl.constexpr):
+    """Starts to load BYTES bytes into the L2 cache, and does not wait for them. They are the first bytes of RUNS runs
+    of memory, equally many of each run.
+
+    stride: elements from one run to the next; runs: how many runs there are; size: elements of a run. There may be
+    fewer runs than RUNS, or shorter runs than BYTES / RUNS. With BYTES 0, does nothing.
+    """
+    if BYTES and COMPILED:
+        LINES: tl.constexpr = BYTES // LINE_BYTES // RUNS
+        line: tl.constexpr = LINE_BYTES * 8 // ptr.dtype.element_ty.primitive_bitwidth
+        run = tl.minimum(tl.arange(0, RUNS), runs - 1).to(tl.int64)
+        element = tl.minimum(tl.arange(0, LINES) * line, size - 1)
+        address = (ptr + run[:, None] * stride + element[None, :]).to(tl.uint64)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+# A constant that tells kernels whether they are compiled, or run by Triton's interpreter.
+
+# false in the interpreter, which cannot run inline assembly
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
+
+
+# Functions for Triton kernels that read split-K partial sums (see worker/ops/norm/reference.py).
+
+# Loads as usual. Triton 3.6 compiles no kernel that calls a function whose default for a constant is plain text.
+NO_MODIFIER = tl.constexpr("")
+
+
+@triton.jit
+def load_split_k(pointers, mask, stride, dtype: tl.constexpr, SPLIT_K: tl.constexpr, CACHE: tl.constexpr = NO_MODIFIER):
+    """Loads the block at `pointers`. With SPLIT_K > 1, returns the sum of SPLIT_K float32 blocks, added in order.
+
+    stride: elements from one block to the next
+    CACHE: ".cg" if other programs of the same kernel have stored the blocks: they must then be read from the L2 cache
+    """
+    x = tl.load(pointers, mask=mask, other=0.0, cache_modifier=CACHE)
+    for index in tl.static_range(1, SPLIT_K):
+        x += tl.load(pointers + index * stride, mask=mask, other=0.0, cache_modifier=CACHE)
+    return x.to(dtype)
+
+
+def split_k_shape(x: Tensor, dims: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Returns how many partial sums x has, and how many elements are between one partial sum and the next.
+
+    dims: how many dimensions the summed matrix product has. A summed x counts as one partial sum.
+    """
+    if x.ndim == dims:
+        assert x.dtype == dtype
+        return 1, 0
+    assert x.ndim == dims + 1 and x.dtype == torch.float32 and x.is_contiguous()
+    return x.shape[0], x.stride(0)

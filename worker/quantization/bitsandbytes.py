@@ -14,10 +14,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from worker.kernels.weights.quantize import divided
-from worker.kernels.weights.quantized_weight import E4M3, NF4, CodeMap, QuantizedWeight
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
+from worker.ops.quantized_weight import E4M3, NF4, CodeMap, QuantizedWeight, divided
 from worker.spec import StoredQuantization
 
 METHOD = "bitsandbytes"

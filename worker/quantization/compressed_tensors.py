@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker.kernels.weights.quantized_weight import E4M3, INT4, INT8, CodeMap
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.model.checkpoint.stored_weight import PLAIN, ExpectedTensor, Shape, StoredTensors, StoredWeight
-from worker.model.quantization.codes import check_pattern
-from worker.model.quantization.mxfp4 import packed_weight
-from worker.model.quantization.scaled import Block, ScaledWeight, block_of
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.checkpoint.stored_weight import PLAIN, ExpectedTensor, Shape, StoredTensors, StoredWeight
+from worker.ops.quantized_weight import E4M3, INT4, INT8, CodeMap
+from worker.quantization.awq import check_pattern
+from worker.quantization.fp8 import Block, ScaledWeight, block_of
+from worker.quantization.mxfp4 import packed_weight
 from worker.spec import Activations, StoredQuantization
 
 METHOD = "compressed-tensors"

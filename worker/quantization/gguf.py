@@ -9,14 +9,32 @@ Codes of five and six bits become INT8.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from ctypes import c_int, c_long, c_void_p
+from dataclasses import dataclass, replace
+from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.bindings import unpack_blocks
-from worker.kernels.weights.by_rows import by_rows
-from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
+from shared.gguf.translated import TiledHeads
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.checkpoint.stored_weight import (
+    PLAIN,
+    ExpectedTensor,
+    Layout,
+    ReadTensor,
+    Shape,
+    StoredTensors,
+    check_finite,
+)
+from worker.ops.native import (
+    kernels,
+    library,
+)
+from worker.ops.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight, by_rows
+from worker.quantization.gguf_tensors import column_order
+from worker.spec import StoredQuantization
 
 Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [n, numbers of a block]; scale and minimum [n, groups of a block]
 
@@ -176,3 +194,106 @@ ALL = (
     BlockFormat("MXFP4", 32, 17, E2M1, 32, False, _mxfp4),
 )
 FORMATS: Mapping[str, BlockFormat] = {each.name: each for each in ALL}
+
+
+# Reads weights in block formats, from checkpoints with `quant_method: gguf`, as shared/gguf makes from GGUF files.
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A weight [N, K] in a block format.
+
+    type: the name of the format, which may be an unsupported one
+    columns: the index in the file of each column of the weight; None: the order is the same
+    """
+
+    name: str
+    shape: Shape
+    type: str
+    stored_in: StoredTensors
+    columns: Tensor | None = None
+
+    @property
+    def _format(self) -> BlockFormat:
+        return FORMATS[self.type]
+
+    @property
+    def layout(self) -> Layout | None:
+        if self.type not in FORMATS:
+            return None  # check_tensors will refuse the type
+        return Layout(self._format.code_map, self._format.group_size, self._format.minimum)
+
+    def tensors(self) -> Sequence[ExpectedTensor]:
+        return [ExpectedTensor(self.name, self.shape, (*PLAIN, *FORMATS))]
+
+    def read(self, read: ReadTensor, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+        rows = read(self.name, (self.shape[0], self._format.row_bytes(self.shape[1])), torch.uint8)
+        weight = self._format.quantized_weight(rows)
+        check_finite(weight.scale, self.name, self.stored_in)
+        if weight.minimum is not None:
+            check_finite(weight.minimum, self.name, self.stored_in)
+        return weight if self.columns is None else self._reordered(weight, self.columns.to(weight.codes.device))
+
+    def _reordered(self, weight: QuantizedWeight, columns: Tensor) -> QuantizedWeight:
+        """Reorders columns. Groups of columns stay together, so a group keeps its scale and minimum.
+
+        Raises CheckpointError if a group would have to be split.
+        """
+        size = weight.group_size
+        groups = columns[::size] // size
+        if not torch.equal(columns, (groups[:, None] * size + torch.arange(size, device=columns.device)).flatten()):
+            raise CheckpointError(
+                f"{self.stored_in.where(self.name)}: tensor {self.name} is stored as {self.type}, whose groups of "
+                f"{size} columns belong to several value heads; supported are value heads of whole groups"
+            )
+        minimum = None if weight.minimum is None else weight.minimum[:, groups]
+        return replace(weight, codes=weight.codes[:, columns], scale=weight.scale[:, groups], minimum=minimum)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufMethod:
+    """The weights of a GGUF model. Each weight may be in a block format of its own.
+
+    stored: names the format for logs
+    tiled_heads: as in shared/gguf/translated.py
+    """
+
+    stored: StoredQuantization
+    tiled_heads: TiledHeads | None = None
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return ()
+
+    def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> BlockWeight | None:
+        plain = name not in tensors or tensors.format(name) in PLAIN
+        columns = column_order(name, self.tiled_heads)
+        return None if plain else BlockWeight(name, shape, tensors.format(name), tensors, columns)
+
+
+def read(settings: Mapping[str, Any]) -> GgufMethod:
+    heads = settings.get("tiled_heads")
+    return GgufMethod(StoredQuantization(str(settings["kind"])), heads and msgspec.convert(heads, TiledHeads))
+
+
+# in the order of FORMATS in csrc/gemm/unpack_blocks.c
+BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+
+
+def unpack_blocks(
+    name: str, rows: Tensor, blocks: int, codes: Tensor, scale: Tensor, minimum: Tensor | None
+) -> bool:  # fmt: skip
+    """Unpacks a weight's rows [N, bytes] to codes [N, K], and scales and minimums [N, groups].
+
+    name: the block format; blocks: how many blocks a row has
+    Returns False, and does nothing, if the library does not know the format or is not available.
+    """
+    if name not in BLOCK_FORMATS or rows.is_cuda or not kernels() or (found := library()) is None:
+        return False
+    assert all(tensor is None or tensor.is_contiguous() for tensor in (rows, codes, scale, minimum))
+    found.unpack_blocks(
+        c_int(BLOCK_FORMATS.index(name)), c_void_p(rows.data_ptr()), c_long(len(rows)), c_long(blocks),
+        c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
+        c_void_p(None if minimum is None else minimum.data_ptr()), c_int(torch.get_num_threads()),
+    )  # fmt: skip
+    return True

@@ -14,17 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.weights.quantized_weight import QuantizedWeight
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
-from worker.model.quantization.codes import (
-    CODE_MAPS,
-    check_group_size,
-    check_pattern,
-    input_order,
-    signed,
-    unpack,
-)
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors, check_finite
+from worker.ops.quantized_weight import QuantizedWeight
+from worker.quantization.awq import CODE_MAPS, check_group_size, check_pattern, input_order, signed, unpack
 from worker.spec import StoredQuantization
 
 METHOD = "gptq"

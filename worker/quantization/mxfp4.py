@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from worker.kernels.weights.quantized_weight import E2M1, QuantizedWeight
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.model.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
-from worker.model.quantization.codes import unpack
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
+from worker.ops.quantized_weight import E2M1, QuantizedWeight
+from worker.quantization.awq import unpack
 from worker.spec import StoredQuantization
 
 GROUP, BIAS, NOT_A_NUMBER = 32, 127, 255

@@ -14,20 +14,20 @@ failed one and computes the accepted tokens again; it may have drafts, too. The 
 its rejection would repeat, so sequences with a recurrent state get fewer drafts.
 """
 
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol
 
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.row_costs import RowCosts
-from worker.schedule.sequence import TILE, Chunk, Sequence
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.sequence import TILE, Chunk, Prediction, Sequence
+from worker.scheduler.step_time import RowCosts
 
 if TYPE_CHECKING:
-    from worker.schedule.features.states import States
-    from worker.schedule.features.waiting_drafts import Experience, Proposer
+    from worker.scheduler.recurrent_slots import States
+
 
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
 MOST_DRAFTS = TILE - 1  # per sequence and step: one row of the tile is for the token before the drafts
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
-
 # A draft must be worth this many times its cost, because the highest of many estimates is usually too high.
 MARGIN = 1.2
 INITIAL_ACCEPTANCE = 0.2  # the acceptance rate that is assumed before the first draft
@@ -120,7 +120,6 @@ class Speculation:
 
     def _ask_model(self, proposer: "Proposer", decodes: list[Chunk], share: int, cost: float, costs: RowCosts) -> None:
         """Lets the draft model propose tokens for all decodes at once. The drafters keep them until _propose()."""
-        from worker.schedule.features.waiting_drafts import WaitingDrafts, ask
 
         wanted, of_model = [], cost + MARGIN * costs.of_proposals(len(decodes))
         for chunk in decodes:
@@ -146,12 +145,9 @@ class Speculation:
 
     def _new_drafter(self, sequence: Sequence) -> Drafter:
         if sequence.prediction is not None:
-            from worker.schedule.features.predicted import PredictedDrafter
-
             return PredictedDrafter(sequence.prediction, sequence.prompt_len)
         if self.proposer is None:
             return NgramDrafter()
-        from worker.schedule.features.waiting_drafts import Experience, WaitingDrafts
 
         self._experience = self._experience or Experience()
         return WaitingDrafts(self._experience, NgramDrafter())
@@ -290,3 +286,195 @@ class NgramIndex(Acceptance):
             self._after[tuple(tokens[position - length : position])] = position
             self._next = position + 1
         return self._after.get(tuple(tokens[-length:]))
+
+
+# Drafts from a text that the client expects as the output (`prediction`), such as a file in which few words change.
+#
+# The drafter follows the output through the predicted text and proposes the tokens that come next there. Where the
+# output differs from the prediction, the last output tokens are looked up in the prediction, to find the place again.
+# While no place is found, NgramDrafter proposes drafts from the text of the sequence itself.
+
+EXPECTED_ACCEPTANCE = 0.7  # the acceptance rate that is assumed before the first draft
+LONGEST_MATCH, SHORTEST_MATCH = 4, 2  # numbers of last output tokens to look up in the prediction, the longest first
+
+
+class PredictedDrafter:
+    """Proposes the next tokens of the predicted text. Implements Drafter."""
+
+    def __init__(self, prediction: Prediction, output: int) -> None:
+        """output: the index of the first output token in the sequence's tokens."""
+        self._prediction, self._ids = prediction, prediction.ids
+        self._acceptance = Acceptance(EXPECTED_ACCEPTANCE)
+        self._other: Drafter = NgramDrafter()
+        self._place: int | None = 0  # the index in the predicted text of the next output token; None: not known
+        self._read = output  # tokens before this index have been matched already
+        self._begin = output
+        self._own = False  # whether the last proposal came from the predicted text
+        self._stopped = False
+        self._after = {length: _places(self._ids, length) for length in range(SHORTEST_MATCH, LONGEST_MATCH + 1)}
+
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
+        """Finds the place of the output in the prediction, then proposes the next tokens there. See Drafter."""
+        if self._stopped:
+            return ()
+        self._follow(tokens)
+        place = self._place
+        self._own = place is not None and place < len(self._ids)
+        if place is None or not self._own:
+            return self._other.propose(tokens, limit, cost, repeats)
+        return tuple(self._ids[place : place + self._acceptance.draft_length(limit, cost, repeats)])
+
+    def record(self, drafted: int, accepted: int) -> None:
+        if not self._own:
+            self._other.record(drafted, accepted)
+            return
+        self._prediction.accepted += accepted
+        self._prediction.rejected += drafted - accepted
+        self._acceptance.record(accepted, rejected=accepted < drafted)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def _follow(self, tokens: list[int]) -> None:
+        for at in range(self._read, len(tokens)):
+            place = self._place
+            if place is not None and place < len(self._ids) and self._ids[place] == tokens[at]:
+                self._place = place + 1
+            else:
+                self._place = self._found(tokens, at + 1, place or 0)
+        self._read = len(tokens)
+
+    def _found(self, tokens: list[int], end: int, before: int) -> int | None:
+        """Looks up the tokens before `end` in the prediction. Returns the index after the match, or None.
+
+        If there are several matches, the first that ends at `before` or later counts, or else the first of all.
+        """
+        for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
+            if end - length < self._begin:
+                continue
+            places = self._after[length].get(tuple(tokens[end - length : end]), ())
+            if places:
+                return next((place for place in places if place >= before), places[0])
+        return None
+
+
+def _places(ids: list[int], length: int) -> dict[tuple[int, ...], list[int]]:
+    """Maps each run of `length` tokens in the text to the positions after it, in ascending order."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for end in range(length, len(ids) + 1):
+        found.setdefault(tuple(ids[end - length : end]), []).append(end)
+    return found
+
+
+# Keeps the drafts of a draft model until they are planned, because the model proposes them for all sequences at once.
+#
+# The number of drafts depends on the measured acceptance and on the measured times of a step and of the draft model.
+# A draft model that is too slow for its acceptance is asked for fewer drafts, down to none. Where the text repeats
+# itself, the drafts are taken from the text if these are expected to gain more.
+
+INITIAL_MODEL_ACCEPTANCE = 0.6  # assumed acceptance rate: a model's drafts are right more often than NgramDrafter's
+PROBE_EVERY = 24  # steps until a sequence without drafts gets one again, if drafts are accepted in other sequences
+RESULTS = 32  # a sequence's first rate is the mean of about this many results of earlier sequences
+
+
+class Proposer(Protocol):
+    """Runs a draft model (worker/spec_decode/)."""
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the last propose()."""
+
+    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        """Returns drafts for each sequence. wanted: sequences, each with the maximum number of its drafts."""
+
+    def forget(self, target: Sequence) -> None:
+        """Frees the memory of a sequence that has ended."""
+
+
+class Experience:
+    """The draft model's acceptance in earlier sequences: how often the first draft of a step was accepted.
+
+    If the draft model is useless for a task, new sequences of this task need not find that out again.
+    """
+
+    def __init__(self) -> None:
+        self._acceptance = INITIAL_MODEL_ACCEPTANCE
+
+    @property
+    def acceptance(self) -> float:
+        return self._acceptance
+
+    def begin(self) -> float:
+        """Returns the acceptance rate for a new sequence. Each call raises a low rate: a bad model is tried again."""
+        expected = self._acceptance
+        self._acceptance += (INITIAL_MODEL_ACCEPTANCE - expected) / RESULTS
+        return expected
+
+    def record(self, *, accepted: bool) -> None:
+        self._acceptance += (accepted - self._acceptance) / RESULTS
+
+
+class WaitingDrafts:
+    """The drafts of one sequence. Implements Drafter.
+
+    A sequence begins with one draft per step, and gets more only after drafts are accepted. The first results count
+    more than later ones. A useless draft model therefore costs little time. If a good model's first drafts for a
+    sequence were wrong, it is tried again from time to time.
+    """
+
+    def __init__(self, experience: Experience, text: NgramDrafter | None = None) -> None:
+        """text: also proposes drafts, from the sequence's own text."""
+        self._text = text
+        self._of_text = False  # whether the waiting (or, if none wait, the last) drafts came from the text
+        self.waiting: tuple[int, ...] = ()
+        self._experience = experience
+        self._acceptance = Acceptance(INITIAL_MODEL_ACCEPTANCE, experience.begin())
+        self._accepted = self._results = self._steps = 0
+        self._stopped = False
+
+    @property
+    def tried(self) -> bool:
+        """Whether drafts of the draft model have been computed for this sequence."""
+        return self._results > 0
+
+    def wanted(self, tokens: list[int], limit: int, text_cost: float, cost: float, repeats: int) -> int:
+        """Returns how many drafts are worth asking the draft model for: 0 if drafts from the text promise more.
+
+        text_cost: the cost of a draft from the text. cost: the cost of a draft from the model.
+        """
+        if self._stopped:
+            return 0
+        self._steps += 1
+        count = self._acceptance.draft_length(min(limit, 1 + self._accepted), cost, repeats)
+        if not count and self._steps % PROBE_EVERY == 0 and self._experience.acceptance > cost:
+            count = 1
+        if self._text is not None:
+            least = self._acceptance.gain(count, cost)
+            self.waiting = self._text.propose_above(least, tokens, limit, text_cost, repeats)
+        self._of_text = bool(self.waiting)
+        return 0 if self._of_text else count
+
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
+        """Returns the waiting drafts. wanted() was called before with the same tokens."""
+        drafts, self.waiting = self.waiting[:limit], ()
+        return drafts
+
+    def record(self, drafted: int, accepted: int) -> None:
+        if self._text is not None and self._of_text:
+            self._text.record(drafted, accepted)
+            return
+        self._accepted += accepted
+        self._results += 1
+        self._experience.record(accepted=accepted > 0)
+        rate = max(LEARNING_RATE, 1 / (1 + self._results))  # a plain mean of the first results, then LEARNING_RATE
+        self._acceptance.record(accepted, rejected=accepted < drafted, rate=rate)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+def ask(proposer: Proposer, wanted: Seq[tuple[Sequence, WaitingDrafts, int]]) -> None:
+    """Asks the draft model for drafts, and gives them to the drafters. wanted: (sequence, its drafter, most drafts)."""
+    proposed = proposer.propose([(sequence, count) for sequence, _, count in wanted])
+    for (_, drafter, _), drafts in zip(wanted, proposed, strict=True):
+        drafter.waiting = drafts

@@ -1,8 +1,8 @@
 """Gives K/V pages to sequences and takes them back.
 
 Each group of layers has a pool of pages, and a sequence needs pages of every pool. If layers have a recurrent state, a
-sequence needs slots, too (states.py). This module handles one sequence at a time. planner.py decides which sequence
-gets pages first, and which one is preempted.
+sequence needs slots, too (recurrent_slots.py). This module handles one sequence at a time. scheduler.py decides which
+sequence gets pages first, and which one is preempted.
 """
 
 from array import array
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 from worker.kv_cache.pages import SCRATCH, PagePool
 from worker.kv_cache.prefix_cache import PrefixCache
 from worker.kv_cache.window import chunk_pages, window_pages
-from worker.schedule.sequence import Sequence
+from worker.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
-    from worker.schedule.features.states import States
+    from worker.scheduler.recurrent_slots import States
 
 
 class Journal(Protocol):
@@ -119,7 +119,7 @@ class Paging:
             pages += pool.acquire(count) or []
         sequence.pages = [
             array("i", pages) for pages in shared
-        ]  # a new list object, because worker/run/graphs recognizes the sequence's pages by the identity of the list
+        ]  # a new list object, because worker/model_runner recognizes the sequence's pages by the identity of the list
         sequence.room = self._room(sequence)
         sequence.computed_tokens = sequence.prefix.claimed_tokens = computed
         if self.states is not None:

@@ -1,18 +1,18 @@
 """Shares the work of a pipeline among the steps in flight, so that each stage has a step to compute.
 
-A model whose layers are cut into P stages (worker/ranks/) computes up to P steps at once, each in another stage. The
-ids of a step are known only when it is read. So a sequence is not planned again while an id of it is in flight, and a
-step takes no more than about the P-th part of the work, which leaves work for the steps behind it. The next chunk of a
-prompt may be in flight behind the last one, because each stage computes the steps in order.
+A model whose layers are cut into P stages (worker/distributed/) computes up to P steps at once, each in another stage.
+The ids of a step are known only when it is read. So a sequence is not planned again while an id of it is in flight, and
+a step takes no more than about the P-th part of the work, which leaves work for the steps behind it. The next chunk of
+a prompt may be in flight behind the last one, because each stage computes the steps in order.
 
 No decode is starved: P steps in a row have room for all decodes.
 """
 
 from collections.abc import Collection
 
-from worker.schedule.queue import WaitingQueue
-from worker.schedule.sequence import Sequence
-from worker.schedule.step_time import StepTimePolicy
+from worker.scheduler.queue import WaitingQueue
+from worker.scheduler.sequence import Sequence
+from worker.scheduler.step_time import StepTimePolicy
 
 LEAST_PROMPT_TOKENS = 128  # a prompt is not cut into smaller chunks: each chunk reads all weights
 

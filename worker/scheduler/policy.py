@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Protocol
 
-from shared.config import WorkerConfig
-from worker.schedule.sequence import Sequence
-from worker.schedule.step_time import StepTimePolicy
+from shared.config.worker import WorkerConfig
+from worker.scheduler.sequence import Sequence
+from worker.scheduler.step_time import StepTimePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

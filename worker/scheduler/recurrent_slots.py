@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Collection
 
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.slots import slots_per_sequence
-from worker.schedule.records.sequence_states import SequenceStates, slots_of
-from worker.schedule.sequence import Sequence
+from worker.kv_cache.window import slots_per_sequence
+from worker.scheduler.sequence import Sequence, SequenceStates, slots_of
 
 
 class States:

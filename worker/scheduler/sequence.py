@@ -3,31 +3,154 @@
 This is plain data, without policies, queues, tensors or clocks.
 """
 
+import sys
 from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from shared.messages import Outcome, Pooling, Sampling
-from worker.schedule.records.adjustment import Adjustment, adjustment
-from worker.schedule.records.history import History
-from worker.schedule.records.shared_prefix import SharedPrefix
-from worker.schedule.records.turn import Turn
+from shared.messages import Adapter, Outcome, Picture, Pooling, Sampling
+from worker.kv_cache.prefix_cache import Mark
 
-if TYPE_CHECKING:  # features, which are imported at run time only when needed
-    from worker.schedule.records.adapter_use import AdapterUse
-    from worker.schedule.records.answer_check import AnswerCheck
-    from worker.schedule.records.constraint import Constraint
-    from worker.schedule.records.host_work import HostWork
-    from worker.schedule.records.mirostat import MirostatRecord
-    from worker.schedule.records.pictures import PromptPictures
-    from worker.schedule.records.prediction import Prediction
-    from worker.schedule.records.prompt_scores import PromptScores
-    from worker.schedule.records.sequence_states import SequenceStates
+if TYPE_CHECKING:
+    from worker.scheduler.drafts import Speculation
+    from worker.scheduler.host_budget import HostWork
+
+
+# The history of a sequence: its times, its preemptions and drafts, and what happened to it at earlier workers.
+
+
+@dataclass(slots=True)
+class History:
+    """The history of a sequence. Times are seconds of the loop's clock; 0: the event has not happened yet."""
+
+    arrival: float = 0.0
+    admitted: float = 0.0  # when the sequence first got pages
+    first_token: float = 0.0  # when its first output token was applied
+    last_token: float = 0.0  # when its latest output token was applied
+    preemptions: int = 0
+    drafted: int = 0  # draft tokens that were computed
+    accepted: int = 0  # draft tokens that were accepted
+    crashes: int = 0  # number of worker crashes that the sequence is suspected of having caused
+    resumed: bool = False  # whether a worker that is gone had admitted the sequence before
+    original_id: int = 0  # the request id at the sequence's first worker; 0 if this is its first worker
+
+
+# The data with which a sequence finds and shares pages in the prefix cache (worker/kv_cache/prefix_cache.py).
+
+
+@dataclass(slots=True)
+class SharedPrefix:
+    """A sequence's data for the prefix cache."""
+
+    salt: str = ""  # only sequences with the same salt share cached prefixes
+    digests: list[bytes] = field(default_factory=list)  # the digests of its first full pages
+    mark: Mark | None = None  # returns the bytes that stand for pictures in a page's digest; None: no pictures
+    claimed_tokens: int = 0  # tokens found in the cache when the sequence got its pages; the others must be computed
+    cached_tokens: int = 0  # prompt and earlier output tokens found in the cache at the first admission
+
+
+# The data that decides when a waiting sequence may run: its tenant, priority, group and deadline.
+
+
+@dataclass(slots=True)
+class Turn:
+    """The place of a sequence in the queue. queue.py and fair_queue.py read it; fair_queue.py updates the charge."""
+
+    group: int = 0  # group id, equal for all sequences of one prompt, see queue.py; 0: no group
+    priority: int = 0  # lower goes first
+    deadline: float = float("inf")  # seconds of the loop's clock
+    tenant: str = ""  # the name of the API key that the request came with, see fair_queue.py
+    charged_tokens: int = 0  # tokens already counted in its tenant's account
+    preempted_for: bool = False  # whether running sequences were already preempted to admit it
+
+
+# Counts the tokens of a sequence for penalties. New tokens are added to the counts, so none is counted twice.
+
+
+class TokenCounts:
+    """The distinct tokens of a prompt and of the first `outputs` tokens of its output.
+
+    ids: the distinct token ids, in the order of their first occurrence, as C int64.
+    counts: for each of `ids`, how often it occurs in the output (0: only in the prompt), as C int64.
+    """
+
+    def __init__(self, prompt: list[int]) -> None:
+        self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
+        self.ids = array("q", self._places)
+        self.counts = array("q", bytes(self.ids.itemsize * len(self.ids)))
+        self.outputs = 0
+
+    def add(self, output: list[int]) -> None:
+        """Adds the next tokens of the output."""
+        self.outputs += len(output)
+        for token in output:
+            place = self._places.setdefault(token, len(self.ids))
+            if place == len(self.ids):
+                self.ids.append(token)
+                self.counts.append(0)
+            self.counts[place] += 1
+
+
+# Adjustments of a sequence's logits other than grammars: penalties, biases, min_tokens, or a chain of samplers.
+
+
+class Adjustment:
+    """How long the logits of a sequence are adjusted, its biases, and the counts of its tokens for penalties.
+
+    until: the length of the sequence, in tokens, from which on its logits are no longer adjusted
+    biased, biases: the token ids with a bias, [B] as C int64, each once, and what is added to their logits, [B] as C
+        float32
+    """
+
+    __slots__ = ("_counts", "biased", "biases", "until")
+
+    def __init__(self, until: int, logit_bias: tuple[tuple[int, float], ...] = ()) -> None:
+        """logit_bias: (id, bias); of equal ids, the last one counts"""
+        last = dict(logit_bias)
+        self.until = until
+        self.biased, self.biases = array("q", last), array("f", last.values())
+        self._counts: TokenCounts | None = None
+
+    def counts_before(
+        self, output: int, tokens: list[int], prompt_len: int, answer: list[int] | None = None
+    ) -> TokenCounts:
+        """Counts the tokens that precede output token `output` if all drafts before it are right.
+
+        tokens: prompt and output. answer: the ids that the output is compared with; they are also the drafts.
+
+        The result is the same object at each call: a call only adds the new tokens to it. If a call asks for fewer
+        tokens than the last one, as after a failed step, everything is counted again.
+        """
+        text, begin = (tokens, prompt_len) if answer is None else (answer, 0)
+        end = len(text) - begin if answer is None else min(output, len(text))
+        if self._counts is None or self._counts.outputs > end:
+            self._counts = TokenCounts(tokens[:prompt_len])
+        self._counts.add(text[begin + self._counts.outputs : begin + end])
+        return self._counts
+
+
+def adjustment(sampling: Sampling, prompt_len: int) -> Adjustment | None:
+    """Returns the adjustment that a request asks for; None if nothing adjusts its logits."""
+    if sampling.penalized or sampling.logit_bias or sampling.chain is not None:
+        return Adjustment(sys.maxsize, sampling.logit_bias)
+    return Adjustment(prompt_len + sampling.min_tokens) if sampling.min_tokens else None
+
+
+def with_biases_of(target: Adjustment | None, own: Adjustment | None) -> Adjustment | None:
+    """Returns the adjustment of a drafter's copy of a sequence, with the biases of the target."""
+    if target is None or not len(target.biased):
+        return own
+    adjusted = own or Adjustment(sys.maxsize)
+    adjusted.until, adjusted.biased, adjusted.biases = sys.maxsize, target.biased, target.biases
+    return adjusted
+
 
 TILE = 16  # a matrix multiplication computes this many rows at once
-
 Key = tuple[bytes, int]  # (frontend id, request id)
 
 
@@ -36,8 +159,8 @@ class Sequence:
     """A request in the scheduler.
 
     `tokens` is prompt + output. The first `computed_tokens` of them have K/V in `pages`; the others have none yet.
-    Each group of layers (worker/kv_cache/groups.py) has pages of its own. The pages behind the group's window have been
-    returned, and their entries are the scratch page.
+    Each group of layers (worker/kv_cache/tensors.py) has pages of its own. The pages behind the group's window have
+    been returned, and their entries are the scratch page.
 
     There is no state field. A waiting sequence has no pages. A running sequence with more than one uncomputed token is
     in prefill, and with exactly one in decode. The data of each feature is in a record of its own, which is None for a
@@ -70,7 +193,7 @@ class Sequence:
     adjustment: Adjustment | None = field(init=False)  # penalties, biases and min_tokens
     check: "AnswerCheck | None" = None  # an answer that the output is compared with
     scores: "PromptScores | None" = None  # which prompt tokens get log-probabilities (`prompt_logprobs`)
-    pooling: Pooling | None = None  # the result is a vector and nothing is sampled (worker/run/pooling.py)
+    pooling: Pooling | None = None  # the result is a vector and nothing is sampled (worker/model_runner/logprobs.py)
     states: "SequenceStates | None" = None  # slots of recurrent states, if layers have any
     mirostat: "MirostatRecord | None" = None  # the state of the Mirostat sampler
     adapter: "AdapterUse | None" = None  # a LoRA adapter
@@ -189,3 +312,306 @@ class SequenceUpdate(msgspec.Struct, frozen=True, gc=False, eq=False):
     sequence: Sequence
     tokens: list[int]  # new tokens; empty if the sequence ends without one, as with max_tokens 0
     outcome: Outcome | None  # None if the sequence continues
+
+
+# The slots for recurrent states that one sequence has. features/states.py gives and takes back slots.
+
+
+@dataclass(slots=True, eq=False)
+class SequenceStates:
+    """The slots of a sequence. A step from position `start` on reads slot `at[start]`, and writes slot `free[-1]`."""
+
+    at: dict[int, int] = field(default_factory=dict)  # number of tokens → slot of the recurrent state after them
+    free: list[int] = field(default_factory=list)  # slots of the sequence that hold no state now
+
+
+def slots_of(sequence: "Sequence") -> SequenceStates:
+    """Returns the slots of a running sequence of a model with recurrent layers."""
+    assert sequence.states is not None, "a waiting sequence has no slots"
+    return sequence.states
+
+
+# The interface of constraints on the output of a sequence: grammars and rules about tokens.
+
+
+class Constraint(Protocol):
+    """A rule for the output of a sequence, and the position of the output in it. Implemented in `worker/structured_output`."""
+
+    def accept(self, token: int) -> bool:
+        """Adds a sampled token to the output. Called once for each token that is kept.
+
+        Returns False if the rule does not allow the token; `error` then says why.
+        """
+
+    @property
+    def ended(self) -> bool:
+        """Whether the output is complete, so that no token may follow."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether the rule forbids any token at the present position."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the rule will not forbid any token from now on."""
+
+    @property
+    def error(self) -> str: ...
+
+
+def accept(sequence: Sequence, constraint: Constraint, id: int) -> bool:
+    """Passes a sampled id to the constraint of a sequence. Returns False if the constraint does not allow the id."""
+    fits = constraint.accept(id)
+    if fits and constraint.idle:
+        sequence.constraint = None
+    return fits
+
+
+# Draft tokens of a chunk: guessed next tokens, computed in the same step and accepted if the same ids are sampled.
+#
+# speculation.py guesses drafts; records/answer_check.py takes them from an answer.
+
+
+def accepted_ids(ids: list[int], drafts: tuple[int, ...]) -> list[int]:
+    """Returns the valid sampled ids: all up to and including the first id that differs from its draft."""
+    right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, drafts, strict=False)))
+    return ids[: right + 1]
+
+
+def without_drafts(chunk: Chunk, speculation: "Speculation | None") -> Chunk:
+    """Returns the chunk without drafts, for a retry. Later steps have no drafts, or fewer if an answer is checked."""
+    if chunk.sequence.check is not None:
+        chunk.sequence.check.failed(len(chunk.drafts))
+    elif speculation is not None:
+        speculation.failed(chunk.sequence)
+    return Chunk(chunk.sequence, chunk.start, chunk.length - len(chunk.drafts), chunk.samples)
+
+
+# The LoRA adapter of a sequence, and whether it may run together with the adapters of other sequences.
+
+
+@dataclass(slots=True)
+class AdapterUse:
+    """The adapter that a request names. loaded: its weights (worker/lora/loaded.py); None before they are read."""
+
+    adapter: Adapter
+    loaded: Any = None
+
+    def has_place(self, running: "Iterable[Sequence]", most: int) -> bool:
+        """Returns whether the running sequences and this one together use at most `most` different adapters."""
+        return len(used_by(running) | {self.adapter.unscaled}) <= most
+
+
+def has_adapters(plan: "Plan") -> bool:
+    return any([chunk.sequence.adapter is not None for chunk in plan.chunks])
+
+
+def used_by(sequences: "Iterable[Sequence]") -> set[Adapter]:
+    """Returns the adapters that the sequences use. Adapters that differ only in their scale count as one."""
+    return {one.adapter.adapter.unscaled for one in sequences if one.adapter is not None}
+
+
+# Checks an answer: its ids are computed as drafts after the last known token, and compared with the sampled ids.
+
+MOST_DRAFTS = 255  # drafts in one step: each needs a row of logits, which is as long as the vocabulary
+
+
+@dataclass(slots=True, eq=False)
+class AnswerCheck:
+    """The answer that a sequence checks, and how many of its ids a step may compute."""
+
+    answer: list[int]
+    most_drafts: int = MOST_DRAFTS  # drafts in one step; halved when a step has failed
+
+    def ahead(self, output_len: int) -> int:
+        """Returns how many ids can be drafts after `output_len` output tokens. The last id is never a draft."""
+        return max(0, len(self.answer) - output_len - 1)
+
+    def drafts(self, output_len: int) -> tuple[int, ...]:
+        """Returns the ids that can be drafts of the next step."""
+        return tuple(self.answer[output_len : output_len + min(self.ahead(output_len), self.most_drafts)])
+
+    def finished(self, output_len: int, last: int) -> bool:
+        """Whether the check is over: the output is as long as the answer, or its `last` token is not the answer's."""
+        return output_len >= len(self.answer) or (output_len > 0 and last != self.answer[output_len - 1])
+
+    def failed(self, drafts: int) -> None:
+        """Notes that a step with `drafts` drafts has failed. The next steps have half as many."""
+        self.most_drafts = drafts // 2
+
+
+# The pictures of a prompt: where their tokens are, and what they add to the digests of pages.
+
+
+class PicturePlace(NamedTuple):
+    """The place of a picture: tokens start .. start + tokens - 1 of a prompt stand for the picture with this digest."""
+
+    start: int
+    tokens: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PicturePlaces:
+    """The places of all pictures of a prompt, in order."""
+
+    places: tuple[PicturePlace, ...]
+
+    def mark(self, begin: int, end: int) -> bytes:
+        """Returns the bytes that are hashed, besides the ids, for the page with the tokens begin .. end - 1.
+
+        They name only the pictures that begin in this page, because the hash of every later page covers this hash.
+        """
+        first = bisect_left(self.places, (begin,))
+        last = bisect_left(self.places, (end,))
+        return b"".join(
+            (place.start - begin).to_bytes(4, "little") + place.tokens.to_bytes(4, "little") + place.digest
+            for place in self.places[first:last]
+        )
+
+
+class PromptPictures:
+    """The pictures of a sequence, in the order of their tokens, which do not overlap."""
+
+    def __init__(
+        self,
+        pictures: list[Picture],
+        *,
+        whole: bool = False,
+        rotary: Any = None,
+        encoded: Container[bytes] | None = None,
+    ) -> None:
+        """whole: whether no step may cut a picture in two, because its tokens attend to each other in both directions.
+
+        rotary: the RotaryPositions of a model with M-RoPE (worker/vision/attention.py); None: positions are those of
+        text encoded: the digests of the pictures that are encoded already; None: steps encode pictures themselves
+        """
+        self.pictures, self.whole, self.rotary, self._encoded = pictures, whole, rotary, encoded
+        self.end = pictures[-1].start + pictures[-1].tokens  # the index after the last token of the last picture
+        self.nbytes = sum(len(picture.pixels) for picture in pictures)
+        self.places = PicturePlaces(tuple(PicturePlace(one.start, one.tokens, one.digest) for one in pictures))
+        self._starts = [picture.start for picture in pictures]
+
+    def uncut(self, start: int, length: int, most: float) -> int:
+        """Returns the length of a chunk that begins at `start`: `length`, unless a picture changes it.
+
+        The chunk ends before a picture that is not encoded yet. With `whole`, it also ends before a picture that it
+        would cut. If it begins in such a picture, it has the rest of it, or no token if the rest is above `most`.
+        """
+        if self._encoded is not None:
+            length = self._up_to_unencoded(start, length, self._encoded)
+        end = start + length
+        cut = self.within(end - 1, end + 1) if self.whole and length > 0 else []
+        if len(cut) != 1 or not cut[0].start < end < cut[0].start + cut[0].tokens:
+            return length
+        if cut[0].start > start:
+            return cut[0].start - start
+        rest = cut[0].start + cut[0].tokens - start
+        return rest if rest <= most else 0
+
+    def _up_to_unencoded(self, start: int, length: int, encoded: Container[bytes]) -> int:
+        missing = (one.start for one in self.within(start, start + length) if one.digest not in encoded)
+        return max(0, next(missing, start + length) - start)
+
+    def at(self, place: int) -> Picture | None:
+        """Returns the picture that the token at index `place` belongs to; None if the token is text."""
+        return next(iter(self.within(place, place + 1)), None)
+
+    def within(self, begin: int, end: int) -> list[Picture]:
+        """Returns the pictures that have at least one token among begin .. end - 1."""
+        first = max(0, bisect_right(self._starts, begin) - 1)
+        found = self.pictures[first : bisect_left(self._starts, end)]
+        return [picture for picture in found if picture.start + picture.tokens > begin]
+
+
+# A text that the client expects as the output. Its ids become drafts (features/predicted.py).
+
+
+@dataclass(slots=True, eq=False)
+class Prediction:
+    """The predicted text. accepted, rejected: how many of its tokens were accepted, and rejected, as drafts."""
+
+    ids: list[int]
+    accepted: int = 0
+    rejected: int = 0
+
+
+# Scores of a prompt: the log-probabilities of the prompt's tokens (worker/model_runner/logprobs.py).
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Which prompt tokens of a sequence are scored. The logits of a token's row score the next token."""
+
+    start: int = 0  # the index of the first token that is scored
+
+    @property
+    def cacheable_tokens(self) -> int:
+        """How many tokens may come from the prefix cache, because their rows score no token."""
+        return max(0, self.start - 1)
+
+
+# Computes existing output again, because the next tokens depend on more than the ids (see mirostat.py).
+
+MOST_REPLAYED = 31  # most tokens to replay in one step; each needs a row of logits, copied to the host
+
+
+@dataclass(slots=True, eq=False)
+class Replay(AnswerCheck):
+    """Existing output, computed again as drafts. After it, the sequence continues as if it had no check."""
+
+    sequence: Sequence | None = None
+
+    def finished(self, output_len: int, last: int) -> bool:
+        """Returns False. At the end of the replayed output, it also removes this check from the sequence."""
+        if output_len >= len(self.answer) and self.sequence is not None:
+            self.sequence.check = None
+            self.sequence = None
+        return False
+
+
+def replay(sequence: Sequence, output: list[int]) -> None:
+    """Makes a sequence compute its output again.
+
+    A step can report the log-probabilities of only one token, so a sequence that reports them replays token by token.
+    """
+    most = MOST_REPLAYED if sequence.sampling.logprobs is None else 0
+    sequence.check = Replay(output, most, sequence)
+
+
+# The state of the Mirostat sampler for a sequence (worker/model_runner/sampler_chain.py computes it).
+#
+# The next token depends on how surprising each earlier output token was. A resumed stream, or an answer that is
+# continued, therefore computes its output again from the first token on, with the ids that are known.
+
+
+@dataclass(slots=True, eq=False)
+class MirostatRecord:
+    """The state of Mirostat.
+
+    forced: the known ids of the beginning of the output, which replace those that are drawn.
+    bounds: mu for each output token, in bits.
+    ids, shares: the tokens that the latest token was drawn from, [N] as C uint32 in ascending order, and their
+        probabilities, [N] as C float64. A dict of them would take ten times as much memory: 18 MiB of 152,000 tokens.
+    """
+
+    forced: list[int]
+    bounds: list[float]
+    ids: "array[int]" = field(default_factory=lambda: array("I"))
+    shares: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def share(self, id: int) -> float | None:
+        """Returns the probability with which a token was drawn; None if it was not among the candidates."""
+        at = bisect_left(self.ids, id)
+        return self.shares[at] if at < len(self.ids) and self.ids[at] == id else None
+
+
+def begin(sequence: Sequence) -> None:
+    """Gives a new sequence its record. If the sequence comes with output, this output will be computed again."""
+    chain = sequence.sampling.chain
+    assert chain is not None
+    forced = sequence.tokens[sequence.prompt_len :]
+    sequence.mirostat = MirostatRecord(forced, [2 * chain.mirostat_tau])
+    del sequence.tokens[sequence.prompt_len :]
+    if forced and sequence.check is None:
+        replay(sequence, forced)

@@ -1,22 +1,22 @@
 """Holds the live sequences of one worker: which of them wait, which run, and which pages the running ones own.
 
-planner.py decides what a step computes, and scheduler.py applies the results.
+scheduler.py decides what a step computes, and scheduler.py applies the results.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple
 
 from shared.messages import EXPECTED_TOKENS, Outcome, PrefillBudget
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.window import chunk_tokens
-from worker.schedule.paging import Paging
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.prefix_waits import PrefixWaits
-from worker.schedule.queue import WaitingQueue
-from worker.schedule.sequence import Chunk, Key, Sequence
+from worker.scheduler.paging import Paging
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.queue import WaitingQueue
+from worker.scheduler.sequence import Chunk, Key, Sequence
 
 if TYPE_CHECKING:
-    from worker.schedule.features.states import States
+    from worker.scheduler.recurrent_slots import States
 
 
 class SchedulerStatus(NamedTuple):
@@ -168,3 +168,45 @@ class SchedulerState:
         assert waiting | self.running.keys() == set(self.live.values()), "a live sequence is lost, or a dead one kept"
         assert len(self.running) <= self.config.max_batch_size, "too many sequences run"
         assert set(self.queue.leaders()) <= set(self.live.values()), "a group waits for a leader that is gone"
+
+
+# Lets a prompt wait while another prompt with the same prefix is being computed.
+#
+# When many requests with one long system prompt arrive together, each of them would compute this prefix, because the
+# prefix cache has it only after the first prompt's steps. So a prompt that has computed nothing yet is left out of a
+# step as long as another prompt in this step, or in a step in flight, has pages of the same prefix to compute. Then
+# it takes these pages from the prefix cache.
+
+
+class PrefixWaits:
+    """Tracks the pages that prompts in this step and in the steps in flight have yet to compute."""
+
+    def __init__(self, paging: Paging, running: Collection[Sequence]) -> None:
+        """running: a live view of the running sequences"""
+        self._paging = paging
+        self._running = running
+        self._size = paging.page_size
+        self._expected: set[bytes] | None = None  # digests of pages to be computed; None: not collected yet
+
+    def begin_plan(self) -> None:
+        self._expected = None
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Whether a prompt should be left out of this step. If False, the prompt has all cached pages of its prefix."""
+        if self._expected is None:
+            in_flight = [other for other in self._running if other.in_flight_tokens > 1]
+            self._expected = {digest for other in in_flight for digest in self._missing(other)}
+        begun = sequence.computed_tokens != sequence.prefix.claimed_tokens or sequence.in_flight_tokens
+        if not begun and sequence.check is None:
+            usable = min(sequence.cacheable_tokens, len(sequence.tokens) - 1) // self._size
+            missing = self._missing(sequence, usable)
+            if not self._expected.isdisjoint(missing):
+                return True
+            if missing and any(pool.find(missing[0]) is not None for pool in self._paging.pools):
+                self._paging.claim_again(sequence)
+        self._expected.update(self._missing(sequence))
+        return False
+
+    def _missing(self, sequence: Sequence, end: int | None = None) -> list[bytes]:
+        """Returns the digests of a sequence's pages before page `end` that are not fully computed yet."""
+        return sequence.prefix.digests[sequence.computed_tokens // self._size : end]

@@ -5,28 +5,155 @@ That row reads the head's own output instead of a hidden state of the served mod
 itself, with the same parameters, seed and position, so it is often right. Nothing here changes an answer.
 """
 
+from array import array
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from worker.checkpoint.stored_weight import Layout, Shape
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.drafters.drafter_base import PAGE_SIZE, CpuDrafter, page_count
-from worker.run.drafters.head_sequences import HeadSequence, HeadSequences
-from worker.run.drafters.hidden_rows import CONTEXT, HiddenStates, ReadStep, read_step
-from worker.run.inputs import build_inputs
-from worker.run.sampler import sample_rows
-from worker.schedule.sequence import Chunk, Plan, Sequence
+from worker.model_runner.hidden_states import CONTEXT, HiddenStates, ReadStep, read_step
+from worker.model_runner.inputs import build_inputs
+from worker.model_runner.sampler import sample_rows
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.ops import native as c_library
+from worker.ops.linear.packed import PackedLinear, pack_stacked
+from worker.ops.quantized_weight import INT4, QuantizedWeight
+from worker.scheduler.sequence import Chunk, Plan, Sequence, with_biases_of
 from worker.spec import ModelSpec
+from worker.spec_decode.model_drafter import PAGE_SIZE, CpuDrafter, grow, page_count
+
+# The data of a draft head for each sequence: hidden states that it has not read yet, and K/V pages of its own layer.
+#
+# The head computes a row for each token: the row reads the token's hidden state and the id of the next token. The
+# rows of a sequence have no gaps, but may begin after its first token, for example at the end of a cached prefix. The
+# head counts rows from 0, because rotary embeddings depend only on distances. After a gap, the head starts again with
+# no rows. Then fewer of its drafts are accepted, but no answer changes.
+
+
+@dataclass(slots=True, eq=False)
+class HeadSequence:
+    """The head's data for a sequence of the served model, the target.
+
+    `own.tokens` are the tokens of the target after its first row, followed by drafts. The K/V of the first
+    `own.computed_tokens` rows was computed from hidden states of the target.
+    """
+
+    target: Sequence
+    own: Sequence
+    first: int = 0  # the position in the target of row 0
+    unread: list[Tensor] = field(default_factory=list)  # hidden states [N, H] of the rows that are not computed yet
+    unread_rows: int = 0
+    last: Tensor | None = None  # the hidden state [1, H] of the last computed row
+    known: int = 0  # how many of own.tokens are not drafts
+
+    @classmethod
+    def of(cls, target: Sequence, first: int) -> "HeadSequence":
+        own = Sequence(target.key, [], 0, target.sampling, target.seed, pages=[array("i")])
+        own.adjustment = with_biases_of(target.adjustment, own.adjustment)
+        return cls(target, own, first)
+
+    @property
+    def end(self) -> int:
+        """The position in the target after its last known hidden state."""
+        return self.first + self.own.computed_tokens + self.unread_rows
+
+    def read(self, start: int, hidden: Tensor) -> None:
+        """Adds the hidden states of the tokens from position `start` on. Forgets hidden states of wrong drafts."""
+        self._cut(len(self.target.tokens) - 1)
+        if not self.first <= start <= self.end:
+            self._begin_at(start, [])
+        new = hidden[self.end - start :]
+        if len(new):
+            self.unread.append(new)
+            self.unread_rows += len(new)
+        if self.unread_rows > 2 * CONTEXT:  # no drafts were wanted for a long time: keep only the last states
+            self._begin_at(self.end - CONTEXT, [torch.cat(self.unread)[-CONTEXT:].clone()])
+
+    def follow(self) -> bool:
+        """Takes over the tokens of the target. Returns whether the row of the first draft can be computed."""
+        target, own = self.target.tokens, self.own
+        self._cut(len(target) - 1)
+        if self.end < len(target) - 1 or self.end == self.first:
+            return False
+        del own.tokens[self.known :]
+        own.tokens.extend(target[self.first + 1 + self.known :])
+        self.known = len(own.tokens)
+        if self.last is not None and not self.unread:  # the last row is computed again for its output
+            own.computed_tokens -= 1
+            self.unread, self.unread_rows = [self.last], 1
+        return True
+
+    def take(self, count: int) -> Tensor:
+        """Returns the next `count` unread hidden states [N, H], and counts their rows as computed."""
+        rows = torch.cat(self.unread) if len(self.unread) > 1 else self.unread[0]
+        self.unread = [rows[count:]] if count < len(rows) else []
+        self.unread_rows = len(rows) - count
+        self.last = rows[count - 1 : count]
+        self.own.computed_tokens += count
+        return rows[:count]
+
+    def _cut(self, end: int) -> None:
+        """Forgets the unread hidden states of the target's tokens from position `end` on."""
+        while self.unread and (extra := self.end - end) > 0:
+            rows = self.unread.pop()
+            kept = rows[: max(0, len(rows) - extra)]
+            self.unread_rows += len(kept) - len(rows)
+            if len(kept):
+                self.unread.append(kept)
+
+    def _begin_at(self, first: int, unread: list[Tensor]) -> None:
+        self.first, self.unread, self.unread_rows = first, unread, sum(map(len, unread))
+        self.last, self.known, self.own.computed_tokens = None, 0, 0
+        self.own.tokens.clear()
+
+
+class HeadSequences:
+    """All sequences of the head, and the pool of their pages. A sequence gets pages only when drafts are wanted."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._held: dict[Sequence, HeadSequence] = {}  # target → the head's data for it
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def read(self, target: Sequence, start: int, hidden: Tensor) -> None:
+        held = self._held.get(target)
+        if held is None:
+            held = self._held[target] = HeadSequence.of(target, start)
+        held.read(start, hidden)
+
+    def of(self, target: Sequence) -> HeadSequence:
+        """Returns the head's data for a target. Raises KeyError if read() was never called for it."""
+        return self._held[target]
+
+    def get(self, target: Sequence, drafts: int, longest: int) -> HeadSequence | None:
+        """Returns the head's data for a target, with pages for its rows and `drafts` drafts.
+
+        Returns None if hidden states are missing, there are more than `longest` rows, or the memory does not suffice.
+        """
+        held = self._held.get(target)
+        if held is None or not held.follow():
+            return None
+        rows = len(held.own.tokens) + drafts
+        return held if rows <= longest and grow(held.own.pages[0], self._pool, rows) else None
+
+    def forget(self, target: Sequence) -> None:
+        """Frees the hidden states and pages of a target, if it has any."""
+        held = self._held.pop(target, None)
+        if held is not None:
+            self._pool.release(held.own.pages[0])
 
 
 class Head(Protocol):
-    """The weights and the input of a draft head (mtp_head.py, eagle_head.py). H: the hidden size of its layer.
+    """The weights and the input of a draft head (mtp.py, eagle.py). H: the hidden size of its layer.
 
     name: its name in the log. decoder: its layer, with the embedding and the output head that it uses.
     layers: the layers of the served model whose outputs it reads; empty: it reads the output of the last norm.
@@ -138,3 +265,25 @@ class HeadDrafter(CpuDrafter):
         if ids is None:
             return logits
         return logits.new_full((len(logits), self._vocab_size), -torch.inf).index_copy_(1, ids, logits)
+
+
+# Quantizes the output head over the vocabulary to four bits, for drafts only.
+#
+# The output head is most of the memory that a draft head reads. If the rounding changes a draft, only the guess is
+# wrong, and no answer changes. The served model keeps its own output head.
+
+LAYOUT = Layout(INT4, 128)
+SMALL = 16 << 20  # bytes; a head up to this size may stay in the processors' caches, so a copy would not help
+
+
+def pays(shape: Shape, layout: Layout | None, dtype: torch.dtype) -> bool:
+    """Whether a 4-bit copy of an output head [vocab, H] speeds drafts up. layout: the head's own format, or None."""
+    bits = 8 * dtype.itemsize if layout is None else layout.code_map.bits
+    large = torch.Size(shape).numel() * bits // 8 > SMALL
+    return large and bits > LAYOUT.code_map.bits and c_library.available(dtype)
+
+
+def pack(head: Tensor | QuantizedWeight, dtype: torch.dtype) -> PackedLinear:
+    """Packs a 4-bit copy of an output head [vocab, H]."""
+    plain = head.dequantize(dtype) if isinstance(head, QuantizedWeight) else head
+    return pack_stacked([LAYOUT.quantize(plain)], dtype=dtype, invariant=True)

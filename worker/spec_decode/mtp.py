@@ -3,7 +3,7 @@
 A linear layer makes its input from two vectors side by side: the embedding of the next token, and the served model's
 hidden state of the token before it, each after its own norm. The MTP head uses the embedding and the output head of the
 served model, even if the checkpoint copies both for the MTP head (GLM-4.5). For a large output head, drafts use an
-additional 4-bit copy (few_bits.py).
+additional 4-bit copy (head_drafter.py).
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), which introduced these heads, and the checkpoints' tensors.
 """
@@ -18,23 +18,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from worker.kernels.linear import PackedLinear
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.model.checkpoint.expected_tensors import check_tensors
-from worker.model.checkpoint.language_model import DRAFTER, EMBED, find_embedding
-from worker.model.checkpoint.stacked_linear import StackedLinear
-from worker.model.checkpoint.staging import Staging
-from worker.model.checkpoint.stored_weight import PlainWeight, StoredTensors, StoredWeight, WeightSource
-from worker.model.decoder import Decoder
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.layer import Weights
-from worker.model.layer_names import LayerNames, norm_weights
-from worker.model.quantization.in_memory import InMemory
-from worker.model.source import open_source
-from worker.model.weights import Kept, Loader
-from worker.model.weights_size import Keeper
-from worker.run.drafters import few_bits
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.checkpoint.staging import Staging
+from worker.checkpoint.stored_weight import (
+    DRAFTER,
+    EMBED,
+    PlainWeight,
+    StackedLinear,
+    StoredTensors,
+    StoredWeight,
+    WeightSource,
+    check_tensors,
+    find_embedding,
+)
+from worker.models.decoder import Decoder, Weights
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.layer_kinds import LayerNames, norm_weights
+from worker.models.load import Keeper, Kept, Loader, open_source
+from worker.ops.linear.packed import PackedLinear
+from worker.quantization.methods import InMemory
 from worker.spec import ATTENTION, LayerSpec, ModelSpec
+from worker.spec_decode import head_drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ class _Head:
         kept = [*self._weights()]
         check_tensors(self._source, [weight for weight, _ in kept], names.layer, (*copies, *modules))
         keeper, stored = Keeper(self._loader.dtype, self._loader.device), self._stored_head
-        copy = keeper.nbytes_as(stored.shape, few_bits.LAYOUT) if self._copies_head else output_head
+        copy = keeper.nbytes_as(stored.shape, head_drafter.LAYOUT) if self._copies_head else output_head
         return self._spec, keeper.nbytes(kept) + copy
 
     def load(self, served: Weights, max_positions: int, output_head: Callable[[], PackedLinear]) -> MtpHead:
@@ -178,11 +182,11 @@ class _Head:
     def _copies_head(self) -> bool:
         """Whether drafts use a 4-bit copy of the served model's output head."""
         layout = None if self._loader.memory.widen else self._stored_head.layout
-        return few_bits.pays(self._stored_head.shape, layout, self._loader.dtype)
+        return head_drafter.pays(self._stored_head.shape, layout, self._loader.dtype)
 
     def _copied_head(self, served: Weights) -> PackedLinear:
         loader = self._loader
-        return few_bits.pack(served.embed if loader.head is None else loader.read(loader.head), loader.dtype)
+        return head_drafter.pack(served.embed if loader.head is None else loader.read(loader.head), loader.dtype)
 
     def _norm(self, name: str) -> list[PlainWeight]:
         return [*norm_weights(self._spec, self._names.outer + name, self._spec.hidden_size)]

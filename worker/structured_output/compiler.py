@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shared.byte_level import spelled
-from shared.processes import grammar_trial
-from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised, TookTooLong
-from shared.processes.fair_queue import FairQueue
-from worker.grammar.matcher import Matcher, error_text
+from shared import grammar_trial
+from shared.checkpoint import spelled
+from shared.sandbox import Expendable, FairQueue, Killed, Lost, NotStarted, Raised, TookTooLong
+from worker.structured_output.matcher import Matcher, error_text
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

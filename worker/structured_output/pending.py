@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared.messages import Adapter
-from worker.schedule.admission import QueueFull, Refused
-from worker.schedule.sequence import Key, Sequence
+from worker.scheduler.queue import QueueFull, Refused
+from worker.scheduler.sequence import Key, Sequence
 
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
-    from worker.adapters.loaded import LoadedAdapter
-    from worker.adapters.store import AdapterStore
-    from worker.grammar.compiler import Grammar, GrammarCompiler
-    from worker.grammar.matcher import Matcher
+    from worker.lora.loaded import LoadedAdapter
+    from worker.lora.store import AdapterStore
+    from worker.structured_output.compiler import Grammar, GrammarCompiler
+    from worker.structured_output.matcher import Matcher
 
 MAX_PREPARING = 256  # how many requests may wait for their grammars and adapters
 
@@ -126,7 +126,7 @@ def _set_matcher(sequence: Sequence, grammar: "Future[Grammar] | None") -> str:
     """Gives a sequence its constraint, from a compiled grammar if it has one. Returns an error text, or ""."""
     if grammar is None:
         return constrain(sequence)
-    from worker.grammar.compiler import InvalidGrammar
+    from worker.structured_output.compiler import InvalidGrammar
 
     try:
         return constrain(sequence, grammar.result().new_matcher())
@@ -136,7 +136,7 @@ def _set_matcher(sequence: Sequence, grammar: "Future[Grammar] | None") -> str:
 
 def constrain(sequence: Sequence, grammar: "Matcher | None" = None) -> str:
     """Gives a sequence its constraint, and replays the output so far in it. Returns an error text, or ""."""
-    from worker.grammar.token_rules import restriction
+    from worker.structured_output.matcher import restriction
 
     constraint = restriction(sequence.sampling, grammar)
     if constraint is not None and not constraint.replay(sequence.tokens[sequence.prompt_len :]):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import Operations
-from worker.kernels.rowwise.activate import Activation
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.table import Operations
+from worker.spec import Activation
 
 VisionActivation = Activation | Literal["gelu"]
 # Name in configs → activation. Each tower takes all of them, as its class in transformers does.

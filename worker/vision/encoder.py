@@ -9,22 +9,97 @@ bits of a row do not depend on how rows are divided into pieces.
 
 from collections.abc import Generator, Sequence
 from ctypes import c_uint64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from torch import Tensor
 
 from shared.messages import Picture
-from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import Operations
-from worker.vision.activations import activated_linear, gated_linear
-from worker.vision.attention import ATTENTION_COST, ROWS, Queries
-from worker.vision.connectors import CONNECTORS, ConnectorWeights
-from worker.vision.positions import by_axes, resized, rotary_tables, stretched
-from worker.vision.preprocess import level_table, patches_of
-from worker.vision.sandwich import SandwichLayer
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.table import Operations
+from worker.vision.activations import activated_linear, gated, gated_linear
+from worker.vision.attention import (
+    ATTENTION_COST,
+    ROWS,
+    Queries,
+    Windows,
+    by_axes,
+    in_windows,
+    resized,
+    rotary_tables,
+    stretched,
+)
+from worker.vision.connectors import CONNECTORS, ConnectorWeights, level_table, patches_of
 from worker.vision.spec import VisionSpec
-from worker.vision.windows import Windows, in_windows
+
+# Layers of Gemma 4: attention and the MLP each have a norm before and after them, as in Gemma's text models.
+#
+# Heads of queries, keys and values are normed; scores are not scaled; inputs and outputs of linears may be clamped.
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedLinear:
+    """A linear whose inputs and outputs are clamped to these ranges."""
+
+    linear: PackedLinear
+    inputs: tuple[float, float] = (-inf, inf)
+    outputs: tuple[float, float] = (-inf, inf)
+
+    def of(self, x: Tensor, do: Operations) -> Tensor:
+        return _clamped(do.linear(_clamped(x, self.inputs), self.linear), self.outputs)
+
+
+def _clamped(x: Tensor, bounds: tuple[float, float]) -> Tensor:
+    return x if bounds == (-inf, inf) else x.clamp(*bounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandwichLayer:
+    """The weights of a layer. All norms are RMS norms: [H], and [D] for heads."""
+
+    before_attention: Tensor
+    q: ClampedLinear
+    k: ClampedLinear
+    v: ClampedLinear
+    q_norm: Tensor
+    k_norm: Tensor
+    v_norm: Tensor  # ones
+    o: ClampedLinear
+    after_attention: Tensor
+    before_mlp: Tensor
+    gate: ClampedLinear
+    up: ClampedLinear
+    down: ClampedLinear
+    after_mlp: Tensor
+
+    def forward(
+        self, norm: Tensor | None, h: Tensor, x: Tensor, seen: Windows, tables: tuple[Tensor, Tensor] | None,
+        spec: VisionSpec, do: Operations,
+    ) -> Generator[int, None, tuple[Tensor, Tensor]]:  # fmt: skip
+        """Does what EncoderLayer.forward does."""
+        parts = [slice(first, min(first + ROWS, len(h))) for first in range(0, len(h), ROWS)]
+        heads = (self.q, self.q_norm), (self.k, self.k_norm), (self.v, self.v_norm)
+        head, eps = spec.hidden_size // spec.heads, spec.norm_eps
+        qkv = []
+        for part in parts:
+            found = (do.rms_norm(each.of(h[part], do).view(-1, head), weight, eps) for each, weight in heads)
+            qkv.append(torch.cat([each.view(-1, spec.hidden_size) for each in found], dim=1))
+            yield 3 * h[part].numel() * spec.hidden_size
+        queries = Queries.of(torch.cat(qkv), spec.heads, seen, do, tables, scale=1.0)
+        normed, streams = [], []
+        for part in parts:
+            mixed = self.o.of(queries.attend(part, do), do)
+            mixed, stream = do.add_rms_norm(mixed, x[part], self.before_mlp, eps, x_norm=self.after_attention)
+            wide = torch.cat([self.gate.of(mixed, do), self.up.of(mixed, do)], dim=1)
+            down = self.down.of(gated(wide, spec.activation, do), do)
+            mixed, stream = do.add_rms_norm(down, stream, norm, eps, x_norm=self.after_mlp)
+            normed.append(mixed)
+            streams.append(stream)
+            linears = spec.hidden_size + 3 * spec.intermediate_size
+            yield stream.numel() * (2 * ATTENTION_COST * max(seen.lengths) + linears)
+        return torch.cat(normed), torch.cat(streams)
+
 
 Tables = tuple[Tensor, Tensor]  # cos and sin
 
@@ -164,3 +239,51 @@ class Encoder:
         down, across = spec.squares_of(picture.height, picture.width)
         squares = x.view(down, spec.side, across, spec.side, spec.hidden_size)
         return CONNECTORS[spec.connector](squares, connector, spec, self._do)
+
+
+# A model without a tower (Gemma 4 12B): a linear turns the pixels of each square of a picture into a token.
+
+LAYER_NORM_EPS = 1e-5  # the default of torch's layer norm; configs do not state it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedderWeights:
+    """W: the number of values in a square's pixels; H: hidden size. Norms [2, n] are layer norms: weight, bias."""
+
+    pixel_norm: Tensor  # [2, W]
+    pixels: PackedLinear  # W → H
+    norm: Tensor  # [2, H]
+    positions: Tensor  # [2, P, H]: embeddings of columns, and of rows
+    last_norm: Tensor  # [2, H]
+    projection: PackedLinear  # H → text_size
+    ones: Tensor  # [H]: the weight of the RMS norm before the projection
+
+    def encoder(self, spec: VisionSpec, operations: Operations, started: c_uint64) -> "Embedder":
+        """Does what EncoderWeights.encoder does."""
+        return Embedder(spec, self, operations, started)
+
+
+class Embedder:
+    """Has the interface of Encoder."""
+
+    def __init__(self, spec: VisionSpec, weights: EmbedderWeights, operations: Operations, started: c_uint64) -> None:
+        self.spec, self.weights, self._do, self._started = spec, weights, operations, started
+        self._squares = replace(spec, patch_size=spec.patch_size * spec.side, side=1)
+        self._table = level_table(spec).to(weights.norm.device).to(weights.norm.dtype)
+
+    @torch.inference_mode()
+    def encode(self, picture: Picture) -> Tensor:
+        """Returns the vectors of a picture, [tokens, text_size]."""
+        weights, do = self.weights, self._do
+        self._started.value += 1
+        x = do.rms_norm(patches_of(picture, self._squares, self._table), weights.pixel_norm, LAYER_NORM_EPS)
+        x = do.rms_norm(do.linear(x, weights.pixels), weights.norm, LAYER_NORM_EPS)
+        rows, columns = self._squares.grid_of(picture.height, picture.width)
+        x = do.rms_norm(x + by_axes(weights.positions, rows, columns), weights.last_norm, LAYER_NORM_EPS)
+        return do.linear(do.rms_norm(x, weights.ones, self.spec.norm_eps), weights.projection)
+
+    def pieces(self, picture: Picture) -> Generator[int, None, Tensor]:
+        """Encodes a picture in one piece, whose cost is about that of its tokens in the text model."""
+        found = self.encode(picture)
+        yield found.numel() * self._squares.patch_width
+        return found

@@ -10,16 +10,74 @@ from math import inf, isqrt
 from pathlib import Path
 from typing import Any
 
-from shared.pictures.limits import MAX_PATCHES
-from worker.model.checkpoint.checkpoint import UnsupportedModel
+from shared.images import MAX_PATCHES
+from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.vision.activations import VISION_ACTIVATIONS
-from worker.vision.checkpoint.gemma4 import gemma4_fields
-from worker.vision.checkpoint.gemma4_unified import unified_fields
-from worker.vision.checkpoint.lfm2 import lfm2_fields
-from worker.vision.checkpoint.pixtral import pixtral_fields
+from worker.vision.gemma4 import gemma4_fields, unified_fields
 from worker.vision.spec import Connector, Layout, VisionSpec
 
+# Reads configs of models with a Pixtral tower: Pixtral, Mistral Small 3, Ministral 3, and LLaVA models with it.
+
 Config = Mapping[str, Any]
+
+
+def pixtral_fields(config: Config, vision: Config, processor: Config) -> dict[str, Any]:
+    """Returns the fields of VisionSpec that only this family sets. Raises UnsupportedModel, which names the setting.
+
+    config: config.json with defaults
+    """
+    if (kind := vision.get("model_type")) != "pixtral":
+        raise UnsupportedModel(f"vision_config: model_type {str(kind)[:80]!r} is not supported: only 'pixtral' is")
+    if vision.get("head_dim") not in (None, vision["hidden_size"] // vision["num_attention_heads"]):
+        raise UnsupportedModel(f"vision_config: head_dim {str(vision['head_dim'])[:80]} is not supported")
+    merges = config["model_type"] == "mistral3"
+    layer = config.get("vision_feature_layer", -1 if merges else -2)
+    if layer not in (-1, [-1]):
+        raise UnsupportedModel(f"vision_feature_layer {str(layer)[:80]} is not supported: only the last layer, -1, is")
+    strategy = config.get("vision_feature_select_strategy", "default")
+    if not merges and strategy != "full":
+        raise UnsupportedModel(
+            f"vision_feature_select_strategy {str(strategy)[:80]!r} is not supported: only 'full' is"
+        )
+    if (act := config.get("projector_hidden_act", "gelu")) != "gelu":
+        raise UnsupportedModel(f"projector_hidden_act {str(act)[:80]!r} is not supported: only 'gelu' is")
+    text = config.get("text_config") or {}
+    rope = vision.get("rope_parameters") or vision
+    return {
+        "image_size": 0, "rotary_theta": float(rope.get("rope_theta", 10000.0)), "rotary_alternate": True,
+        "connector_eps": float(text.get("rms_norm_eps", 1e-5)) if merges else 0.0,
+        "connector_biased": bool(config.get("multimodal_projector_bias", not merges)), "row_ends": True,
+    }  # fmt: skip
+
+
+# Reads configs of LFM2-VL: its tower is a SigLIP 2 for pictures of any shape.
+
+MOST = 1 << 18  # limit on the width of vectors between the connector's linears, and on learned positions
+LAYER_NORM_EPS = 1e-5  # the default of torch's layer norm; configs do not state it
+
+
+def lfm2_fields(config: Config, vision: Config, processor: Config) -> dict[str, Any]:
+    """Returns the fields of VisionSpec that only this family sets. Raises UnsupportedModel, which names the setting.
+
+    config: config.json. vision: its vision_config with defaults
+    """
+    if (kind := vision.get("model_type", "siglip2_vision_model")) != "siglip2_vision_model":
+        raise UnsupportedModel(f"vision_config: model_type {str(kind)[:80]!r} is not supported")
+    if (layer := config.get("vision_feature_layer", -1)) != -1:
+        raise UnsupportedModel(f"vision_feature_layer {str(layer)[:80]} is not supported: only the last layer, -1, is")
+    if (act := config.get("projector_hidden_act", "gelu")) != "gelu":
+        raise UnsupportedModel(f"projector_hidden_act {str(act)[:80]!r} is not supported: only 'gelu' is")
+    patches, between = vision.get("num_patches", 256), config.get("projector_hidden_size", 2560)
+    if not isinstance(patches, int) or not 1 <= patches <= MOST or isqrt(patches) ** 2 != patches:
+        raise UnsupportedModel(f"vision_config: num_patches {str(patches)[:80]} is not supported: it is a square")
+    if not isinstance(between, int) or not 1 <= between <= MOST:
+        raise UnsupportedModel(f"projector_hidden_size {str(between)[:80]} is not supported")
+    return {
+        "image_size": 0, "position_side": isqrt(patches), "position_corners": False, "connector_size": between,
+        "connector_biased": bool(config.get("projector_bias", True)),
+        "joined_eps": LAYER_NORM_EPS if config.get("projector_use_layernorm", True) else 0.0,
+    }  # fmt: skip
+
 
 HALF = (0.5, 0.5, 0.5)
 PROCESSOR, NESTED = "preprocessor_config.json", "processor_config.json"

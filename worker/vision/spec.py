@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.pictures.limits import MAX_PATCHES
+from shared.images import MAX_PATCHES
 from worker.vision.activations import VisionActivation
 
 Layout = Literal["siglip", "siglip2", "qwen3", "qwen2_5", "pixtral", "gemma4", "gemma4_unified"]

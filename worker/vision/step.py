@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.schedule.sequence import Chunk
+from worker.models.forward_inputs import ForwardInputs
+from worker.scheduler.sequence import Chunk
 from worker.vision.vision import Vision
 
 

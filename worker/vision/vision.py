@@ -2,19 +2,27 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Container, Generator
+from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from ctypes import c_uint64
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 import torch
+from msgspec.structs import replace
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from torch import Tensor
 
-from shared.messages import Picture
-from worker.kernels.operations import Operations
-from worker.vision.embedder import EmbedderWeights
-from worker.vision.encoder import EncoderWeights
-from worker.vision.rotary import components
+from shared.images import MAX_PIXEL_BYTES, digest_among, picture_digest
+from shared.messages import Picture, Submit
+from shared.prefix_identity import without_adapter
+from worker.ops.table import Operations
+from worker.scheduler.queue import QueueFull, Refused
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Plan, PromptPictures, Sequence
+from worker.spec import ModelSpec
+from worker.vision.attention import RotaryPositions, components
+from worker.vision.encoder import EmbedderWeights, EncoderWeights
 from worker.vision.spec import VisionSpec
 
 
@@ -30,7 +38,7 @@ class Tower:
 class Vision:
     """Encodes pictures. cache_bytes: how many bytes of vectors stay in memory; the least recently used go first.
 
-    Vectors of a picture that a sequence waits for (between_steps.py) stay until a step has read them, whatever the
+    Vectors of a picture that a sequence waits for stay until a step has read them, whatever the
     cache holds. `digest in vision` says whether a step would find a picture encoded.
     """
 
@@ -107,3 +115,192 @@ class Vision:
         self.cached_bytes += rows.nbytes
         while self.cached_bytes > self._cache_bytes:
             self.cached_bytes -= self._cache.popitem(last=False)[1].nbytes
+
+
+# Encodes the pictures that running sequences wait for, some pieces between two steps.
+#
+# Encoding a large picture takes seconds. If a step did it, all other streams would stop for that time. Therefore the
+# planner computes a prompt only up to its first picture that is not encoded, and the compute loop calls this module
+# after each step. The module encodes pieces that together cost about as much as the prompt tokens that still fitted
+# in the step, and at least one piece.
+
+
+@dataclass(frozen=True, slots=True)
+class BetweenSteps:
+    """Encodes pictures between steps.
+
+    token_cost: multiplications of the text model for one prompt token
+    record_step: records the sequences that are to blame if the worker dies now
+    publish: sends the results of the step before
+    check_device: raises if the device is unusable
+    fail: ends a sequence whose picture could not be encoded
+    """
+
+    vision: Vision
+    scheduler: Scheduler
+    token_cost: int
+    record_step: Callable[[list[Sequence]], None]
+    publish: Callable[[], None]
+    check_device: Callable[[], None]
+    fail: Callable[[Sequence, Exception], None]
+
+    def __call__(self, plan: Plan) -> bool:
+        """Encodes some pieces of the first picture that a sequence waits for. Returns False if no sequence waits.
+
+        plan: the plan of the step before
+        """
+        seeing = [sequence for sequence in self.scheduler.state.running if sequence.pictures is not None]
+        stops = [(sequence, stop) for sequence in seeing if (stop := _stop_of(sequence)) is not None]
+        self.vision.forget_unread({picture.digest for _, picture in stops})
+        for sequence, picture in stops:
+            if picture.digest not in self.vision:
+                self.publish()
+                in_flight = [other for other in self.scheduler.state.running if other.in_flight_tokens]
+                self.record_step([sequence, *in_flight])
+                self._encode(sequence, picture, self._room(plan) * self.token_cost)
+                return True
+        return False
+
+    def _encode(self, sequence: Sequence, picture: Picture, most: int) -> None:
+        try:
+            self.vision.advance(picture, most)
+        except Exception as error:
+            self.check_device()  # raises before the sequence is reported as failed
+            self.fail(sequence, error)
+
+    def _room(self, plan: Plan) -> int:
+        """Returns how many more prompt tokens would have fitted in the step."""
+        prompts = sum(chunk.length for chunk in plan.chunks if chunk.length > 1)
+        if len(plan.chunks) == 0 or prompts == plan.tokens:  # no stream waits for its next token
+            return self.scheduler.config.max_step_tokens - prompts
+        return self.scheduler.status.prefill_budget.prompt_tokens - prompts
+
+
+def _stop_of(sequence: Sequence) -> Picture | None:
+    assert sequence.pictures is not None
+    return sequence.pictures.at(sequence.computed_tokens + sequence.in_flight_tokens)
+
+
+def token_cost(spec: ModelSpec) -> int:
+    """Returns about how many multiplications the layers of a text model do for one token."""
+    attention = spec.hidden_size * (spec.qkv_size + spec.heads * spec.head_dim)
+    total = 0
+    for layer in spec.layers:
+        wide = layer.intermediate_size or spec.intermediate_size
+        if layer.sparse and spec.experts is not None:
+            wide = spec.experts.chosen * spec.experts.intermediate_size + spec.experts.shared_size
+        total += attention + (3 if spec.gated else 2) * spec.hidden_size * wide
+    return total
+
+
+# Checks the pictures of a request when it arrives, so that no frontend can harm the worker. Encodes nothing.
+
+MAX_HELD_BYTES = 2 << 30  # limit on the pixels of all live sequences; a sequence keeps its pixels until it ends
+
+
+@dataclass(frozen=True, slots=True)
+class PictureAdmission:
+    """Gives sequences their pictures, or refuses them.
+
+    live: returns the sequences that hold pixels
+    encoded: if pictures are encoded between steps, the digests of the pictures that are encoded already
+    """
+
+    tower: Tower
+    live: Callable[[], Iterable[Sequence]]
+    encoded: Container[bytes] | None = None
+
+    def __call__(self, sequence: Sequence, submit: Submit) -> None:
+        """Gives a sequence the pictures of its request. Raises Refused with the reason if they cannot be encoded.
+
+        Equal pictures of requests that may share prefixes share their pixels and what is encoded of them; without this
+        limit, the time of a request would tell whether another tenant has sent its picture. Raises QueueFull if all
+        requests together would hold too many pixels. A request that comes from a worker that was lost had been admitted
+        there, and is always admitted again.
+        """
+        pictures = submit.pictures or []
+        if problem := check_pictures(pictures, sequence.tokens[: sequence.prompt_len], self.tower):
+            raise Refused(f"`prompt`: {problem}")
+        pictures = [_among(one, without_adapter(submit.cache_salt)) for one in pictures]
+        others = (other.pictures.pictures for other in self.live() if other.pictures is not None)
+        held = {one.digest: one.pixels for each in others for one in each}
+        pictures = [replace(one, pixels=held.setdefault(one.digest, one.pixels)) for one in pictures]
+        if sum(map(len, held.values())) > MAX_HELD_BYTES and not submit.crashes:
+            raise QueueFull(f"the images of all requests have more than {MAX_HELD_BYTES >> 30} GiB of pixels")
+        assert self.tower.spec is not None
+        give(sequence, pictures, self.tower.spec, self.encoded)
+
+
+def give(
+    sequence: Sequence, pictures: list[Picture], spec: VisionSpec, encoded: Container[bytes] | None = None
+) -> None:
+    """Gives a sequence pictures that were checked. encoded: see PictureAdmission"""
+    rotary = None
+    if spec.sections is not None:
+        squares = [spec.squares_of(picture.height, picture.width) for picture in pictures]
+        rotary = RotaryPositions([picture.start for picture in pictures], squares)
+    sequence.pictures = PromptPictures(pictures, whole=spec.bidirectional, rotary=rotary, encoded=encoded)
+    sequence.prefix.mark = sequence.pictures.places.mark
+
+
+def _among(picture: Picture, sharers: str) -> Picture:
+    """Returns the picture as the caches know it for those who share it."""
+    return replace(picture, digest=digest_among(picture.digest, sharers)) if sharers else picture
+
+
+def check_pictures(pictures: list[Picture], prompt: list[int], tower: Tower) -> str:
+    """Returns the first problem of the pictures of a prompt, or ""."""
+    spec = tower.spec
+    if spec is None:
+        return tower.missing
+    if sum(len(picture.pixels) for picture in pictures) > MAX_PIXEL_BYTES:
+        return f"the images of the request have more than {MAX_PIXEL_BYTES >> 20} MiB of pixels"
+    for index, picture in enumerate(pictures):
+        if problem := _problem(picture, prompt, spec):
+            return f"image {index}: {problem}"
+    if any(before.start + before.tokens > after.start for before, after in pairwise(pictures)):
+        return "the images are not in the order of their tokens"
+    return ""
+
+
+def _problem(picture: Picture, prompt: list[int], spec: VisionSpec) -> str:
+    if problem := spec.size_problem(picture.height, picture.width):
+        return f"it has {picture.height} x {picture.width} pixels; {problem}"
+    if len(picture.pixels) != 3 * picture.height * picture.width:
+        return f"it has {len(picture.pixels)} bytes of pixels, not {3 * picture.height * picture.width}"
+    if picture.tokens != (tokens := spec.tokens_of(picture.height, picture.width)):
+        return f"it has {picture.tokens} tokens; this model makes {tokens} of it"
+    end = picture.start + picture.tokens
+    if picture.start < 0 or end > len(prompt):
+        return "its tokens are not in the prompt"
+    places = spec.places_of(picture.height, picture.width) + picture.start
+    if any(prompt[place] != spec.placeholder for place in places):
+        return f"its tokens are not all the placeholder {spec.placeholder}"
+    if len(places) + prompt[picture.start : end].count(spec.placeholder) != 2 * len(places):
+        return f"the token between two of its rows is the placeholder {spec.placeholder}"
+    if picture.digest != picture_digest(picture.height, picture.width, picture.pixels):
+        return "its digest is not that of its pixels"
+    return ""
+
+
+# Metrics of pictures: how many were encoded, how many seconds that took, and how many were found in the cache.
+
+
+class VisionCollector:
+    """Makes the metrics at each scrape."""
+
+    def __init__(self, prefix: str, vision: Vision) -> None:
+        self._prefix, self._vision = prefix, vision
+
+    def collect(self) -> Iterator[Metric]:
+        prefix, vision = self._prefix, self._vision
+        yield CounterMetricFamily(prefix + "pictures_encoded", "Pictures and tiles encoded.", value=vision.encoded)
+        yield CounterMetricFamily(
+            prefix + "picture_encode_seconds", "Time spent encoding pictures.", value=vision.seconds
+        )
+        yield CounterMetricFamily(
+            prefix + "encoder_cache_hits", "Pictures and tiles that a step found encoded.", value=vision.hits
+        )
+        yield GaugeMetricFamily(
+            prefix + "encoder_cache_bytes", "Size of the encoded pictures in memory.", value=vision.cached_bytes
+        )

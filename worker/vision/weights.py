@@ -4,6 +4,7 @@ The tower is found by the name of its patch embedding, and the connector by the 
 layouts differ in the prefixes of names.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -13,17 +14,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from worker.kernels.linear import PackedLinear, pack
-from worker.model.checkpoint.stored_weight import Shape, WeightSource
-from worker.model.source import open_source
-from worker.vision.checkpoint.gemma4 import PATCHES, Gemma4Weights
-from worker.vision.checkpoint.gemma4_unified import PIXELS, UnifiedWeights
-from worker.vision.checkpoint.names import APART, FRAMES, MERGER, MERGER_NORM, NAMES, PROJECTIONS, SOFT_NORM
-from worker.vision.checkpoint.reading import Read, TowerReader, before
+from worker.checkpoint.checkpoint import UnsupportedModel, read_config
+from worker.checkpoint.stored_weight import Shape, WeightSource
+from worker.models.load import open_source
+from worker.ops.linear.packed import PackedLinear, pack
 from worker.vision.connectors import ConnectorWeights
-from worker.vision.embedder import EmbedderWeights
-from worker.vision.encoder import EncoderLayer, EncoderWeights
+from worker.vision.encoder import EmbedderWeights, EncoderLayer, EncoderWeights
+from worker.vision.families import FAMILIES, vision_spec
+from worker.vision.gemma4 import PATCHES, PIXELS, Gemma4Weights, UnifiedWeights
 from worker.vision.spec import Layout, VisionSpec
+from worker.vision.tensors import (
+    APART,
+    FRAMES,
+    MERGER,
+    MERGER_NORM,
+    NAMES,
+    PROJECTIONS,
+    SOFT_NORM,
+    Read,
+    TowerReader,
+    before,
+)
+from worker.vision.vision import Tower
 
 
 def load_tower(
@@ -221,3 +233,54 @@ def _linear(names: Iterable[str], read: Read, *, biased: bool = True) -> PackedL
 LOADERS: Mapping[Layout, tuple[str, type[Gemma4Weights] | type[UnifiedWeights]]] = {
     "gemma4": (PATCHES, Gemma4Weights), "gemma4_unified": (PIXELS, UnifiedWeights),
 }  # fmt: skip
+
+
+# Loads the tower of a checkpoint, or logs why pictures are not supported. Text works in any case.
+
+log = logging.getLogger("sluice.load")
+
+
+def tower_of(folder: Path, text_size: int, dtype: torch.dtype, device: torch.device) -> Tower:
+    """Loads the tower of a checkpoint whose config states one.
+
+    text_size: hidden size of the text model. Raises CheckpointError if a tensor of a supported tower is missing or
+    has a wrong shape, or if a file is broken.
+    """
+    config = read_config(folder)
+    try:
+        spec = vision_spec(folder, config, text_size)
+    except UnsupportedModel as error:
+        return _without(str(error))
+    if spec is None:
+        if reason := (config.get("vision_config") or {}).get("not_served"):  # set for a tower beside a GGUF file
+            return _without(str(reason))
+        served = ", ".join(sorted(FAMILIES))
+        return _without(f"the pictures of {config.get('model_type')!r} are not served; those of {served} are")
+    weights = load_tower(folder, spec, dtype, device)
+    if weights is None:
+        return _without("the checkpoint has no weights of a vision tower")
+    log.info("pictures are served: %s", config.get("model_type"))
+    return Tower(spec, weights, "")
+
+
+def bytes_of_tower(folder: Path, text_size: int, dtype: torch.dtype) -> int:
+    """Returns how many bytes tower_of will load; 0 if pictures are not served. Raises the same error as tower_of."""
+    try:
+        spec = vision_spec(folder, read_config(folder), text_size)
+    except UnsupportedModel:  # tower_of says why
+        return 0
+    return 0 if spec is None else tower_bytes(folder, spec, dtype)
+
+
+def layers_with_vectors(folder: Path, text_size: int) -> int:
+    """Returns how many of the text model's first layers get vectors of pictures added to them (deepstack)."""
+    try:
+        spec = vision_spec(folder, read_config(folder), text_size)
+    except UnsupportedModel:  # tower_of says why
+        return 0
+    return 0 if spec is None else len(spec.deepstack)
+
+
+def _without(reason: str) -> Tower:
+    log.warning("text alone is served: %s", reason)
+    return Tower(missing=reason)

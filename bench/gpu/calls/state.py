@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.calls.parts import MOST_ATTEMPTS, Part
-from shared.config import ConfigError
+from shared.config.declaration import ConfigError
 
 FILE = "state.json"
 DONE, CHECK_FAILED, INCOMPLETE, FAILED, CUT, LEFT_OUT = (

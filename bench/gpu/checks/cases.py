@@ -16,14 +16,16 @@ from bench.gpu.checks.cases_kv import attention_cases, qkv_rope_write_cases, rot
 from bench.gpu.checks.cases_recurrent import recurrent_cases
 from bench.gpu.checks.random_inputs import EPS, Case, RandomTensors, Tensors
 from bench.gpu.environment import Environment
-from worker.kernels.forms import act_and_mul, add_rms_norm, rms_norm
-from worker.kernels.linear import gated_linear, linear, pack, pack_quantized
-from worker.kernels.params import PlainParams, Stages
-from worker.kernels.rowwise.act_and_mul import act_and_mul_torch
-from worker.kernels.rowwise.activate import GATED, Activation
-from worker.kernels.rowwise.norm import add_rms_norm_torch, rms_norm_torch
-from worker.kernels.sample import sample_plain, wrong_draws
-from worker.kernels.weights.quantize import linear_quantized_torch, quantize
+from worker.ops.activation import act_and_mul
+from worker.ops.activation.reference import GATED, act_and_mul_torch
+from worker.ops.linear import gated_linear, linear
+from worker.ops.linear.packed import pack, pack_quantized
+from worker.ops.norm import add_rms_norm, rms_norm
+from worker.ops.norm.reference import add_rms_norm_torch, rms_norm_torch
+from worker.ops.quantized_weight import linear_quantized_torch, quantize
+from worker.ops.sampling import sample_plain
+from worker.ops.sampling.reference import PlainParams, Stages, wrong_draws
+from worker.spec import Activation
 
 Kind = tuple[float, int, float, float]  # temperature, top-k, top-p, min-p
 

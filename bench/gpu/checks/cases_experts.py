@@ -11,9 +11,10 @@ from torch import Tensor
 from bench.gpu.checks.random_inputs import Case, RandomTensors, Tensors
 from bench.gpu.environment import Environment, spec_of
 from bench.gpu.setup.expert_weights import Stored, random_experts
-from worker.kernels.experts import Experts, clear_choices, experts, experts_torch
-from worker.kernels.weights.quantize import Scheme
-from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8
+from worker.ops.moe import clear_choices, experts
+from worker.ops.moe.packed import Experts
+from worker.ops.moe.reference import experts_torch
+from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8, Scheme
 from worker.spec import ModelSpec
 
 FORMATS: tuple[Stored, ...] = (

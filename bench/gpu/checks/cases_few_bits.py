@@ -9,9 +9,10 @@ from torch import Tensor
 
 from bench.gpu.checks.random_inputs import Case, RandomTensors
 from bench.gpu.environment import Environment
-from worker.kernels.linear import gated_linear, linear, pack_stacked
-from worker.kernels.rowwise.act_and_mul import act_and_mul_torch
-from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap, QuantizedWeight
+from worker.ops.activation.reference import act_and_mul_torch
+from worker.ops.linear import gated_linear, linear
+from worker.ops.linear.packed import pack_stacked
+from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap, QuantizedWeight
 
 CODE_MAPS = (INT4, INT8, E2M1, E4M3, NF4, IQ4_NL)
 GROUP_SIZES = (16, 32, 64, 128, 1 << 20)

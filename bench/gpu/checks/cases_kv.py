@@ -10,11 +10,11 @@ from torch import Tensor
 from bench.gpu.checks.random_inputs import EPS, Case, RandomTensors, Tensors
 from bench.gpu.environment import Environment
 from bench.gpu.setup.steps import last, packed, sequences
-from worker.kernels.attention import attention_torch
-from worker.kernels.forms import attention, qkv_rope_write, rotary, store_kv
-from worker.kernels.rowwise.norm import rms_norm_torch
-from worker.kernels.rowwise.rotary import rotary_torch
-from worker.kernels.rowwise.store_kv import store_kv_torch
+from worker.ops.attention import attention
+from worker.ops.attention.reference import attention_torch
+from worker.ops.norm.reference import rms_norm_torch
+from worker.ops.rope import qkv_rope_write, rotary, store_kv
+from worker.ops.rope.reference import rotary_torch, store_kv_torch
 
 HEADS = ((24, 8, 128, 16), (32, 8, 64, 64), (4, 1, 256, 1), (6, 2, 96, 256), (32, 8, 128, 32))  # Hq, Hk, D, page size
 GPT_OSS_HEADS = (64, 8, 64, 32)

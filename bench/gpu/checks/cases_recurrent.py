@@ -10,11 +10,11 @@ from torch import Tensor
 
 from bench.gpu.checks.random_inputs import EPS, Case, RandomTensors
 from bench.gpu.environment import Environment
-from worker.kernels.forms import delta_net, mamba2, short_conv
-from worker.kernels.recurrent.delta_net import DeltaNetShape, DeltaNetWeights, delta_net_torch
-from worker.kernels.recurrent.mamba2 import Mamba2Shape, Mamba2Weights, mamba2_torch
-from worker.kernels.recurrent.recurrent_state import NO_STATE, RecurrentShape, RecurrentState, StateSlots
-from worker.kernels.recurrent.short_conv import ShortConvShape, short_conv_torch
+from worker.ops.recurrent import delta_net, mamba2, short_conv
+from worker.ops.recurrent.delta_net import DeltaNetShape, DeltaNetWeights, delta_net_torch
+from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights, ShortConvShape, mamba2_torch, short_conv_torch
+from worker.ops.recurrent_state import NO_STATE, RecurrentState, StateSlots
+from worker.spec import RecurrentShape
 
 LENGTHS = (33, 1, 5)  # rows of each sequence
 SHAPES: tuple[DeltaNetShape | Mamba2Shape | ShortConvShape, ...] = (

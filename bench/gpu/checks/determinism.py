@@ -13,11 +13,10 @@ from bench.gpu.setup.unfused import UNFUSED, without
 from bench.gpu.setup.weights import random_weights
 from bench.gpu.tables import FAIL, PASS
 from shared.messages import Sampling
-from worker.kernels.weights.quantize import Scheme
 from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model.decoder import Decoder
-from worker.model.layer import Weights
-from worker.schedule.sequence import Chunk, Sequence
+from worker.models.decoder import Decoder, Weights
+from worker.ops.quantized_weight import Scheme
+from worker.scheduler.sequence import Chunk, Sequence
 from worker.spec import ModelSpec
 
 OTHER_LENGTHS = (1, 3, 40, 129, 500, 17, 64, 333, 2, 260, 31)  # prompt tokens of the other sequences of a batch

@@ -11,11 +11,12 @@ from bench.gpu.checks.random_inputs import RandomTensors
 from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.setup.weights import random_weights
 from bench.gpu.tables import FAIL, PASS
-from worker.kernels.linear import PackedLinear, gated_linear, linear, pack_stacked
-from worker.kernels.split_k import sum_split_k
-from worker.kernels.weights.quantized_weight import INT4
-from worker.model.feed_forward.dense import DenseWeights
-from worker.model.layer import Weights
+from worker.models.decoder import Weights
+from worker.models.mlp import DenseWeights
+from worker.ops.linear import gated_linear, linear
+from worker.ops.linear.packed import PackedLinear, pack_stacked
+from worker.ops.norm.reference import sum_split_k
+from worker.ops.quantized_weight import INT4
 from worker.spec import ModelSpec
 
 ROWS = (1, 16, 17, 64, 65, 128, 129, 257, 2048)  # just below and just above the row counts at which the tile changes

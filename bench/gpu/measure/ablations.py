@@ -15,7 +15,7 @@ from bench.gpu.setup.harness import SERVED, Setup, build_harness
 from bench.gpu.setup.step_kinds import DRAWN
 from bench.gpu.setup.unfused import UNFUSED, X_NORM, without
 from bench.gpu.setup.weights import random_weights
-from worker.kernels.gpu.launch.options import GPU_OPTIONS, NO_OPTIONS, options_named
+from worker.ops.launch_options import GPU_OPTIONS, NO_OPTIONS, options_named
 from worker.spec import ModelSpec
 
 BASE = Setup(options=SERVED)

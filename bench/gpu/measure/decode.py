@@ -9,7 +9,7 @@ from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.setup.harness import Harness, Setup, build_harness
 from bench.gpu.setup.roofline import kv_bytes, weight_bytes
 from bench.gpu.setup.step_kinds import GREEDY, MIXED, StepKind, start
-from worker.kernels.weights.quantize import Scheme
+from worker.ops.quantized_weight import Scheme
 
 PROFILED = 64  # number of further steps that a caller may run under the profiler
 WARM_UP = 12  # steps that are not timed: they compile kernels and capture graphs

@@ -14,9 +14,9 @@ from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.measure.isolated_kernels import MAX_MEMORY_BOUND_ROWS
 from bench.gpu.setup.expert_weights import Stored, random_experts
 from bench.gpu.setup.roofline import expert_parameters
-from worker.kernels.experts import Experts, experts
-from worker.kernels.weights.quantize import Scheme
-from worker.kernels.weights.quantized_weight import E2M1, INT4
+from worker.ops.moe import experts
+from worker.ops.moe.packed import Experts
+from worker.ops.quantized_weight import E2M1, INT4, Scheme
 from worker.spec import ModelSpec
 
 FORMATS: dict[str, tuple[Stored, float]] = {  # name → storage format of the experts, and bytes per weight

@@ -11,11 +11,10 @@ from bench.gpu.setup.expert_weights import Stored
 from bench.gpu.setup.harness import SERVED, Setup, build_harness
 from bench.gpu.setup.roofline import kv_bytes, prefill_operations, weight_bytes
 from bench.gpu.setup.weights import random_weights
-from shared.default_sizes import GPU_TOKENS
-from worker.kernels.gpu.launch.options import GPU_OPTIONS, NO_OPTIONS, GpuOptions, options_named
-from worker.kernels.weights.quantize import Scheme
-from worker.kernels.weights.quantized_weight import INT4
-from worker.model.layer import Weights
+from shared.config.worker import GPU_TOKENS
+from worker.models.decoder import Weights
+from worker.ops.launch_options import GPU_OPTIONS, NO_OPTIONS, GpuOptions, options_named
+from worker.ops.quantized_weight import INT4, Scheme
 
 GROUP = 128
 LONG = 4096

@@ -13,11 +13,14 @@ from bench.gpu.measure.library_bits import compared, known_weights
 from bench.gpu.setup.harness import PAGE_SIZE
 from bench.gpu.setup.roofline import attention_operations
 from bench.gpu.setup.steps import last, packed, sequences
-from worker.kernels.forms import act_and_mul, add_rms_norm, attention, qkv_rope_write
-from worker.kernels.linear import PackedLinear, gated_linear, linear, pack, pack_quantized, pack_stacked
-from worker.kernels.sample import sample_plain
-from worker.kernels.weights.quantize import Scheme, quantize
-from worker.kernels.weights.quantized_weight import INT4, quantize_groups
+from worker.ops.activation import act_and_mul
+from worker.ops.attention import attention
+from worker.ops.linear import gated_linear, linear
+from worker.ops.linear.packed import PackedLinear, pack, pack_quantized, pack_stacked
+from worker.ops.norm import add_rms_norm
+from worker.ops.quantized_weight import INT4, Scheme, quantize, quantize_groups
+from worker.ops.rope import qkv_rope_write
+from worker.ops.sampling import sample_plain
 from worker.spec import ModelSpec
 
 MIN_TOTAL_BYTES = 256 << 20  # bytes of all weight copies that a measurement reads in turn: more than a cache holds

@@ -10,9 +10,10 @@ import torch
 
 from bench.gpu.checks.random_inputs import RandomTensors
 from bench.gpu.environment import Environment, Row
-from worker.kernels.library_products import SCARCE, library_linear
-from worker.kernels.linear import PackedLinear, linear
-from worker.run.checks.library_check import same_bits
+from worker.model_runner.check_bits import same_bits
+from worker.ops.linear import linear
+from worker.ops.linear.cublas import SCARCE, library_linear
+from worker.ops.linear.packed import PackedLinear
 
 # Weights whose K we do not split: Llama-3.2-3B's gate and up, Llama-3.2-3B's head, Qwen3-4B's gate and up.
 WEIGHTS, ROWS = ((16384, 3072), (128256, 3072), (19456, 2560)), (1, 16, 64, 65, 257, 2048)

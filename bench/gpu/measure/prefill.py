@@ -8,7 +8,7 @@ from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.setup.harness import SERVED, Harness, Setup, build_harness
 from bench.gpu.setup.roofline import prefill_operations
 from bench.gpu.setup.weights import random_weights
-from shared.default_sizes import GPU_TOKENS, TOKENS
+from shared.config.worker import GPU_TOKENS, TOKENS
 from shared.messages import Sampling
 
 ROUNDS = 4  # number of prompts; the first one is not counted

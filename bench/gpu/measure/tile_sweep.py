@@ -1,6 +1,6 @@
 """Measures candidate tiles for each weight of a model and each number of rows. Writes the best tiles as a table.
 
-The table is a copy of worker/kernels/gpu/products/measured_tiles.json with this device's entries added, so it can
+The table is a copy of worker/ops/linear/measured_tiles.json with this device's entries added, so it can
 replace that file. A tile can be chosen only if its product has the same bits as the tile that is used now.
 """
 
@@ -16,13 +16,13 @@ from bench.gpu.checks.random_inputs import RandomTensors
 from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.measure.isolated_kernels import MIN_TOTAL_BYTES, products
 from bench.gpu.tables import FAIL, PASS
-from worker.kernels.gpu.products import tiles
-from worker.kernels.gpu.products.linear import gated_linear_triton, linear_triton
-from worker.kernels.gpu.products.tile_table import MEASURED, Product, Tile, candidates, measured_entry, product_name
-from worker.kernels.library_products import FEWEST_ROWS, library_linear
-from worker.kernels.linear import gated_linear, linear, pack
-from worker.kernels.rowwise.activate import Activation
-from worker.kernels.split_k import sum_split_k
+from worker.ops.linear import gated_linear, linear, tiles
+from worker.ops.linear.cublas import FEWEST_ROWS, library_linear
+from worker.ops.linear.packed import pack
+from worker.ops.linear.tiles import MEASURED, Product, Tile, candidates, measured_entry, product_name
+from worker.ops.linear.triton import gated_linear_triton, linear_triton
+from worker.ops.norm.reference import sum_split_k
+from worker.spec import Activation
 
 HEAD_ROWS = 512  # largest number of rows for the head, because a step computes few rows of logits
 WORTH = 1.02  # how many times faster a tile must be to replace the one that is used now

@@ -26,9 +26,8 @@ from bench.gpu.offline.machine import Machine
 from bench.gpu.setup.harness import Harness, Setup, build_harness
 from bench.gpu.setup.step_kinds import GREEDY, MIXED, StepKind, start
 from bench.gpu.shapes import CONFIGS, FULL
-from shared.arguments import comma_separated
-from shared.flags import Parser
-from worker.kernels.gpu.launch.options import GPU_OPTIONS, GpuOptions, options_named
+from shared.config.flags import Parser, comma_separated
+from worker.ops.launch_options import GPU_OPTIONS, GpuOptions, options_named
 
 CONTEXT = 600  # tokens before the first step: more than one split of attention
 WARM_UP, STEPS = 16, 12

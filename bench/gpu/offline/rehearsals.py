@@ -23,10 +23,11 @@ from bench.gpu.offline.machine import Machine
 from bench.gpu.sections import EXPERT_MODELS, ON_REQUEST, SECTIONS, Options, Task, tasks
 from bench.gpu.setup import profiler
 from bench.gpu.shapes import CONFIGS, FULL, Sizes
-from shared.config import ModelConfig, WorkerConfig
-from worker.engine.load import Engine, load_engine
-from worker.kernels.gpu.launch.options import GPU_OPTIONS
-from worker.kernels.operations import TORCH
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from worker.engine.build import Engine, load_engine
+from worker.ops.launch_options import GPU_OPTIONS
+from worker.ops.table import TORCH
 from worker.spec import ModelSpec
 
 # name of a serving configuration → its settings
@@ -56,7 +57,7 @@ def empty_attention(q: Tensor, *rest: object, **how: object) -> Tensor:
 def started(folder: Path, way: str, max_seq_len: int = 0) -> Engine:
     """Starts a worker on the fake GPU: loads, warms up, captures graphs."""
     with patch(
-        "worker.run.checks.kernel_check.TORCH", replace(TORCH, attention=empty_attention, experts=empty_attention)
+        "worker.model_runner.check_kernels.TORCH", replace(TORCH, attention=empty_attention, experts=empty_attention)
     ):
         worker = WorkerConfig(device="cuda", **WAYS[way])
         engine = load_engine(ModelConfig(model=str(folder), max_seq_len=max_seq_len), worker)

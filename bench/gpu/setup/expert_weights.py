@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.experts import Experts, PackedExperts, pack_experts, pack_quantized_experts
-from worker.kernels.linear import pack
-from worker.kernels.weights.quantize import Scheme, quantize
-from worker.kernels.weights.quantized_weight import CodeMap, QuantizedWeight
+from worker.ops.linear.packed import pack
+from worker.ops.moe.packed import Experts, PackedExperts, pack_experts, pack_quantized_experts
+from worker.ops.quantized_weight import CodeMap, QuantizedWeight, Scheme, quantize
 from worker.spec import ModelSpec
 
 # Scheme: one scale per row; (code map, group size): one scale per group; None: not quantized

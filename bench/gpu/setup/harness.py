@@ -14,26 +14,26 @@ from msgspec import structs
 from bench.gpu.environment import Environment
 from bench.gpu.setup.weights import random_weights
 from bench.micro.step import EncodingServer
-from shared.config import WorkerConfig, words
+from shared.config.declaration import words
+from shared.config.worker import WorkerConfig
 from shared.messages import Abort, Sampling, Submit
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from worker.engine.loop import Loop
+from worker.engine.metrics import Metrics
 from worker.engine.requests import RequestTable
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions, options_named
-from worker.kernels.library_products import FEWEST_ROWS
-from worker.kernels.operations import FAST, Operations, with_options
-from worker.kernels.weights.quantize import Scheme
+from worker.engine.stats import Stats
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model.decoder import Decoder
-from worker.model.layer import Weights
-from worker.observability.metrics import Metrics
-from worker.observability.stats import Stats
-from worker.run.checks.library_check import with_checked_library
-from worker.run.runner import Runner
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Sequence
+from worker.model_runner.check_bits import with_checked_library
+from worker.model_runner.runner import Runner
+from worker.models.decoder import Decoder, Weights
+from worker.ops.launch_options import NO_OPTIONS, GpuOptions, options_named
+from worker.ops.linear.cublas import FEWEST_ROWS
+from worker.ops.quantized_weight import Scheme
+from worker.ops.table import FAST, Operations, with_options
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Sequence
 from worker.spec import ModelSpec
 
 FRONTEND = b"frontend"

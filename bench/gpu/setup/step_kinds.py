@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bench.gpu.setup.harness import Harness
 from shared.messages import Sampling
-from worker.grammar.matcher import Restriction
+from worker.structured_output.matcher import Restriction
 
 CHUNK = 64  # tokens of the prompt chunk in a step with a chunk and decodes
 

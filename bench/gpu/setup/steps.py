@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 
 from shared.messages import Sampling
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.inputs import build_inputs
-from worker.schedule.sequence import Chunk, Sequence
+from worker.model_runner.inputs import build_inputs
+from worker.models.forward_inputs import ForwardInputs
+from worker.scheduler.sequence import Chunk, Sequence
 
 GREEDY = Sampling(1 << 20, temperature=0.0, ignore_eos=True)
 

@@ -4,13 +4,12 @@ import torch
 from torch import Tensor
 
 from bench.gpu.setup.expert_weights import Stored, random_experts
-from worker.kernels.linear import PackedLinear, pack, pack_quantized, pack_stacked
-from worker.kernels.weights.quantize import quantize
-from worker.kernels.weights.quantized_weight import quantize_groups
-from worker.model.feed_forward.dense import DenseWeights
-from worker.model.feed_forward.experts import MixtureWeights
-from worker.model.layer import Layer, Weights
-from worker.model.mixers.attention import AttentionWeights
+from worker.models.attention import AttentionWeights
+from worker.models.decoder import Layer, Weights
+from worker.models.mlp import DenseWeights
+from worker.models.moe import MixtureWeights
+from worker.ops.linear.packed import PackedLinear, pack, pack_quantized, pack_stacked
+from worker.ops.quantized_weight import quantize, quantize_groups
 from worker.spec import LayerSpec, ModelSpec
 
 EMBED_STD = 0.02  # small compared with the layers' outputs; otherwise, with a tied head, the model repeats its input

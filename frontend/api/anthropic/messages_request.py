@@ -13,20 +13,14 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.api.chat.call_history import ChatMessage, call, chat_message, merge_same_role
-from frontend.api.chat.chat_prompt import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    Prompt,
-    join_text,
-    render_prompt,
-)
-from frontend.api.chat.structured_output_fields import OutputConfig
-from frontend.api.chat.thinking_fields import ThinkingField, thinking
-from frontend.api.chat.tool_fields import CustomToolChoice, CustomTools
-from frontend.api.model_context import ModelContext
-from frontend.api.requests.request_model import FieldError, RequestModel, out_of_range
-from frontend.api.requests.request_types import (
+from frontend.chat.history import ChatMessage, call, chat_message, merge_same_role
+from frontend.chat.prompt import MAX_MESSAGES, MAX_PARTS, Prompt, join_text, render_prompt
+from frontend.chat.reasoning import ThinkingField, thinking
+from frontend.chat.tool_fields import CustomToolChoice, CustomTools
+from frontend.model_context import ModelContext
+from frontend.output_parser.model_format import Function
+from frontend.schema.base import FieldError, RequestModel, out_of_range
+from frontend.schema.request_fields import (
     STOPS,
     GenerationFields,
     Ignored,
@@ -39,8 +33,8 @@ from frontend.api.requests.request_types import (
     check_stops,
     doc,
 )
-from frontend.output_parser.tool_choice import Function
-from frontend.text.picture_marks import PICTURES, Source, base64_source, found_in, joined, within
+from frontend.structured_output.fields import OutputConfig
+from frontend.text.chat_template import PICTURES, Source, base64_source, found_in, joined, within
 
 # the content blocks
 

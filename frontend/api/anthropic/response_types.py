@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from frontend.api.receipts.receipt import Receipt
-from frontend.api.requests.response_types import Count, ResponseModel, Timings
+from frontend.api.receipts import Receipt
+from frontend.schema.base import ResponseModel
+from frontend.schema.responses import Size, Timings
 
 StopReason = Literal["end_turn", "stop_sequence", "max_tokens", "tool_use"]
 
@@ -26,10 +27,10 @@ class MessageUsage(ResponseModel):
     """Token counts. Input tokens from the prefix cache count only in `cache_read_input_tokens`, not in
     `input_tokens`."""
 
-    input_tokens: Count
-    cache_creation_input_tokens: Count = 0
-    cache_read_input_tokens: Count
-    output_tokens: Count
+    input_tokens: Size
+    cache_creation_input_tokens: Size = 0
+    cache_read_input_tokens: Size
+    output_tokens: Size
 
 
 class TextBlock(ResponseModel, tag_field="type", tag="text"):
@@ -59,7 +60,7 @@ class Message(ResponseModel):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
-    seed: Count | UnsetType | None = UNSET
+    seed: Size | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
 
@@ -88,7 +89,7 @@ class MessageStart(ResponseModel, tag_field="type", tag="message_start"):
 
 
 class ContentBlockStart(ResponseModel, tag_field="type", tag="content_block_start"):
-    index: Count
+    index: Size
     content_block: ContentBlock
 
 
@@ -97,13 +98,13 @@ class Ping(ResponseModel, tag_field="type", tag="ping"):
 
 
 class ContentBlockDelta(ResponseModel, tag_field="type", tag="content_block_delta"):
-    index: Count
+    index: Size
     delta: BlockDelta
     usage: MessageUsage | UnsetType = UNSET
 
 
 class ContentBlockStop(ResponseModel, tag_field="type", tag="content_block_stop"):
-    index: Count
+    index: Size
 
 
 class MessageEnd(ResponseModel):
@@ -114,7 +115,7 @@ class MessageEnd(ResponseModel):
 class MessageDelta(ResponseModel, tag_field="type", tag="message_delta"):
     delta: MessageEnd
     usage: MessageUsage
-    seed: Count | None
+    seed: Size | None
     timings: Timings | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
 
@@ -129,4 +130,4 @@ MessageEvent = (
 
 
 class InputTokenCount(ResponseModel):
-    input_tokens: Count
+    input_tokens: Size

@@ -4,12 +4,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from frontend.api.llama_cpp.envelope import error, status, stream_error
-from frontend.api.llama_cpp.options import Options, options_request
-from frontend.api.llama_cpp.output import EventWriter, complete
-from frontend.api.llama_cpp.prompts import SCHEMA, AnyPrompt, several, tokenized
-from frontend.api.model_context import ModelContext, check_model
-from frontend.api.response_context import ResponseContext
+from frontend.api.answer import ResponseContext
+from frontend.api.llama_cpp.options import PROMPT_SCHEMA, AnyPrompt, Options, options_request, several, tokenized
+from frontend.api.llama_cpp.output import EventWriter, complete, error, status, stream_error
+from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
 from frontend.server.sse import SERVER_SENT_EVENTS
 
@@ -24,7 +22,7 @@ FRAMING = SERVER_SENT_EVENTS
 class LlamaCppCompletionRequest(Options):
     prompt: Annotated[
         AnyPrompt,
-        Meta(description="A text, token ids, a mixture of both, or several of these", extra_json_schema=SCHEMA),
+        Meta(description="A text, token ids, a mixture of both, or several of these", extra_json_schema=PROMPT_SCHEMA),
     ]
 
     def __post_init__(self) -> None:

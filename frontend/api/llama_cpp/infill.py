@@ -7,17 +7,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from frontend.api.context_length import check_characters
 from frontend.api.llama_cpp.completion import FRAMING, stream_writer
-from frontend.api.llama_cpp.envelope import error, status, stream_error
-from frontend.api.llama_cpp.options import Options, options_request
-from frontend.api.llama_cpp.output import complete
-from frontend.api.llama_cpp.prompts import Prompt
-from frontend.api.model_context import ModelContext, check_ids, check_model
-from frontend.api.requests.request_model import RequestModel
-from frontend.api.requests.request_types import Ignored, doc
+from frontend.api.llama_cpp.options import Options, Prompt, options_request
+from frontend.api.llama_cpp.output import complete, error, status, stream_error
 from frontend.errors import NotSupported
+from frontend.model_context import ModelContext, check_characters, check_ids, check_model
 from frontend.request import GenerationRequest
+from frontend.schema.base import RequestModel
+from frontend.schema.request_fields import Ignored, doc
 from frontend.text.fill_in_middle import Layout, filled, layout_of, repository_marks
 
 __all__ = [

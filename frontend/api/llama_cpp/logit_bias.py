@@ -8,9 +8,9 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
-from frontend.api.model_context import ModelContext, check_ids
-from frontend.api.requests.request_model import FieldError
-from frontend.api.requests.request_types import doc
+from frontend.model_context import ModelContext, check_ids
+from frontend.schema.base import FieldError
+from frontend.schema.request_fields import doc
 
 FIELD = "logit_bias"
 MAX_ENTRIES = 4096

@@ -1,22 +1,23 @@
 """Responses in llama.cpp's format, and the events of a stream; each answer's last event has `"stop": true`."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.chat.samplers import BREAKERS, PLAIN
-from frontend.api.llama_cpp import response_types as types
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.llama_cpp import types
 from frontend.api.llama_cpp.options import Options, Wanted
-from frontend.api.llama_cpp.probabilities import told
-from frontend.api.receipts.receipt import receipt_of
-from frontend.api.requests.encoding import made, to_json
-from frontend.api.requests.sampler_fields import order_of
-from frontend.api.requests.telemetry import LlamaCppProgress, LlamaCppTimings, timings
-from frontend.api.response_context import AsyncDeltas, ResponseContext
-from frontend.errors import SluiceError
+from frontend.api.llama_cpp.types import told
+from frontend.api.receipts import receipt_of
+from frontend.api.telemetry import LlamaCppProgress, LlamaCppTimings, timings
+from frontend.chat.samplers import BREAKERS, PLAIN
+from frontend.errors import ContextLengthExceeded, SluiceError, api_status
 from frontend.request import Delta, Finish, TokenLogprob, Usage
+from frontend.schema.base import made, to_json
+from frontend.schema.request_fields import order_of
 from shared.messages import Sampling, Timings, WindowPenalties
 
 CHAIN = (  # fields of SamplerChain that have the same names in llama.cpp
@@ -232,3 +233,33 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
         return to_json(done[0] if len(done) == 1 else done)
 
     return await made(make, sum(one.entries for one in every))
+
+
+# Errors in llama.cpp's format: an object with the HTTP status as `code`, a message and a type.
+
+TYPES: Mapping[str, str] = {"overloaded_error": "unavailable_error", "internal_error": "server_error"}
+status = api_status
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    return to_json(types.LlamaCppError(error=_body(exc)))
+
+
+def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
+    """Encodes the event that ends a failed stream. No event with `"stop": true` follows."""
+    return b"data: " + error(exc, request_id) + b"\n\n"
+
+
+def _body(exc: SluiceError) -> types.LlamaCppErrorBody:
+    if isinstance(exc, ContextLengthExceeded):
+        asked = f"at least {exc.prompt}" if exc.at_least else f"{exc.prompt}"
+        return types.LlamaCppErrorBody(
+            code=status(exc),
+            message=f"the request exceeds the available context size: it has {asked} tokens, and there are {exc.limit}",
+            type="exceed_context_size_error",
+            param=exc.param or UNSET,
+            n_prompt_tokens=exc.prompt,
+            n_ctx=exc.limit,
+        )
+    kind = TYPES.get(exc.kind, exc.kind)
+    return types.LlamaCppErrorBody(code=status(exc), message=exc.message, type=kind, param=exc.param or UNSET)

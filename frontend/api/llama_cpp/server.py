@@ -5,18 +5,32 @@ as a busy slot, those that already have output first. A client sees only the req
 prompts. All other slots look idle to that client.
 """
 
+import base64
+from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Literal
 
-from frontend.api.llama_cpp import response_types as types
-from frontend.api.llama_cpp.options import Options, Wanted
-from frontend.api.llama_cpp.output import settings
-from frontend.api.model_context import ModelContext
-from frontend.api.sampling import sampling
+import msgspec
+from msgspec import Meta
+
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.llama_cpp import types
+from frontend.api.llama_cpp.options import PROMPT_SCHEMA, AnyPrompt, Options, PromptObject, Wanted, several, tokenized
+from frontend.api.llama_cpp.output import error, settings, status
+from frontend.api.pooling.embeddings import embedding_request
+from frontend.api.pooling.fields import PoolingFields, VectorForm, collect
+from frontend.api.request_builder import sampling
+from frontend.errors import BadRequest
+from frontend.model_context import ModelContext, check_model
+from frontend.request import GenerationRequest
+from frontend.schema.base import FieldError, to_json
+from frontend.schema.request_fields import doc
 from frontend.workers.stream import Stream
 from shared import build
 from shared.messages import Adapter
-from shared.wire.codec import unpack_u32
+from shared.wire import unpack_u32
 
 
 def props(context: ModelContext, slots: int) -> types.LlamaCppProps:
@@ -68,3 +82,85 @@ def adapters(known: Iterable[Adapter], default: Adapter | None) -> list[types.Ll
         )
         for id, one in enumerate(known)
     ]
+
+
+# llama.cpp's /embedding and /embeddings: an array of vectors, normalized as the client asks.
+
+__all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]
+NAME, PREFIX, TASKS = "llama.cpp embedding", "embd", ("embed",)
+NONE, LARGEST, EUCLIDEAN = -1, 0, 2
+INT16 = 32760.0  # the largest absolute value of a vector that is scaled with `embd_normalize` 0
+_Inputs = Annotated[
+    AnyPrompt | None, Meta(extra_json_schema=PROMPT_SCHEMA), doc("A text, token ids, a mixture, or several")
+]
+
+
+class LlamaCppEmbeddingRequest(PoolingFields):
+    content: _Inputs = None
+    input: Annotated[_Inputs, doc("Another name of `content`, which goes before it")] = None
+    encoding_format: Annotated[Literal["float", "base64"], doc("`base64`: little-endian float32")] = "float"
+    embd_normalize: Annotated[
+        Annotated[int, Meta(ge=NONE, le=1000)] | None,
+        doc(
+            "-1: not; 0: the largest becomes 32760; 1: taxicab; 2: Euclidean; p: p-norm; absent: as the checkpoint says"
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.content is None and self.input is None:
+            raise FieldError("content", "is missing", BadRequest, "missing_field")
+        several(self.prompt, self.param)
+
+    @property
+    def param(self) -> str:
+        return "content" if self.input is None else "input"
+
+    @property
+    def prompt(self) -> AnyPrompt:
+        given = self.content if self.input is None else self.input
+        assert given is not None
+        return given
+
+
+REQUEST = LlamaCppEmbeddingRequest
+
+
+async def parse(request: LlamaCppEmbeddingRequest, context: ModelContext) -> GenerationRequest:
+    """Makes a GenerationRequest for the vectors. Raises BadRequest or Unprocessable, which name the field."""
+    check_model(request.model, context)
+    inputs: list[str | list[int]] = []
+    for one in several(request.prompt, request.param):
+        text = one.prompt_string if isinstance(one, PromptObject) else one
+        inputs.append(text if isinstance(text, str) else (await tokenized([text], request.param, context))[0].ids)
+    norm = request.embd_normalize
+    form = VectorForm(request.encoding_format == "base64", norm)
+    made = await embedding_request(request, inputs, context, param=request.param, format_data=form)
+    pooling = made.features.pooling
+    if norm is None or pooling is None:
+        return made
+    scaled = msgspec.structs.replace(pooling, normalized=norm == EUCLIDEAN)
+    return replace(made, features=replace(made.features, pooling=scaled))
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    vectors = await collect(context, arriving)
+    form: VectorForm = context.request.format_data
+    scaled = [_scaled(vectors.floats(index), form.norm) for index in range(len(vectors.packed))]
+    return to_json([
+        types.LlamaCppEmbedding(index=index, embedding=_in_base64(one) if form.base64 else [one.tolist()])
+        for index, one in enumerate(scaled)
+    ])  # fmt: skip
+
+
+def _scaled(vector: "array[float]", norm: int | None) -> "array[float]":
+    if norm in (None, NONE, EUCLIDEAN):  # if the vector shall be normalized, the worker has done it
+        return vector
+    peak = max(map(abs, vector))
+    length = (
+        peak / INT16 if norm == LARGEST else peak and peak * sum((abs(x) / peak) ** norm for x in vector) ** (1 / norm)
+    )
+    return array("f", [x / length for x in vector]) if length else vector
+
+
+def _in_base64(vector: "array[float]") -> str:
+    return base64.b64encode(vector.tobytes()).decode()

@@ -4,19 +4,17 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta
 
-from frontend.api.chat.chat_prompt import MAX_MESSAGES
-from frontend.api.chat.tool_fields import FunctionTools, openai_choice, tool_choice
-from frontend.api.model_context import ModelContext
-from frontend.api.ollama import envelope, output
-from frontend.api.ollama import response_types as types
-from frontend.api.ollama.envelope import check_model, error, status, stream_error
-from frontend.api.ollama.messages import Message, messages_prompt
-from frontend.api.ollama.options import AnswerFields
-from frontend.api.ollama.output import LineWriter, Said
-from frontend.api.prepare import prepare
-from frontend.api.requests.request_types import doc
-from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.ollama import output, types
+from frontend.api.ollama import output as envelope
+from frontend.api.ollama.output import LineWriter, Said, check_model, error, status, stream_error
+from frontend.api.ollama.types import AnswerFields, Message, messages_prompt
+from frontend.api.request_builder import prepare
+from frontend.chat.prompt import MAX_MESSAGES
+from frontend.chat.tool_fields import FunctionTools, openai_choice, tool_choice
+from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
+from frontend.schema.request_fields import doc
 from frontend.server.sse import JSON_LINES
 
 __all__ = [

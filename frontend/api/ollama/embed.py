@@ -6,18 +6,16 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from frontend.api.model_context import ModelContext
-from frontend.api.ollama import response_types as types
-from frontend.api.ollama.envelope import check_model, error, status
-from frontend.api.ollama.options import OllamaModelName
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.ollama import types
+from frontend.api.ollama.output import check_model, error, status
+from frontend.api.ollama.types import OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields
-from frontend.api.pooling.vectors import collect
-from frontend.api.requests.encoding import to_json
-from frontend.api.requests.request_model import RequestModel
-from frontend.api.requests.request_types import Ignored, Positive, Text, doc
-from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, collect
+from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
+from frontend.schema.base import RequestModel, to_json
+from frontend.schema.request_fields import Ignored, Positive, Text, doc
 
 __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]
 

@@ -8,23 +8,19 @@ from typing import Annotated, Any, ClassVar
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from frontend.api.chat.call_history import chat_message
-from frontend.api.chat.chat_prompt import Prompt, render_prompt
-from frontend.api.context_length import check_characters
-from frontend.api.model_context import ModelContext, check_ids
-from frontend.api.ollama import envelope, output
-from frontend.api.ollama import response_types as types
-from frontend.api.ollama.envelope import check_model, error, status, stream_error
-from frontend.api.ollama.messages import Images, with_images
-from frontend.api.ollama.options import AnswerFields, Asked
-from frontend.api.ollama.output import LineWriter, Said
-from frontend.api.prepare import prepare
-from frontend.api.requests.request_types import TextIds, doc
-from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.ollama import output, types
+from frontend.api.ollama import output as envelope
+from frontend.api.ollama.output import LineWriter, Said, check_model, error, status, stream_error
+from frontend.api.ollama.types import AnswerFields, Asked, Images, with_images
+from frontend.api.request_builder import prepare
+from frontend.chat.history import chat_message
+from frontend.chat.prompt import Prompt, render_prompt
 from frontend.errors import BadRequest
-from frontend.output_parser.formats import Reasoning
-from frontend.output_parser.tool_choice import ToolChoice
+from frontend.model_context import ModelContext, check_characters, check_ids
+from frontend.output_parser.model_format import Reasoning, ToolChoice
 from frontend.request import GenerationRequest
+from frontend.schema.request_fields import TextIds, doc
 from frontend.server.sse import JSON_LINES
 from frontend.text.fill_in_middle import with_suffix
 

@@ -4,16 +4,16 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from frontend.api.model_context import ModelContext
-from frontend.api.ollama import response_types as types
-from frontend.api.ollama.envelope import check_model, rfc3339, tagged
-from frontend.api.ollama.options import OllamaModelName
-from frontend.api.requests.request_model import FieldError, RequestModel
-from frontend.api.requests.request_types import Ignored, Text, doc
-from frontend.api.requests.response_types import Capability
+from frontend.api.ollama import types
+from frontend.api.ollama.output import check_model, rfc3339, tagged
+from frontend.api.ollama.types import OllamaModelName
 from frontend.errors import BadRequest
+from frontend.model_context import ModelContext
+from frontend.schema.base import FieldError, RequestModel
+from frontend.schema.request_fields import Ignored, Text, doc
+from frontend.schema.responses import Capability
 from frontend.text.fill_in_middle import layout_of
-from shared.models.messages import ModelState
+from shared.launcher_messages import ModelState
 
 VERSION = "0.12.6"  # the version of Ollama's API that these routes follow; clients check that it is recent enough
 ARCHITECTURE = "sluice"  # clients look up `<architecture>.context_length`

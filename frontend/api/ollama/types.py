@@ -1,20 +1,29 @@
 """The fields that /api/chat and /api/generate share, and their translation to this server's fields."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from msgspec import Meta
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.chat.structured_output_fields import Kind, StructuredOutput
-from frontend.api.chat.thinking_fields import effort, thinking
-from frontend.api.model_context import ModelContext
-from frontend.api.prepare import Reading
-from frontend.api.requests.request_model import MOST, RequestModel
-from frontend.api.requests.request_types import (
+from frontend.api.receipts import Receipt
+from frontend.api.request_builder import Reading
+from frontend.chat.history import ChatMessage, call, chat_message
+from frontend.chat.prompt import Prompt, render_prompt
+from frontend.chat.reasoning import effort, thinking
+from frontend.model_context import ModelContext
+from frontend.output_parser.model_format import Function, ToolChoice
+from frontend.schema.base import MOST, RequestModel, ResponseModel
+from frontend.schema.request_fields import (
     Factor,
     Ignored,
+    Mirostat,
+    MirostatEta,
+    MirostatTau,
     Penalty,
     PositiveShare,
+    RepeatLastN,
     SamplerFields,
     Share,
     StopText,
@@ -22,11 +31,13 @@ from frontend.api.requests.request_types import (
     Temperature,
     TemplateArguments,
     Text,
+    TypicalP,
     check_stops,
     doc,
 )
-from frontend.api.requests.sampler_fields import Mirostat, MirostatEta, MirostatTau, RepeatLastN, TypicalP
-from frontend.output_parser.tool_choice import ToolChoice
+from frontend.schema.responses import Capability, Size
+from frontend.structured_output.fields import Kind, StructuredOutput
+from frontend.text.chat_template import Source, base64_source, found_in, within
 
 Unlimited = Annotated[int, Meta(ge=-2, le=MOST)]  # 0 and negative values: no limit
 OllamaModelName = Annotated[Text, doc("The served name, see `/api/tags`; `:latest` may follow it")]
@@ -143,3 +154,204 @@ class AnswerFields(RequestModel):
             return []
         kind: Kind = "json" if isinstance(self.format, dict) else "json_object"
         return [StructuredOutput("format", kind, self.format)]
+
+
+# Ollama's chat messages, and the prompt made from them.
+#
+# A tool result need not name its call, so results without an id are assigned to the calls in order.
+
+MAX_CALLS = 128
+MAX_IMAGES = 1024
+Images = Annotated[
+    Annotated[list[str], Meta(max_length=MAX_IMAGES)] | None, doc("Pictures in base64, which stand before the text")
+]
+
+
+class CalledTool(RequestModel):
+    name: Text
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+    index: Ignored = None
+    description: Ignored = None
+
+
+class ToolCall(RequestModel):
+    function: CalledTool
+    id: Text | None = None
+    type: Literal["function"] | None = None
+
+
+class Message(RequestModel):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    images: Images = None
+    thinking: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+async def messages_prompt(
+    messages: Sequence[Message], functions: Sequence[Function], arguments: dict[str, Any], context: ModelContext
+) -> Prompt:
+    """Renders the prompt of a conversation. If the last message is the assistant's, the answer continues it."""
+    resume = messages[-1].role == "assistant" and not messages[-1].tool_calls
+    return await render_prompt(chat_messages(messages), context, arguments, functions, not resume, resume)
+
+
+def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
+    """Returns the messages for chat templates: every call gets an id, and every result gets the id of its call."""
+    open_calls: list[tuple[str, str]] = []  # ids and names of calls without a result
+    shown: list[ChatMessage] = []
+    for place, one in enumerate(messages):
+        calls = [
+            call(each.id or f"call_{place}_{index}", each.function.name, each.function.arguments)
+            for index, each in enumerate(one.tool_calls or ())
+        ]
+        open_calls += [(each["id"], each["function"]["name"]) for each in calls]
+        also = _answered(one, open_calls) if one.role == "tool" else {}
+        text, pictures = with_images(one.images, one.content)
+        shown.append(chat_message(one.role, text, one.thinking, calls) | also | within(pictures, f"messages[{place}]"))
+    return shown
+
+
+def with_images(images: Sequence[str] | None, text: str) -> tuple[str, ChatMessage]:
+    """Returns the text with a mark for each picture at its beginning, and the message fields that hold the pictures."""
+    parts = [Image(Source(image) if image.startswith("data:") else base64_source(image)) for image in images or ()]
+    return "".join(part.source.mark for part in parts) + text, found_in(parts, "images")
+
+
+class Image(NamedTuple):
+    source: Source
+
+
+def _answered(result: Message, open_calls: list[tuple[str, str]]) -> ChatMessage:
+    """Returns the fields that assign a result to its call, and removes the call from the open ones."""
+    said = result.tool_name or result.name
+    fitting = [
+        one for one in open_calls if result.tool_call_id in (None, "", one[0]) and said in (None, "", one[1])
+    ] or open_calls[:1]
+    if not fitting:
+        return {"name": said} if said else {}
+    open_calls.remove(fitting[0])
+    id, name = fitting[0]
+    return {"tool_call_id": result.tool_call_id or id, "name": said or name}
+
+
+# The JSON types of Ollama's API. Durations are in nanoseconds, and only the last object of a stream has them.
+
+DoneReason = Literal["stop", "length", "load", "unload"]
+
+
+class OllamaError(ResponseModel):
+    error: str
+
+
+class OllamaFunction(ResponseModel):
+    index: Size
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(ResponseModel):
+    id: str
+    function: OllamaFunction
+
+
+class OllamaMessage(ResponseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaCall] | UnsetType = UNSET
+
+
+class OllamaAnswer(ResponseModel):
+    """The fields that the responses of /api/chat and /api/generate share."""
+
+    model: str
+    created_at: str
+    done: bool = False
+    done_reason: DoneReason | UnsetType = UNSET
+    total_duration: Size | UnsetType = UNSET
+    load_duration: Size | UnsetType = UNSET
+    prompt_eval_count: Size | UnsetType = UNSET
+    prompt_eval_duration: Size | UnsetType = UNSET
+    eval_count: Size | UnsetType = UNSET
+    eval_duration: Size | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
+
+
+class OllamaChat(OllamaAnswer):
+    message: OllamaMessage
+
+
+class OllamaText(OllamaAnswer):
+    response: str
+    thinking: str | UnsetType = UNSET
+    context: Annotated[list[Size], Meta(description="The conversation so far, as token ids")] | UnsetType = UNSET
+
+
+class OllamaEmbeddings(ResponseModel):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: Size
+    load_duration: Size = 0
+    prompt_eval_count: Size
+
+
+class OllamaEmbedding(ResponseModel):
+    embedding: list[float]
+
+
+class OllamaDetails(ResponseModel):
+    """Facts about a file of weights. This server does not report them."""
+
+    parent_model: str = ""
+    format: str = ""
+    family: str = ""
+    families: list[str] | None = None
+    parameter_size: str = ""
+    quantization_level: str = ""
+
+
+class OllamaModel(ResponseModel):
+    name: str
+    model: str
+    modified_at: str
+    size: Size = 0
+    digest: Annotated[str, Meta(description="Of the tokenizer")]
+    details: OllamaDetails
+
+
+class OllamaModels(ResponseModel):
+    models: list[OllamaModel]
+
+
+class OllamaRunning(ResponseModel):
+    name: str
+    model: str
+    size: Size = 0
+    digest: str
+    details: OllamaDetails
+    expires_at: str
+    size_vram: Size = 0
+    context_length: Size
+
+
+class OllamaProcesses(ResponseModel):
+    models: list[OllamaRunning]
+
+
+class OllamaShown(ResponseModel):
+    license: str = ""
+    modelfile: str
+    parameters: Annotated[str, Meta(description="What the checkpoint recommends")]
+    template: Annotated[str, Meta(description="The chat template, in Jinja")]
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[Capability]
+    modified_at: str
+
+
+class OllamaVersion(ResponseModel):
+    version: str

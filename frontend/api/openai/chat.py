@@ -7,33 +7,41 @@ and `[DONE]`. Chunks are rendered as in `completions`; this module adds what dif
 from collections.abc import Iterable
 from typing import Any, cast
 
-from frontend.api.chat import structured_output_fields
-from frontend.api.chat.own_template import with_template
-from frontend.api.chat.thinking_fields import budget_of
-from frontend.api.chat.tool_fields import openai_tool_choice
-from frontend.api.model_context import ModelContext, check_model
+from frontend.api.answer import AsyncDeltas, ResponseContext, Totals
 from frontend.api.openai import response_types as types
-from frontend.api.openai.chat_input import ChatRequest, chat_prompt
-from frontend.api.openai.chat_output import ParsedChunkWriter, error, finish_reason, message
-from frontend.api.openai.completions import FINISH, ChunkWriter, Shape, stream_error, usage_of
-from frontend.api.openai.completions_input import check_stream_options
-from frontend.api.openai.prediction import with_prediction
-from frontend.api.openai.token_details import LEAST, output_ids, prompt_ids, prompt_logprobs
-from frontend.api.prepare import Reading, prepare
-from frontend.api.receipts.receipt import receipt_of
-from frontend.api.requests.encoding import JsonArray, in_slices, to_json
-from frontend.api.response_context import AsyncDeltas, ResponseContext
-from frontend.api.totals import Totals
-from frontend.api.truncation import before_truncation
-from frontend.errors import SluiceError, Unprocessable, api_status
-from frontend.output_parser.parsed import ParsedOutput
+from frontend.api.openai.chat_request import ChatRequest, chat_prompt, with_prediction
+from frontend.api.openai.chat_tools import ParsedChunkWriter, finish_reason, message
+from frontend.api.openai.chunk_writer import (
+    FINISH,
+    LEAST,
+    ChunkWriter,
+    Shape,
+    check_stream_options,
+    error_body,
+    output_ids,
+    prompt_ids,
+    prompt_logprobs,
+    usage_of,
+)
+from frontend.api.openai.completions import stream_error
+from frontend.api.receipts import receipt_of
+from frontend.api.request_builder import Reading, prepare
+from frontend.chat.reasoning import budget_of
+from frontend.chat.template_sandbox import with_template
+from frontend.chat.tool_fields import openai_tool_choice
+from frontend.errors import ContextLengthExceeded, SluiceError, Unprocessable, api_status
+from frontend.model_context import ModelContext, before_truncation, check_model
+from frontend.output_parser.parser import (
+    ParsedOutput,
+)
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
+from frontend.schema.base import JsonArray, in_slices, to_json
 from frontend.server.sse import SERVER_SENT_EVENTS
+from frontend.structured_output import fields
 
 __all__ = [
     "FRAMING", "NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "status", "stream_error", "stream_writer",
 ]  # fmt: skip
-
 NAME, PREFIX = "chat", "chatcmpl"
 FRAMING = SERVER_SENT_EVENTS
 REQUEST = ChatRequest
@@ -49,7 +57,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     reading = Reading(
         request, "messages", _max_tokens(request), n=request.n, logprobs=_logprobs_asked(request),
         tool_choice=openai_tool_choice(request.tools, request.tool_choice, request.parallel_tool_calls, context),
-        form=structured_output_fields.openai(request, request.response_format, "response_format"),
+        form=fields.openai(request, request.response_format, "response_format"),
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),
     )  # fmt: skip
     prompt = await chat_prompt(request, reading.functions, before_truncation(request.truncate_prompt_tokens, context))
@@ -194,3 +202,11 @@ def logprob_entries(
 
 
 SHAPE = Shape(_chunk_head, before=b'"delta":{"content":', after=b"}", without=b'"delta":{}', logprobs=_logprobs)
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    """Encodes an error. For a prompt that is too long, adds its length and the context's, for llama.cpp's clients."""
+    body = error_body(exc)
+    if isinstance(exc, ContextLengthExceeded):
+        body.n_prompt_tokens, body.n_ctx = exc.prompt, exc.limit
+    return to_json(types.OpenAIError(error=body))

@@ -1,42 +1,38 @@
 """The request of OpenAI's chat completions, and the prompt made from its messages. `/tokenize` uses the same prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta
 
-from frontend.api.chat.call_history import COMMON_ROLES, ChatMessage, call, chat_message, left_open
-from frontend.api.chat.chat_prompt import (
+from frontend.api.continuation import ContinueFromField
+from frontend.api.request_builder import Reading
+from frontend.chat.history import COMMON_ROLES, ChatMessage, call, chat_message, left_open
+from frontend.chat.large_chats import prepared
+from frontend.chat.prompt import (
     MAX_MESSAGES,
     MAX_PARTS,
     ROLES,
     Prompt,
     Rendered,
+    check_roles,
+    document_arguments,
     encoded,
     join_text,
     parse_arguments,
     render,
 )
-from frontend.api.chat.continuation_fields import ContinueFromField
-from frontend.api.chat.large_chats import prepared
-from frontend.api.chat.own_template import CHILDREN, check_roles, document_arguments
-from frontend.api.chat.structured_output_fields import ResponseFormatField, Verbosity
-from frontend.api.chat.thinking_fields import (
-    Degree,
-    MaxThinkingTokens,
-    OtherBudgetName,
-    ReasoningEffort,
-    effort,
-    thinking,
-)
-from frontend.api.chat.tool_fields import FunctionToolChoice, FunctionTools, ParallelToolCalls
-from frontend.api.model_context import ModelContext
-from frontend.api.openai.content_parts import Content, thoughts_in
-from frontend.api.openai.message_rules import RULES
-from frontend.api.openai.prediction import PredictionField
-from frontend.api.requests.request_model import FieldError, RequestModel
-from frontend.api.requests.request_types import (
+from frontend.chat.reasoning import Degree, MaxThinkingTokens, OtherBudgetName, ReasoningEffort, effort, thinking
+from frontend.chat.template_sandbox import CHILDREN
+from frontend.chat.tool_fields import FunctionToolChoice, FunctionTools, ParallelToolCalls
+from frontend.errors import BadRequest, Unprocessable
+from frontend.model_context import ModelContext
+from frontend.output_parser.model_format import INPUT, Function
+from frontend.schema.base import FieldError, RequestModel
+from frontend.schema.request_fields import (
     ChoiceCount,
     Count,
     Ignored,
@@ -53,9 +49,185 @@ from frontend.api.requests.request_types import (
     doc,
     limit_of,
 )
-from frontend.errors import BadRequest, Unprocessable
-from frontend.output_parser.tool_choice import INPUT, Function
-from frontend.text.picture_marks import found_in, within
+from frontend.structured_output.fields import ResponseFormatField, Verbosity
+from frontend.text.chat_template import Source, found_in, within
+
+# The parts of a message of OpenAI's chat: texts, pictures, and an assistant's reasoning and refusals.
+#
+# Clients of other servers send parts without `type`, and texts as plain strings. These forms are accepted, too.
+
+
+class _Part(RequestModel):
+    UNKNOWN_TYPE = "unsupported_content"
+
+
+class TextPart(_Part, tag="text"):
+    KNOWN_BY: ClassVar = "text"
+    FROM_TEXT: ClassVar = "text"
+
+    text: str
+    cache_control: Ignored = None
+    prompt_cache_breakpoint: Ignored = None
+
+
+class InputTextPart(TextPart, tag="input_text"):
+    """A text part under the name that it has in the Responses API. Chats accept it, too, as in vLLM."""
+
+    KNOWN_BY: ClassVar = ""
+    FROM_TEXT: ClassVar = ""
+
+
+class OutputTextPart(InputTextPart, tag="output_text"):
+    annotations: Ignored = None
+    logprobs: Ignored = None
+
+
+class ImageURL(RequestModel):
+    FROM_TEXT: ClassVar = "url"
+
+    url: Annotated[str, doc("A data: URL in base64; http(s): and file: if the server allows them")]
+    detail: Annotated[
+        Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
+    ] = None
+
+
+class ImagePart(_Part, tag="image_url"):
+    KNOWN_BY: ClassVar = "image_url"
+
+    image_url: ImageURL
+    prompt_cache_breakpoint: Ignored = None
+    cache_control: Ignored = None
+    uuid: Ignored = None  # vLLM's cache key for the picture
+
+    @property
+    def source(self) -> Source:
+        return Source(self.image_url.url, self.image_url.detail or "auto")
+
+    @property
+    def text(self) -> str:
+        """The text that stands for the picture in the message."""
+        return self.source.mark
+
+
+class InputImagePart(ImagePart, tag="input_image"):
+    """A picture in the form of the Responses API, with `detail` beside the URL."""
+
+    KNOWN_BY: ClassVar = ""
+
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+    @property
+    def source(self) -> Source:
+        return Source(self.image_url.url, self.detail or self.image_url.detail or "auto")
+
+
+class RefusalPart(_Part, tag="refusal"):
+    """An assistant's refusal to answer. The model sees it as an ordinary text."""
+
+    KNOWN_BY: ClassVar = "refusal"
+
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class ThinkingPart(_Part, tag="thinking"):
+    """An assistant's reasoning: a string from vLLM's clients, text parts from Mistral's clients."""
+
+    thinking: str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
+    closed: Ignored = None
+    signature: Ignored = None
+    text: ClassVar = ""
+
+    @property
+    def thought(self) -> str:
+        if isinstance(self.thinking, str):
+            return self.thinking
+        return "".join([part.text for part in self.thinking])  # the pieces of a stream, not texts of their own
+
+
+class ReasoningPart(_Part, tag="reasoning"):
+    """An assistant's reasoning: in `reasoning` from LangChain, in `text` from Vercel's AI SDK."""
+
+    SCHEMA: ClassVar = (
+        {"anyOf": [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("reasoning", "text")]},
+    )
+
+    reasoning: str | None = None
+    spoken: str | None = msgspec.field(name="text", default=None)
+    text: ClassVar = ""
+
+    def __post_init__(self) -> None:
+        if self.reasoning is None and self.spoken is None:
+            raise FieldError("reasoning", "is missing", BadRequest, "missing_field")
+
+    @property
+    def thought(self) -> str:
+        return self.reasoning or self.spoken or ""
+
+
+Texts = TextPart | InputTextPart | OutputTextPart
+Part = Texts | ImagePart | InputImagePart | RefusalPart | ThinkingPart | ReasoningPart
+Content = str | Annotated[list[Part], Meta(min_length=1, max_length=MAX_PARTS)]
+
+
+def thoughts_in(content: Content | None) -> str | None:
+    """Returns the text of the reasoning parts of a message; None if it has no such parts."""
+    if content is None or isinstance(content, str):
+        return None
+    thoughts = [part.thought for part in content if isinstance(part, ThinkingPart | ReasoningPart)]
+    return "\n".join(thoughts) if thoughts else None
+
+
+# Rules for a message of OpenAI's chat beyond the types of its fields, for the API description.
+
+Schema = Mapping[str, Any]  # JSON Schema
+# An assistant's message may have one of these fields instead of `content`.
+INSTEAD_OF_CONTENT = ("reasoning_content", "reasoning", "refusal")
+
+
+def _having(name: str, schema: Schema) -> Schema:
+    return {"required": [name], "properties": {name: schema}}
+
+
+_FROM_ASSISTANT: Schema = {"properties": {"role": {"const": "assistant"}}}
+_SPOKEN = [_having(name, {"type": "string", "minLength": 1}) for name in INSTEAD_OF_CONTENT]
+_CALLED_OR_SPOKEN: Schema = {"anyOf": [_having("tool_calls", {"type": "array", "minItems": 1}), *_SPOKEN]}
+_THOUGHT = {"type": "object", **_having("type", {"enum": ["thinking", "reasoning"]})}
+_NO_THOUGHTS: Schema = {"properties": {"content": {"not": {"type": "array", "contains": _THOUGHT}}}}
+RULES: Sequence[Schema] = (
+    {"anyOf": [_having("content", {"not": {"type": "null"}}), {"allOf": [_FROM_ASSISTANT, _CALLED_OR_SPOKEN]}]},
+    {"anyOf": [_FROM_ASSISTANT, {"properties": {"tool_calls": {"maxItems": 0}}}]},
+    {"anyOf": [_FROM_ASSISTANT, _NO_THOUGHTS]},
+)
+
+
+# `prediction`: a text that the client expects as the answer. It speeds up the answer without changing it.
+
+
+class Prediction(RequestModel):
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
+
+
+PredictionField = Annotated[
+    Prediction | None,
+    doc("A text that the answer will mostly repeat. It speeds up the answer without changing it"),
+]
+
+
+async def with_prediction(reading: Reading, prediction: Prediction | None, context: ModelContext) -> Reading:
+    """Returns `reading` with the ids of the expected answer, cut to the length of the context."""
+    if prediction is None:
+        return reading
+    said = prediction.content
+    text = said if isinstance(said, str) else "".join([part.text for part in said])
+    ids = await context.tokenizer.encode(text, add_special_tokens=False)
+    known = tuple(id for id in ids[: context.max_seq_len] if id < context.vocab_size)
+    return replace(reading, features=replace(reading.features, predicted=known))
+
 
 MAX_CALLS = 128
 

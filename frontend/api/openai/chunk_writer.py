@@ -1,17 +1,26 @@
 """Token ids and the prompt's log-probabilities in responses of completions and chats, with vLLM's field names."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from msgspec import UNSET, UnsetType
 
+from frontend.api.answer import ResponseContext, Totals
+from frontend.api.openai import response_types as types
 from frontend.api.openai.response_types import PromptLogprob, PromptLogprobs
-from frontend.api.requests.encoding import JsonArray, in_slices, to_json
-from frontend.api.response_context import ResponseContext
-from frontend.request import Delta, TokenLogprob
+from frontend.api.receipts import receipt_field
+from frontend.errors import SluiceError, Unprocessable
+from frontend.request import Delta, Finish, TokenLogprob, Usage
+from frontend.schema.base import JsonArray, ResponseModel, in_slices, to_json
+from frontend.schema.request_fields import (
+    OpenAIFields,
+)
 
 if TYPE_CHECKING:
-    from frontend.api.requests.telemetry import TelemetryEvents
+    from frontend.api.telemetry import TelemetryEvents
+
 
 LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
 
@@ -56,7 +65,7 @@ def telemetry_events(context: ResponseContext, opening: int) -> "TelemetryEvents
     asked = context.request.shown.telemetry
     if asked is None:
         return None
-    from frontend.api.requests.telemetry import TelemetryEvents
+    from frontend.api.telemetry import TelemetryEvents
 
     return TelemetryEvents(asked, context.request.prompt_tokens, opening)
 
@@ -64,3 +73,149 @@ def telemetry_events(context: ResponseContext, opening: int) -> "TelemetryEvents
 def as_fields(name: str, ids: list[int] | UnsetType) -> bytes:
     """Encodes ids as one more field of a JSON object that is written in pieces; empty for UNSET."""
     return b"" if ids is UNSET else b',"%s":%s' % (name.encode(), to_json(ids))
+
+
+DONE = b"data: [DONE]\n\n"
+FINISH: dict[Finish, types.FinishReason] = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+
+def error_body(exc: SluiceError) -> types.ErrorBody:
+    return types.ErrorBody(message=exc.message, type=exc.kind, param=exc.param, code=exc.code)
+
+
+def usage_of(usage: Usage) -> types.Usage:
+    return types.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=types.PromptTokensDetails(
+            cached_tokens=usage.cached_tokens, continued_tokens=usage.continued_tokens or UNSET
+        ),
+        completion_tokens_details=_details(usage),
+    )
+
+
+def _details(usage: Usage) -> types.CompletionTokensDetails | UnsetType:
+    if usage.reasoning_tokens is None and usage.predicted is None:
+        return UNSET
+    accepted, rejected = usage.predicted or (UNSET, UNSET)
+    return types.CompletionTokensDetails(
+        reasoning_tokens=UNSET if usage.reasoning_tokens is None else usage.reasoning_tokens,
+        accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The differences between the chunks of completions and of chats."""
+
+    head: Callable[[ResponseContext], ResponseModel]
+    before: bytes  # encoded JSON before the text of a choice
+    after: bytes
+    without: bytes  # replaces `before`, the text and `after` in a chunk without text
+    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int: the text's offset
+
+
+class ChunkWriter:
+    """Writes one response as a stream of chunks.
+
+    opening: encoded JSON of the first chunk of each choice; empty: there is no such chunk
+    """
+
+    def __init__(self, context: ResponseContext, shape: Shape, opening: bytes = b"") -> None:
+        request, shown = context.request, context.request.shown
+        self._context = context
+        self._shape = shape
+        self._totals = Totals(request)
+        self._left = len(request.prompts) * request.n
+        self._head = b"data: " + to_json(shape.head(context))[:-1]
+        self._bare = [self._head + b',"choices":[{"index":%d,' % i for i in range(self._left)]
+        self._before = [bare + shape.before for bare in self._bare]
+        self._usage_null = b',"usage":null' if shown.usage else b""
+        self._rest = b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
+        self._after = shape.after + self._rest
+        self._plain = not (shown.continuous_usage or request.sampling.logprobs is not None or shown.ids)
+        self._offsets = [0] * self._left
+        prompts = [as_fields("prompt_token_ids", prompt_ids(context, i)) for i in range(self._left)]
+        self._opening = opening  # empty once it is written
+        self._telemetry = telemetry_events(context, self._left if opening else 0)
+        self._opening_ids = prompts[0]
+        # Each choice's first chunk has the prompt's ids, unless the opening has them.
+        self._prompt_ids = [b""] * self._left if opening else prompts
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        opening = self._open() if self._opening and deltas else b""
+        events = opening + b"".join([self._write(delta) for delta in deltas])
+        return events if self._telemetry is None else self._telemetry.added(events, deltas)
+
+    def _open(self) -> bytes:
+        rest = b',"logprobs":null,"finish_reason":null}]%s%s}\n\n' % (self._usage(), self._opening_ids)
+        opening, self._opening = b"".join([bare + self._opening + rest for bare in self._bare]), b""
+        return opening
+
+    def end(self) -> bytes:
+        """Returns the end of the stream: the usage chunk, if requested, and the end mark."""
+        end = self._usage_chunk() + DONE
+        return end if self._telemetry is None else self._telemetry.added(end, ())
+
+    def _write(self, delta: Delta) -> bytes:
+        text = delta.text
+        self._totals.add(delta)
+        if not self._plain:
+            chunk = self._rich(delta, text)
+        elif text:
+            chunk = self._before[delta.index] + to_json(text) + self._after
+        else:
+            chunk = b""
+        return chunk if delta.finish is None else chunk + self._finish(delta)
+
+    def _rich(self, delta: Delta, text: str) -> bytes:
+        """Encodes a chunk with log-probabilities, token ids or running usage."""
+        if not text and not delta.ids:
+            return b""
+        offset = self._offsets[delta.index]
+        self._offsets[delta.index] += len(text)
+        logprobs = None if delta.logprobs is None else self._shape.logprobs(self._context, delta, offset)
+        ids = as_fields("token_ids", output_ids(self._context, delta.ids)) + self._prompt_ids[delta.index]
+        self._prompt_ids[delta.index] = b""
+        return b'%s%s%s,"logprobs":%s,"finish_reason":null%s}]%s}\n\n' % (
+            self._before[delta.index], to_json(text), self._shape.after, to_json(logprobs), ids, self._usage(),
+        )  # fmt: skip
+
+    def _usage(self) -> bytes:
+        running = self._context.request.shown.continuous_usage
+        return b',"usage":' + to_json(usage_of(self._totals.usage)) if running else self._usage_null
+
+    def _finish(self, delta: Delta) -> bytes:
+        self._left -= 1
+        request = self._context.request
+        timings = request.shown.timings and not self._left and not request.shown.usage
+        return b'%s%s,"logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
+            self._bare[delta.index], self._shape.without,
+            to_json(self._reason(delta)), _extras(self._context, delta), self._usage(),
+            b',"timings":' + to_json(self._totals.timings) if timings else b"",
+        )  # fmt: skip
+
+    def _reason(self, delta: Delta) -> types.ChatFinishReason:
+        return FINISH[delta.finish or Finish.LENGTH]
+
+    def _usage_chunk(self) -> bytes:
+        request = self._context.request
+        if not request.shown.usage:
+            return b""
+        timings = b',"timings":' + to_json(self._totals.timings) if request.shown.timings else b""
+        return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, to_json(usage_of(self._totals.usage)), timings)
+
+
+def _extras(context: ResponseContext, delta: Delta) -> bytes:
+    """Encodes fields that OpenAI lacks: the stop string or id that ended the choice, its seed, and a receipt."""
+    receipt = receipt_field(context, delta)
+    return b',"stop_reason":%s,"matched_stop":%s,"seed":%s%s' % (
+        to_json(delta.stop), to_json(delta.matched_stop), to_json(delta.seed), receipt,
+    )  # fmt: skip
+
+
+def check_stream_options(request: OpenAIFields, streams: bool) -> None:
+    """Raises Unprocessable for stream options in a request that does not stream, as OpenAI does."""
+    if request.stream_options is not None and not streams:
+        raise Unprocessable("`stream_options` needs `stream: true`", param="stream_options", code="out_of_range")

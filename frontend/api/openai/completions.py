@@ -5,36 +5,170 @@ waiting chunks go out in one write, and the constant parts of a chunk are encode
 chunks in a slightly different shape.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import UNSET, UnsetType
+import msgspec
+from msgspec import Meta
 
-from frontend.api.chat import structured_output_fields
-from frontend.api.model_context import ModelContext, check_model
+from frontend.api.answer import AsyncDeltas, ResponseContext, Totals
+from frontend.api.continuation import ContinueFromField
 from frontend.api.openai import response_types as types
-from frontend.api.openai.completions_input import CompletionRequest, check_stream_options, prompt_texts, tokenized
-from frontend.api.openai.token_details import as_fields, output_ids, prompt_ids, prompt_logprobs, telemetry_events
-from frontend.api.prepare import Reading, prepare
-from frontend.api.receipts.receipt import receipt_field, receipt_of
-from frontend.api.requests.encoding import JsonArray, in_slices, to_json
-from frontend.api.requests.response_types import ResponseModel
-from frontend.api.response_context import AsyncDeltas, ResponseContext
-from frontend.api.totals import Totals
-from frontend.api.truncation import before_truncation
-from frontend.errors import SluiceError, Unprocessable, own_status
-from frontend.features import NO_FEATURES, Features
-from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
+from frontend.api.openai.chunk_writer import (
+    FINISH,
+    ChunkWriter,
+    Shape,
+    check_stream_options,
+    error_body,
+    output_ids,
+    prompt_ids,
+    prompt_logprobs,
+    usage_of,
+)
+from frontend.api.receipts import receipt_of
+from frontend.api.request_builder import Reading, prepare
+from frontend.errors import BadRequest, SluiceError, Unprocessable, own_status
+from frontend.model_context import ModelContext, before_truncation, check_characters, check_ids, check_model
+from frontend.request import NO_FEATURES, Delta, Features, GenerationRequest, TokenLogprob
+from frontend.schema.base import EXACT, FieldError, JsonArray, in_slices, to_json
+from frontend.schema.request_fields import (
+    ChoiceCount,
+    Count,
+    Positive,
+    Rivals,
+    Text,
+    TokenDetailFields,
+    doc,
+)
 from frontend.server.sse import SERVER_SENT_EVENTS
+from frontend.structured_output import fields
+from frontend.structured_output.fields import ResponseFormatField
 from frontend.text.fill_in_middle import with_suffix
+
+# The request of OpenAI's text completions, and its prompts as token ids. Typed events use the same request.
+
+MAX_PROMPTS = 2048
+SHAPES = "a string, an array of token ids, or an array of either"
+Prompt = str | list[int]
+
+
+def prompts_schema(most: int) -> dict[str, Any]:
+    """Returns the JSON Schema of one prompt, or of an array of up to `most` prompts."""
+    return {"anyOf": [*_one, {"type": "array", "items": {"anyOf": _one}, "minItems": 1, "maxItems": most}]}
+
+
+_ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_one: list[dict[str, Any]] = [{"type": "string", "minLength": 1}, _ids]
+_Token = Annotated[int, EXACT]
+_Off = Annotated[bool, Meta(extra_json_schema={"enum": [False]})]
+
+
+class CompletionRequest(TokenDetailFields):
+    ONLY: ClassVar = {
+        **TokenDetailFields.ONLY,
+        **dict.fromkeys(("include_reasoning", "separate_reasoning", "stream_reasoning"), (True,)),
+        "thinking_token_budget": (-1,),
+    }  # fmt: skip
+
+    model: Annotated[Text | None, doc("A served name, see `/v1/models`; absent: the served model")] = None
+    prompt: Annotated[
+        str | list[str | _Token | list[_Token]],
+        Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_PROMPTS)),
+    ]
+    max_tokens: Annotated[Count, doc("Most tokens of the answer")] = 128
+    n: ChoiceCount = 1
+    add_special_tokens: Annotated[bool, doc("false: without the tokenizer's special tokens, such as BOS")] = True
+    best_of: Annotated[Positive | None, doc("Must equal `n`")] = None
+    logprobs: Annotated[
+        _Off | Rivals | None,
+        doc("Log-probabilities of the answer's tokens, and of this many likeliest tokens (-1: all); false: none"),
+    ] = None
+    suffix: Annotated[
+        str | None,
+        doc("The text after the answer, for a model that was trained to fill in the middle; the prompt may be empty"),
+    ] = None
+    echo: Annotated[bool, doc("Return the prompt before the answer; `logprobs` then scores it, too")] = False
+    continue_from: ContinueFromField = None
+    response_format: ResponseFormatField = None
+    stream_format: Annotated[
+        Literal["openai", "events"] | None,
+        doc("`events`: typed events instead of OpenAI's chunks; null: `--completions-stream-format`"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        prompts = self.prompts
+        if not prompts or not (all(prompts) or self.suffix):
+            raise FieldError("prompt", "is empty", BadRequest, "empty_prompt")
+        if len(prompts) > MAX_PROMPTS:
+            raise FieldError("prompt", f"may have at most {MAX_PROMPTS} entries")
+        if self.logprobs is True:
+            raise FieldError("logprobs", "must be an integer or false: it says how many", BadRequest, "wrong_type")
+        kinds = {*map(type, self.prompt)} if isinstance(self.prompt, list) else set()
+        if int in kinds and kinds != {int}:
+            raise FieldError("prompt", f"must be {SHAPES}", BadRequest, "wrong_type")
+
+    @property
+    def rivals(self) -> int | None:
+        """How many likeliest tokens are reported for each position of the answer; None: no log-probabilities."""
+        return None if self.logprobs is False else self.logprobs
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts as a list, even if the body has a single one."""
+        several: Any = self.prompt
+        single = type(several) is str or (bool(several) and type(several[0]) is int)
+        return [several] if single else several
+
+
+def prompt_texts(prompts: list[Prompt]) -> tuple[str, ...]:
+    """Returns each prompt as the client wrote it; "" for a prompt of token ids."""
+    return tuple([prompt if isinstance(prompt, str) else "" for prompt in prompts])
+
+
+async def tokenized(
+    prompts: list[Prompt],
+    context: ModelContext,
+    add_special_tokens: bool,
+    param: str = "prompt",
+    may_be_empty: bool = False,
+) -> list[list[int]]:
+    """Encodes the prompts.
+
+    param: the request field that holds the prompts
+    may_be_empty: whether prompts may have no tokens, because a suffix follows
+
+    Raises BadRequest for an empty prompt, Unprocessable for ids outside the vocabulary.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for text in texts:
+        check_characters(param, text, context)
+    encoded = iter(await context.tokenizer.encode_batch(texts, add_special_tokens) if texts else [])
+    tokens = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    for ids in tokens:
+        if not (ids or may_be_empty):
+            raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
+        check_ids(param, ids, context.vocab_size)
+    return tokens
+
+
+class _StreamFormat(msgspec.Struct):
+    stream_format: Any = None
+
+
+def requested_stream_format(body: bytes) -> Any:
+    """Returns the field `stream_format` of a body whose other fields may be invalid; None if it cannot be read."""
+    if b"stream_format" not in body:
+        return None
+    try:
+        return msgspec.json.decode(body, type=_StreamFormat).stream_format
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
 
 NAME, PREFIX = "completions", "cmpl"
 FRAMING = SERVER_SENT_EVENTS
 REQUEST = CompletionRequest
 status = own_status
-DONE = b"data: [DONE]\n\n"
-FINISH: dict[Finish, types.FinishReason] = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
 async def parse(request: CompletionRequest, context: ModelContext) -> GenerationRequest:
@@ -49,7 +183,7 @@ async def parse(request: CompletionRequest, context: ModelContext) -> Generation
     _check_suffix(request)
     reading = Reading(
         request, "prompt", request.max_tokens, n=request.n, logprobs=request.rivals,
-        form=structured_output_fields.openai(request, request.response_format, "response_format"),
+        form=fields.openai(request, request.response_format, "response_format"),
         features=Features(echo=prompt_texts(request.prompts)) if request.echo else NO_FEATURES,
     )  # fmt: skip
     before = before_truncation(request.truncate_prompt_tokens, context)
@@ -94,32 +228,6 @@ def error(exc: SluiceError, request_id: str) -> bytes:
     return to_json(types.OpenAIError(error=error_body(exc)))
 
 
-def error_body(exc: SluiceError) -> types.ErrorBody:
-    return types.ErrorBody(message=exc.message, type=exc.kind, param=exc.param, code=exc.code)
-
-
-def usage_of(usage: Usage) -> types.Usage:
-    return types.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-        prompt_tokens_details=types.PromptTokensDetails(
-            cached_tokens=usage.cached_tokens, continued_tokens=usage.continued_tokens or UNSET
-        ),
-        completion_tokens_details=_details(usage),
-    )
-
-
-def _details(usage: Usage) -> types.CompletionTokensDetails | UnsetType:
-    if usage.reasoning_tokens is None and usage.predicted is None:
-        return UNSET
-    accepted, rejected = usage.predicted or (UNSET, UNSET)
-    return types.CompletionTokensDetails(
-        reasoning_tokens=UNSET if usage.reasoning_tokens is None else usage.reasoning_tokens,
-        accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected,
-    )  # fmt: skip
-
-
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
     """Encodes the event that ends a failed stream. No `[DONE]` follows."""
     return b"data: " + error(exc, request_id) + b"\n\n"
@@ -132,116 +240,6 @@ def _head(context: ResponseContext) -> types.CompletionHead:
         model=context.request.model,
         system_fingerprint=context.system_fingerprint,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The differences between the chunks of completions and of chats."""
-
-    head: Callable[[ResponseContext], ResponseModel]
-    before: bytes  # encoded JSON before the text of a choice
-    after: bytes
-    without: bytes  # replaces `before`, the text and `after` in a chunk without text
-    logprobs: Callable[[ResponseContext, Delta, int], ResponseModel]  # the int: the text's offset
-
-
-class ChunkWriter:
-    """Writes one response as a stream of chunks.
-
-    opening: encoded JSON of the first chunk of each choice; empty: there is no such chunk
-    """
-
-    def __init__(self, context: ResponseContext, shape: Shape, opening: bytes = b"") -> None:
-        request, shown = context.request, context.request.shown
-        self._context = context
-        self._shape = shape
-        self._totals = Totals(request)
-        self._left = len(request.prompts) * request.n
-        self._head = b"data: " + to_json(shape.head(context))[:-1]
-        self._bare = [self._head + b',"choices":[{"index":%d,' % i for i in range(self._left)]
-        self._before = [bare + shape.before for bare in self._bare]
-        self._usage_null = b',"usage":null' if shown.usage else b""
-        self._rest = b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
-        self._after = shape.after + self._rest
-        self._plain = not (shown.continuous_usage or request.sampling.logprobs is not None or shown.ids)
-        self._offsets = [0] * self._left
-        prompts = [as_fields("prompt_token_ids", prompt_ids(context, i)) for i in range(self._left)]
-        self._opening = opening  # empty once it is written
-        self._telemetry = telemetry_events(context, self._left if opening else 0)
-        self._opening_ids = prompts[0]
-        # Each choice's first chunk has the prompt's ids, unless the opening has them.
-        self._prompt_ids = [b""] * self._left if opening else prompts
-
-    def write(self, deltas: list[Delta]) -> bytes:
-        opening = self._open() if self._opening and deltas else b""
-        events = opening + b"".join([self._write(delta) for delta in deltas])
-        return events if self._telemetry is None else self._telemetry.added(events, deltas)
-
-    def _open(self) -> bytes:
-        rest = b',"logprobs":null,"finish_reason":null}]%s%s}\n\n' % (self._usage(), self._opening_ids)
-        opening, self._opening = b"".join([bare + self._opening + rest for bare in self._bare]), b""
-        return opening
-
-    def end(self) -> bytes:
-        """Returns the end of the stream: the usage chunk, if requested, and the end mark."""
-        end = self._usage_chunk() + DONE
-        return end if self._telemetry is None else self._telemetry.added(end, ())
-
-    def _write(self, delta: Delta) -> bytes:
-        text = delta.text
-        self._totals.add(delta)
-        if not self._plain:
-            chunk = self._rich(delta, text)
-        elif text:
-            chunk = self._before[delta.index] + to_json(text) + self._after
-        else:
-            chunk = b""
-        return chunk if delta.finish is None else chunk + self._finish(delta)
-
-    def _rich(self, delta: Delta, text: str) -> bytes:
-        """Encodes a chunk with log-probabilities, token ids or running usage."""
-        if not text and not delta.ids:
-            return b""
-        offset = self._offsets[delta.index]
-        self._offsets[delta.index] += len(text)
-        logprobs = None if delta.logprobs is None else self._shape.logprobs(self._context, delta, offset)
-        ids = as_fields("token_ids", output_ids(self._context, delta.ids)) + self._prompt_ids[delta.index]
-        self._prompt_ids[delta.index] = b""
-        return b'%s%s%s,"logprobs":%s,"finish_reason":null%s}]%s}\n\n' % (
-            self._before[delta.index], to_json(text), self._shape.after, to_json(logprobs), ids, self._usage(),
-        )  # fmt: skip
-
-    def _usage(self) -> bytes:
-        running = self._context.request.shown.continuous_usage
-        return b',"usage":' + to_json(usage_of(self._totals.usage)) if running else self._usage_null
-
-    def _finish(self, delta: Delta) -> bytes:
-        self._left -= 1
-        request = self._context.request
-        timings = request.shown.timings and not self._left and not request.shown.usage
-        return b'%s%s,"logprobs":null,"finish_reason":%s%s}]%s%s}\n\n' % (
-            self._bare[delta.index], self._shape.without,
-            to_json(self._reason(delta)), _extras(self._context, delta), self._usage(),
-            b',"timings":' + to_json(self._totals.timings) if timings else b"",
-        )  # fmt: skip
-
-    def _reason(self, delta: Delta) -> types.ChatFinishReason:
-        return FINISH[delta.finish or Finish.LENGTH]
-
-    def _usage_chunk(self) -> bytes:
-        request = self._context.request
-        if not request.shown.usage:
-            return b""
-        timings = b',"timings":' + to_json(self._totals.timings) if request.shown.timings else b""
-        return b'%s,"choices":[],"usage":%s%s}\n\n' % (self._head, to_json(usage_of(self._totals.usage)), timings)
-
-
-def _extras(context: ResponseContext, delta: Delta) -> bytes:
-    """Encodes fields that OpenAI lacks: the stop string or id that ended the choice, its seed, and a receipt."""
-    receipt = receipt_field(context, delta)
-    return b',"stop_reason":%s,"matched_stop":%s,"seed":%s%s' % (
-        to_json(delta.stop), to_json(delta.matched_stop), to_json(delta.seed), receipt,
-    )  # fmt: skip
 
 
 class _Choice:

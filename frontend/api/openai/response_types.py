@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.receipts.receipt import Receipt
-from frontend.api.requests.response_types import Count, ResponseModel, Timings
+from frontend.api.receipts import Receipt
+from frontend.schema.base import ResponseModel
+from frontend.schema.responses import Size, Timings
 
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
@@ -22,8 +23,8 @@ class ErrorBody(ResponseModel):
     type: str
     param: str | None
     code: str | None
-    n_prompt_tokens: Count | UnsetType = UNSET
-    n_ctx: Count | UnsetType = UNSET
+    n_prompt_tokens: Size | UnsetType = UNSET
+    n_ctx: Size | UnsetType = UNSET
 
 
 class OpenAIError(ResponseModel):
@@ -31,20 +32,20 @@ class OpenAIError(ResponseModel):
 
 
 class PromptTokensDetails(ResponseModel):
-    cached_tokens: Count
-    continued_tokens: Count | UnsetType = UNSET
+    cached_tokens: Size
+    continued_tokens: Size | UnsetType = UNSET
 
 
 class CompletionTokensDetails(ResponseModel):
-    reasoning_tokens: Count | UnsetType = UNSET
-    accepted_prediction_tokens: Count | UnsetType = UNSET
-    rejected_prediction_tokens: Count | UnsetType = UNSET
+    reasoning_tokens: Size | UnsetType = UNSET
+    accepted_prediction_tokens: Size | UnsetType = UNSET
+    rejected_prediction_tokens: Size | UnsetType = UNSET
 
 
 class Usage(ResponseModel):
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
+    prompt_tokens: Size
+    completion_tokens: Size
+    total_tokens: Size
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
@@ -53,7 +54,7 @@ class PromptLogprob(ResponseModel):
     """A token at a position of the prompt. `rank` is its place in the order of likelihood, from 1."""
 
     logprob: Annotated[float, Meta(le=0)]
-    rank: Count
+    rank: Size
     decoded_token: str
 
 
@@ -64,7 +65,7 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 class CompletionHead(ResponseModel):
     id: str
     object: Literal["text_completion"] = "text_completion"
-    created: Count
+    created: Size
     model: str
     system_fingerprint: str | None = None
 
@@ -75,20 +76,20 @@ class CompletionLogprobs(ResponseModel):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float | None] | None]
-    text_offset: list[Count]
+    text_offset: list[Size]
 
 
 class CompletionChoice(ResponseModel):
-    index: Count
+    index: Size
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
     matched_stop: str | int | None
-    seed: Count | None
+    seed: Size | None
     receipt: Receipt | UnsetType = UNSET
-    token_ids: list[Count] | UnsetType = UNSET
-    prompt_token_ids: list[Count] | UnsetType = UNSET
+    token_ids: list[Size] | UnsetType = UNSET
+    prompt_token_ids: list[Size] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -99,16 +100,16 @@ class Completion(CompletionHead):
 
 
 class CompletionChunkChoice(ResponseModel):
-    index: Count
+    index: Size
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     matched_stop: str | int | UnsetType | None = UNSET
-    seed: Count | UnsetType | None = UNSET
+    seed: Size | UnsetType | None = UNSET
     receipt: Receipt | UnsetType = UNSET
-    token_ids: list[Count] | UnsetType = UNSET
-    prompt_token_ids: list[Count] | UnsetType = UNSET
+    token_ids: list[Size] | UnsetType = UNSET
+    prompt_token_ids: list[Size] | UnsetType = UNSET
 
 
 class CompletionChunk(CompletionHead):
@@ -120,7 +121,7 @@ class CompletionChunk(CompletionHead):
 class ChatHead(ResponseModel):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: Count
+    created: Size
     model: str
     system_fingerprint: str | None = None
 
@@ -128,7 +129,7 @@ class ChatHead(ResponseModel):
 class ChatChunkHead(ResponseModel):
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: Count
+    created: Size
     model: str
     system_fingerprint: str | None = None
 
@@ -179,22 +180,22 @@ class ChatAnswer(ResponseModel):
 
 
 class ChatChoice(ResponseModel):
-    index: Count
+    index: Size
     message: ChatAnswer
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
     stop_reason: str | int | None
     matched_stop: str | int | None
-    seed: Count | None
+    seed: Size | None
     receipt: Receipt | UnsetType = UNSET
-    token_ids: list[Count] | UnsetType = UNSET
+    token_ids: list[Size] | UnsetType = UNSET
 
 
 class ChatCompletion(ChatHead):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings | UnsetType = UNSET
-    prompt_token_ids: list[Count] | UnsetType = UNSET
+    prompt_token_ids: list[Size] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -211,7 +212,7 @@ class CustomCallDelta(ResponseModel):
 class ToolCallDelta(ResponseModel):
     """Part of a tool call. The first part has id, type and name; later parts continue the arguments or the input."""
 
-    index: Count
+    index: Size
     id: str | UnsetType = UNSET
     type: Literal["function", "custom"] | UnsetType = UNSET
     function: FunctionCallDelta | UnsetType = UNSET
@@ -228,35 +229,35 @@ class ChatDelta(ResponseModel):
 
 
 class ChatChunkChoice(ResponseModel):
-    index: Count
+    index: Size
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     matched_stop: str | int | UnsetType | None = UNSET
-    seed: Count | UnsetType | None = UNSET
+    seed: Size | UnsetType | None = UNSET
     receipt: Receipt | UnsetType = UNSET
-    token_ids: list[Count] | UnsetType = UNSET
+    token_ids: list[Size] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(ChatChunkHead):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
-    prompt_token_ids: list[Count] | UnsetType = UNSET
+    prompt_token_ids: list[Size] | UnsetType = UNSET
 
 
 class TokenEvent(ResponseModel):
     """A typed event for one generated token. `token_id` is null for text held back past the last token."""
 
     token: str
-    token_id: Count | None
+    token_id: Size | None
 
 
 class EventUsage(ResponseModel):
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
+    prompt_tokens: Size
+    completion_tokens: Size
+    total_tokens: Size
 
 
 class DoneEvent(ResponseModel):

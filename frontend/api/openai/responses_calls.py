@@ -6,18 +6,62 @@ themselves (searches, pictures, listed tools) and what only they can read (compa
 """
 
 import json
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from frontend.api.chat.call_history import ChatMessage, call, chat_message
-from frontend.api.chat.chat_prompt import MAX_PARTS, join_text, parse_arguments
-from frontend.api.openai.responses_parts import ImagePart, ResultPart
-from frontend.api.requests.request_model import FieldError, RequestModel
-from frontend.api.requests.request_types import Ignored, Text, doc
+from frontend.api.openai.chat_request import RefusalPart
+from frontend.chat.history import ChatMessage, call, chat_message
+from frontend.chat.prompt import MAX_PARTS, join_text, parse_arguments
 from frontend.errors import BadRequest
-from frontend.output_parser.tool_choice import INPUT
-from frontend.text.picture_marks import found_in
+from frontend.output_parser.model_format import INPUT
+from frontend.schema.base import FieldError, RequestModel
+from frontend.schema.request_fields import Ignored, Refused, Text, doc
+from frontend.text.chat_template import Source, found_in
+
+# The parts of a message or of a tool's result in OpenAI's Responses API: texts, pictures and refusals.
+
+
+class _ContentPart(RequestModel):
+    UNKNOWN_TYPE = "unsupported_content"
+
+
+class ResultPart(_ContentPart, tag="input_text"):
+    text: str
+    prompt_cache_breakpoint: Ignored = None
+    annotations: Ignored = None
+    logprobs: Ignored = None
+    parsed: Ignored = None
+
+
+class OutputPart(_ContentPart, tag="output_text"):
+    text: str
+    prompt_cache_breakpoint: Ignored = None
+    annotations: Ignored = None
+    logprobs: Ignored = None
+    parsed: Ignored = None
+
+
+class ImagePart(_ContentPart, tag="input_image"):
+    image_url: Annotated[str, doc("A data: URL in base64; http(s): and file: if the server allows them")]
+    detail: Annotated[
+        Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
+    ] = None
+    file_id: Refused = None
+    prompt_cache_breakpoint: Ignored = None
+
+    @property
+    def source(self) -> Source:
+        return Source(self.image_url, self.detail or "auto")
+
+    @property
+    def text(self) -> str:
+        """The text that stands for the picture in the message."""
+        return self.source.mark
+
+
+Part = ResultPart | OutputPart | ImagePart | RefusalPart
+
 
 Output = str | Annotated[list[ResultPart | ImagePart], Meta(max_length=MAX_PARTS)]
 

@@ -8,24 +8,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from frontend.api.chat.call_history import ChatMessage, call, chat_message, merge_same_role
-from frontend.api.chat.chat_prompt import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    ROLES,
-    Prompt,
-    join_text,
-    parse_arguments,
-    render_prompt,
-)
-from frontend.api.chat.structured_output_fields import TextOptions
-from frontend.api.chat.thinking_fields import Degree, MaxThinkingTokens, OtherBudgetName, effort
-from frontend.api.chat.tool_fields import FlatFunctionTools, FlatToolChoice, ParallelToolCalls
-from frontend.api.model_context import ModelContext
-from frontend.api.openai.responses_calls import ForeignItem
-from frontend.api.openai.responses_parts import ImagePart, Part, ResultPart
-from frontend.api.requests.request_model import FieldError, RequestModel
-from frontend.api.requests.request_types import (
+from frontend.api.openai.responses_calls import ForeignItem, ImagePart, Part, ResultPart
+from frontend.chat.history import ChatMessage, call, chat_message, merge_same_role
+from frontend.chat.prompt import MAX_MESSAGES, MAX_PARTS, ROLES, Prompt, join_text, parse_arguments, render_prompt
+from frontend.chat.reasoning import Degree, MaxThinkingTokens, OtherBudgetName, effort
+from frontend.chat.tool_fields import FlatFunctionTools, FlatToolChoice, ParallelToolCalls
+from frontend.errors import BadRequest
+from frontend.model_context import ModelContext
+from frontend.output_parser.model_format import Function
+from frontend.schema.base import FieldError, RequestModel
+from frontend.schema.request_fields import (
     Count,
     Ignored,
     IncludeReasoning,
@@ -42,9 +34,8 @@ from frontend.api.requests.request_types import (
     doc,
     limit_of,
 )
-from frontend.errors import BadRequest
-from frontend.output_parser.tool_choice import Function
-from frontend.text.picture_marks import found_in, within
+from frontend.structured_output.fields import TextOptions
+from frontend.text.chat_template import found_in, within
 
 SCORES = "message.output_text.logprobs"
 

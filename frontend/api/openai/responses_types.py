@@ -8,8 +8,9 @@ from typing import Any, Literal
 from msgspec import UNSET, UnsetType
 
 from frontend.api.openai.response_types import ErrorBody, TokenLogprobs
-from frontend.api.receipts.receipt import Receipt
-from frontend.api.requests.response_types import Count, ResponseModel, Timings
+from frontend.api.receipts import Receipt
+from frontend.schema.base import ResponseModel
+from frontend.schema.responses import Size, Timings
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -59,20 +60,20 @@ OutputItem = ReasoningItem | MessageItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(ResponseModel):
-    cached_tokens: Count
-    cache_write_tokens: Count = 0
+    cached_tokens: Size
+    cache_write_tokens: Size = 0
 
 
 class OutputTokensDetails(ResponseModel):
-    reasoning_tokens: Count
+    reasoning_tokens: Size
 
 
 class ResponseUsage(ResponseModel):
-    input_tokens: Count
+    input_tokens: Size
     input_tokens_details: InputTokensDetails
-    output_tokens: Count
+    output_tokens: Size
     output_tokens_details: OutputTokensDetails
-    total_tokens: Count
+    total_tokens: Size
 
 
 class ResponseFailure(ResponseModel):
@@ -98,17 +99,17 @@ class Response(ResponseModel):
 
     id: str
     object: Literal["response"] = "response"
-    created_at: Count
+    created_at: Size
     status: Status
-    completed_at: Count | None = None
+    completed_at: Size | None = None
     error: ResponseFailure | None = None
     incomplete_details: IncompleteDetails | None = None
     model: str
     output: list[OutputItem]
     usage: ResponseUsage | None = None
     instructions: str | None
-    max_output_tokens: Count | None
-    max_tool_calls: Count | None
+    max_output_tokens: Size | None
+    max_tool_calls: Size | None
     metadata: Any
     parallel_tool_calls: bool
     reasoning: ReasoningSettings
@@ -116,7 +117,7 @@ class Response(ResponseModel):
     text: TextSettings
     tool_choice: Any
     tools: list[dict[str, Any]]
-    top_logprobs: Count
+    top_logprobs: Size
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     user: Any
@@ -125,7 +126,7 @@ class Response(ResponseModel):
     background: bool = False
     previous_response_id: None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    seed: Count | UnsetType | None = UNSET
+    seed: Size | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     system_fingerprint: str | None = None
     receipt: Receipt | UnsetType = UNSET
@@ -133,13 +134,13 @@ class Response(ResponseModel):
 
 class InputTokens(ResponseModel):
     object: Literal["response.input_tokens"] = "response.input_tokens"
-    input_tokens: Count
+    input_tokens: Size
 
 
 class Event(ResponseModel, tag_field="type"):
     """The base of all events of a stream. `sequence_number` counts the events from 0."""
 
-    sequence_number: Count
+    sequence_number: Size
 
 
 class Created(Event, tag="response.created"):
@@ -163,12 +164,12 @@ class Failed(Event, tag="response.failed"):
 
 
 class OutputItemAdded(Event, tag="response.output_item.added"):
-    output_index: Count
+    output_index: Size
     item: OutputItem
 
 
 class OutputItemDone(Event, tag="response.output_item.done"):
-    output_index: Count
+    output_index: Size
     item: OutputItem
 
 
@@ -176,13 +177,13 @@ class ItemEvent(Event):
     """The base of events that concern one item."""
 
     item_id: str
-    output_index: Count
+    output_index: Size
 
 
 class PartEvent(ItemEvent):
     """The base of events that concern one part of an item's content."""
 
-    content_index: Count
+    content_index: Size
 
 
 class ContentPartAdded(PartEvent, tag="response.content_part.added"):

@@ -6,15 +6,14 @@ The response is always a stream: one `token` event for each generated id, in ord
 from dataclasses import replace
 from itertools import zip_longest
 
-from frontend.api.model_context import ModelContext
+from frontend.api.answer import AsyncDeltas, ResponseContext, Totals
 from frontend.api.openai import completions
-from frontend.api.openai.completions_input import CompletionRequest
-from frontend.api.receipts.receipt import receipt_field
-from frontend.api.requests.encoding import to_json
-from frontend.api.response_context import AsyncDeltas, ResponseContext
-from frontend.api.totals import Totals
+from frontend.api.openai.completions import CompletionRequest
+from frontend.api.receipts import receipt_field
 from frontend.errors import SluiceError, Unprocessable, own_status
+from frontend.model_context import ModelContext
 from frontend.request import Delta, GenerationRequest
+from frontend.schema.base import to_json
 from frontend.server.sse import SERVER_SENT_EVENTS
 
 NAME, PREFIX = "events", completions.PREFIX

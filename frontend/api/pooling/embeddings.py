@@ -6,18 +6,24 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from frontend.api.model_context import ModelContext, check_model
+from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions
-from frontend.api.openai.completions_input import prompts_schema
-from frontend.api.pooling import response_types as types
-from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, check_prompts, check_texts, pooling_request
-from frontend.api.pooling.vectors import VectorForm, collect
-from frontend.api.requests.encoding import JsonArray, in_slices, to_json
-from frontend.api.requests.request_model import EXACT, FieldError
-from frontend.api.requests.request_types import Positive, Text, doc
-from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.openai.completions import prompts_schema
+from frontend.api.pooling import fields as types
+from frontend.api.pooling.fields import (
+    MAX_INPUTS,
+    PoolingFields,
+    VectorForm,
+    check_prompts,
+    check_texts,
+    collect,
+    pooling_request,
+)
 from frontend.errors import BadRequest, Unprocessable, api_status
+from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
+from frontend.schema.base import EXACT, FieldError, JsonArray, in_slices, to_json
+from frontend.schema.request_fields import Positive, Text, doc
 from shared.messages import Pooling
 
 NAME, PREFIX, TASKS = "embeddings", "embd", ("embed",)

@@ -1,21 +1,25 @@
 """The fields that requests for vectors and scores share, and how their inputs become prompts."""
 
+from array import array
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass
+from math import sqrt
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.context_length import check_characters, check_length
-from frontend.api.model_context import ModelContext, check_ids
-from frontend.api.requests.request_model import MOST, RequestModel
-from frontend.api.requests.request_types import Ignored, ModelName, Positive, Refused, SaltField, doc
-from frontend.errors import BadRequest
-from frontend.features import Features
-from frontend.request import Admission, GenerationRequest
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.openai import response_types as openai
+from frontend.errors import BadRequest, Internal
+from frontend.model_context import ModelContext, check_characters, check_ids, check_length
+from frontend.request import Admission, Features, GenerationRequest, Usage
+from frontend.schema.base import MOST, RequestModel, ResponseModel
+from frontend.schema.request_fields import Ignored, ModelName, Positive, Refused, SaltField, doc
+from frontend.schema.responses import Size
 from shared.messages import Pooling, Sampling
+from shared.wire import unpack_f32
 
 MAX_INPUTS = 2048
-
 Prompt = list[int]
 
 
@@ -65,3 +69,142 @@ def check_prompts(param: str, prompts: Sequence[Prompt], context: ModelContext) 
             raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
         check_ids(param, ids, context.vocab_size)
         check_length(param, len(ids), 0, context)
+
+
+# The JSON types of the responses with vectors or scores.
+
+
+class PoolingUsage(ResponseModel):
+    prompt_tokens: Size
+    total_tokens: Size
+
+
+class Embedding(ResponseModel):
+    object: Literal["embedding"] = "embedding"
+    index: Size
+    embedding: Annotated[list[float] | str, Meta(description="Numbers, or the base64 of little-endian float32")]
+
+
+class Embeddings(ResponseModel):
+    id: str
+    object: Literal["list"] = "list"
+    created: Size
+    model: str
+    data: list[Embedding]
+    usage: PoolingUsage
+
+
+class Score(ResponseModel):
+    index: Size
+    object: Literal["score"] = "score"
+    score: float
+
+
+class Scores(ResponseModel):
+    id: str
+    object: Literal["list"] = "list"
+    created: Size
+    model: str
+    data: list[Score]
+    usage: PoolingUsage
+
+
+class ScoredTokens(ResponseModel):
+    """A row: arrays with an entry for each token (null for a prompt's first token), or each array's bytes in base64."""
+
+    index: Size
+    token_ids: list[Size] | str | UnsetType = UNSET
+    token_logprobs: list[float | None] | str
+    top_token_ids: list[list[Size] | None] | str | UnsetType = UNSET
+    top_logprobs: list[list[float] | None] | str | UnsetType = UNSET
+
+
+class ScoredTokensList(ResponseModel):
+    id: str
+    object: Literal["list"] = "list"
+    created: Size
+    model: str
+    data: list[ScoredTokens]
+    usage: openai.Usage
+
+
+class Binary(NamedTuple):
+    """A response that is not JSON, with additional headers."""
+
+    data: bytes
+    headers: dict[str, str]
+
+
+class RankedText(ResponseModel):
+    text: str
+
+
+class Ranked(ResponseModel):
+    index: Annotated[Size, Meta(description="Of the document in the request")]
+    relevance_score: float
+    document: RankedText | UnsetType = UNSET
+
+
+class RankedInput(ResponseModel):
+    """An entry of the response to a body with `texts`."""
+
+    index: Annotated[Size, Meta(description="Of the text in the request")]
+    score: float
+    text: str | UnsetType = UNSET
+
+
+class Ranking(ResponseModel):
+    id: str
+    model: str
+    results: Annotated[list[Ranked], Meta(description="The most relevant one first")]
+    usage: PoolingUsage
+
+
+def usage_of(usage: Usage) -> PoolingUsage:
+    return PoolingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.total_tokens)
+
+
+# Collects the vectors of a request from its deltas.
+
+
+@dataclass(frozen=True, slots=True)
+class VectorForm:
+    """How a response writes its vectors. norm: llama.cpp's `embd_normalize`; None: as the worker sent them"""
+
+    base64: bool = False
+    norm: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """One vector per prompt, as packed float32, and the usage of all prompts together."""
+
+    packed: list[bytes]
+    usage: Usage
+
+    def floats(self, index: int) -> "array[float]":
+        return unpack_f32(self.packed[index])
+
+    def cosine(self, one: int, other: int) -> float:
+        """Returns the cosine of the angle between two vectors; 0 if one of them is zero."""
+        a, b = self.floats(one), self.floats(other)
+        lengths = sqrt(_dot(a, a)) * sqrt(_dot(b, b))
+        return _dot(a, b) / lengths if lengths else 0.0
+
+
+async def collect(context: ResponseContext, arriving: AsyncDeltas) -> Vectors:
+    """Waits for all vectors of a request. Raises SluiceError if one of its prompts failed."""
+    packed = [b""] * len(context.request.prompts)
+    tokens = cached = 0
+    async for deltas in arriving:
+        for delta in deltas:
+            packed[delta.index] = delta.extras.vector
+            if delta.usage is not None:
+                tokens, cached = tokens + delta.usage.prompt_tokens, cached + delta.usage.cached_tokens
+    if not all(packed):
+        raise Internal("the worker sent no vector", code="worker_error")
+    return Vectors(packed, Usage(tokens, 0, cached))
+
+
+def _dot(one: "array[float]", other: "array[float]") -> float:
+    return sum([a * b for a, b in zip(one, other, strict=True)])

@@ -4,32 +4,131 @@ A prompt is scored from its second token on. If there are answers, only these ar
 is computed once. Prompt and answer are tokenized separately, so no token spans the boundary between them.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from array import array
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
-from typing import Annotated, Any, Literal, cast
+from itertools import cycle, islice
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, Raw
 
-from frontend.api.chat.own_template import with_template
-from frontend.api.chat.tool_fields import FunctionTools, offered
-from frontend.api.context_length import check_characters
-from frontend.api.model_context import ModelContext, check_model
-from frontend.api.openai import completions
-from frontend.api.openai.chat_input import Messages, Template, TokenizeRequest, chat_prompt
-from frontend.api.openai.completions_input import prompts_schema
-from frontend.api.pooling import response_types as types
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.openai import chunk_writer, completions
+from frontend.api.openai.chat_request import Messages, Template, TokenizeRequest, chat_prompt
+from frontend.api.openai.chunk_writer import LEAST
+from frontend.api.openai.completions import prompts_schema
+from frontend.api.pooling import fields as types
 from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, admission, check_prompts
-from frontend.api.pooling.logprob_arrays import Arrays, as_base64, as_bytes, as_lists
-from frontend.api.requests.encoding import made, to_json
-from frontend.api.requests.request_model import EXACT, FieldError
-from frontend.api.requests.request_types import TemplateArguments, doc
-from frontend.api.response_context import AsyncDeltas, ResponseContext
-from frontend.errors import BadRequest, Unprocessable, api_status
-from frontend.features import Features, Scored
-from frontend.request import GenerationRequest, Shown, Usage
-from shared.messages import Sampling
+from frontend.chat.template_sandbox import with_template
+from frontend.chat.tool_fields import FunctionTools, offered
+from frontend.errors import BadRequest, Internal, Unprocessable, api_status
+from frontend.model_context import ModelContext, check_characters, check_model
+from frontend.request import Features, GenerationRequest, Scored, Shown, Usage
+from frontend.schema.base import EXACT, FieldError, JsonArray, made, to_json
+from frontend.schema.request_fields import TemplateArguments, doc
+from shared.messages import Logprobs, Sampling
+from shared.wire import pack_f32, pack_u32, unpack_f32, unpack_u32
+
+# The arrays of /v1/logprobs: packed log-probabilities from a worker, and their encodings for clients.
+
+T = TypeVar("T", int, float)
+COUNTS = "X-Sluice-Token-Counts"
+NO_LOGPROB, NO_ID = pack_f32([math.nan]), pack_u32([0])
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """The packed log-probabilities of one row: N scored tokens of one prompt.
+
+    If the row includes the first token of the prompt, which has no log-probability, `first` is 1. NaN then stands for
+    the log-probability of this token, and NaN with the id 0 for each of the likeliest tokens at its position.
+    """
+
+    ids: list[int] | None  # ids of the tokens; None: not requested
+    first: int
+    count: int  # N
+    top: int  # K, how many likeliest tokens are reported per token
+    chosen: bytes  # [N] float32
+    top_ids: bytes  # [N, K] uint32
+    top_logprobs: bytes  # [N, K] float32
+
+    @classmethod
+    def of(cls, request: GenerationRequest, index: int, scores: Sequence[Logprobs]) -> Self:
+        """Makes the arrays of a prompt. Raises Internal if the worker sent too few log-probabilities."""
+        scored = request.features.scored
+        assert scored is not None, "only requests for log-probabilities have arrays"
+        prompt, start, top = request.prompts[index], scored.starts[index], request.sampling.prompt_top
+        first, count = int(start == 0), len(prompt) - start
+        chosen = first * NO_LOGPROB + b"".join([one.chosen for one in scores])
+        if len(chosen) != 4 * count:
+            raise Internal("the worker sent too few log-probabilities", code="worker_error")
+        return cls(
+            prompt[start:] if request.shown.ids else None, first, count, top, chosen,
+            first * top * NO_ID + b"".join([one.top_ids for one in scores]),
+            first * top * NO_LOGPROB + b"".join([one.top_logprobs for one in scores]),
+        )  # fmt: skip
+
+
+def as_lists(index: int, row: Arrays) -> types.ScoredTokens:
+    """Returns the row as JSON arrays, with null for a token that has no log-probability."""
+    top_ids: Any = UNSET
+    top: Any = UNSET
+    if row.top:
+        top_ids = _encoded(row.first, _in_rows(unpack_u32(row.top_ids), row.top))
+        top = _encoded(row.first, map(_finite, _in_rows(unpack_f32(row.top_logprobs), row.top)))
+    chosen: Any = _encoded(row.first, _numbers(row.chosen))
+    return types.ScoredTokens(
+        index=index, token_ids=UNSET if row.ids is None else row.ids,
+        token_logprobs=chosen, top_token_ids=top_ids, top_logprobs=top,
+    )  # fmt: skip
+
+
+def _encoded(unknown: int, entries: Iterable[Any]) -> Raw:
+    """Returns entries in JSON, with null for the first `unknown` of them. Encodes some hundreds at a time."""
+    encoded = JsonArray()
+    encoded.extend([None] * unknown)
+    encoded.extend(islice(entries, unknown, None))
+    return encoded.raw
+
+
+def _in_rows(numbers: "array[T]", width: int) -> Iterator[list[T]]:
+    return (numbers[at : at + width].tolist() for at in range(0, len(numbers), width))
+
+
+def _numbers(packed: bytes) -> list[float]:
+    """Returns the log-probabilities, with LEAST for minus infinity, which JSON cannot express."""
+    return _finite(unpack_f32(packed).tolist())
+
+
+def _finite(values: list[float]) -> list[float]:
+    return [max(LEAST, value) for value in values] if -math.inf in values else values
+
+
+def as_base64(index: int, row: Arrays) -> types.ScoredTokens:
+    """Returns the row with each array as base64."""
+    return types.ScoredTokens(
+        index=index, token_ids=UNSET if row.ids is None else _text(pack_u32(row.ids)),
+        token_logprobs=_text(row.chosen), top_token_ids=_text(row.top_ids) if row.top else UNSET,
+        top_logprobs=_text(row.top_logprobs) if row.top else UNSET,
+    )  # fmt: skip
+
+
+def _text(packed: bytes) -> str:
+    return b64encode(packed).decode()
+
+
+def as_bytes(rows: Sequence[Arrays]) -> types.Binary:
+    """Returns the arrays one after another, each with the entries of all rows, and the rows' lengths in a header."""
+    arrays = [
+        *[pack_u32(row.ids) for row in rows if row.ids is not None], *[row.chosen for row in rows],
+        *[row.top_ids for row in rows], *[row.top_logprobs for row in rows],
+    ]  # fmt: skip
+    return types.Binary(b"".join(arrays), {COUNTS: ",".join([str(row.count) for row in rows])})
+
 
 NAME, PREFIX, TASKS = "logprobs", "lp", ("generate",)
 MOST_RIVALS = 1000
@@ -37,7 +136,6 @@ MOST_RIVALS = 1000
 MOST_NUMBERS = 1 << 22
 MOST_BINARY_ROWS = 512  # the rows' lengths are in a header, for which proxies allow 4 KiB
 SHAPES = "a string, an array of token ids, or an array of either"
-
 Input = str | list[int]
 _Token = Annotated[int, EXACT]
 _Inputs = str | list[str | _Token | list[_Token]] | None
@@ -197,6 +295,6 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes | t
         types.ScoredTokensList(
             id=context.id, created=context.created, model=request.model,
             data=cast(list[types.ScoredTokens], data),
-            usage=completions.usage_of(Usage(request.prompt_tokens, 0, cached)),
+            usage=chunk_writer.usage_of(Usage(request.prompt_tokens, 0, cached)),
         )
     )  # fmt: skip

@@ -11,15 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from frontend.api.chat.untrusted import encode_texts
-from frontend.api.model_context import ModelContext
+from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import PoolingFields, Prompt, check_prompts, check_texts, pooling_request
-from frontend.api.pooling.vectors import Vectors, collect
-from frontend.api.requests.request_types import Text, doc
-from frontend.api.response_context import AsyncDeltas, ResponseContext
+from frontend.api.pooling.fields import (
+    PoolingFields,
+    Prompt,
+    Vectors,
+    check_prompts,
+    check_texts,
+    collect,
+    pooling_request,
+)
+from frontend.chat.prompt import encode_texts
 from frontend.errors import Unprocessable
+from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest, Usage
+from frontend.schema.request_fields import Text, doc
 from shared.messages import Pooling, PoolingKind
 
 TASKS = ("embed", "score")

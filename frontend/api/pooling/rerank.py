@@ -10,18 +10,17 @@ from typing import Annotated, ClassVar
 
 from msgspec import UNSET, Meta
 
-from frontend.api.model_context import ModelContext, check_model
+from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions
+from frontend.api.pooling import fields as types
 from frontend.api.pooling import relevance
-from frontend.api.pooling import response_types as types
 from frontend.api.pooling.fields import MAX_INPUTS
 from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, relevance_request
-from frontend.api.requests.encoding import to_json
-from frontend.api.requests.request_model import FieldError, RequestModel
-from frontend.api.requests.request_types import Count, Refused, Text, doc
-from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import BadRequest, api_status
+from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
+from frontend.schema.base import FieldError, RequestModel, to_json
+from frontend.schema.request_fields import Count, Refused, Text, doc
 
 NAME, PREFIX, TASKS = "rerank", "rerank", relevance.TASKS
 

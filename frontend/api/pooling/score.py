@@ -4,17 +4,17 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from frontend.api.model_context import ModelContext, check_model
+from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions
+from frontend.api.pooling import fields as types
 from frontend.api.pooling import relevance
-from frontend.api.pooling import response_types as types
 from frontend.api.pooling.fields import MAX_INPUTS
 from frontend.api.pooling.relevance import Pairs, RelevanceFields, relevance_request
-from frontend.api.requests.encoding import to_json
-from frontend.api.requests.request_types import Text, doc
-from frontend.api.response_context import AsyncDeltas, ResponseContext
 from frontend.errors import BadRequest, api_status
+from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
+from frontend.schema.base import to_json
+from frontend.schema.request_fields import Text, doc
 
 NAME, PREFIX, TASKS = "score", "score", relevance.TASKS
 

@@ -1,22 +1,176 @@
 """SGLang's /generate: continues texts or token ids."""
 
-from frontend.api.chat import structured_output_fields
-from frontend.api.model_context import ModelContext, check_model
-from frontend.api.openai.completions import error
-from frontend.api.openai.completions_input import tokenized
-from frontend.api.prepare import Reading, prepare
-from frontend.api.requests.likely_tokens import check_repeated
-from frontend.api.response_context import ResponseContext
-from frontend.api.sglang.fields import MOST_TOKENS, GenerateRequest, SamplingParams
-from frontend.api.sglang.output import DONE, EventWriter, complete
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from msgspec import UNSET
+
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.openai.chunk_writer import LEAST
+from frontend.api.openai.completions import error, tokenized
+from frontend.api.request_builder import Reading, check_repeated, prepare
+from frontend.api.sglang import types
+from frontend.api.sglang.types import MOST_TOKENS, GenerateRequest, SamplingParams
 from frontend.errors import SluiceError, Unprocessable, api_status
-from frontend.request import GenerationRequest
+from frontend.model_context import ModelContext, check_model
+from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
+from frontend.schema.base import JsonArray, made, to_json
 from frontend.server.sse import SERVER_SENT_EVENTS
+from frontend.structured_output import fields as structured_output_fields
+
+# Answers in SGLang's format, and the events of a stream. Each event repeats all of its answer so far.
+#
+# SGLang's clients expect this repetition. With one event per token, a stream's bytes would grow with the square of
+# its length, and one long answer would delay all others. So an event is sent only when the answer has grown by
+# 1/GROWTH.
+
+DONE = b"data: [DONE]\n\n"
+GROWTH = 128
+
+
+class Answer:
+    """The data of one answer that has arrived so far."""
+
+    def __init__(self, context: ResponseContext, index: int) -> None:
+        self._context, self._index = context, index
+        self._asked: GenerateRequest = context.request.format_data
+        self._prompt = index // context.request.n
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._scores: list[TokenLogprob] = []
+        self._last: Delta | None = None
+        self._told = 0  # number of tokens in the last event
+
+    def add(self, delta: Delta) -> None:
+        self._last = delta
+        self._texts += delta.texts
+        self._ids += delta.ids
+        self._scores += delta.logprobs or ()
+
+    @property
+    def entries(self) -> int:
+        """How many log-probabilities the whole answer reports."""
+        if not self._asked.return_logprob:
+            return 0
+        prompt = len(self._context.request.prompts[self._prompt]) if self._asked.scores_prompt else 0
+        return (len(self._scores) + prompt) * (1 + max(0, self._asked.top_logprobs_num or 0))
+
+    def news(self, numbered: bool) -> Iterator[types.SglangAnswer]:
+        """Yields the answer so far if it has grown enough since the last event, or has ended."""
+        ended = self._last is not None and self._last.finish is not None
+        if ended or len(self._ids) - self._told > self._told // GROWTH:
+            self._told = len(self._ids)
+            yield self.so_far(numbered)
+
+    def so_far(self, numbered: bool = False) -> types.SglangAnswer:
+        index = self._index if numbered else UNSET
+        return types.SglangAnswer(text="".join(self._texts), output_ids=self._ids, meta_info=self._meta(), index=index)
+
+    def finished(self) -> types.SglangAnswer:
+        """Returns the whole answer. Raises SluiceError if it has not ended."""
+        if self._last is None or self._last.finish is None:
+            raise SluiceError(f"answer {self._index} has no end")
+        return self.so_far()
+
+    def _meta(self) -> types.SglangMeta:
+        last = self._last or Delta(self._index, [], [])
+        usage = last.usage or Usage(len(self._context.request.prompts[self._prompt]), len(self._ids))
+        timings, scores = last.timings if last.finish else None, self._asked.return_logprob
+        tops = scores and bool(self._asked.top_logprobs_num)
+        prompt = self._scored_prompt(last) if scores else []
+        return types.SglangMeta(
+            id=self._id(), finish_reason=self._finish(last, usage), prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens, cached_tokens=usage.cached_tokens,
+            weight_version=weight_version(self._context.fingerprint),
+            seed=UNSET if last.seed is None else last.seed,
+            e2e_latency=UNSET if timings is None else (timings.queue_ms + timings.prefill_ms + timings.decode_ms) / 1e3,
+            input_token_logprobs=(
+                _encoded(self._scored(one.token_id, one.logprob) for one in prompt) if scores else UNSET
+            ),
+            output_token_logprobs=(
+                [self._scored(one.token_id, one.logprob) for one in self._scores] if scores else UNSET
+            ),
+            input_top_logprobs=_encoded(self._top(one) or None for one in prompt) if tops else UNSET,
+            output_top_logprobs=[self._top(one) for one in self._scores] if tops else UNSET,
+        )  # fmt: skip
+
+    def _id(self) -> str:
+        rid, several = self._asked.rid, len(self._context.request.prompts) * self._context.request.n > 1
+        if isinstance(rid, list):
+            return rid[self._prompt] if self._prompt < len(rid) else self._context.id
+        return f"{rid or self._context.id}_{self._index}" if several else rid or self._context.id
+
+    def _finish(self, last: Delta, usage: Usage) -> types.SglangFinish | None:
+        match last.finish:
+            case None:
+                return None
+            case Finish.LENGTH:
+                return types.SglangFinish(type="length", length=usage.completion_tokens)
+        return types.SglangFinish(type="stop", matched=UNSET if last.matched_stop is None else last.matched_stop)
+
+    def _scored_prompt(self, last: Delta) -> Iterable[TokenLogprob]:
+        if not self._asked.scores_prompt:
+            return ()
+        return (last.extras.prompt_logprobs or [])[self._asked.logprob_start_len or 0 :]
+
+    def _top(self, token: TokenLogprob) -> list[types.Scored]:
+        return [self._scored(id, logprob) for id, logprob in token.top]
+
+    def _scored(self, id: int, logprob: float) -> types.Scored:
+        text = self._context.tokenizer.token_text(id) if self._asked.return_text_in_logprobs else None
+        return (max(LEAST, logprob) if logprob == logprob else None, id, text)  # a prompt's first token has NaN
+
+
+def _encoded(values: Iterable[Any]) -> Any:
+    """Returns an array that is already encoded, because a prompt's log-probabilities may be a million."""
+    array = JsonArray(each=64)
+    array.extend(values)
+    return array.raw
+
+
+def weight_version(fingerprint: str) -> str:
+    return fingerprint or "default"  # SGLang's version name of weights that were never replaced
+
+
+class EventWriter:
+    """Writes the events of a stream."""
+
+    def __init__(self, context: ResponseContext) -> None:
+        self._answers = answers(context)
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        for delta in deltas:
+            self._answers[delta.index].add(delta)
+        changed = [self._answers[index] for index in dict.fromkeys(delta.index for delta in deltas)]
+        news = [one for answer in changed for one in answer.news(numbered=len(self._answers) > 1)]
+        return b"".join([b"data: " + to_json(one) + b"\n\n" for one in news])
+
+    def end(self) -> bytes:
+        return DONE
+
+
+def answers(context: ResponseContext) -> list[Answer]:
+    return [Answer(context, index) for index in range(len(context.request.prompts) * context.request.n)]
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    """Writes the answer to a single prompt as an object, and several answers as an array."""
+    every = answers(context)
+    async for deltas in arriving:
+        for delta in deltas:
+            every[delta.index].add(delta)
+    asked: GenerateRequest = context.request.format_data
+
+    def make() -> bytes:
+        done = [one.finished() for one in every]
+        return to_json(done if asked.several or len(done) > 1 else done[0])
+
+    return await made(make, sum(one.entries for one in every))
+
 
 __all__ = [
     "FRAMING", "NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "status", "stream_error", "stream_writer",
 ]  # fmt: skip
-
 NAME, PREFIX = "sglang generate", "gen"
 FRAMING = SERVER_SENT_EVENTS
 REQUEST = GenerateRequest

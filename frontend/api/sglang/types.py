@@ -1,12 +1,13 @@
 """The body of /generate: prompts, `sampling_params`, and which details the answer shall have."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.openai.completions_input import MAX_PROMPTS, Prompt
-from frontend.api.requests.request_model import EXACT, MOST, FieldError, RequestModel
-from frontend.api.requests.request_types import (
+from frontend.api.openai.completions import MAX_PROMPTS, Prompt
+from frontend.errors import BadRequest
+from frontend.schema.base import EXACT, MOST, FieldError, RequestModel, ResponseModel
+from frontend.schema.request_fields import (
     STOPS,
     ChoiceCount,
     Count,
@@ -33,14 +34,13 @@ from frontend.api.requests.request_types import (
     check_stops,
     doc,
 )
-from frontend.errors import BadRequest
+from frontend.schema.responses import Size
 
 MOST_TOKENS = 128  # limit on an answer's tokens if the request has no `max_new_tokens`
 SAME = (  # the sampling parameters that have the same names on OpenAI's routes
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "stop",
     "stop_token_ids", "ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias", "json_schema", "regex", "ebnf",
 )  # fmt: skip
-
 _Token = Annotated[int, EXACT]
 _Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
@@ -200,3 +200,61 @@ class GenerateRequest(RequestModel):
             deadline_ms=self.deadline_ms, prompt_logprobs=(self.top_logprobs_num or 0) if self.scores_prompt else None,
             structured_outputs=None if tag is None else StructuredOutputs(structural_tag=tag),
         )  # fmt: skip
+
+
+# The types of the responses of SGLang's routes.
+
+Scored = Annotated[tuple[float | None, Size, str | None], Meta(description="Log-probability, id, text")]
+
+
+class SglangFinish(ResponseModel):
+    type: Literal["stop", "length"]
+    matched: Annotated[str | int | UnsetType, Meta(description="The stop text or token id that ended it")] = UNSET
+    length: Size | UnsetType = UNSET
+
+
+class SglangMeta(ResponseModel):
+    id: str
+    finish_reason: Annotated[SglangFinish | None, Meta(description="null until the answer has ended")]
+    prompt_tokens: Size
+    completion_tokens: Size
+    cached_tokens: Size
+    weight_version: Annotated[str, Meta(description="The fingerprint of what decides the answer's bits")]
+    seed: Annotated[Size | UnsetType, Meta(description="With it, the same request has the same answer")] = UNSET
+    e2e_latency: Annotated[float | UnsetType, Meta(description="Seconds in the worker")] = UNSET
+    input_token_logprobs: list[Scored] | UnsetType = UNSET
+    output_token_logprobs: list[Scored] | UnsetType = UNSET
+    input_top_logprobs: list[list[Scored] | None] | UnsetType = UNSET
+    output_top_logprobs: list[list[Scored]] | UnsetType = UNSET
+
+
+class SglangAnswer(ResponseModel):
+    text: str
+    output_ids: list[Size]
+    meta_info: SglangMeta
+    index: Annotated[Size | UnsetType, Meta(description="Of the answer, in streams with several")] = UNSET
+
+
+class SglangModelInfo(ResponseModel):
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool
+    preferred_sampling_params: dict[str, float] | None
+    weight_version: str
+    has_image_understanding: bool
+    has_audio_understanding: Literal[False] = False
+
+
+class SglangState(ResponseModel):
+    last_gen_throughput: Annotated[float, Meta(description="Tokens per second, over the last 10 s")]
+
+
+class SglangServerInfo(ResponseModel):
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    context_length: Annotated[Size | None, Meta(description="null until a worker has reported it")]
+    max_running_requests: Annotated[Size, Meta(description="Sequences that can run at once")]
+    is_embedding: bool
+    version: str
+    internal_states: Annotated[list[SglangState], Meta(description="One for each worker")]

@@ -4,7 +4,7 @@ import pytest
 
 from bench.micro import cpu_kernels
 from tests.worker.kernels.harness.cpu_tiers import needs_library
-from worker.kernels.cpu.floors import Floors
+from worker.ops.roofline import Floors
 
 LIMITS = Floors(10.0, 100.0, None)
 pytestmark = needs_library

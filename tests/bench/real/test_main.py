@@ -11,7 +11,7 @@ from bench.peers import gguf_file
 from bench.peers.llama_cpp import WEIGHTS
 from bench.real.__main__ import PATTERNS, main
 from bench.real.formats import FORMATS, GIVEN
-from deploy.supervisor.packaged_model import SMOLLM2, cached
+from deploy.launcher.packaged_model import SMOLLM2, cached
 
 DEMO = Path(deploy.demo.__file__).parent / "model"
 STORY = "Once upon a time there was a little girl. She liked to play in the park with her friends.\n\n"

@@ -6,8 +6,7 @@ from bench.client.workloads import WORKLOADS, Scale
 from bench.simulate.cost import PRESETS, CostModel
 from bench.simulate.replay import Replay, Request, build, replay
 from bench.simulate.traffic import VOCAB, Arrival, Traffic
-from shared.config import WorkerConfig
-from shared.default_sizes import with_default_sizes
+from shared.config.worker import WorkerConfig, with_default_sizes
 
 CPU = PRESETS["cpu-qwen3-0.6b"]
 SECOND = CostModel(overhead=1.0, token=0.0, kv_token=0.0)  # every step takes one second

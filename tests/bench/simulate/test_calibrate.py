@@ -6,10 +6,10 @@ import pytest
 
 from bench.simulate.calibrate import BATCHES, CHUNKS, CONTEXTS, observe
 from shared.messages import Limits
-from worker.engine.load import Engine
+from worker.engine.build import Engine
 from worker.kv_cache.pages import PagePool
-from worker.run.in_flight import StepOutput
-from worker.schedule.sequence import Plan
+from worker.model_runner.step import StepOutput
+from worker.scheduler.sequence import Plan
 
 
 class Runner:

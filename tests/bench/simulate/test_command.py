@@ -11,7 +11,7 @@ from bench.client.workloads import WORKLOADS
 from bench.simulate import calibrate, command
 from bench.simulate.cost import CostModel, Observation, load
 from deploy.cli import main
-from shared.config import Settings
+from shared.config.settings import Settings
 from tests.patience import PATIENCE_S
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.simulate.cost import PRESETS, CostModel, Observation, fit, load, save, worst_error
-from shared.config import ConfigError
+from shared.config.declaration import ConfigError
 from shared.messages import Sampling
-from worker.schedule.sequence import Chunk, Plan, Sequence
+from worker.scheduler.sequence import Chunk, Plan, Sequence
 
 TRUE = CostModel(overhead=0.03, token=5e-4, kv_token=4e-6, sequence=2e-4)
 

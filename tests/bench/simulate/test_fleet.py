@@ -15,7 +15,7 @@ from bench.simulate.fleet_picker import PageIndex
 from bench.simulate.fleet_picture import Line, drawn
 from bench.simulate.fleet_run import RESTART_S, Fleet, Result
 from bench.simulate.fleet_workloads import WORKLOADS, Deaths, Workload
-from worker.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, block_hash
+from worker.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, block_hash
 
 COST = CostModel(overhead=0.01, token=1e-4, kv_token=0.0)
 SHARED = Workload(groups=0.5, prefix=600, tail=(5, 20), output=4, rate=2.0)

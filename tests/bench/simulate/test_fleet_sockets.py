@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.simulate.fleet_sockets import FILES, measure, serve
-from frontend.server.connection_limits import available_connections
+from frontend.server.http_protocol import available_connections
 
 WORKERS = 520  # libzmq's default is enough for 511
 

@@ -6,10 +6,9 @@ import pytest
 
 from bench.simulate.replay import Stuck, build, replay
 from bench.simulate.traffic import Arrival, Traffic
-from shared.config import WorkerConfig
-from shared.default_sizes import with_default_sizes
+from shared.config.worker import WorkerConfig, with_default_sizes
 from tests.bench.simulate.harness import CPU, SECOND, simulated, traffic, workload
-from worker.schedule.state import SchedulerState
+from worker.scheduler.state import SchedulerState
 
 
 def test_replay_times_are_those_of_its_steps() -> None:

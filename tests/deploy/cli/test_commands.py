@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.cli.commands import COMMANDS, TOOLS, load_function
+from deploy.cli.main import COMMANDS, TOOLS, load_function
 
 
 @pytest.mark.parametrize("place", [entry.run for entry in (COMMANDS | TOOLS).values()])

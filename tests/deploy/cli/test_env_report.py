@@ -10,8 +10,9 @@ import pytest
 from deploy.cli import env_report
 from tests.deploy.cli.harness import sluice
 from tests.patience import PATIENCE_S
-from worker.kernels.cpu import floors, library
-from worker.kernels.cpu.instruction_set import TIERS, best_of
+from worker.ops import native as library
+from worker.ops import roofline
+from worker.ops.native_build import TIERS, best_of
 
 
 def test_env_lists_versions_and_machine_without_keys(
@@ -50,7 +51,7 @@ def test_env_tells_the_instruction_set_and_its_cap(
 
 
 def test_env_measures_only_if_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floors, "measure", lambda threads: floors.Floors(30.0, 200.0, None))
+    monkeypatch.setattr(roofline, "measure", lambda threads: roofline.Floors(30.0, 200.0, None))
     assert "reading memory" not in json.loads(sluice(capsys, "env", "--json")[1])
     facts = json.loads(sluice(capsys, "env", "--json", "--measure")[1])
     assert facts["reading memory"].startswith("30.0 GB/s")

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from deploy.cli.foreign_flags import FOREIGN, refuse_foreign
-from shared.config import ConfigError
-from shared.flags import all_flags
+from shared.config.declaration import ConfigError
+from shared.config.flags import all_flags
 
 OURS = {flag.option for flag in all_flags()} | {"--no-" + flag.option[2:] for flag in all_flags()}
 

@@ -1,11 +1,11 @@
-"""deploy/cli/installation.py, and the commands that use it."""
+"""deploy/cli/main.py, and the commands that use it."""
 
 import importlib.util
 import sys
 
 import pytest
 
-from deploy.cli import installation
+from deploy.cli import main
 from tests.deploy.cli.harness import sluice
 
 
@@ -14,7 +14,7 @@ def test_worker_without_torch_is_one_line_with_the_remedy_and_code_3(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(installation, "find_spec", lambda name: None if name == "torch" else find(name))
+    monkeypatch.setattr(main, "find_spec", lambda name: None if name == "torch" else find(name))
     code, out, err = sluice(capsys, *command)
     assert (code, out) == (3, "")
     assert err == (

@@ -2,11 +2,11 @@
 
 import pytest
 
-from deploy.cli import main, process_commands
-from deploy.supervisor.listen_sockets import listen, reachable
-from shared.config import Settings, with_values
-from worker.kernels.cpu import build
-from worker.kernels.cpu.instruction_set import TIERS
+from deploy.cli import main, processes
+from deploy.launcher.run_dir import listen, reachable
+from shared.config.settings import Settings, with_values
+from worker.ops import native_build
+from worker.ops.native_build import TIERS
 
 
 def fail(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
@@ -51,10 +51,10 @@ def test_kernels_for_the_cpu_are_begun_where_they_are_needed(
     device: str, gpus: list[str], native: str, begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    monkeypatch.setattr(build, "begin", lambda: begun.append(True))
-    monkeypatch.setattr(process_commands, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(native_build, "begin", lambda: begun.append(True))
+    monkeypatch.setattr(processes, "visible_gpus", lambda: gpus)
     monkeypatch.setenv("SLUICE_NATIVE", native)
-    process_commands._begin_kernels(with_values(Settings(), {"device": device}))
+    processes._begin_kernels(with_values(Settings(), {"device": device}))
     assert begun == [True] * begins
 
 
@@ -65,9 +65,9 @@ def test_serve_begins_the_kernels_before_it_fetches_a_model(
 
     def fetch(settings: Settings) -> Settings:
         steps.append("fetch")
-        raise process_commands.CliError("no model", 3)
+        raise processes.CliError("no model", 3)
 
-    monkeypatch.setattr(build, "begin", lambda: steps.append("begin"))
-    monkeypatch.setattr(process_commands, "with_default_model", fetch)
-    monkeypatch.setattr(process_commands, "visible_gpus", list)
+    monkeypatch.setattr(native_build, "begin", lambda: steps.append("begin"))
+    monkeypatch.setattr(processes, "with_default_model", fetch)
+    monkeypatch.setattr(processes, "visible_gpus", list)
     assert fail(capsys, "serve") == (3, "sluice serve: no model") and steps == ["begin", "fetch"]

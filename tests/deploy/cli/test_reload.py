@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli.reload import reload
-from deploy.supervisor.child_command import CliError
-from deploy.supervisor.run_dir import run_dir, running_servers
+from deploy.cli.processes import reload
+from deploy.launcher.child_command import CliError
+from deploy.launcher.run_dir import run_dir, running_servers
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from deploy.cli.commands import COMMANDS, TOOLS
+from deploy.cli.main import COMMANDS, TOOLS
 from tests.deploy.cli.harness import sluice
 
 

@@ -1,12 +1,13 @@
-"""deploy/cli/start_checks.py: the launcher finds every mistake before it starts a process, and reports it once."""
+"""deploy/cli/processes.py: the launcher finds every mistake before it starts a process, and reports it once."""
 
 from pathlib import Path
 
 import pytest
 
-from deploy.cli.start_checks import check_before_start
-from deploy.supervisor.child_command import DEMO_MODEL, CliError
-from shared.config import ConfigError, Settings, with_values
+from deploy.cli.processes import check_before_start
+from deploy.launcher.child_command import DEMO_MODEL, CliError
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings, with_values
 
 DEMO = {"model": str(DEMO_MODEL), "run_dir": "/tmp/none"}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.child_command import with_local_model
+from deploy.launcher.child_command import with_local_model
 from frontend.text.tokenizer import Tokenizer
-from shared.config import Settings, with_values
+from shared.config.settings import Settings, with_values
 from tests.gguf_towers import write_pair
 from tests.patience import PATIENCE_S
 from tests.pictures import seeing_checkpoint

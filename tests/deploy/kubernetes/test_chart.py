@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.release.manifests import CHART, helm, template
-from frontend.server.bodies import largest_body
-from shared.default_sizes import GPU_SEQUENCES, SEQUENCES
-from shared.flags import Parser, add_flags, read
+from deploy.generate.release import CHART, helm, template
+from frontend.server.middleware import largest_body
+from shared.config.flags import Parser, add_flags, read
+from shared.config.worker import GPU_SEQUENCES, SEQUENCES
 from tests.deploy.kubernetes.objects import Object, check, objects, pods
 from tests.deploy.kubernetes_programs import program
 from tests.deploy.starts import DEFAULTS, FLAGS

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from jsonschema_rs import validator_for
 
-from shared.config import Settings
-from shared.flags import Parser, add_flags, read
+from shared.config.flags import Parser, add_flags, read
+from shared.config.settings import Settings
 from tests.deploy.kubernetes.objects import ANY, INTEGER, KUBERNETES, STRING, STRINGS, check, closed, of_files, several
 from tests.deploy.starts import DEPLOY, FLAGS, ROOT
 

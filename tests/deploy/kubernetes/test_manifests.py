@@ -9,7 +9,7 @@ import jsonschema
 import jsonschema_rs
 import pytest
 
-from deploy.release.manifests import FILES, FOLDER
+from deploy.generate.release import FILES, FOLDER
 from tests.deploy.kubernetes.objects import Object, check, objects, of_files, pods
 from tests.deploy.kubernetes_programs import program
 from tests.patience import PATIENCE_S

@@ -9,13 +9,13 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.workers.listener import WireCounters
+from frontend.workers.connection import WireCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.messages import Status
 from tests.deploy.monitoring.queries import MONITORING, queries, read, rules
 from tests.fakes import READY_STATUS
 from tests.patience import PATIENCE_S
-from worker.observability.metrics import Metrics
+from worker.engine.metrics import Metrics
 
 NAME = re.compile(r"\bsluice_[a-z0-9_]+")
 RECORDED = re.compile(r"\bsluice:[a-z0-9_]+:[a-z0-9_]+")

@@ -9,13 +9,13 @@ import httpx
 import msgspec
 import pytest
 
-from deploy.reference.field_table import GENERATING, POOLING, WITHIN, Cell, Does, cells
-from frontend.api.chat.thinking_fields import ASKS
-from frontend.api.requests.request_schema import request_schema
-from frontend.api.requests.unsupported import WHY
-from frontend.api.routes.body_types import REQUESTS
+from deploy.generate.docs import GENERATING, POOLING, WITHIN, Cell, Does, cells
+from frontend.chat.reasoning import ASKS
+from frontend.routes.openapi_types import REQUESTS
+from frontend.schema.fields import WHY
+from frontend.schema.json_schema import request_schema
 from frontend.text.tokenizer import Tokenizer
-from shared.task import Task
+from shared.checkpoint import Task
 from tests.fakes import MODEL, FakePool, pooling
 from tests.fakes import tokenizer as small_tokenizer
 from tests.frontend.serving import completing, http_client

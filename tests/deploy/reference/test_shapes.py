@@ -1,11 +1,11 @@
-"""deploy/reference/shapes.py describes JSON Schemas in words."""
+"""deploy/generate/docs_api.py describes JSON Schemas in words."""
 
 from typing import Any
 
 import pytest
 
-from deploy.reference.shapes import default, inner, merged, words
-from frontend.api.requests.request_model import MOST, SMALLEST
+from deploy.generate.docs_api import default, inner, merged, words
+from frontend.schema.base import MOST, SMALLEST
 
 NULL = {"type": "null"}
 OBJECT = {

@@ -2,10 +2,10 @@
 
 import pytest
 
-from deploy.reference.api import API_FORMATS, effective
-from deploy.reference.tables import TABLES
-from frontend.api.requests.request_schema import ignored_fields, refused_fields
-from frontend.api.routes.body_types import REQUESTS
+from deploy.generate.docs import TABLES
+from deploy.generate.docs_api import API_FORMATS, effective
+from frontend.routes.openapi_types import REQUESTS
+from frontend.schema.json_schema import ignored_fields, refused_fields
 
 
 @pytest.mark.parametrize("request_name", REQUESTS)

@@ -1,11 +1,10 @@
-"""Tests of deploy/release/images.py."""
+"""Tests of deploy/generate/release.py."""
 
 import re
 
 import yaml
 
-from deploy.release.images import DOCKERFILE, IMAGES
-from deploy.release.manifests import DEPLOY
+from deploy.generate.release import DEPLOY, DOCKERFILE, IMAGES
 from tests.deploy.starts import ROOT, stages
 
 

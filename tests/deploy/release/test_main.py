@@ -1,4 +1,4 @@
-"""`python -m deploy.release` writes version and registry into every file that states them."""
+"""`python -m deploy.generate.release` writes version and registry into every file that states them."""
 
 import shutil
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.release import __main__ as release
-from deploy.release.manifests import CHART
+from deploy.generate import release
+from deploy.generate.release import CHART
 from shared.build import VERSION
 
 

@@ -1,11 +1,11 @@
-"""deploy/release/manifests.py: the committed manifests equal the rendered chart."""
+"""deploy/generate/release.py: the committed manifests equal the rendered chart."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from deploy.release.manifests import CHART, FILES, FOLDER, render
+from deploy.generate.release import CHART, FILES, FOLDER, render
 from tests.deploy.kubernetes_programs import program
 
 
@@ -16,7 +16,7 @@ def needs_helm() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_manifests_are_up_to_date(name: str) -> None:
-    assert (FOLDER / name).read_text() == render(FILES[name]), "python -m deploy.release writes it"
+    assert (FOLDER / name).read_text() == render(FILES[name]), "python -m deploy.generate.release writes it"
 
 
 def test_rendering_of_another_chart_shows_its_version(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.cli.http_client import Server, WholeAnswer
-from deploy.supervisor.child_command import CliError
-from shared.logs.record import VERSION, RecordedRequest
+from deploy.launcher.child_command import CliError
+from shared.record import VERSION, RecordedRequest
 
 PATH = "/v1/completions"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deploy.replay.answers import Difference, FailedAnswer, difference, parts_of
+from deploy.cli.replay_requests import Difference, FailedAnswer, difference, parts_of
 from tests.deploy.replay.requests import completion
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deploy.replay import command
+from deploy.cli import replay
 from tests.deploy.cli.harness import sluice
 from tests.deploy.replay.requests import FakeServer, completion, recorded
 
@@ -14,7 +14,7 @@ from tests.deploy.replay.requests import FakeServer, completion, recorded
 def test_exit_code_says_whether_all_are_identical(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, code: int
 ) -> None:
-    monkeypatch.setattr(command, "Server", lambda url, key: FakeServer(lambda body: completion(text)))
+    monkeypatch.setattr(replay, "Server", lambda url, key: FakeServer(lambda body: completion(text)))
     file, picture = tmp_path / "record", tmp_path / "p.png"
     file.write_bytes(msgspec.json.encode(recorded()) + b"\n")
     got, printed, errors = sluice(capsys, "replay", str(file), "--pace=max", "--plot", str(picture))
@@ -34,7 +34,7 @@ def test_server_with_another_name_for_its_model_gets_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
 ) -> None:
     server = FakeServer()
-    monkeypatch.setattr(command, "Server", lambda url, key: server)
+    monkeypatch.setattr(replay, "Server", lambda url, key: server)
     body = {"prompt": "p", "model": "old"}
     (tmp_path / "record").write_bytes(msgspec.json.encode(recorded(request=body, model="old")) + b"\n")
     code, printed, _ = sluice(capsys, "replay", str(tmp_path / "record"), "--pace=max", *flags)

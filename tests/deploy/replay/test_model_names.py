@@ -2,9 +2,9 @@
 
 import pytest
 
-from deploy.replay.model_names import parse, proposed, renamed
-from deploy.supervisor.child_command import CliError
-from shared.logs.record import RecordedRequest
+from deploy.cli.replay import parse, proposed, renamed
+from deploy.launcher.child_command import CliError
+from shared.record import RecordedRequest
 from tests.deploy.replay.requests import recorded
 
 

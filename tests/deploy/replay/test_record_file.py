@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deploy.replay.record_file import read_record
-from deploy.supervisor.child_command import CliError
-from shared.logs.record import RecordedRequest
+from deploy.cli.replay_requests import read_record
+from deploy.launcher.child_command import CliError
+from shared.record import RecordedRequest
 from tests.deploy.replay.requests import recorded
 
 Writes = Callable[..., Path]

@@ -1,8 +1,7 @@
 """The report of a replay states differences, errors, latencies and a verdict."""
 
-from deploy.replay.answers import Difference
-from deploy.replay.report import report
-from deploy.replay.sending import Replayed
+from deploy.cli.replay import report
+from deploy.cli.replay_requests import Difference, Replayed
 from tests.deploy.replay.requests import recorded
 
 

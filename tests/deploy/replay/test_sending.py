@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.replay.sending import bodies_of, replay, replay_one
+from deploy.cli.replay_requests import bodies_of, replay, replay_one
 from tests.deploy.replay.requests import FakeServer, completion, recorded, refuse
 
 

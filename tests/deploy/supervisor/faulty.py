@@ -22,7 +22,7 @@ HOLD = "log.hold"  # the file that holds workers (tests/e2e/held.py), beside the
 
 def serve(folder: str, words: list[str]) -> int:
     from deploy.cli.main import main
-    from deploy.supervisor import child_command
+    from deploy.launcher import child_command
 
     plain = child_command.command_line
 
@@ -39,7 +39,7 @@ def work(folder: Path, words: list[str]) -> int:
     from deploy.cli.main import main
     from tests.e2e.held import Hold, make_holdable
     from worker.engine.loop import Loop
-    from worker.run.runner import Runner
+    from worker.model_runner.runner import Runner
 
     make_holdable(Hold(folder / HOLD))
 

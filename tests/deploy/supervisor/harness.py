@@ -9,11 +9,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from deploy.supervisor.child_process import Backoff, ChildSpec
-from deploy.supervisor.console import Console
-from deploy.supervisor.supervisor import Supervisor
-from deploy.supervisor.watchdog import Timeouts, Watchdog
-from shared.processes.heartbeat import Heartbeat
+from deploy.launcher.child import Backoff, ChildSpec
+from deploy.launcher.console import Console
+from deploy.launcher.supervisor import Supervisor
+from deploy.launcher.watchdog import Timeouts, Watchdog
+from shared.heartbeat import Heartbeat
 from tests.patience import PATIENCE_S
 
 UNTIL_TERM = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({code})); print('up', flush=True)\n"
@@ -79,7 +79,7 @@ HEARTBEAT_SCRIPT = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from shared.processes.heartbeat import Phase, Heartbeat
+from shared.heartbeat import Phase, Heartbeat
 heartbeat = Heartbeat(Path({file!r}))
 heartbeat.phase = Phase.SERVING
 print("life", N, flush=True)

@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 PROGRAM = """
 import os
 import sys
-from deploy.supervisor import child_command
+from deploy.launcher import child_command
 from deploy.cli.main import main
 
 def command(role, settings, flags):
@@ -23,7 +23,7 @@ def command(role, settings, flags):
 
 CHILD = '''
 import os, signal, socket, sys
-from deploy.supervisor.parent_death import die_with
+from deploy.launcher.child_command import die_with
 die_with(int(sys.argv[2].partition("=")[2]))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print("pid", os.getpid(), flush=True)

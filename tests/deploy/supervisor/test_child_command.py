@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.child_command import (
+from deploy.launcher.child_command import (
     DEMO_MODEL,
     FRONTEND_FLAGS,
     CliError,
@@ -16,7 +16,7 @@ from deploy.supervisor.child_command import (
     with_local_model,
     with_tokenizer_files,
 )
-from shared.config import Settings, with_values
+from shared.config.settings import Settings, with_values
 from tests.gguf_files import write
 from tests.hub_server import Hub
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.child_process import Backoff, ChildSpec, watch_children
-from deploy.supervisor.watchdog import is_stopped
+from deploy.launcher.child import Backoff, ChildSpec, watch_children
+from deploy.launcher.watchdog import is_stopped
 from tests.deploy.supervisor.harness import beating, lasting, running, script, until
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("deploy.supervisor.child_process.CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("deploy.launcher.child.CHECK_INTERVAL_S", 0.1)
     yield
 
 

@@ -7,8 +7,8 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.supervisor.console import Console, LineSplitter
-from shared.logs.log_lines import json_line
+from deploy.launcher.console import Console, LineSplitter
+from shared.log import json_line
 
 
 class Terminal(io.StringIO):

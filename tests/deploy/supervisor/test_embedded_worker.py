@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.child_command import CliError
-from deploy.supervisor.embedded_worker import EmbeddedWorker, embedded_worker
-from shared.config import Settings
+from deploy.launcher.child_command import CliError
+from deploy.launcher.embedded_worker import EmbeddedWorker, embedded_worker
+from shared.config.settings import Settings
 from tests.deploy.supervisor.harness import until
 
 COUNT = "import os, pathlib; epoch = os.environ['SLUICE_EPOCH']; (pathlib.Path({folder!r}) / epoch).touch()\n"
@@ -23,7 +23,7 @@ def starts(tmp_path: Path) -> Path:
 
 def run_script(monkeypatch: pytest.MonkeyPatch, starts: Path, code: str) -> None:
     argv = [sys.executable, "-I", "-S", "-c", COUNT.format(folder=str(starts)) + code]
-    monkeypatch.setattr("deploy.supervisor.embedded_worker.command_line", lambda *_: argv)
+    monkeypatch.setattr("deploy.launcher.embedded_worker.command_line", lambda *_: argv)
 
 
 def ended(worker: EmbeddedWorker) -> bool:

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from deploy.supervisor.listen_sockets import ListenError, is_taken, listen, reachable, url
+from deploy.launcher.run_dir import ListenError, is_taken, listen, reachable, url
 from tests.deploy.supervisor.harness import running, script
 from tests.patience import PATIENCE_S
 

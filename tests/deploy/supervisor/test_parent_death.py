@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.supervisor.listen_sockets import is_taken
+from deploy.launcher.run_dir import is_taken
 from tests.deploy.supervisor.launcher import launcher, until_dead
 from tests.patience import PATIENCE_S
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from deploy.supervisor.placement import addresses, place_workers
-from shared.config import ConfigError, Settings, with_values
-from shared.settings_check import check
+from deploy.launcher.placement import addresses, place_workers
+from shared.config.check import check
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings, with_values
 
 
 def settings_with(**values: object) -> Settings:

@@ -3,7 +3,7 @@
 import json
 import shlex
 
-from deploy.supervisor.readiness import ready_message
+from deploy.launcher.watchdog import ready_message
 
 
 def test_ready_message_has_commands_to_paste() -> None:

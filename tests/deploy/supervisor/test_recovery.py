@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.cli.reload import reload as reload_now
+from deploy.cli.processes import reload as reload_now
 from tests.deploy.supervisor.faulty import HERE, POISON
 from tests.e2e.server import Events, Server, free_port, serving
 from tests.patience import PATIENCE_S

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.run_dir import RunDirError, reserve_metrics, run_dir, running_servers
-from deploy.supervisor.serve import watchdog_for
-from shared.config import Settings
-from shared.wire.address import LONGEST_SOCKET_PATH
+from deploy.launcher.run_dir import RunDirError, reserve_metrics, run_dir, running_servers
+from deploy.launcher.serve import watchdog_for
+from shared.config.settings import Settings
+from shared.wire import LONGEST_SOCKET_PATH
 from tests.strangers import give_away
 
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor import serve
-from deploy.supervisor.child_command import FRONTEND_FLAGS, WORKER_FLAGS
-from deploy.supervisor.console import Console
-from deploy.supervisor.listen_sockets import listen, reachable
-from deploy.supervisor.placement import WorkerPlacement
-from deploy.supervisor.serve import report_readiness
-from deploy.supervisor.supervisor import Supervisor
-from shared.config import Settings, with_values
-from shared.flags import Parser, add_flags, read
-from shared.settings_check import check
+from deploy.launcher import serve
+from deploy.launcher.child_command import FRONTEND_FLAGS, WORKER_FLAGS
+from deploy.launcher.console import Console
+from deploy.launcher.placement import WorkerPlacement
+from deploy.launcher.run_dir import listen, reachable
+from deploy.launcher.serve import report_readiness
+from deploy.launcher.supervisor import Supervisor
+from shared.config.check import check
+from shared.config.flags import Parser, add_flags, read
+from shared.config.settings import Settings, with_values
 from tests.deploy.supervisor.harness import until
 from tests.deploy.supervisor.launcher import launcher, until_dead
 from tests.patience import PATIENCE_S

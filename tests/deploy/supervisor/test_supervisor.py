@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.child_process import ChildSpec
-from deploy.supervisor.watchdog import Timeouts, Watchdog
-from shared.processes import stop_requests
-from shared.processes.heartbeat import Heartbeat
+from deploy.launcher.child import ChildSpec
+from deploy.launcher.watchdog import Timeouts, Watchdog
+from shared import heartbeat
+from shared.heartbeat import Heartbeat
 from tests.deploy.supervisor.harness import UNTIL_TERM, WAIT, beating, lasting, running, script, until
 
 TIMEOUTS = Timeouts(stall_s=2.0, load_s=10.0)
@@ -92,7 +92,7 @@ async def test_signal_repeated_within_a_second_leaves_children_to_end_by_themsel
 
 
 async def test_second_signal_later_than_a_second_kills_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_requests, "REPEAT_S", 0.0)
+    monkeypatch.setattr(heartbeat, "REPEAT_S", 0.0)
     async with running(script("worker", STUBBORN), stop_timeout=3600) as run:
         await run.until("up")
         os.kill(os.getpid(), signal.SIGINT)

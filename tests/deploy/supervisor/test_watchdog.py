@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from deploy.supervisor.watchdog import CHECK_INTERVAL_S, Timeouts, Watchdog
-from shared.processes.heartbeat import Heartbeat, Phase
+from deploy.launcher.watchdog import CHECK_INTERVAL_S, Timeouts, Watchdog
+from shared.heartbeat import Heartbeat, Phase
 
 TIMEOUTS = Timeouts(stall_s=2.0, load_s=10.0)
 

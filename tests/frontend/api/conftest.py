@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.output_parser import marks
+from frontend.output_parser import model_format
 from tests.frontend.speaking import Model, tokenizer_with
 from tests.templates import HARMONY, LLAMA3, QWEN3
 
@@ -19,7 +19,7 @@ def qwen(folder: Path) -> Model:
 
 @pytest.fixture
 def gpt_oss(folder: Path) -> Model:
-    return Model(tokenizer_with(folder / "gpt-oss", HARMONY, marks.HARMONY))
+    return Model(tokenizer_with(folder / "gpt-oss", HARMONY, model_format.HARMONY))
 
 
 @pytest.fixture

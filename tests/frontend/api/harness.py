@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from frontend.api.model_context import ModelContext
-from frontend.api.requests.decoding import convert
-from frontend.api.response_context import ResponseContext
+from frontend.api.answer import ResponseContext
+from frontend.model_context import ModelContext
 from frontend.request import Delta, Finish, GenerationRequest, Shown, Usage
+from frontend.schema.decoding import convert
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling, Timings
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from frontend.api.llama_cpp.embedding import LlamaCppEmbeddingRequest
+from frontend.api.llama_cpp.server import LlamaCppEmbeddingRequest
 from frontend.api.ollama.models import ShowRequest
 from frontend.api.pooling.rerank import RerankRequest
-from frontend.api.requests.request_model import RequestModel, fields_of
-from frontend.api.requests.request_schema import request_schema
-from frontend.api.routes.body_types import REQUESTS
-from frontend.api.sglang.fields import GenerateRequest
+from frontend.api.sglang.types import GenerateRequest
+from frontend.routes.openapi_types import REQUESTS
+from frontend.schema.base import RequestModel, fields_of
+from frontend.schema.json_schema import request_schema
 
 RECEIPT = {
     "version": 1, "fingerprint": "", "model": "a", "route": "/v1/completions", "index": 0, "prompt_sha256": "",

@@ -12,7 +12,7 @@ import pytest
 from frontend.errors import Overloaded, Unprocessable
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import DRAINING, READY, not_ready
-from shared.config import ConfigError
+from shared.config.declaration import ConfigError
 from shared.messages import Outcome, WorkerState
 from tests.fakes import MODEL, READY_STATUS, FakePool
 from tests.frontend.serving import app_over, completing, http_client

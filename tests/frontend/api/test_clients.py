@@ -13,14 +13,14 @@ from openai.types.responses import response_create_params as response_params
 from openai.types.responses.input_token_count_params import InputTokenCountParams
 from openai.types.shared_params import Reasoning
 
-from frontend.api.anthropic.messages_input import MessageCountRequest, MessageRequest
-from frontend.api.chat.structured_output_fields import TextOptions
-from frontend.api.openai import responses_input
-from frontend.api.openai.chat_input import ChatRequest
-from frontend.api.openai.completions_input import CompletionRequest
-from frontend.api.openai.responses_input import ResponseCountRequest, ResponseRequest
-from frontend.api.requests.request_model import RequestModel, fields_of
-from frontend.api.requests.request_types import PromptCacheOptions
+from frontend.api.anthropic.messages_request import MessageCountRequest, MessageRequest
+from frontend.api.openai import responses_request
+from frontend.api.openai.chat_request import ChatRequest
+from frontend.api.openai.completions import CompletionRequest
+from frontend.api.openai.responses_request import ResponseCountRequest, ResponseRequest
+from frontend.schema.base import RequestModel, fields_of
+from frontend.schema.request_fields import PromptCacheOptions
+from frontend.structured_output.fields import TextOptions
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, TEMPLATE, FakePool, sending
 from tests.frontend.serving import app_over
@@ -88,7 +88,7 @@ SDK_TYPES: list[tuple[type[RequestModel], Any, set[str]]] = [
     (ResponseRequest, response_params.ResponseCreateParamsBase, set()),
     (ResponseCountRequest, InputTokenCountParams, set()),
     (TextOptions, ResponseTextConfigParam, set()),
-    (responses_input.ReasoningOptions, Reasoning, set()),
+    (responses_request.ReasoningOptions, Reasoning, set()),
     (PromptCacheOptions, response_params.PromptCacheOptions, set()),
     (MessageRequest, MessageCreateParamsBase, {"user_profile_id", "workspace_id"}),
     (MessageCountRequest, MessageCountTokensParams, {"user_profile_id", "workspace_id"}),

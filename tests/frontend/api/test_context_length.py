@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from frontend.api.context_length import check_characters, check_length
 from frontend.errors import ContextLengthExceeded
+from frontend.model_context import check_characters, check_length
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, context, sending
 from tests.frontend.serving import http_client

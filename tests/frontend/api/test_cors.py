@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from frontend.server.connection_limits import ConnectionLimits
+from frontend.server.http_protocol import ConnectionLimits
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL
 from tests.frontend.serving import app_over, completing, http_client, serving

@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.api.fingerprint import combined
-from frontend.api.model_context import ModelContext
+from frontend.model_context import ModelContext, combined
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import not_ready
 from shared import messages as m
-from shared.config import FrontendConfig
-from shared.task import Task
+from shared.checkpoint import Task
+from shared.config.frontend import FrontendConfig
 from tests.fakes import MODEL, FakePool, pooling, sending
 from tests.fakes import tokenizer as small_tokenizer
 from tests.frontend.serving import http_client

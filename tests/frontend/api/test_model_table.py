@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.api.app import create_app
-from frontend.api.model_table import ModelTable, ServedModel
+from frontend.app import create_app
+from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import DRAINING, READY, not_ready
 from shared import messages as m
-from shared.config import FrontendConfig
-from shared.task import Task
+from shared.checkpoint import Task
+from shared.config.frontend import FrontendConfig
 from tests.fakes import LIMITS, READY_STATUS, FakePool, pooling, sending
 from tests.fakes import tokenizer as small_tokenizer
 from tests.frontend.text.tokenizers import byte_fallback, save

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
-from shared.task import Task
+from shared.checkpoint import Task
 from tests.fakes import MODEL, FakePool, pooling
 from tests.fakes import tokenizer as small_tokenizer
 from tests.frontend.serving import completing, http_client

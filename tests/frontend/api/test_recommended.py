@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.api.recommended import recommended
+from frontend.model_context import recommended
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL
 from tests.frontend.speaking import Model

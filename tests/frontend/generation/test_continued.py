@@ -1,7 +1,6 @@
 """An output that continues an earlier output sends only new text, and finds stop strings that begin before it."""
 
-from frontend.features import Features
-from frontend.request import Finish
+from frontend.request import Features, Finish
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, sending
 from tests.frontend.generation.harness import collect, encode, generation_request, make_service

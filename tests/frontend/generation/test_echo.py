@@ -1,6 +1,6 @@
 """`echo` puts the prompt before the output."""
 
-from frontend.features import Features
+from frontend.request import Features
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome, Sampling
 from tests.fakes import FakePool

@@ -1,8 +1,7 @@
 """The extras of a request; a request that asks for no feature has no extras."""
 
-from frontend.features import Features, Scored, Telemetry
 from frontend.generation.extras import extras_of
-from frontend.request import GenerationRequest, Shown
+from frontend.request import Features, GenerationRequest, Scored, Shown, Telemetry
 from frontend.text.detokenizer import OutputText
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling

@@ -8,7 +8,7 @@ from frontend.errors import Unprocessable
 from frontend.generation.price import PRICES
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Dry, SamplerChain, Sampling
-from shared.messages.samplers import LongBreaker
+from shared.messages.requests import LongBreaker
 from tests.fakes import FakePool
 from tests.frontend.generation.harness import generation_request, make_service
 

@@ -1,7 +1,6 @@
 """Usage and times while a stream runs."""
 
-from frontend.features import Telemetry
-from frontend.request import Shown
+from frontend.request import Shown, Telemetry
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Timings
 from tests.fakes import FakePool

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from frontend.errors import Overloaded, Unprocessable
-from frontend.features import Features
 from frontend.generation.service import MAX_TOKENS, Service
-from frontend.request import Finish
+from frontend.request import Features, Finish
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import DRAINING, READY, not_ready
 from shared import messages as m

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from frontend.features import Features
-from frontend.request import Finish
+from frontend.request import Features, Finish
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool
 from tests.frontend.generation.harness import encode, generation_request, make_service

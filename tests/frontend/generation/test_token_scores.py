@@ -1,6 +1,6 @@
 """Log-probabilities of the output and of the prompt."""
 
-from frontend.features import Features
+from frontend.request import Features
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome, Sampling
 from tests.fakes import FakePool

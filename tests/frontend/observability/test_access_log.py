@@ -17,7 +17,7 @@ from frontend.errors import Overloaded
 from frontend.observability import access_log
 from frontend.observability.access_log import LogEntry, RequestRecord, as_json, as_text, entry_of
 from frontend.text.tokenizer import Tokenizer
-from shared.logs.line_writer import NonBlockingWriter
+from shared.log import NonBlockingWriter
 from shared.messages import Outcome
 from tests.fakes import MODEL, FakePool, sending
 from tests.frontend.serving import Raw, app_over, serving, until

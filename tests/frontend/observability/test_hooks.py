@@ -7,7 +7,8 @@ import pytest
 from frontend.observability.access_log import LogEntry, RequestRecord
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
-from shared.config import ConfigError, FrontendConfig
+from shared.config.declaration import ConfigError
+from shared.config.frontend import FrontendConfig
 
 
 def test_hooks_get_the_entry_and_the_record_of_a_request() -> None:

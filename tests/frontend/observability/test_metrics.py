@@ -8,10 +8,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.reference import api
+from deploy.generate import docs_api
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
-from frontend.workers.listener import WireCounters
+from frontend.workers.connection import WireCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.messages import Status
 from tests.fakes import READY_STATUS
@@ -61,8 +61,8 @@ def test_observations_are_exported_under_the_names_of_dashboards() -> None:
 
 def test_labels_known_beforehand_begin_at_zero() -> None:
     """A series that appears with the value 1 has no rate yet, so no alert would see its first event."""
-    [codes] = re.findall(r"^\| 503 \| (.*) \|$", api.codes(), re.MULTILINE)
-    refused = {refusal.code for refusal in api.early()} | {"write_timeout"}
+    [codes] = re.findall(r"^\| 503 \| (.*) \|$", docs_api.codes(), re.MULTILINE)
+    refused = {refusal.code for refusal in docs_api.early()} | {"write_timeout"}
     rejected = set(re.findall(r"`(\w+)`", codes)) - refused
     expected = {f"sluice_rejected_total|{code}" for code in rejected}
     expected |= {f"sluice_http_refused_total|{code}" for code in refused}
@@ -138,7 +138,7 @@ def test_models_count_apart_and_what_belongs_to_none_has_the_label_of_the_first(
 
 PROCESS = """
 import sys
-from frontend.workers.listener import WireCounters
+from frontend.workers.connection import WireCounters
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
 from frontend.workers.status import ConnectionState, WorkerStatus

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from frontend.observability.record_files import RecordFiles
-from shared.config import ConfigError
-from shared.logs.record import older_files
+from frontend.observability.recording import RecordFiles
+from shared.config.declaration import ConfigError
+from shared.record import older_files
 from tests.strangers import give_away
 
 

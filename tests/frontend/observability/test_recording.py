@@ -13,10 +13,10 @@ import pytest
 from frontend.errors import Overloaded
 from frontend.observability.recording import Recorder
 from frontend.text.tokenizer import Tokenizer
-from shared.config import ConfigError
+from shared.checkpoint import Task
+from shared.config.declaration import ConfigError
 from shared.messages import Outcome
-from shared.task import Task
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from tests.fakes import MODEL, FakePool, pooling, sending
 from tests.frontend.serving import app_over
 

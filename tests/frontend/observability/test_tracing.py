@@ -18,7 +18,7 @@ from opentelemetry.trace import StatusCode
 from frontend.errors import Overloaded
 from frontend.observability.tracing import Tracing
 from frontend.text.tokenizer import Tokenizer
-from shared.config import ConfigError
+from shared.config.declaration import ConfigError
 from tests.fakes import MODEL, FakePool, sending
 from tests.frontend.serving import app_over
 

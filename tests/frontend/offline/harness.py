@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.offline.batch import BatchRunner
+from deploy.offline.inputs import Contexts
+from deploy.offline.llm import LLM
 from frontend.errors import Overloaded
 from frontend.generation.service import Service
-from frontend.offline.batch import BatchRunner
-from frontend.offline.contexts import Contexts
-from frontend.offline.llm import LLM
-from frontend.output_parser.formats import ModelFormat
+from frontend.output_parser.model_format import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.wire.codec import unpack_u32
+from shared.wire import unpack_u32
 from tests.fakes import FakePool, Play, context
 from tests.patience import PATIENCE_S
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from frontend.errors import Overloaded, SluiceError
-from frontend.output_parser import marks
-from frontend.output_parser.formats import ModelFormat
+from frontend.output_parser import model_format
+from frontend.output_parser.model_format import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m
@@ -63,7 +63,7 @@ def test_run_all_with_one_failure_aborts_the_others(tokenizer: Tokenizer) -> Non
 
 def test_texts_of_harmony_have_the_marks_as_the_model_wrote_them(tmp_path: Path) -> None:
     """The fake worker's output is a tool call in gpt-oss's channels."""
-    tokenizer = tokenizer_with(tmp_path, HARMONY, marks.HARMONY)
+    tokenizer = tokenizer_with(tmp_path, HARMONY, model_format.HARMONY)
     limits = m.Limits(max_seq_len=8192, vocab_size=tokenizer.vocab_size, eos_token_ids=(265,))
     pool = FakePool(sending(ids_of(tokenizer, CALLED)), welcome=m.Welcome(1, 1, 4711, MODEL, "", limits))
     style = ModelFormat.of(tokenizer.templates)

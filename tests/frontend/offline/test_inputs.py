@@ -2,8 +2,8 @@
 
 import pytest
 
+from deploy.offline.inputs import as_chats
 from frontend.errors import BadRequest, Unprocessable
-from frontend.offline.inputs import as_chats
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
 from tests.fakes import FakePool

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from frontend.offline.llm import LLM, CannotStart, ConfigError
+from deploy.offline.llm import LLM, CannotStart
 from frontend.text.tokenizer import Tokenizer
+from shared.config.declaration import ConfigError
 from tests.fakes import FakePool
 from tests.frontend.offline.harness import echoing, ids_of, llm_over
 from tests.patience import PATIENCE_S
@@ -99,6 +100,6 @@ def test_missing_folder_raises_cannot_start() -> None:
 
 
 def test_import_loads_no_torch() -> None:
-    check = "import sys, frontend.offline.llm; print(sorted({'torch', 'transformers', 'worker'} & set(sys.modules)))"
+    check = "import sys, deploy.offline.llm; print(sorted({'torch', 'transformers', 'worker'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from deploy.offline.batch import BatchRunner
+from deploy.offline.inputs import Contexts
+from deploy.offline.llm import LLM, CannotStart
+from deploy.offline.loop_thread import Closed
 from frontend.generation.service import Service
-from frontend.offline.batch import BatchRunner
-from frontend.offline.contexts import Contexts
-from frontend.offline.llm import LLM, CannotStart, Closed
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, context
 from tests.frontend.offline.harness import echoing, ids_of, llm_over, until

@@ -10,7 +10,7 @@ from PIL import Image
 
 from frontend.errors import BadRequest
 from frontend.text.tokenizer import Tokenizer
-from shared.pictures.data_url import MAX_BYTES
+from shared.images import MAX_BYTES
 from tests.fakes import FakePool
 from tests.frontend.offline.harness import echoing, llm_over
 from tests.pictures import drawn, seeing_checkpoint

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from frontend.output_parser.formats import ModelFormat, ParserConfig, Reasoning, ToolFormat
-from frontend.output_parser.tool_choice import Function
+from frontend.output_parser.model_format import Function, ModelFormat, ParserConfig, Reasoning, ToolFormat
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
-from frontend.output_parser.formats import ParserConfig
+from frontend.output_parser.model_format import ParserConfig
 from frontend.output_parser.parser import output_parser
 
 NAMES = frozenset({"add", "get_weather"})

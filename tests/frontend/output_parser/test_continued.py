@@ -2,11 +2,9 @@
 
 import pytest
 
-from frontend.output_parser.continued import ContinuedParser
 from frontend.output_parser.events import CallStart
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
-from frontend.output_parser.parsed import ParsedOutput
-from frontend.output_parser.parser import output_parser
+from frontend.output_parser.model_format import ParserConfig, Reasoning, ToolFormat
+from frontend.output_parser.parser import ContinuedParser, ParsedOutput, output_parser
 from tests.frontend.output_parser.joining import called, joined
 
 CONFIG = ParserConfig(Reasoning.UNDECIDED, ToolFormat.HERMES, frozenset({"add"}))

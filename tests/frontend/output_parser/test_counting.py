@@ -2,10 +2,8 @@
 
 import pytest
 
-from frontend.output_parser.counting import feed_counting
-from frontend.output_parser.formats import ParserConfig, Reasoning
-from frontend.output_parser.parsed import ParsedOutput
-from frontend.output_parser.parser import output_parser
+from frontend.output_parser.model_format import ParserConfig, Reasoning
+from frontend.output_parser.parser import ParsedOutput, feed_counting, output_parser
 
 TEXTS = ["<think>", "\n", "Hm", ".", "</think>", "\n", "Yes", "."]
 

@@ -1,7 +1,7 @@
 """The output parser's events, joined, are the same however the text was cut into pieces."""
 
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, ReasoningText
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
+from frontend.output_parser.model_format import ParserConfig, Reasoning, ToolFormat
 from tests.frontend.output_parser.joining import events_of
 
 OUTPUT = '<think>I see</think>\n\nSo <tool_call>\n{"name": "f", "arguments": {"a": [1, 2]}}\n</tool_call>'

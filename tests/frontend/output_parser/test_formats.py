@@ -2,8 +2,8 @@
 
 import pytest
 
-from frontend.output_parser.formats import THINK, ModelFormat, ParserConfig, Reasoning, Tags, ToolFormat
-from frontend.output_parser.marks import HARMONY as MARKS
+from frontend.output_parser.model_format import HARMONY as MARKS
+from frontend.output_parser.model_format import THINK, ModelFormat, ParserConfig, Reasoning, Tags, ToolFormat
 from frontend.text.chat_template import ChatTemplate
 from shared.config.frontend import TOOL_FORMATS
 from tests.templates import GLM, HARMONY, LLAMA3, MISTRAL, PLAIN, QWEN3, QWEN35

@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.output_parser.events import CallArguments, CallStart, Event, ReasoningText, Text
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
-from frontend.output_parser.harmony import BLANK, UserText
-from frontend.output_parser.marks import HARMONY, spelled
+from frontend.output_parser.harmony import UserText
+from frontend.output_parser.model_format import BLANK, HARMONY, ParserConfig, Reasoning, ToolFormat, spelled
 from frontend.output_parser.parser import output_parser
 from tests.frontend.output_parser.joining import NAMES, called, check_order, cut, events_of
 

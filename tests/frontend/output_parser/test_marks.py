@@ -1,6 +1,6 @@
 """Stand-ins of special tokens are characters that occur in no decoded text."""
 
-from frontend.output_parser.marks import HARMONY, spelled
+from frontend.output_parser.model_format import HARMONY, spelled
 
 
 def test_stand_ins_are_one_character_that_utf8_cannot_express() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from frontend.output_parser.parameter_kinds import Kind, as_json, kind_of, kinds_of, resolved, types_of
+from frontend.output_parser.model_format import Kind, as_json, kind_of, kinds_of, resolved, types_of
 
 ROOT: dict[str, Any] = {
     "$defs": {"N": {"type": "integer"}, "S": {"$ref": "#/$defs/T"}, "T": {"type": "string"}, "A/~": {"type": "null"},

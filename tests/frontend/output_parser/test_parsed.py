@@ -2,8 +2,8 @@
 
 import json
 
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
-from frontend.output_parser.parsed import Call, ParsedOutput
+from frontend.output_parser.model_format import ParserConfig, Reasoning, ToolFormat
+from frontend.output_parser.parser import Call, ParsedOutput
 
 CONFIG = ParserConfig(Reasoning.UNDECIDED, ToolFormat.HERMES, frozenset({"add"}))
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.output_parser.events import CallArguments, CallStart, Event, ReasoningText, Text
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
+from frontend.output_parser.model_format import ParserConfig, Reasoning, ToolFormat
 from tests.frontend.output_parser.joining import NAMES, called, check_order, cut, events_of
 
 HERMES = ParserConfig(tool_format=ToolFormat.HERMES, function_names=NAMES)

@@ -2,11 +2,19 @@
 
 import pytest
 
-from frontend.output_parser import marks
+from frontend.output_parser import model_format
 from frontend.output_parser.events import ReasoningText, Text
-from frontend.output_parser.formats import MARKS, TAGS, THINK, ParserConfig, Reasoning, Tags, ToolFormat
-from frontend.output_parser.parsed import ParsedOutput
-from frontend.output_parser.reasoning_marks import reasoning_marks
+from frontend.output_parser.model_format import (
+    MARKS,
+    TAGS,
+    THINK,
+    ParserConfig,
+    Reasoning,
+    Tags,
+    ToolFormat,
+    reasoning_marks,
+)
+from frontend.output_parser.parser import ParsedOutput
 
 
 @pytest.mark.parametrize(("tool_format", "tags"), [
@@ -21,4 +29,4 @@ def test_forced_texts_end_the_reasoning_that_the_opening_began(tool_format: Tool
         text = text.replace(spelling, stand_in)
     parsed = ParsedOutput.parse([text], ParserConfig(Reasoning.UNDECIDED, tool_format, tags=tags))
     assert parsed.parts == [ReasoningText("Hm"), Text("Yes.")] and one.forced[0] == one.closing
-    assert marks.spelled(text).startswith(one.opening[0])
+    assert model_format.spelled(text).startswith(one.opening[0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
+from frontend.output_parser.model_format import Function, Mode, ToolChoice
 
 ADD, SUB = (Function(name, {}, False, "tools", {}) for name in ("add", "sub"))
 

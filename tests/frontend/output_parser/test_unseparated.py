@@ -3,7 +3,7 @@
 import pytest
 
 from frontend.output_parser.events import CallStart, Event, Text
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
+from frontend.output_parser.model_format import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.parser import output_parser
 from tests.frontend.api.scripted import WEATHER
 

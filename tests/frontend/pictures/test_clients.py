@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from frontend.api.anthropic import messages
-from frontend.api.model_context import ModelContext
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.ollama import generate as ollama_generate
 from frontend.api.openai import chat, responses
+from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
 from tests.frontend.api.harness import parse
 from tests.frontend.pictures.test_prompt import context_of, data, openai_part, text, url

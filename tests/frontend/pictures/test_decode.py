@@ -18,8 +18,8 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from frontend.pictures.decode import decode
-from frontend.pictures.grid import best_grid, is_cut
+from frontend.chat.image_decoding import decode
+from frontend.text.image_format import best_grid, is_cut
 
 SIDE = 28
 MOST = 1 << 22

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from frontend.api.anthropic import messages
-from frontend.api.model_context import ModelContext
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.ollama import generate as ollama_generate
 from frontend.api.openai import chat, responses
-from frontend.api.requests.decoding import decode
+from frontend.chat import image_decoding, image_sources
 from frontend.errors import BadRequest, SluiceError
-from frontend.pictures import decoding, fetch
+from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
+from frontend.schema.decoding import decode
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
-from shared.config import FrontendConfig
+from shared.config.frontend import FrontendConfig
 from tests.checkpoints import VOCAB
 from tests.fakes import FakePool, sending
 from tests.frontend.api.harness import parse
@@ -331,8 +331,8 @@ async def test_pictures_that_take_long_hold_no_other_work_up(
         held.wait()
         raise BadRequest("slow")
 
-    monkeypatch.setattr(fetch, "fetched", slow)
-    monkeypatch.setattr(decoding.CHILDREN, "call_now", slow)
+    monkeypatch.setattr(image_sources, "fetched", slow)
+    monkeypatch.setattr(image_decoding.CHILDREN, "call_now", slow)
     web = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     slow_ones = [asyncio.ensure_future(asked([part], context)) for part in [openai_part(drawn(9, 9)), web] * 40]
     try:
@@ -354,7 +354,7 @@ async def counted(http: httpx.AsyncClient) -> list[float]:
 
 
 async def test_same_text_with_another_picture_is_another_prompt(folders: dict[str, Path]) -> None:
-    from frontend.api.receipts.making import prompt_hash
+    from frontend.api.receipts import prompt_hash
 
     context = context_of(folders["gemma3"])
     one, other = [await asked([openai_part(drawn(20, 20, seed=seed))], context) for seed in (0, 1)]

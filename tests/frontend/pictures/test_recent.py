@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from frontend.api.model_context import ModelContext
-from frontend.observability.picture_metrics import picture_counts
-from frontend.pictures import recent
-from frontend.pictures.decoding import Decoded
-from frontend.pictures.recent import RecentPictures, key_of
+from frontend.chat import image_decoding
+from frontend.chat.image_decoding import Decoded, RecentPictures, key_of
+from frontend.model_context import ModelContext
+from frontend.observability.metrics import picture_counts
 from frontend.turns import tenant
 from tests.frontend.pictures.test_prompt import asked, context_of, openai_part
 from tests.pictures import drawn, seeing_checkpoint
@@ -44,7 +43,7 @@ async def test_next_turn_of_a_chat_decodes_nothing_again(context: ModelContext) 
 
 
 def test_oldest_pictures_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "MAX_BYTES", 300)
+    monkeypatch.setattr(image_decoding, "MAX_BYTES", 300)
     pictures = RecentPictures()
     for name in (b"a", b"b", b"c"):
         pictures.add(key_of(name), kept(100))

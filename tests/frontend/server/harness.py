@@ -11,7 +11,7 @@ from typing import Any
 
 import uvloop
 
-from frontend.server.connection_limits import ConnectionLimits
+from frontend.server.http_protocol import ConnectionLimits
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, sending
 from tests.frontend.serving import app_over, serving

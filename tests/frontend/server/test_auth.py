@@ -1,4 +1,4 @@
-"""frontend/server/auth.py. Over HTTP: tests/frontend/api/test_app.py."""
+"""frontend/server/access.py. Over HTTP: tests/frontend/api/test_app.py."""
 
 import hashlib
 import os
@@ -8,8 +8,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from frontend.errors import Unauthorized
-from frontend.server.auth import ApiKeys
-from shared.config import ConfigError
+from frontend.server.access import ApiKeys
+from shared.config.declaration import ConfigError
 
 
 def bearer(key: str) -> Headers:

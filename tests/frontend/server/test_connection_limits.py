@@ -1,9 +1,9 @@
-"""Tests of frontend/server/connection_limits.py."""
+"""Tests of frontend/server/http_protocol.py."""
 
 import resource
 
-from frontend.server.connection_limits import ConnectionLimits, available_connections
-from shared.config import FrontendConfig
+from frontend.server.http_protocol import ConnectionLimits, available_connections
+from shared.config.frontend import FrontendConfig
 
 
 def test_open_files_are_raised_to_the_limit_of_the_system() -> None:

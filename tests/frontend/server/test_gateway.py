@@ -9,9 +9,10 @@ import pytest
 from starlette.datastructures import Headers
 
 from frontend.errors import BadRequest
-from frontend.server.gateway import admission_of
+from frontend.server.access import admission_of
 from frontend.text.tokenizer import Tokenizer
-from shared.config import ConfigError, FrontendConfig
+from shared.config.declaration import ConfigError
+from shared.config.frontend import FrontendConfig
 from tests.fakes import MODEL
 from tests.frontend.serving import app_over, completing
 

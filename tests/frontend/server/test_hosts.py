@@ -1,4 +1,4 @@
-"""frontend/server/hosts.py: the names in `Host` that a server accepts, by its settings."""
+"""frontend/server/access.py: the names in `Host` that a server accepts, by its settings."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from frontend.errors import Forbidden
-from frontend.server.hosts import Hosts
+from frontend.server.access import Hosts
 from frontend.text.tokenizer import Tokenizer
-from shared.config import FrontendConfig
+from shared.config.frontend import FrontendConfig
 from tests.fakes import FakePool
 from tests.frontend.serving import http_client
 

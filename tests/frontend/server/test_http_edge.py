@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from frontend.server.connection_limits import ConnectionLimits
+from frontend.server.http_protocol import ConnectionLimits
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.server.harness import BODY, HELLO, LAST, QUICK, case, on_uvloop, post, status, statuses
 from tests.frontend.serving import until

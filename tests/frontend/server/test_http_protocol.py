@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from frontend.server.connection_limits import ConnectionLimits
+from frontend.server.http_protocol import ConnectionLimits
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, sending
 from tests.frontend.server.harness import BODY, HELLO, LAST, case, on_uvloop, post, status, statuses
@@ -30,7 +30,7 @@ def test_pinned_versions_are_those_that_were_checked() -> None:
 
 
 async def test_uvicorn_has_what_the_protocol_and_the_server_override_and_read() -> None:
-    config = uvicorn.Config("frontend.api.app:create_app", log_config=None)
+    config = uvicorn.Config("frontend.app:create_app", log_config=None)
     config.load()
     server = uvicorn.Server(config)
     protocol = HttpToolsProtocol(config, server.server_state, {}, asyncio.get_running_loop())

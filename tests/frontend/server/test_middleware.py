@@ -10,11 +10,8 @@ from starlette.types import Receive, Scope, Send
 from frontend.api.openai import completions
 from frontend.errors import DeadlineExceeded, MethodNotAllowed, Overloaded
 from frontend.observability.access_log import RequestRecord
-from frontend.server.auth import ApiKeys
-from frontend.server.gateway import own_tenant
-from frontend.server.hosts import Hosts
+from frontend.server.access import ApiKeys, Hosts, Origins, own_tenant
 from frontend.server.middleware import RequestMiddleware
-from frontend.server.origins import Origins
 
 
 class Site:

@@ -1,10 +1,10 @@
-"""frontend/server/origins.py: which pages may send requests, by the headers that browsers send. HTTP: test_cors."""
+"""frontend/server/access.py: which pages may send requests, by the headers that browsers send. HTTP: test_cors."""
 
 import pytest
 from starlette.datastructures import Headers
 
 from frontend.errors import Forbidden
-from frontend.server.origins import Origins
+from frontend.server.access import Origins
 
 HOST, FOREIGN = "localhost:8000", "https://evil.example"
 POLICIES = {

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 import frontend
-from frontend.api.openai.chat_input import ChatRequest
-from frontend.api.openai.completions_input import CompletionRequest
+from frontend.api.openai.chat_request import ChatRequest
+from frontend.api.openai.completions import CompletionRequest
 from frontend.observability.stats import Pool, stats
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, FakePool

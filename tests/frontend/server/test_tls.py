@@ -1,11 +1,12 @@
-"""frontend/server/tls.py. tests/e2e/test_secrets.py has real certificates."""
+"""frontend/server/access.py. tests/e2e/test_secrets.py has real certificates."""
 
 from pathlib import Path
 
 import pytest
 
-from frontend.server.tls import check_tls
-from shared.config import ConfigError, FrontendConfig
+from frontend.server.access import check_tls
+from shared.config.declaration import ConfigError
+from shared.config.frontend import FrontendConfig
 
 
 def test_no_certificate_needs_no_check() -> None:

@@ -9,9 +9,9 @@ from jsonschema_rs import Draft202012Validator, validator_for
 
 from bench.schema_suite import answer, finite, fits
 from frontend.errors import Unprocessable
-from frontend.structured_output.dropped import dropped as not_enforced
+from frontend.request import dropped as not_enforced
+from frontend.structured_output import grammar as build
 from frontend.structured_output.patterns import Unsupported, translated
-from frontend.text import grammar_builder as build
 from tests.frontend.structured_output.generated import ANSWERS, D7, PARAMETERS
 
 Schema = Any

@@ -3,8 +3,8 @@
 import pytest
 
 from frontend.errors import Unprocessable
+from frontend.structured_output import grammar as build
 from frontend.structured_output.productive_rules import unproductive
-from frontend.text import grammar_builder as build
 
 
 @pytest.mark.parametrize(

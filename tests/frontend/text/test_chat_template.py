@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from frontend.api.chat.call_history import call, chat_message
+from frontend.chat.history import call, chat_message
 from frontend.text.chat_template import ChatTemplate, TemplateError
 from tests.frontend.text.tokenizers import byte_level
 from tests.templates import LLAMA3, MISTRAL, QWEN3

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from frontend.errors import SluiceError
-from frontend.text import grammar_builder as build
+from frontend.structured_output import grammar as build
 
 BYTES = LLTokenizer("byte")
 

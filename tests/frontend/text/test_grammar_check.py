@@ -12,11 +12,11 @@ import pytest
 
 from frontend import turns
 from frontend.errors import Overloaded, Unprocessable
-from frontend.text import grammar_builder as build
-from frontend.text import grammar_check
+from frontend.structured_output import grammar as build
+from frontend.structured_output import grammar_check
 from frontend.text.tokenizer import Tokenizer
-from shared.processes import grammar_trial
-from shared.processes.expendable import Expendable
+from shared import grammar_trial
+from shared.sandbox import Expendable
 from tests.deep_grammars import ANCHORS, CHAINS, IDS, NAMED_DEFINITIONS, PERCENT, chain, rules
 from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import http_client
@@ -27,10 +27,10 @@ DEEP = "nested, or its references are chained, too deeply"
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    for cached in (grammar_check.error, grammar_check.lark):
+    for cached in (grammar_check.error, grammar_check.translated):
         cached.cache_clear()
     yield
-    for cached in (grammar_check.error, grammar_check.lark):
+    for cached in (grammar_check.error, grammar_check.translated):
         cached.cache_clear()
 
 

@@ -6,7 +6,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from frontend.errors import Unprocessable
-from frontend.text.structural_tag import structural_tag
+from frontend.structured_output.constraints import structural_tag
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 OLDER = {"structures": [{"begin": "<function=get>", "schema": CITY, "end": "</function>"}], "triggers": ["<function="]}

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
-from frontend.text.token_length import TokenLength
-from frontend.text.tokenizer import BYTES
+from frontend.text.tokenizer import TokenLength
+from shared.checkpoint import BYTES
 from tests.frontend.text.tokenizers import byte_fallback, byte_level, metaspace
 
 ALPHABET = frozenset(BYTES)

@@ -7,8 +7,9 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from frontend.text.tokenizer import Tokenizer, TokenizerError
-from shared.config import ConfigError
+from frontend.text.tokenizer import Tokenizer
+from frontend.text.tokenizer_files import TokenizerError
+from shared.config.declaration import ConfigError
 from tests.frontend.text import tokenizers as kinds
 
 

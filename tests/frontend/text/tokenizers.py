@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Engine
 
-from shared.byte_level import BYTES
+from shared.checkpoint import BYTES
 
 SPECIALS = ["<s>", "</s>", "<|im_end|>"]
 WORDS = ["th", "the", "he", "an", "in", "lo", "wo", "or", "ld"]

@@ -10,14 +10,12 @@ import msgspec
 import pytest
 import zmq
 
-from frontend.workers.connection import NO_EPOCH, SILENCE_S, WorkerConnection
-from frontend.workers.listener import WireCounters
+from frontend.workers.connection import NO_EPOCH, SILENCE_S, WireCounters, WorkerConnection
 from frontend.workers.status import ConnectionState, not_ready
 from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.messages import WorkerState
-from shared.wire.address import Address
-from shared.wire.codec import decode_request, pack_u32
+from shared.wire import Address, decode_request, pack_u32
 from tests.wire.harness import sampling
 
 ME, EPOCH = b"frontend", 3

@@ -1,9 +1,9 @@
-"""Tests of frontend/workers/discovery.py."""
+"""Tests of frontend/workers/membership.py."""
 
 from pathlib import Path
 
-from frontend.workers.discovery import Discovery
-from shared.wire.address import parse, parse_all
+from frontend.workers.membership import Discovery
+from shared.wire import parse, parse_all
 
 
 def test_workers_file_is_reread_and_errors_keep_the_addresses(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from frontend.workers.listener import WireCounters
+from frontend.workers.connection import WireCounters
 
 
 def test_wire_counters_begin_at_zero_and_count_apart() -> None:

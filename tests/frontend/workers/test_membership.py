@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from frontend.server.connection_limits import available_connections
-from frontend.workers.connection import WorkerConnection
-from frontend.workers.discovery import Discovery
-from frontend.workers.listener import WireCounters
-from frontend.workers.membership import FILES_OF_A_WORKER, Membership
+from frontend.server.http_protocol import available_connections
+from frontend.workers.connection import WireCounters, WorkerConnection
+from frontend.workers.membership import FILES_OF_A_WORKER, Discovery, Membership
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import READY, ConnectionState, not_ready
 from shared import messages as m
-from shared.config import ConfigError, WireConfig
-from shared.wire.address import Address, parse_all
+from shared.config.declaration import ConfigError
+from shared.config.settings import WireConfig
+from shared.wire import Address, parse_all
 
 LIMITS = m.Limits(100, 100, (1,))
 

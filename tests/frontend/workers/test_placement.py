@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from frontend.workers.placement import REFRESH_S, Placement
+from frontend.workers.pool import REFRESH_S, Placement
 from frontend.workers.routing import load
 from frontend.workers.stream import Stream
 from shared.messages import Sampling, Status, Submit, WorkerState
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 
 
 class Connection:

@@ -11,15 +11,14 @@ import pytest
 
 from frontend.errors import Overloaded
 from frontend.workers.connection import WorkerConnection
-from frontend.workers.discovery import Discovery
+from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import READY, not_ready
 from frontend.workers.stream import Stream
 from shared import messages as m
-from shared.config import WireConfig
+from shared.config.settings import WireConfig
 from shared.prefix_identity import prefix_keys
-from shared.wire.address import parse_all
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32, parse_all
 from tests.patience import PATIENCE_S
 from tests.wire.harness import FakeRunner, Worker, expected, sampling, until, whole
 

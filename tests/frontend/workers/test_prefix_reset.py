@@ -1,4 +1,4 @@
-"""frontend/workers/prefix_reset.py with fake workers. tests/wire/test_round_trip.py tests resets over the wire."""
+"""frontend/routes/health.py with fake workers. tests/wire/test_round_trip.py tests resets over the wire."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from frontend.errors import Overloaded
-from frontend.workers import prefix_reset
-from frontend.workers.prefix_reset import reset_prefix_caches
+from frontend.routes import health as prefix_reset
+from frontend.routes.health import reset_prefix_caches
 from shared import messages as m
 from tests.fakes import LIMITS, MODEL, READY_STATUS
 

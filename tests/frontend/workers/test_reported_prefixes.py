@@ -2,9 +2,9 @@
 
 import pytest
 
-from frontend.workers.reported_prefixes import ReportedPrefixes
+from frontend.workers.routing import ReportedPrefixes
 from shared.messages import CachedPrefixes
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 
 
 def test_workers_with_a_prefix_come_and_go() -> None:

@@ -18,7 +18,7 @@ from frontend.workers.routing import (
 from frontend.workers.stream import Stream
 from shared.messages import EXPECTED_TOKENS, CachedPrefixes, Sampling, Status, Submit, WorkerState
 from shared.prefix_identity import prefix_keys
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 
 LOADS = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
 

@@ -7,7 +7,7 @@ import pytest
 
 from frontend.workers.stream import RESYNC_INTERVAL_S, Stream
 from shared.messages import End, Logprobs, Outcome, Sampling, Submit
-from shared.wire.codec import pack_f32, pack_u32, unpack_f32, unpack_u32
+from shared.wire import pack_f32, pack_u32, unpack_f32, unpack_u32
 
 
 @pytest.fixture

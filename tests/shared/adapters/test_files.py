@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.adapters import files
-from shared.adapters.files import AdapterError, read_files
+from shared import lora as files
+from shared.lora import AdapterError, read_files
 
 
 def write(folder: Path, config: bytes = b"{}", weights: bytes = b"w") -> str:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shared.adapters import gguf
-from shared.adapters.files import AdapterError, AdapterFiles
-from shared.adapters.gguf import GgufAdapter, read_gguf
+from shared.gguf import lora as gguf
+from shared.gguf.lora import GgufAdapter, read_gguf
+from shared.lora import AdapterError, AdapterFiles
 
 A, B = "blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"
 FIELDS = {"general.type": "adapter", "general.architecture": "llama", "adapter.type": "lora", "adapter.lora.alpha": 8.0}

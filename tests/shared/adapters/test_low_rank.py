@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from shared.adapters import patterns
-from shared.adapters.files import AdapterError, AdapterFiles
-from shared.adapters.low_rank import LowRank, low_rank_modules
+from shared import lora as patterns
+from shared.lora import AdapterError, AdapterFiles, LowRank, low_rank_modules
 
 Q, DOWN = "model.layers.3.self_attn.q_proj", "model.layers.3.mlp.down_proj"
 

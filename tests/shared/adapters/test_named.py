@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.adapters.named import NamedAdapter, named_adapters, path_problem
-from shared.config import ConfigError, ModelConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.lora import NamedAdapter, named_adapters, path_problem
 
 
 def of(text: str, **more: str) -> tuple[NamedAdapter, ...]:

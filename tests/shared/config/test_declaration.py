@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shared.config import setting, value_problem
+from shared.config.declaration import setting, value_problem
 
 
 @pytest.mark.parametrize(

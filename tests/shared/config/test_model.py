@@ -1,6 +1,6 @@
 """The names of the served model."""
 
-from shared.config import ModelConfig
+from shared.config.settings import ModelConfig
 
 
 def test_served_name_defaults_to_the_model() -> None:

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from shared.config import ConfigError, Settings, non_default_names, with_values
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings, non_default_names, with_values
 from tests.shared.harness import FLAGS
 
 

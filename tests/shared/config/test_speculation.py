@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shared.config import ConfigError, Settings, with_values
-from shared.config.speculation import MOST_DRAFTS, SpeculativeConfig, read_speculative_config
-from shared.settings_check import check
+from shared.config.check import check
+from shared.config.declaration import ConfigError
+from shared.config.settings import MOST_DRAFTS, Settings, SpeculativeConfig, read_speculative_config, with_values
 
 
 def checked(told: Any, **others: Any) -> Settings:

@@ -1,6 +1,6 @@
 """The wire addresses that settings mean."""
 
-from shared.config import WireConfig
+from shared.config.settings import WireConfig
 
 
 def test_addresses_default_to_the_run_dir() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from bench.peers.gguf_file import add_metadata, finish
 from shared.gguf.container import Container
-from shared.gguf.errors import GgufError
+from shared.gguf.naming import GgufError
 
 METADATA = {"general.name": "tiny", "tokenizer.ggml.tokens": ["a", "Ġb", "ü"], "tokenizer.ggml.scores": [0.5, -1.5],
             "x.count": 7, "x.flag": True}  # fmt: skip

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
-from shared.gguf.errors import GgufError
-from shared.gguf.hub import check_not_only_gguf, fetch_model, fetch_text
-from shared.gguf.tower_file import TowerFile
-from shared.gguf.translated import translated
+from shared.gguf.naming import GgufError
+from shared.gguf.translated import TowerFile, check_not_only_gguf, fetch_model, fetch_text, translated
 from shared.hf_hub import HubError
 from tests.checkpoints import VOCAB
 from tests.gguf_files import write
@@ -74,7 +72,7 @@ def test_frontend_fetches_only_the_beginning(hub: Hub, tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     path = write("qwen3", tmp_path / "written").file
     (tmp_path / "repo" / "Tiny-Q8_0.gguf").write_bytes(path.read_bytes())
-    monkeypatch.setattr("shared.gguf.hub.BEGINNING", 100_000)
+    monkeypatch.setattr("shared.gguf.translated.BEGINNING", 100_000)
     folder = fetch_text(f"{hub.name}:Q8_0")
     assert Tokenizer.load(folder).hash == Tokenizer.load(translated([path], tmp_path / "whole")).hash
     (beginning,) = (tmp_path / "own" / "sluice" / "gguf").glob("*Tiny*.gguf")
@@ -91,7 +89,7 @@ def test_longer_metadata_needs_the_whole_file(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     path = write("qwen3", tmp_path / "written").file
     (tmp_path / "repo" / "Tiny-Q8_0.gguf").write_bytes(path.read_bytes())
-    monkeypatch.setattr("shared.gguf.hub.BEGINNING", length)
+    monkeypatch.setattr("shared.gguf.translated.BEGINNING", length)
     assert Tokenizer.load(fetch_text(f"{hub.name}:Q8_0")).vocab_size == VOCAB
     assert list((tmp_path / "cache").rglob("*.gguf"))
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.gguf.errors import GgufError
-from shared.gguf.naming import HUB_NAME, chosen, local_model, models_among, quantization_of, short_name
+from shared.gguf.naming import HUB_NAME, GgufError, chosen, local_model, models_among, quantization_of, short_name
 
 SPLIT = [f"m-q8_0-{n:05}-of-00003.gguf" for n in (1, 2, 3)]
 REPOSITORY = [

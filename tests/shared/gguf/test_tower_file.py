@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.gguf.errors import GgufError
-from shared.gguf.naming import models_among
-from shared.gguf.tower_file import TowerFile, tower_among, tower_file
+from shared.gguf.naming import GgufError, models_among
+from shared.gguf.translated import TowerFile, tower_among, tower_file
 
 ONE = ["gemma-3-4b-it-Q4_K_M.gguf", "gemma-3-4b-it-Q8_0.gguf"]
 TWO = ["SmolVLM-256M-Instruct-Q8_0.gguf", "SmolVLM-500M-Instruct-f16.gguf"]

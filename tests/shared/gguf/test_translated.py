@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
+from shared.gguf import naming
 from shared.gguf import translated as module
-from shared.gguf.errors import GgufError
-from shared.gguf.index import read_index
-from shared.gguf.translated import translated
+from shared.gguf.naming import GgufError
+from shared.gguf.translated import read_index, translated
 from tests.gguf_files import Written, write
 from tests.strangers import give_away
-from worker.model.checkpoint.checkpoint import resolve
+from worker.checkpoint.checkpoint import resolve
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_folder_counts_as_a_translation_only_in_the_cache_or_among_own_temporary
     temporary = translated([written.file], tmp_path / "file" / "cache")
     elsewhere = tmp_path / "model"
     elsewhere.mkdir()
-    assert module.is_translation(module.gguf_cache() / "model-1") and not module.is_translation(elsewhere)
-    assert module.is_translation(temporary) and resolve(str(temporary)) == temporary
+    assert naming.is_translation(module.gguf_cache() / "model-1") and not naming.is_translation(elsewhere)
+    assert naming.is_translation(temporary) and resolve(str(temporary)) == temporary
     give_away(temporary, monkeypatch)
-    assert not module.is_translation(temporary)
+    assert not naming.is_translation(temporary)

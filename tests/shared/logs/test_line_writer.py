@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from shared.logs.line_writer import MAX_WRITE_BYTES, NonBlockingStream, NonBlockingWriter
+from shared.log import MAX_WRITE_BYTES, NonBlockingStream, NonBlockingWriter
 from tests.patience import PATIENCE_S
 
 

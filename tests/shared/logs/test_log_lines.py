@@ -1,4 +1,4 @@
-"""Tests of shared/logs/log_lines.py."""
+"""Tests of shared/log.py."""
 
 import json
 import subprocess
@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from shared.logs.log_lines import LOG_START, is_json_wanted, json_line
+from shared.log import LOG_START, is_json_wanted, json_line
 from tests.patience import PATIENCE_S
 
 PROGRAM = """
 import logging, sys, threading, warnings
-from shared.logs.log_lines import set_up
+from shared.log import set_up
 set_up("info", as_json=True)
 logging.getLogger("a.library").warning("two\\nlines %s", "\\u00fc")
 logging.getLogger("a.library").debug("too quiet")

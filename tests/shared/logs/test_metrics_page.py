@@ -1,4 +1,4 @@
-"""shared/logs/metrics_page.py: the pages of frontends and workers together, as Prometheus reads them."""
+"""shared/metrics_page.py: the pages of frontends and workers together, as Prometheus reads them."""
 
 import asyncio
 import re
@@ -13,26 +13,25 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.api.app import create_app
-from frontend.api.model_table import ModelTable, ServedModel
+from frontend.app import create_app
+from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
 from frontend.text.tokenizer import Tokenizer
-from frontend.workers.discovery import Discovery
-from frontend.workers.listener import WireCounters
+from frontend.workers.connection import WireCounters
+from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import ConnectionState, WorkerStatus
-from shared.config import FrontendConfig, WireConfig
-from shared.config.frontend import ALIASES
+from shared.config.frontend import ALIASES, FrontendConfig
+from shared.config.settings import WireConfig
 from shared.messages import Status
-from shared.wire.address import parse_all
+from shared.wire import parse_all
 from tests.fakes import READY_STATUS
 from tests.fakes import tokenizer as small_tokenizer
 from tests.wire.harness import Worker, until
-from worker.observability.draft_metrics import DraftCollector
-from worker.observability.metrics import Metrics
-from worker.schedule.features.speculation import Speculation
-from worker.schedule.policy import SchedulerConfig
+from worker.engine.metrics import DraftCollector, Metrics
+from worker.scheduler.drafts import Speculation
+from worker.scheduler.policy import SchedulerConfig
 
 DOCS = Path(__file__).parents[3] / "docs/metrics.md"
 NAME = "org/model"

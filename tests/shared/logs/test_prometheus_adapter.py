@@ -1,11 +1,11 @@
-"""shared/logs/prometheus_adapter.py: undocumented parts of prometheus-client still work as we use them."""
+"""shared/metrics_page.py: undocumented parts of prometheus-client still work as we use them."""
 
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest, values
 
-from shared.logs.prometheus_adapter import BulkHistogram, declared_labels, name_process
+from shared.metrics_page import BulkHistogram, declared_labels, name_process
 from tests.versions import PINNED
 
 CHECKED_WITH = "0.26.0"

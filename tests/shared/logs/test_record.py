@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shared.logs.record import VERSION, RecordedRequest
+from shared.record import VERSION, RecordedRequest
 
 
 def test_line_leaves_out_what_does_not_apply_and_is_read_as_it_was_written() -> None:

@@ -4,9 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import ConfigError
-from shared.models.durations import seconds_of
-from shared.models.entries import DEEPEST, MOST_FILE_BYTES, MOST_MODELS, Entry, checked, find_entries, read_entries
+from shared.config.declaration import ConfigError
+from shared.model_list import (
+    DEEPEST,
+    MOST_FILE_BYTES,
+    MOST_MODELS,
+    Entry,
+    checked,
+    find_entries,
+    read_entries,
+    seconds_of,
+)
 
 
 def test_folder_has_checkpoints_and_gguf_files_at_any_allowed_depth(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.processes import expendable
-from shared.processes.expendable import Expendable, Killed, Lost, NotStarted, Raised, TookTooLong
+from shared import sandbox as expendable
+from shared.sandbox import Expendable, Killed, Lost, NotStarted, Raised, TookTooLong
 from tests.patience import PATIENCE_S
 
 CHILD_CODE = """

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from shared.processes.fair_queue import FairQueue
+from shared.sandbox import FairQueue
 
 
 def started(queue: FairQueue, *tenants: str) -> list[str]:

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from shared.processes.heartbeat import Heartbeat, Phase
+from shared.heartbeat import Heartbeat, Phase
 
 
 def test_heartbeat_is_read_by_others_of_the_same_user(tmp_path: Path) -> None:

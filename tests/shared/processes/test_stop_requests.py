@@ -1,6 +1,6 @@
 """Repeated stop signals, and second requests to stop."""
 
-from shared.processes.stop_requests import REPEAT_S, StopRequests
+from shared.heartbeat import REPEAT_S, StopRequests
 
 
 def test_is_second_within_a_second_of_the_first_is_false_and_later_true() -> None:

@@ -1,10 +1,11 @@
-"""shared/wire/address.py, and the settings that name workers."""
+"""shared/wire.py, and the settings that name workers."""
 
 import pytest
 
-from shared.config import ConfigError, Settings, with_values
-from shared.settings_check import check
-from shared.wire.address import LONGEST_SOCKET_PATH, parse
+from shared.config.check import check
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings, with_values
+from shared.wire import LONGEST_SOCKET_PATH, parse
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""shared/wire/codec.py. tests/wire/test_hostile.py has hostile frames."""
+"""shared/wire.py. tests/wire/test_hostile.py has hostile frames."""
 
 import msgspec
 import pytest
 
 from shared import messages as m
-from shared.wire.codec import decode_event, decode_request, encode, pack_f32, pack_u32, unpack_f32, unpack_u32
+from shared.wire import decode_event, decode_request, encode, pack_f32, pack_u32, unpack_f32, unpack_u32
 
 
 @pytest.mark.parametrize("request_", [m.Hello(1, 2), m.Lease(1, 2, pack_u32([2])), m.Abort((1, 2)), m.Resync(1, 5)])

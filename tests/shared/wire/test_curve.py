@@ -1,4 +1,4 @@
-"""Tests of shared/wire/curve.py."""
+"""Tests of shared/wire.py."""
 
 import shutil
 import socket
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from deploy.cli.keygen import make_keys
-from shared.config import ConfigError, WireConfig
-from shared.wire.curve import keys_for
+from shared.config.declaration import ConfigError
+from shared.config.settings import WireConfig
+from shared.wire import keys_for
 
 
 def addresses() -> dict[str, str]:
@@ -64,7 +65,7 @@ def test_unusable_key_file_is_named_in_the_error(
 
 
 def test_file_without_a_key_in_the_allowed_folder_is_ignored(keys: Path, wire: WireConfig) -> None:
-    from shared.wire.curve import allowed_keys
+    from shared.wire import allowed_keys
 
     (keys / "allowed" / "notes.key").write_bytes(b"\xff")
     (keys / "allowed" / "folder.key").mkdir()

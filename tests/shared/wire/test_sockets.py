@@ -1,4 +1,4 @@
-"""Tests of shared/wire/sockets.py."""
+"""Tests of shared/wire.py."""
 
 import os
 import socket
@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import zmq
 
-from shared.config import ConfigError, WireConfig
-from shared.wire.sockets import bind, connect
+from shared.config.declaration import ConfigError
+from shared.config.settings import WireConfig
+from shared.wire import bind, connect
 
 
 def test_connect_to_a_silent_host_is_retried_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system alone would retry only after two minutes. A listener with a full queue drops new connections."""
-    monkeypatch.setattr("shared.wire.sockets.CONNECT_MS", 100)
+    monkeypatch.setattr("shared.wire.CONNECT_MS", 100)
     with socket.socket() as deaf, socket.socket() as first, zmq.Context() as context:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)

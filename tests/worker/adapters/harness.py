@@ -5,27 +5,24 @@ from pathlib import Path
 
 import torch
 
-from shared.adapters.files import read_files
+from shared.lora import read_files
 from shared.messages import Adapter, Sampling
 from tests.checkpoints import EOS
 from tests.worker.schedule.harness import commit
-from worker.adapters.loaded import LoadedAdapter, Product, load_adapter
-from worker.adapters.sites import sites_of
-from worker.kv_cache.groups import cache_groups
+from worker.checkpoint.checkpoint import read_config
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.quantization.in_memory import in_memory
-from worker.model.weights import load
-from worker.run.runner import Runner
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.records.adapter_use import AdapterUse
-from worker.schedule.records.shared_prefix import SharedPrefix
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Sequence
+from worker.kv_cache.tensors import KVCache, cache_groups
+from worker.lora.loaded import LoadedAdapter, Product, load_adapter
+from worker.lora.target_modules import sites_of
+from worker.model_runner.runner import Runner
+from worker.models.config import spec_from_config
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
+from worker.models.load import load
+from worker.quantization.methods import in_memory
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import AdapterUse, Sequence, SharedPrefix
 
 LONGEST = 256
 CPU = torch.device("cpu")

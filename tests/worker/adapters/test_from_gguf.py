@@ -7,14 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.adapters.files import AdapterError
 from shared.gguf.translated import translated
+from shared.lora import AdapterError
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
 from tests.gguf_adapters import write_gguf
 from tests.gguf_files import write
 from tests.worker.adapters.harness import Asked, added, answers, decoder_of, loaded
-from worker.adapters.loaded import Product
+from worker.lora.loaded import Product
 
 PROMPT = list(range(30, 50))
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -13,11 +13,11 @@ from tests.checkpoints import Checkpoints
 from tests.worker.adapters.harness import decoder_of, loaded, use
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier  # noqa: F401
 from tests.worker.model.harness import cache_for, pack, prompts_of, rows_for
-from worker.adapters.loaded import LoadedAdapter
-from worker.adapters.operations import operations_with_adapters
-from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
-from worker.model.decoder import Decoder
-from worker.schedule.sequence import Chunk, Sequence
+from worker.lora.loaded import LoadedAdapter
+from worker.lora.ops import operations_with_adapters
+from worker.models.cpu_decoder import CpuDecoder, fastest_decoder
+from worker.models.decoder import Decoder
+from worker.scheduler.sequence import Chunk, Sequence
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 LENGTHS = (1, 6, 1, 37, 1, 9, 1)

@@ -21,24 +21,22 @@ from tests.adapters import draw_adapter
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.adapters.harness import CPU, LONGEST, decoder_of, loaded, use
 from tests.worker.schedule.harness import commit
-from worker.adapters import loaded as loading
-from worker.adapters import operations
-from worker.adapters.loaded import LoadedAdapter, Part
-from worker.kernels.linear import PackedLinear
-from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.tensors import KVCache
-from worker.model.decoder import Decoder
-from worker.run.graphs.graph_capture import EagerGraph, Graph
-from worker.run.graphs.graphs import StepGraphs
-from worker.run.runner import Runner
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.records.shared_prefix import SharedPrefix
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Plan, Sequence
+from worker.kv_cache.tensors import KVCache, cache_groups
+from worker.lora import loaded as loading
+from worker.lora import ops
+from worker.lora.loaded import LoadedAdapter, ProductPart
+from worker.model_runner.cuda_graph_capture import EagerGraph, Graph
+from worker.model_runner.cuda_graphs import StepGraphs
+from worker.model_runner.runner import Runner
+from worker.models.decoder import Decoder
+from worker.ops.linear.packed import PackedLinear
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Plan, Sequence, SharedPrefix
 
 if TYPE_CHECKING:  # importing them reads how Triton runs, which tests of kernels change
-    from worker.kernels.gpu.products.adapter_products import AdapterTiles
+    from worker.lora.triton import AdapterTiles
 
 PROMPTS = [[(11 * i + 5 * n) % (VOCAB - 3) + 3 for i in range(5 + 9 * n)] for n in range(4)]
 NARROW = ("q_proj", "v_proj")
@@ -46,23 +44,23 @@ NARROW = ("q_proj", "v_proj")
 
 @pytest.fixture(autouse=True)
 def products_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.adapters.on_gpu import ProductsOnGpu
-    from worker.kernels.gpu.products import adapter_products
-    from worker.kernels.gpu.products.adapter_products import part_table
-    from worker.run.graphs import adapters_in_graphs
+    from worker.lora import triton as adapter_products
+    from worker.lora.on_gpu import ProductsOnGpu
+    from worker.lora.triton import part_table
+    from worker.model_runner import cuda_graph_adapters
 
     def packed(matrix: Tensor, dtype: torch.dtype, *_: object) -> PackedLinear:
         return PackedLinear(matrix.to(dtype).contiguous(), None, True)
 
-    def table(a: PackedLinear, factors: Tensor, parts: Seq[Part], device: torch.device) -> Tensor:
+    def table(a: PackedLinear, factors: Tensor, parts: Seq[ProductPart], device: torch.device) -> Tensor:
         return part_table(a.weight, factors, [(p.b.weight, p.first_rank, p.ranks, p.column) for p in parts])
 
-    for module in (adapter_products, adapters_in_graphs):
+    for module in (adapter_products, cuda_graph_adapters):
         monkeypatch.setattr(module, "launch_products", launched)
     monkeypatch.setattr(loading, "_packed", packed)
     monkeypatch.setattr(loading, "_table", table)
     monkeypatch.setattr(loading, "_in_c", lambda linears: None)
-    monkeypatch.setattr(operations, "_on_gpu", lambda plain, positions: ProductsOnGpu())
+    monkeypatch.setattr(ops, "_on_gpu", lambda plain, positions: ProductsOnGpu())
 
 
 def matrix(address: int, rows: int, columns: int) -> Tensor:
@@ -245,8 +243,8 @@ def test_self_test_that_fails_turns_off_only_the_graphs_of_steps_with_adapters(
 
 
 def test_tiles_are_those_of_a_step_without_a_graph() -> None:
-    from worker.kernels.gpu.products.adapter_products import tiles_of
-    from worker.run.graphs.adapters_in_graphs import NO_SLOT, tiles_of_slots
+    from worker.lora.triton import tiles_of
+    from worker.model_runner.cuda_graph_adapters import NO_SLOT, tiles_of_slots
 
     draw = np.random.default_rng(1)
     for rows in (1, 15, 16, 17, 70, 300):

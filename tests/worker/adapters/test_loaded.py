@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.adapters.files import AdapterError
+from shared.lora import AdapterError
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
 from tests.worker.adapters.harness import Asked, added, answers, decoder_of, loaded

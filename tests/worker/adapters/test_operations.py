@@ -10,10 +10,10 @@ from tests.adapters import draw_adapter
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.adapters.harness import Asked, added, answers, decoder_of, loaded, use
 from tests.worker.model.harness import cache_for, pack, rows_for
-from worker.adapters.operations import operations_with_adapters
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.schedule.sequence import Chunk, Sequence
+from worker.lora.ops import operations_with_adapters
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
+from worker.scheduler.sequence import Chunk, Sequence
 
 PROMPTS = [[(11 * i + 5 * n) % (VOCAB - 3) + 3 for i in range(9 + 7 * n)] for n in range(9)]
 

@@ -9,13 +9,12 @@ from shared.messages import Sampling
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
 from tests.worker.adapters.harness import CPU, LONGEST, decoder_of, loaded, use
-from worker.kv_cache.groups import cache_groups
-from worker.kv_cache.tensors import KVCache
-from worker.model.cpu_decoder import fastest_decoder
-from worker.run.adapted import model_for
-from worker.run.drafters.hidden_rows import HiddenStates, ReadStep, read_step
-from worker.run.inputs import build_inputs, dummy_sequence
-from worker.schedule.sequence import Chunk, Plan
+from worker.kv_cache.tensors import KVCache, cache_groups
+from worker.model_runner.hidden_states import HiddenStates, ReadStep, read_step
+from worker.model_runner.inputs import build_inputs, dummy_sequence
+from worker.model_runner.runner import model_for
+from worker.models.cpu_decoder import fastest_decoder
+from worker.scheduler.sequence import Chunk, Plan
 
 
 @pytest.mark.parametrize("layers", [(), (0, 1)])

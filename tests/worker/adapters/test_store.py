@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 
 from shared import messages as m
-from shared.adapters.files import AdapterError, read_files
-from shared.config import ModelConfig
+from shared.config.settings import ModelConfig
+from shared.lora import AdapterError, read_files
 from shared.prefix_identity import PrefixIdentity
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
 from tests.patience import PATIENCE_S
 from tests.worker.adapters.harness import decoder_of
 from tests.worker.run.harness import RunnerBench
-from worker.adapters.metrics import AdapterCollector
-from worker.adapters.store import MAX_COUNTED, OTHERS, AdapterStore
-from worker.schedule.records.adapter_use import AdapterUse
-from worker.schedule.sequence import Sequence
+from worker.lora.store import MAX_COUNTED, OTHERS, AdapterCollector, AdapterStore
+from worker.scheduler.sequence import AdapterUse, Sequence
 
 PROMPT = list(range(40, 60))
 

@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shared import messages as m
-from shared.wire.codec import pack_u32, unpack_u32
+from shared.wire import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, expected, next_id
 from worker.engine.loop import Loop
+from worker.engine.metrics import Metrics
 from worker.engine.requests import RequestTable
+from worker.engine.stats import Stats
+from worker.engine.transport import FrontendGone
 from worker.engine.validation import no_pictures
 from worker.kv_cache.pages import PagePool
-from worker.observability.metrics import Metrics
-from worker.observability.stats import Stats
-from worker.run.in_flight import StepOutput
-from worker.schedule import sequence as scheduled
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Chunk, Plan
-from worker.transport.server import FrontendGone
+from worker.model_runner.step import StepOutput
+from worker.scheduler import sequence as scheduled
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Chunk, Plan
 
 if TYPE_CHECKING:
-    from worker.grammar.compiler import GrammarCompiler
+    from worker.structured_output.compiler import GrammarCompiler
 
 ME, YOU = b"frontend", b"otherone"
 CONFIG = SchedulerConfig(max_seq_len=512, max_waiting_requests=8)

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from shared import messages as m
-from shared.processes.heartbeat import Heartbeat, Phase
-from shared.wire.codec import pack_u32
+from shared.heartbeat import Heartbeat, Phase
+from shared.wire import pack_u32
 from tests.wire.harness import expected
 from tests.worker.engine.harness import ME, Bench, submit
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.requests import QUARANTINE_CRASHES
-from worker.schedule.records.history import History
-from worker.schedule.sequence import Chunk, Sequence
+from worker.scheduler.sequence import Chunk, History, Sequence
 
 
 class Died(BaseException):

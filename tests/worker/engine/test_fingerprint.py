@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from shared.config import ModelConfig, WorkerConfig
-from shared.fingerprint import fingerprint_of
+from shared.build import fingerprint_of
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
-from worker.engine.fingerprint import ARITHMETIC_VERSION, fingerprint, numerics_of
-from worker.engine.formats import choose_formats
-from worker.engine.load import load_engine
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.families.families import spec_from_config
+from worker.checkpoint.checkpoint import read_config
+from worker.engine.build import load_engine
+from worker.engine.numerics import ARITHMETIC_VERSION, choose_formats, fingerprint, numerics_of
+from worker.models.config import spec_from_config
 from worker.spec import LayerSpec
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_tokenizer_and_numerics_are_in_it(folder: Path, monkeypatch: pytest.Monk
         fingerprint(["w"], "t", spec, replace(numerics, batch_invariant=False)),
         fingerprint(["w"], "t", spec, replace(numerics, libraries={"torch": "0"})),
     ]
-    monkeypatch.setattr("worker.engine.fingerprint.ARITHMETIC_VERSION", -1)
+    monkeypatch.setattr("worker.engine.numerics.ARITHMETIC_VERSION", -1)
     others.append(fingerprint(["w"], "t", spec, numerics))
     monkeypatch.undo()
     assert len({fingerprint(["w"], "t", spec, numerics), *others}) == 1 + len(others)

@@ -5,14 +5,16 @@ import logging
 import pytest
 import torch
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
-from worker.engine.formats import choose_formats, dtype_name
-from worker.engine.load import load_engine
-from worker.kernels.weights.quantize import Scheme
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.families.families import spec_from_config
-from worker.model.quantization.in_memory import AS_STORED, InMemory
+from worker.checkpoint.checkpoint import read_config
+from worker.engine.build import load_engine
+from worker.engine.numerics import choose_formats, dtype_name
+from worker.models.config import spec_from_config
+from worker.ops.quantized_weight import Scheme
+from worker.quantization.methods import AS_STORED, InMemory
 
 
 @pytest.mark.parametrize(

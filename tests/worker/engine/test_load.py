@@ -2,10 +2,11 @@
 
 import pytest
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import HYBRID, Checkpoints
-from worker.engine import load
-from worker.engine.load import load_engine, warn_if_capped
+from worker.engine import build
+from worker.engine.build import load_engine, warn_if_capped
 from worker.kv_cache.sizing import GIB, PoolSize
 
 
@@ -15,7 +16,7 @@ from worker.kv_cache.sizing import GIB, PoolSize
 def test_speculation_auto_is_on_for_models_larger_than_processor_caches(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, asked: str, cached: int, most: int
 ) -> None:
-    monkeypatch.setattr(load, "PROCESSOR_CACHE_BYTES", cached)
+    monkeypatch.setattr(build, "PROCESSOR_CACHE_BYTES", cached)
     worker = WorkerConfig(device="cpu", speculation=asked, kv_cache_gb=0.0005)
     engine = load_engine(ModelConfig(model=str(checkpoints("llama")), max_seq_len=64), worker)
     assert engine.scheduler.config.max_draft_tokens == most
@@ -25,7 +26,7 @@ def test_speculation_auto_is_on_for_models_larger_than_processor_caches(
 def test_drafts_and_the_promise_of_equal_bits_need_kernels_that_keep_bits(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, invariant: bool, kernels: str
 ) -> None:
-    monkeypatch.setattr(load, "kernels_name", lambda decoder, dtype: kernels)
+    monkeypatch.setattr(build, "kernels_name", lambda decoder, dtype: kernels)
     worker = WorkerConfig(device="cpu", speculation="ngram", kv_cache_gb=0.0005, batch_invariant=invariant)
     engine = load_engine(ModelConfig(model=str(checkpoints("llama")), max_seq_len=64), worker)
     assert engine.scheduler.config.max_draft_tokens == (7 if invariant else 0)

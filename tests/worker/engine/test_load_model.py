@@ -5,14 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.default_sizes import with_default_sizes
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig, with_default_sizes
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
 from worker.engine import load_model as load_models
-from worker.engine.load import build_engine, load_engine
+from worker.engine.build import build_engine, load_engine
 from worker.engine.load_model import LoadedModel, find_model, load_model
-from worker.grammar.compiler import GrammarCompiler
+from worker.structured_output.compiler import GrammarCompiler
 
 CPU = torch.device("cpu")
 WORKER = with_default_sizes(WorkerConfig(device="cpu", kv_cache_gb=0.01, overlap=False), on_gpu=False)

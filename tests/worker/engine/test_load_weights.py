@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from shared.machine import Memory
 from tests.checkpoints import Checkpoints
-from worker.engine import load_weights
-from worker.engine.load import load_engine
-from worker.model.weights import Loader
+from worker.engine import load_model
+from worker.engine.build import load_engine
+from worker.models.load import Loader
 
 GIB = 1 << 30
 
@@ -27,7 +29,7 @@ def load(folder: Path, **worker: Any) -> None:
 
 @pytest.mark.usefixtures("unread")
 def test_weights_larger_than_the_machine_are_refused(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_weights, "memory", lambda: Memory(1 << 16, 1 << 16, 0))
+    monkeypatch.setattr(load_model, "memory", lambda: Memory(1 << 16, 1 << 16, 0))
     with pytest.raises(ConfigError, match=r"^the model needs 0\.0 GiB for its weights, but 0\.0 GiB of 0\.0 GiB are "):
         load(checkpoints("llama"))
 
@@ -37,7 +39,7 @@ def test_pool_larger_than_what_is_available_is_refused(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`max_batch_size` is large here, because the pool is never larger than so many sequences need."""
-    monkeypatch.setattr(load_weights, "memory", lambda: Memory(GIB, GIB // 2, 0))
+    monkeypatch.setattr(load_model, "memory", lambda: Memory(GIB, GIB // 2, 0))
     with pytest.raises(ConfigError) as caught:
         load(checkpoints("llama"), kv_cache_gb=9.0, max_batch_size=20_000, max_step_tokens=20_000)
     words = r"and (\d\.\d) GiB for the K/V pool, but 0\.5 GiB of 1\.0 GiB are available: lower --kv-cache-gb to 0\.4"
@@ -46,5 +48,5 @@ def test_pool_larger_than_what_is_available_is_refused(
 
 
 def test_what_fits_is_loaded(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_weights, "memory", lambda: Memory(GIB, GIB // 2, 0))
+    monkeypatch.setattr(load_model, "memory", lambda: Memory(GIB, GIB // 2, 0))
     load(checkpoints("llama"), kv_cache_gb=0.01)

@@ -5,7 +5,7 @@ import pytest
 from shared import messages as m
 from tests.wire.harness import expected
 from tests.worker.engine.harness import ME, Bench, check_only_one_failed, submit
-from worker.schedule.sequence import Chunk
+from worker.scheduler.sequence import Chunk
 
 
 @pytest.mark.parametrize("culprit", range(6))

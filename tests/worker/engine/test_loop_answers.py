@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from frontend.text.grammar_builder import json_schema, regex
+from frontend.structured_output.grammar import json_schema, regex
 from shared import messages as m
-from shared.wire.codec import pack_u32, unpack_u32
+from shared.wire import pack_u32, unpack_u32
 from tests.checkpoints import EOS, VOCAB, Checkpoints
 from tests.worker.run.harness import RunnerBench, batch_invariant_decoder
 from tests.worker.test_matrix import FEW_BITS, decoder_in_few_bits
-from worker.grammar.compiler import GrammarCompiler
-from worker.model.decoder import Decoder
-from worker.run.in_flight import InFlightStep
-from worker.schedule.sequence import Plan
+from worker.model_runner.step import InFlightStep
+from worker.models.decoder import Decoder
+from worker.scheduler.sequence import Plan
+from worker.structured_output.compiler import GrammarCompiler
 
 LENGTH = 24
 BUDGET = m.ThinkingBudget(4, (7,), 8, (8, 9), begun=True, forbidden=((11, 12),))

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import pytest
 
 from shared import messages as m
-from shared.wire.codec import pack_u32, unpack_u32
+from shared.wire import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, expected, next_id
 from tests.worker.engine.harness import ME, Bench, FakeRunner, submit
-from worker.run.in_flight import StepOutput
-from worker.schedule.features.speculation import NgramDrafter
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.sequence import Chunk, Plan
+from worker.model_runner.step import StepOutput
+from worker.scheduler.drafts import NgramDrafter
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.sequence import Chunk, Plan
 
 
 @dataclass

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from shared import messages as m
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from tests.wire.harness import expected, next_id
 from tests.worker.engine.harness import ME, YOU, Bench, FakeRunner, check_only_one_failed, submit
-from worker.run.in_flight import StepOutput
-from worker.schedule.sequence import Chunk, Plan, Sequence
-from worker.transport.server import FrontendGone
+from worker.engine.transport import FrontendGone
+from worker.model_runner.step import StepOutput
+from worker.scheduler.sequence import Chunk, Plan, Sequence
 
 
 @dataclass(eq=False)

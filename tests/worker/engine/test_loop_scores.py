@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shared import messages as m
-from shared.wire.codec import pack_u32, unpack_f32, unpack_u32
+from shared.wire import pack_u32, unpack_f32, unpack_u32
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.run.harness import RunnerBench, batch_invariant_decoder
 

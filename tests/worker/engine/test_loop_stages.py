@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from shared import messages as m
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from tests.wire.harness import expected
 from tests.worker.engine.harness import CONFIG, ME, Bench, check_only_one_failed, submit
 from tests.worker.engine.test_loop_overlap import Device, Overlapped, mixture
-from worker.schedule.sequence import Chunk, Plan, Sequence
+from worker.scheduler.sequence import Chunk, Plan, Sequence
 
 
 class InStages(Overlapped):

@@ -3,11 +3,11 @@
 import pytest
 
 from shared import messages as m
-from shared.wire.codec import pack_u32, unpack_u32
+from shared.wire import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, expected
 from tests.worker.engine.harness import YOU, Bench, submit
 from worker.engine.requests import KEEP_FINISHED_S
-from worker.transport.server import FrontendGone
+from worker.engine.transport import FrontendGone
 
 
 def test_requests_of_one_step_are_sent_in_one_message_per_frontend() -> None:

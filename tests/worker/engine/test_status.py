@@ -1,7 +1,7 @@
 """The Status of a worker that is still loading."""
 
-from shared.config import Settings
-from shared.processes.heartbeat import Heartbeat
+from shared.config.settings import Settings
+from shared.heartbeat import Heartbeat
 from worker.engine.status import StatusReporter
 
 

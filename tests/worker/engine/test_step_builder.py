@@ -3,9 +3,9 @@
 import pytest
 
 from shared import messages as m
-from shared.wire.codec import unpack_u32
-from worker.engine import step_builder
-from worker.engine.step_builder import StepBuilder
+from shared.wire import unpack_u32
+from worker.engine import step_message
+from worker.engine.step_message import StepBuilder
 
 
 def test_build_concatenates_tokens_with_their_offsets() -> None:
@@ -36,7 +36,7 @@ def test_log_probabilities_that_are_too_long_for_one_message_come_with_their_tok
     builder.ends.append(m.End(1, m.Outcome.EOS, 2))
     builder.admitted.append(m.Admitted(3, 1))
     assert builder.parts() == [builder]
-    monkeypatch.setattr(step_builder, "MAX_LOGPROB_BYTES", 200)
+    monkeypatch.setattr(step_message, "MAX_LOGPROB_BYTES", 200)
     steps = [part.build() for part in builder.parts()]
     assert [unpack_u32(step.ids).tolist() for step in steps] == [[], [1, 2], [4], [5], [3]]
     assert [[one.id for one in step.logprobs] for step in steps] == [[], [1, 1, 2], [4], [5], []]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shared import messages as m
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from worker.engine.validation import MAX_LOGPROBS, MAX_NAME_CHARS, MAX_TOP, check_submit
 
 VOCAB = 100

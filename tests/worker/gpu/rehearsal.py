@@ -25,21 +25,21 @@ from bench.gpu.offline.machine import Machine
 from bench.gpu.offline.rehearsals import WAYS, few_experts, started
 from bench.gpu.shapes import CONFIGS
 from bench.micro.step import EncodingServer
-from frontend.text import grammar_builder as build
-from shared.adapters.files import read_files
-from shared.config import ModelConfig
+from frontend.structured_output import grammar as build
+from shared.config.settings import ModelConfig
+from shared.lora import read_files
 from shared.messages import Adapter, End, Outcome, Sampling, Step, Submit
 from shared.prefix_identity import first_line
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from tests.adapters import draw_adapter
-from worker.adapters.store import AdapterStore
-from worker.engine.load import Engine
+from worker.engine.build import Engine
 from worker.engine.loop import Loop
+from worker.engine.metrics import Metrics
 from worker.engine.requests import RequestTable
-from worker.observability.metrics import Metrics
-from worker.observability.stats import Stats
-from worker.run.graphs.graph_shapes import FREE_PADDING
-from worker.schedule.sequence import Plan
+from worker.engine.stats import Stats
+from worker.lora.store import AdapterStore
+from worker.model_runner.cuda_graph_inputs import FREE_PADDING
+from worker.scheduler.sequence import Plan
 
 LONGEST = 4096
 ME = b"frontend"
@@ -236,7 +236,7 @@ def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]
         *(f"a step of {plan.tokens} tokens has no graph" for plan in eager if way != "plain" and replayable(plan)),
     ]
     problems += [
-        f"a decode waits: {place}" for place in waits if "in_flight.py" not in place and "graph_inputs.py" not in place
+        f"a decode waits: {place}" for place in waits if "step.py" not in place and "cuda_graph_inputs.py" not in place
     ]
     if served.link.ids.keys() - {0}:
         problems.append(f"ids were read before they were there: {served.link.ids}")

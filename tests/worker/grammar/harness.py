@@ -6,19 +6,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from frontend.text import grammar_builder as build
+from frontend.structured_output import grammar as build
 from shared import messages as m
-from shared.config import ModelConfig, WorkerConfig
-from shared.wire.codec import pack_u32
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from shared.wire import pack_u32
 from tests.checkpoints import EOS, VOCAB
 from tests.patience import PATIENCE_S
 from tests.worker.engine.harness import Bench as LoopBench
 from tests.worker.engine.harness import FakeServer
-from worker.engine.load import Engine, load_engine
+from worker.engine.build import Engine, load_engine
 from worker.engine.loop import Loop
+from worker.engine.metrics import Metrics
 from worker.engine.requests import RequestTable
-from worker.observability.metrics import Metrics
-from worker.observability.stats import Stats
+from worker.engine.stats import Stats
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"enum": [1, 2, 34]}},
           "required": ["name", "age"], "additionalProperties": False}  # fmt: skip

@@ -10,15 +10,15 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from frontend.text import grammar_builder as build
+from frontend.structured_output import grammar as build
+from shared import grammar_trial
 from shared import messages as m
-from shared.processes import grammar_trial
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from tests.checkpoints import EOS, VOCAB, byte_fallback_tokenizer, byte_level_tokenizer
 from tests.deep_grammars import ANCHORS, CHAINS, IDS, NAMED_DEFINITIONS, PERCENT, chain, rules
 from tests.patience import PATIENCE_S
 from tests.worker.grammar.harness import NAMED, Bench, submit
-from worker.grammar.compiler import MAX_CACHED, GrammarCompiler, InvalidGrammar, with_plain_tags
+from worker.structured_output.compiler import MAX_CACHED, GrammarCompiler, InvalidGrammar, with_plain_tags
 
 TEXT = json.dumps({"grammars": [{"lark_grammar": 'start: "<tool_call>" /[^<]*/'}]})
 

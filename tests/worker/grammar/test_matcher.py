@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from jsonschema_rs import Draft202012Validator
 
-from frontend.text import grammar_builder as build
+from frontend.structured_output import grammar as build
 from shared import messages as m
-from shared.wire.codec import pack_u32, unpack_u32
+from shared.wire import pack_u32, unpack_u32
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.schemas import SCHEMAS, TEMPERATURES
 from tests.worker.engine.harness import ME

@@ -7,9 +7,9 @@ import pytest
 from shared import messages as m
 from tests.worker.engine.harness import YOU
 from tests.worker.grammar.harness import NAMED, Bench, submit
-from worker.grammar.compiler import Grammar, GrammarCompiler
-from worker.grammar.pending import MAX_PREPARING
-from worker.transport.server import FrontendGone
+from worker.engine.transport import FrontendGone
+from worker.structured_output.compiler import Grammar, GrammarCompiler
+from worker.structured_output.pending import MAX_PREPARING
 
 
 class ManualCompiler(GrammarCompiler):

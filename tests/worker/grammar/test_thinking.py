@@ -3,7 +3,7 @@
 import pytest
 
 from shared.messages import ThinkingBudget
-from worker.grammar.thinking import Thinking
+from worker.structured_output.matcher import Thinking
 
 OPEN, CLOSE, BLANK = 7, 8, 5
 

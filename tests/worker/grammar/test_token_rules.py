@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.text import grammar_builder as build
+from frontend.structured_output import grammar as build
 from shared import messages as m
-from shared.wire.codec import pack_u32, unpack_u32
+from shared.wire import pack_u32, unpack_u32
 from tests.checkpoints import EOS, VOCAB
 from tests.worker.engine.harness import ME
 from tests.worker.grammar.harness import Bench, alone, submit
-from worker.grammar.token_rules import restriction
+from worker.structured_output.matcher import restriction
 
 OPEN, CLOSE = 10, 11
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, Batch, batch, close, poisoned
 from tests.worker.kernels.harness.cpu_tiers import as_written
-from worker.kernels import attention as twin
-from worker.kernels import forms
-from worker.kernels.attention import attention_torch
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
+from worker.ops import attention
+from worker.ops.attention import reference as twin
+from worker.ops.attention.reference import attention_torch
+from worker.ops.launch_options import NO_OPTIONS, GpuOptions
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (3, 99), (1, 2), (33, 33)]
 FEW = [(1, 37), (17, 90), (1, 1), (3, 70)]
@@ -65,7 +65,7 @@ def run_triton(
     options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Runs the kernel with new memory full of NaN. longer: by how much the bound on the lengths is too large"""
-    from worker.kernels.gpu.attention.attention import attention_triton
+    from worker.ops.attention.triton import attention_triton
 
     there = case.to(device)
     fields = there.query_start_loc, there.seq_lens, there.page_table, there.max_kv_len + longer
@@ -87,7 +87,7 @@ def sinks_of(heads: int) -> Tensor:
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves no memory for partial results, so only sequences of one row are split: merging is slow here."""
-    from worker.kernels.gpu.attention import attention
+    from worker.ops.attention import triton as attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 0)
     monkeypatch.setattr(attention, "SPLITS_AT_ONCE", 2)
@@ -96,7 +96,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes splits of 128, 512 and 2,048 positions, so that a short sequence has all three kinds."""
-    from worker.kernels.gpu.attention import attention
+    from worker.ops.attention import triton as attention
 
     monkeypatch.setattr(attention, "SPLIT_SIZE", 128)
     monkeypatch.setattr(attention, "SHORT_SPLITS", 4)
@@ -132,7 +132,7 @@ def test_public_function_passes_sinks_and_softcap(dtype: torch.dtype, cache_dtyp
     case = in_fp8(case) if cache_dtype else case
     written = case.cache_v if cache_dtype else as_written(case.cache_v)
     more: dict[str, Any] = {"sinks": sinks_of(4), "softcap": 1.5}
-    got = forms.attention(case.q, case.cache_k, written, *case.fields, scale=0.3, window=24, **more)
+    got = attention.attention(case.q, case.cache_k, written, *case.fields, scale=0.3, window=24, **more)
     close(got, one_by_one(case, 0.3, 24, **more))
 
 
@@ -153,7 +153,7 @@ def test_twin_in_half_precision(dtype: torch.dtype) -> None:
 def test_attention_torch_reads_an_fp8_cache_in_the_query_dtype(dtype: torch.dtype) -> None:
     """Calls the public function, which uses PyTorch here, because the C kernels cannot read such a cache."""
     case = in_fp8(batch(MIXED, 4, 2, 64, 16, dtype))
-    got = forms.attention(case.q, case.cache_k, case.cache_v, *case.fields, scale=0.125, window=24)
+    got = attention.attention(case.q, case.cache_k, case.cache_v, *case.fields, scale=0.125, window=24)
     close(got, one_by_one(case, 0.125, 24))
 
 
@@ -171,7 +171,7 @@ def test_twin_within_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_public_function_takes_a_strided_query() -> None:
     case = batch(MIXED, 4, 2, 64, 16)
     fused = torch.cat((case.q, torch.full_like(case.q, torch.nan)), dim=1)
-    got = forms.attention(fused[:, :4], case.cache_k, case.cache_v, *case.fields, scale=0.125, window=0)
+    got = attention.attention(fused[:, :4], case.cache_k, case.cache_v, *case.fields, scale=0.125, window=0)
     assert got.is_contiguous()
     close(got, one_by_one(case, 0.125, 0))
 
@@ -274,7 +274,7 @@ def test_triton_bits_do_not_depend_on_bounds_programs_or_padding(
 ) -> None:
     """As in a captured step, the bound is far above all lengths, some rows belong to no sequence, and some sequences
     read the scratch page or have no row."""
-    from worker.kernels.gpu.attention import attention
+    from worker.ops.attention import triton as attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 1 << 20)
     case = batch([(1, 700), (3, 130)], 2, 1, 32, 16)
@@ -299,7 +299,7 @@ def test_triton_bits_do_not_depend_on_which_rows_are_split(
     device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Splits sequences of one row, of up to two rows, or all sequences. Tiles of a sequence see different splits."""
-    from worker.kernels.gpu.attention import attention
+    from worker.ops.attention import triton as attention
 
     case = batch([(3, 700), (1, 400), (5, 130)], heads, kv_heads, size, 16, dtype)
     sinks = sinks_of(heads)
@@ -315,7 +315,7 @@ def test_triton_last_program_of_a_tile_merges_its_splits(
     device: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits stay the same, and all counters are zero again for the next replay. Two sequences have no row."""
-    from worker.kernels.gpu.attention import attention
+    from worker.ops.attention import triton as attention
 
     monkeypatch.setattr(attention, "PARTIAL_BYTES", 1 << 20)
     options = GpuOptions(last_combine=True, arrivals=torch.zeros(16, dtype=torch.int32, device=device))
@@ -356,7 +356,7 @@ def test_triton_overlaps_the_softmax_where_products_run_by_themselves(
     size: int, dtype: torch.dtype, fp8: bool, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The softmax does not overlap if keys must be converted, if registers do not suffice, or if the option is off."""
-    from worker.kernels.gpu.attention import attention
+    from worker.ops.attention import triton as attention
 
     launched = []
 
@@ -372,7 +372,7 @@ def test_triton_overlaps_the_softmax_where_products_run_by_themselves(
 
 
 def test_count_splits_covers_every_position() -> None:
-    from worker.kernels.gpu.attention.key_splits import count_splits
+    from worker.ops.attention.triton_shared import count_splits
 
     begins = [*range(0, 1024, 128), *range(1024, 4096, 512), *range(4096, 100_000, 2048)]
     for length in (1, 128, 129, 1024, 1025, 4096, 4097, 9000, 65_536):
@@ -407,7 +407,7 @@ def test_divide_work_launches_few_programs_and_splits_short_pieces(
     lengths: list[tuple[int, int]], bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a 3B model's heads on an H200: few programs for each multiprocessor, and partial results fit in memory."""
-    from worker.kernels.gpu.attention import attention
+    from worker.ops.attention import triton as attention
 
     monkeypatch.undo()  # undoes the small limits that the other tests need
     tokens, sequences, heads, kv_heads, size = sum(rows for rows, _ in lengths), len(lengths), 24, 8, 128

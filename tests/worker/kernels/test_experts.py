@@ -19,10 +19,14 @@ from tests.worker.kernels.harness.cpu_tiers import (
     tier,  # noqa: F401
 )
 from tests.worker.kernels.harness.experts import Sizes, made
-from worker.kernels.experts import Experts, PackedExperts, choose_experts, clear_choices, experts, experts_torch
-from worker.kernels.linear import PackedLinear, linear
-from worker.kernels.rowwise.activate import GATED, Activation
-from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, CodeMap
+from worker.ops.activation.reference import GATED
+from worker.ops.linear import linear
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.moe import clear_choices, experts
+from worker.ops.moe.packed import Experts, PackedExperts
+from worker.ops.moe.reference import choose_experts, experts_torch
+from worker.ops.quantized_weight import E2M1, INT4, INT8, CodeMap
+from worker.spec import Activation
 
 CHOSEN = 3
 FORMATS: dict[str, list[CodeMap | None]] = {

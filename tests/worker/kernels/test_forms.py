@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random, rope_tables
-from worker.kernels import forms
-from worker.kernels.cpu import bindings
-from worker.kernels.rowwise.qkv_rope_write import qkv_rope_write_torch
+from worker.ops import choose, launch_options, rope
+from worker.ops import native as c_library
+from worker.ops.rope.reference import qkv_rope_write_torch
 
 KERNELS = Path(forms.__file__).parent
 # Modules that choose between Triton and C forms. All other modules of the folder define operations in plain PyTorch.
@@ -28,11 +28,11 @@ class OnGpu(Tensor):
 
 
 def ours(path: Path) -> Iterator[str]:
-    """Returns the modules of worker/kernels that a file imports, relative to worker/kernels."""
+    """Returns the modules of worker/ops that a file imports, relative to worker/ops."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("worker.kernels"):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("worker.ops"):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name.removeprefix("worker.kernels.") for name in names)
+            yield from (name.removeprefix("worker.ops.") for name in names)
 
 
 def test_definitions_know_no_device_and_kernels_know_no_choice() -> None:
@@ -48,14 +48,14 @@ def test_definitions_know_no_device_and_kernels_know_no_choice() -> None:
 
 
 def test_form_is_that_of_the_device_and_of_what_the_library_can() -> None:
-    def form(name: str) -> forms.Form:
+    def form(name: str) -> choose.Form:
         return lambda *args, **named: (name, args, named)
 
     for can, expected in ((True, "c"), (False, "torch")):
-        operation = forms.choosing(
+        operation = choose.choosing(
             form("torch"), "rowwise.norm.rms_norm_triton", form("c"), lambda x, weight, can=can: can
         )
-        assert operation(torch.ones(1), 2, eps=3, options=forms.NO_OPTIONS) == (
+        assert operation(torch.ones(1), 2, eps=3, options=launch_options.NO_OPTIONS) == (
             expected,
             (torch.ones(1), 2),
             {"eps": 3},
@@ -74,9 +74,9 @@ def test_norms_of_whole_rows_on_a_gpu_never_reach_the_library_for_cpus(monkeypat
     plain, pretended = ([torch.zeros(2, 4, sizes[1], sizes[2]) for _ in "kv"] for _ in "12")
     expected = qkv_rope_write_torch(qkv, *plain, *where, **norms, eps=1e-6, offset=False, dtype=dtype)
     for name in ("rms_norm", "rotary", "store_kv", "qkv_rope_write"):
-        monkeypatch.setattr(bindings, name, refuse)
+        monkeypatch.setattr(c_library, name, refuse)
     caches = [cache.as_subclass(OnGpu) for cache in pretended]
-    got = forms.qkv_rope_write(qkv.as_subclass(OnGpu), *caches, *where, **norms, eps=1e-6, offset=False, dtype=dtype)
+    got = rope.qkv_rope_write(qkv.as_subclass(OnGpu), *caches, *where, **norms, eps=1e-6, offset=False, dtype=dtype)
     torch.testing.assert_close(got.as_subclass(Tensor), expected, atol=1e-5, rtol=1e-5)
     for one, other in zip(pretended, plain, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

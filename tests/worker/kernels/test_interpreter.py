@@ -120,7 +120,7 @@ def test_interpreter_cannot_call_the_blas(name: str) -> None:
 
 
 def test_kernels_run_where_numpy_has_no_blas(monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.kernels.gpu.products.linear import linear_triton
+    from worker.ops.linear.triton import linear_triton
 
     x, weight = random(5, 70, dtype=torch.float16), random(33, 70, dtype=torch.float16)
     expected = linear_triton(x, weight, None)

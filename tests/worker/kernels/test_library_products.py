@@ -7,9 +7,7 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import close, near, random
 from tests.worker.kernels.harness.quantized import quantized
-from worker.kernels.gpu.products.packed_codes import pack_codes
-from worker.kernels.gpu.products.tiles import chain_length
-from worker.kernels.library_products import (
+from worker.ops.linear.cublas import (
     FEWEST_ROWS,
     FEWEST_ROWS_OF_CODES,
     Product,
@@ -18,10 +16,13 @@ from worker.kernels.library_products import (
     product_of,
     with_library,
 )
-from worker.kernels.linear import PackedLinear, linear_torch
-from worker.kernels.operations import TORCH
-from worker.kernels.split_k import sum_split_k
-from worker.kernels.weights.quantized_weight import INT4, QuantizedWeight
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.linear.packed_codes import pack_codes
+from worker.ops.linear.reference import linear_torch
+from worker.ops.linear.tiles import chain_length
+from worker.ops.norm.reference import sum_split_k
+from worker.ops.quantized_weight import INT4, QuantizedWeight
+from worker.ops.table import TORCH
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -5,11 +5,13 @@ import torch
 import torch.nn.functional as F
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, near, poisoned, random
-from worker.kernels.gpu.products.tile_table import Chains
-from worker.kernels.linear import gated_linear, linear, linear_torch, pack
-from worker.kernels.rowwise.act_and_mul import act_and_mul_torch
-from worker.kernels.rowwise.activate import Activation
-from worker.kernels.split_k import sum_split_k
+from worker.ops.activation.reference import act_and_mul_torch
+from worker.ops.linear import gated_linear, linear
+from worker.ops.linear.packed import pack
+from worker.ops.linear.reference import linear_torch
+from worker.ops.linear.tiles import Chains
+from worker.ops.norm.reference import sum_split_k
+from worker.spec import Activation
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -34,7 +36,7 @@ SHAPES = [(1, 48, 70), (5, 130, 256), (70, 130, 72), (20, 40, 700), (40, 64, 64)
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
 def test_linear_triton_agrees_with_torch(rows: int, columns: int, depth: int, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.products.linear import linear_triton
+    from worker.ops.linear.triton import linear_triton
 
     x = random(rows, 3 * depth, dtype=dtype, device=device)[:, depth : 2 * depth]  # strided
     weight = random(columns, depth, dtype=dtype, device=device, seed=1) / 8
@@ -55,7 +57,7 @@ def test_linear_triton_agrees_with_torch(rows: int, columns: int, depth: int, dt
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_gated_triton(rows: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.products.linear import gated_linear_triton
+    from worker.ops.linear.triton import gated_linear_triton
 
     x = random(rows, 100, dtype=dtype, device=device)
     weight = random(2 * 90, 100, dtype=dtype, device=device, seed=1) / 8
@@ -68,7 +70,7 @@ def test_gated_triton(rows: int, activation: Activation, dtype: torch.dtype, dev
 
 
 def test_chain_length_depends_on_the_weight_shape_only() -> None:
-    from worker.kernels.gpu.products.tiles import MAX_CHAINS, chain_length, is_single_chain
+    from worker.ops.linear.tiles import MAX_CHAINS, chain_length, is_single_chain
 
     for columns, depth in ((3072, 8192), (2560, 9728), (1152, 6912), (1152, 1024), (5120, 3072), (33, 70)):
         chain = chain_length(columns, depth)
@@ -92,7 +94,7 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
     rows: int, columns: int, depth: int, cut: bool, dtype: torch.dtype, device: str
 ) -> None:
     """All tiles give the same bits, whether each chain along K has its own program or one program computes all."""
-    from worker.kernels.gpu.products.linear import linear_triton
+    from worker.ops.linear.triton import linear_triton
 
     x = random(rows, depth, dtype=dtype, device=device)
     weight = random(columns, depth, dtype=dtype, device=device, seed=1)
@@ -109,10 +111,10 @@ def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
     chains: Chains, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With parked sums, one program computes several tiles."""
-    from worker.kernels.gpu.products.linear import linear_triton
-    from worker.kernels.gpu.products.tile_table import CANDIDATES, PARKED_ELEMENTS
+    from worker.ops.linear.tiles import CANDIDATES, PARKED_ELEMENTS
+    from worker.ops.linear.triton import linear_triton
 
-    monkeypatch.setattr("worker.kernels.gpu.products.parked_linear.multiprocessors", lambda device: 1)
+    monkeypatch.setattr("worker.ops.linear.triton_accumulate.multiprocessors", lambda device: 1)
     columns, depth = (130, 800) if chains == "parked" else (40, 520)
     x, weight = (random(*shape, dtype=torch.float16, device=device) for shape in ((20, depth), (columns, depth)))
     bias = random(columns, dtype=torch.float16, device=device, seed=2)
@@ -128,8 +130,8 @@ def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
 
 
 def test_every_tile_of_a_gated_product_gives_the_same_bits(device: str) -> None:
-    from worker.kernels.gpu.products.linear import gated_linear_triton
-    from worker.kernels.gpu.products.tile_table import CANDIDATES
+    from worker.ops.linear.tiles import CANDIDATES
+    from worker.ops.linear.triton import gated_linear_triton
 
     x, weight = (random(*shape, dtype=torch.float16, device=device) for shape in ((20, 96), (2 * 70, 96)))
     expected = gated_linear_triton(x, weight, None, "silu")
@@ -145,8 +147,8 @@ def test_every_tile_of_a_gated_product_gives_the_same_bits(device: str) -> None:
 def test_gated_triton_has_the_bits_of_the_product_and_the_gate(
     rows: int, columns: int, depth: int, dtype: torch.dtype, device: str
 ) -> None:
-    from worker.kernels.gpu.products.linear import gated_linear_triton, linear_triton
-    from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
+    from worker.ops.activation.triton import act_and_mul_triton
+    from worker.ops.linear.triton import gated_linear_triton, linear_triton
 
     x, weight = (random(*shape, dtype=dtype, device=device) for shape in ((rows, depth), (2 * columns, depth)))
     whole = act_and_mul_triton(linear_triton(x, weight, None), "silu")

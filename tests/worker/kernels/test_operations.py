@@ -7,19 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from tests.worker.kernels.harness.cases import close
 from tests.worker.kernels.harness.decoders import PARALLEL, PLAIN, SANDWICH, decoder_of, moved
 from tests.worker.model.harness import Row, pack
-from worker.kernels.gpu.launch.options import GPU_OPTIONS, options_named
-from worker.kernels.gpu.products.packed_codes import pack_codes
-from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import FAST, Operations, with_options
-from worker.kernels.weights.quantize import Scheme, quantize
-from worker.kernels.weights.quantized_weight import INT4, quantize_groups
 from worker.kv_cache.tensors import KVCache
-from worker.model.decoder import Decoder
-from worker.run.checks.kernel_check import find_wrong_operations
+from worker.model_runner.check_kernels import find_wrong_operations
+from worker.models.decoder import Decoder
+from worker.ops.launch_options import GPU_OPTIONS, options_named
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.linear.packed_codes import pack_codes
+from worker.ops.quantized_weight import INT4, Scheme, quantize, quantize_groups
+from worker.ops.table import FAST, Operations, with_options
 from worker.spec import LayerSpec, ModelSpec
 
 PAGE = 4
@@ -72,17 +71,12 @@ def others() -> list[Row]:
 
 def on_triton(model: Decoder) -> Decoder:
     """Returns the decoder with the operations that are chosen on a GPU, except attention."""
-    from worker.kernels.gpu.products.linear import gated_linear_triton, linear_triton
-    from worker.kernels.gpu.products.quantized_linear import (
-        can_be_gated,
-        quantized_gated_linear_triton,
-        quantized_linear_triton,
-    )
-    from worker.kernels.gpu.products.tiles import is_single_chain
-    from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
-    from worker.kernels.gpu.rowwise.activate import activate_triton
-    from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton, rms_norm_triton
-    from worker.kernels.gpu.rowwise.qkv_rope_write import qkv_rope_write_triton
+    from worker.ops.activation.triton import act_and_mul_triton, activate_triton
+    from worker.ops.linear.tiles import is_single_chain
+    from worker.ops.linear.triton import gated_linear_triton, linear_triton
+    from worker.ops.linear.triton_low_bit import can_be_gated, quantized_gated_linear_triton, quantized_linear_triton
+    from worker.ops.norm.triton import add_rms_norm_triton, rms_norm_triton
+    from worker.ops.rope.triton import qkv_rope_write_triton
 
     def linear(x: Tensor, packed: PackedLinear, **how: Any) -> Tensor:
         how["whole_rows"] = packed.whole_rows
@@ -148,8 +142,8 @@ def test_options_of_kernels_change_no_bit() -> None:
 
 
 def all_triton(model: Decoder) -> Decoder:
-    from worker.kernels.gpu.attention.attention import attention_triton
-    from worker.kernels.gpu.sampling.sample import sample_triton
+    from worker.ops.attention.triton import attention_triton
+    from worker.ops.sampling.triton import sample_triton
 
     def attention(*args: Any, next_weights: object, **how: Any) -> Tensor:
         return attention_triton(*args, **how)
@@ -169,7 +163,7 @@ def test_kernel_check_finds_no_wrong_operation(
     scheme: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "cpu":  # the interpreter merges splits one by one, even those that do not exist
-        monkeypatch.setattr("worker.kernels.gpu.attention.attention.SPLITS_AT_ONCE", 1)
+        monkeypatch.setattr("worker.ops.attention.triton.SPLITS_AT_ONCE", 1)
     windowed = replace(SANDWICH, layers=(LayerSpec(7, 0), LayerSpec(0, 0)))
     model = all_triton(few_bits(decoder_of(windowed, device, dtype), scheme))
     length = 1300 if device == "cuda" else 21  # short, because the interpreter is slow

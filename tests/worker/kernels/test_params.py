@@ -2,8 +2,7 @@
 
 import torch
 
-from worker.kernels.params import EVERY, PlainParams, Stages
-from worker.kernels.sample import sample_torch
+from worker.ops.sampling.reference import EVERY, PlainParams, Stages, sample_torch
 
 
 def params(temperature: float) -> PlainParams:

@@ -5,17 +5,18 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, near, poisoned, random
-from worker.kernels.forms import act_and_mul
-from worker.kernels.linear import PackedLinear, gated_linear, linear, pack_quantized
-from worker.kernels.split_k import sum_split_k
-from worker.kernels.weights.quantize import (
+from worker.ops.activation import act_and_mul
+from worker.ops.linear import gated_linear, linear
+from worker.ops.linear.packed import PackedLinear, pack_quantized
+from worker.ops.norm.reference import sum_split_k
+from worker.ops.quantized_weight import (  # fmt: skip
     FORMATS,
     Kind,
     dequantize,
     linear_quantized_torch,
     quantize,
     quantize_tokens,
-)  # fmt: skip
+)
 
 KINDS: list[Kind] = ["int8", "fp8"]
 # half a rounding step: int8 relative to the row's largest value, fp8 relative to the value
@@ -30,7 +31,7 @@ def tokens(rows: int, depth: int, dtype: torch.dtype = torch.float32, device: st
 
 
 def product(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None, **how: bool) -> Tensor:
-    from worker.kernels.gpu.products.linear import linear_triton
+    from worker.ops.linear.triton import linear_triton
 
     return linear_triton(x, values, bias, scale, dynamic=True, **how)
 
@@ -75,7 +76,7 @@ def test_dynamic_linear_without_a_gpu_does_not_quantize_tokens(kind: Kind) -> No
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "depth"), [(1, 70), (50, 333), (3, 1152), (2, 9000)])
 def test_triton_quantizes_to_the_same(rows: int, depth: int, kind: Kind, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.rowwise.quantize import quantize_tokens_triton
+    from worker.ops.triton_common import quantize_tokens_triton
 
     x = random(rows, 2 * depth, device=device).to(dtype)[:, depth:]  # strided
     x[0, 0], x[-1] = 3e4, x[-1] * 1e-4
@@ -128,8 +129,8 @@ def test_linear_with_dynamic_quantization_triton_agrees_with_torch(
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_triton_gated(rows: int, kind: Kind, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.products.linear import gated_linear_triton
-    from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
+    from worker.ops.activation.triton import act_and_mul_triton
+    from worker.ops.linear.triton import gated_linear_triton
 
     x, bias = random(rows, 200, dtype=dtype, device=device), random(140, dtype=dtype, device=device, seed=2)
     values, scale = quantize(random(140, 200, device=device, seed=1) / 14, kind)

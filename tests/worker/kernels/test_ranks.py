@@ -13,11 +13,11 @@ from tests.patience import PATIENCE_S
 from tests.worker.kernels.harness.decoders import PLAIN, SANDWICH, decoder_of
 from tests.worker.kernels.test_operations import few_bits, logits, on_triton, one, others
 from tests.worker.ranks.threads import together
-from worker.kernels.gpu.products import tiles
-from worker.kernels.linear import PackedLinear
-from worker.model.decoder import Decoder
-from worker.model.parts.share import SECTIONS, Share
-from worker.ranks.gpu.operations import gathering, side_by_side
+from worker.distributed.nccl import gathering, side_by_side
+from worker.models.decoder import Decoder
+from worker.models.sharding import SECTIONS, Share
+from worker.ops.linear import tiles
+from worker.ops.linear.packed import PackedLinear
 from worker.spec import ModelSpec
 
 RANKS = 2

@@ -7,9 +7,18 @@ import torch
 
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.sampling import Row, moved_to, params_of
-from worker.kernels import sample as sample_module
-from worker.kernels.params import EVERY, SampleParams
-from worker.kernels.sample import ONE, first_highest, logprobs, sample, sample_plain, sample_torch, uniform, wrong_draws
+from worker.ops.sampling import reference as sample_module
+from worker.ops.sampling import sample, sample_plain
+from worker.ops.sampling.reference import (
+    EVERY,
+    ONE,
+    SampleParams,
+    first_highest,
+    logprobs,
+    sample_torch,
+    uniform,
+    wrong_draws,
+)
 
 MASK = (1 << 64) - 1
 
@@ -179,7 +188,7 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
 def test_logprobs_of_many_rows_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, ids = random(7, 50), torch.arange(7)
     whole = logprobs(logits, ids, 3)
-    monkeypatch.setattr("worker.kernels.sample.LOGPROB_CHUNK", 100)
+    monkeypatch.setattr("worker.ops.sampling.reference.LOGPROB_CHUNK", 100)
     assert all(torch.equal(*pair) for pair in zip(whole, logprobs(logits, ids, 3), strict=True))
 
 
@@ -212,7 +221,7 @@ def drawn_elsewhere(logits: torch.Tensor, params: SampleParams, monkeypatch: pyt
         return (gap.neg().exp() * (1.0 + units * 2.0**-24) * float(ONE)).long()
 
     with monkeypatch.context() as changed:
-        changed.setattr("worker.kernels.sample._integer_weights", otherwise)
+        changed.setattr("worker.ops.sampling.reference._integer_weights", otherwise)
         return sample_torch(logits, params.plain, params.stages)
 
 
@@ -223,7 +232,7 @@ def test_only_draws_that_rounding_cannot_explain_are_wrong(monkeypatch: pytest.M
     params = params_of([replace(kinds[at % 4], seed=at) for at in range(rows)])
     plain, stages = params.plain, params.stages
     points = _at_a_boundary(logits, params)
-    monkeypatch.setattr("worker.kernels.sample.uniform", lambda seeds, positions: points[seeds])
+    monkeypatch.setattr("worker.ops.sampling.reference.uniform", lambda seeds, positions: points[seeds])
     expected = sample_torch(logits, plain, stages)
     elsewhere = drawn_elsewhere(logits, params, monkeypatch)
     assert int((elsewhere != expected).sum()) > rows // 20, "draws at the boundaries of tokens, so many differ"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from worker.kernels.gpu.rowwise.split_k import split_k_shape
-from worker.kernels.split_k import sum_split_k
+from worker.ops.norm.reference import sum_split_k
+from worker.ops.triton_common import split_k_shape
 
 
 def test_sum_split_k_of_a_whole_product_is_the_product() -> None:

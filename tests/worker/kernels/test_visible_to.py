@@ -10,9 +10,9 @@ from torch import Tensor
 from tests.pairs import in_pairs
 from tests.worker.kernels.harness.cases import Batch, batch, close
 from tests.worker.kernels.harness.cpu_tiers import FUNCTIONS, as_written, needs_library, tier  # noqa: F401
-from worker.kernels.attention import attention_torch
-from worker.kernels.cpu import bindings
-from worker.kernels.gpu.launch.options import GpuOptions
+from worker.ops.attention import native as attention_native
+from worker.ops.attention.reference import attention_torch
+from worker.ops.launch_options import GpuOptions
 
 LENGTHS = [(1, 37), (150, 200), (90, 90), (1, 1), (33, 1500)]
 SPANS = [[], [(60, 130), (140, 199)], [(0, 90)], [], [(1470, 1490)]]  # spans of each sequence: (first position, end)
@@ -44,7 +44,7 @@ def one_by_one(case: Batch, ends: Tensor, window: int) -> Tensor:
 
 
 def run(form: Any, case: Batch, window: int, ends: Tensor | None) -> Tensor:
-    cache_v = as_written(case.cache_v) if form is bindings.attention else case.cache_v
+    cache_v = as_written(case.cache_v) if form is attention_native.attention else case.cache_v
     out: Tensor = form(
         case.q, case.cache_k, cache_v, *case.fields, scale=case.q.shape[2] ** -0.5, window=window, visible_to=ends
     )
@@ -68,10 +68,12 @@ def test_library_shows_rows_what_they_may_see(
     window: int, heads: int, kv_heads: int, size: int, dtype: torch.dtype
 ) -> None:
     case, ends = batch(LENGTHS, heads, kv_heads, size, 32, dtype), visible()
-    found = run(bindings.attention, case, window, ends)
+    found = run(attention_native.attention, case, window, ends)
     close(found, one_by_one(case, ends, window))
     causal = torch.tensor([end for end in visible(spans=[[]] * len(LENGTHS))], dtype=torch.int32)
-    assert torch.equal(run(bindings.attention, case, window, causal), run(bindings.attention, case, window, None))
+    assert torch.equal(
+        run(attention_native.attention, case, window, causal), run(attention_native.attention, case, window, None)
+    )
 
 
 @needs_library
@@ -80,7 +82,7 @@ def test_library_shows_rows_what_they_may_see(
 def test_bits_of_a_row_depend_neither_on_company_nor_on_chunks_nor_on_threads(dtype: torch.dtype) -> None:
     whole, spans = batch([(1300, 1300)], 6, 2, 64, 32, dtype), [[(30, 290), (1100, 1270)]]
     ends = visible([(1300, 1300)], spans)
-    expected = run(bindings.attention, whole, 40, ends)
+    expected = run(attention_native.attention, whole, 40, ends)
     for threads in (1, 3):
         torch.set_num_threads(threads)
         for begin, end in ((0, 30), (30, 290), (290, 295), (295, 1300), (1100, 1270), (1270, 1300), (40, 290)):
@@ -93,7 +95,7 @@ def test_bits_of_a_row_depend_neither_on_company_nor_on_chunks_nor_on_threads(dt
                 slots = cut.page_table[1].long()[:, None] * 32 + torch.arange(32)
                 cache.flatten(0, 1)[slots.flatten()[:end]] = keys[:end]
             of_all = torch.cat([torch.tensor([50], dtype=torch.int32), ends[begin:end]])
-            found = run(bindings.attention, cut, 40, of_all)
+            found = run(attention_native.attention, cut, 40, of_all)
             assert torch.equal(found[1:], expected[begin:end]), (threads, begin, end)
 
 
@@ -101,7 +103,7 @@ def test_bits_of_a_row_depend_neither_on_company_nor_on_chunks_nor_on_threads(dt
 @pytest.mark.parametrize("window", [0, 25])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_triton_shows_rows_what_they_may_see(window: int, dtype: torch.dtype, overlap: bool, device: str) -> None:
-    from worker.kernels.gpu.attention.attention import attention_triton
+    from worker.ops.attention.triton import attention_triton
 
     lengths, spans = [(1, 37), (60, 80), (40, 40)], [[], [(25, 70)], [(0, 40)]]
     case, ends = batch(lengths, 4, 2, 64, 16, dtype), visible(lengths, spans)
@@ -112,7 +114,7 @@ def test_triton_shows_rows_what_they_may_see(window: int, dtype: torch.dtype, ov
 
 @pytest.mark.parametrize("size", [64, 256])
 def test_triton_gives_causal_rows_what_they_have_without(size: int, device: str) -> None:
-    from worker.kernels.gpu.attention.attention import attention_triton
+    from worker.ops.attention.triton import attention_triton
 
     lengths = [(1, 37), (20, 80)]
     case, ends = batch(lengths, 4, 2, size, 16), visible(lengths, [[], []])

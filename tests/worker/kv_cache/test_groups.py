@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tests.worker.kv_cache.harness import SPEC
-from worker.kernels.recurrent.short_conv import ShortConvShape
-from worker.kv_cache.groups import CacheGroup, cache_groups, one_group
+from worker.kv_cache.tensors import CacheGroup, cache_groups, one_group
+from worker.ops.recurrent.mamba2 import ShortConvShape
 from worker.spec import LayerSpec, ModelSpec
 
 

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from shared.config import ConfigError
+from shared.config.declaration import ConfigError
 from shared.machine import Memory
-from worker.kv_cache.host_memory import check_host_memory, check_host_of_several
+from worker.kv_cache.memory import check_host_memory, check_host_of_several
 from worker.kv_cache.sizing import GIB, WeightsSize
 
 MACHINE = Memory(total=32 * GIB, available=20 * GIB, swap=0)

@@ -10,9 +10,9 @@ import torch
 
 from tests.patience import PATIENCE_S
 from tests.worker.kernels.harness.cpu_tiers import needs_library
-from worker.kernels.cpu.bindings import touch_pages
-from worker.kv_cache import prefault
-from worker.kv_cache.prefault import Prefaulter
+from worker.kv_cache import tensors
+from worker.kv_cache.tensors import Prefaulter
+from worker.ops.native import touch_pages
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -33,8 +33,8 @@ def memory() -> torch.Tensor:
 def test_prefaulter_stays_ahead_of_the_highest_page_and_goes_no_further(
     memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefault, "AHEAD_TOKENS", 16 * 10)
-    monkeypatch.setattr(prefault, "STRIDE_TOKENS", 16 * 2)
+    monkeypatch.setattr(tensors, "AHEAD_TOKENS", 16 * 10)
+    monkeypatch.setattr(tensors, "STRIDE_TOKENS", 16 * 2)
     prefaulter = Prefaulter(touch_pages, list(memory))
     wait_until(lambda: prefaulter.prefaulted == 10)
     prefaulter.reach(5)

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.default_sizes import with_default_sizes
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig, with_default_sizes
 from tests.worker.kv_cache.harness import SPEC
-from worker.kernels.recurrent.delta_net import DeltaNetShape
-from worker.kv_cache.groups import CacheGroup, one_group
 from worker.kv_cache.sizing import (
     GIB,
     RESERVED_BYTES,
@@ -22,8 +21,9 @@ from worker.kv_cache.sizing import (
     longest_sequence,
     size_pool,
 )
-from worker.kv_cache.tensors import bytes_per_page, bytes_per_state
+from worker.kv_cache.tensors import CacheGroup, bytes_per_page, bytes_per_state, one_group
 from worker.kv_cache.window import chunk_pages, window_pages
+from worker.ops.recurrent.delta_net import DeltaNetShape
 from worker.spec import LayerSpec, ModelSpec
 
 H200 = GpuMemory("NVIDIA H200", free=138 * GIB, total=140 * GIB, utilization=0.9)

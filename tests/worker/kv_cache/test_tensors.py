@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from tests.worker.kv_cache.harness import SPEC
-from worker.kernels.recurrent.delta_net import DeltaNetShape
-from worker.kv_cache.groups import CacheGroup, one_group
-from worker.kv_cache.tensors import KVCache, bytes_per_page, bytes_per_state
+from worker.kv_cache.tensors import CacheGroup, KVCache, bytes_per_page, bytes_per_state, one_group
+from worker.ops.recurrent.delta_net import DeltaNetShape
 from worker.spec import LayerSpec
 
 [ALL] = one_group(SPEC)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from shared.config import WorkerConfig
-from shared.default_sizes import with_default_sizes
+from shared.config.worker import WorkerConfig, with_default_sizes
 from worker.kv_cache.window import KEY_BLOCK, chunk_pages, chunk_tokens, first_kept, window_pages
 
 

@@ -9,14 +9,19 @@ import pytest
 from shared.messages import Adapter
 from shared.prefix_identity import PrefixIdentity
 from tests.worker.schedule.harness import Rig
+from worker.engine import kv_events as journals
+from worker.engine.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+    PageJournal,
+    block_hash,
+)
 from worker.kv_cache.pages import PagePool
-from worker.kv_events import journal as journals
-from worker.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, block_hash
-from worker.kv_events.journal import PageJournal
-from worker.schedule.paging import Paging
-from worker.schedule.records.adapter_use import AdapterUse
-from worker.schedule.records.shared_prefix import SharedPrefix
-from worker.schedule.sequence import Sequence
+from worker.scheduler.paging import Paging
+from worker.scheduler.sequence import AdapterUse, Sequence, SharedPrefix
 
 PAGE = 4
 

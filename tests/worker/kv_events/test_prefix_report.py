@@ -5,15 +5,14 @@ import random
 
 import pytest
 
-from frontend.workers.reported_prefixes import ReportedPrefixes
+from frontend.workers.routing import ReportedPrefixes
 from shared.prefix_identity import PREFIX_LENGTHS, prefix_keys
-from shared.wire.codec import encode, pack_u32, unpack_u32
+from shared.wire import encode, pack_u32, unpack_u32
 from tests.worker.schedule.harness import Rig
-from worker.kv_events import prefix_report
-from worker.kv_events.prefix_report import PrefixReport
-from worker.schedule.paging import Paging
-from worker.schedule.records.shared_prefix import SharedPrefix
-from worker.schedule.sequence import Sequence
+from worker.engine import prefix_report
+from worker.engine.prefix_report import PrefixReport
+from worker.scheduler.paging import Paging
+from worker.scheduler.sequence import Sequence, SharedPrefix
 
 PAGE = 16
 

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 import zmq
 
-from shared.config import ConfigError, Settings, with_values
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings, with_values
 from tests.e2e.server import free_port
 from tests.patience import PATIENCE_S
+from worker.engine import kv_event_publisher as publishers
+from worker.engine.kv_event_publisher import END, KvEventPublisher, binds, start
+from worker.engine.kv_events import PageJournal
 from worker.kv_cache.pages import PagePool
-from worker.kv_events import publisher as publishers
-from worker.kv_events.journal import PageJournal
-from worker.kv_events.publisher import END, KvEventPublisher, binds
-from worker.kv_events.start import start
-from worker.schedule.paging import Paging
+from worker.scheduler.paging import Paging
 
 
 class Rig:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
-from worker.kernels.cpu import bindings
-from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
+from worker.models.cpu_decoder import CpuDecoder, fastest_decoder
+from worker.ops import native as c_library
 
 PLAIN = ("llama", "gemma3", "qwen3_5", "granite-hybrid", "lfm2", "gpt-oss")
 QUANTIZED = ("llama-biased", "qwen2-moe")  # checkpoints quantized to four bits, in GPTQ's format
@@ -66,7 +66,7 @@ def main() -> None:
     if args.what == "write":
         write(args.folder)
         return
-    print(f"instruction set: {bindings.tier()}")
+    print(f"instruction set: {c_library.tier()}")
     for line in read(args.folder):
         print(line, flush=True)
 

@@ -14,14 +14,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import VOCAB
-from worker.kernels.recurrent.recurrent_state import NO_STATE
+from worker.checkpoint.checkpoint import read_config
 from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.cpu_decoder import CpuDecoder
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.weights import load
+from worker.models.config import spec_from_config
+from worker.models.cpu_decoder import CpuDecoder
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.load import load
+from worker.ops.recurrent_state import NO_STATE
 
 CPU = torch.device("cpu")
 SLOTS = 65  # slots of recurrent states: two for each of 32 sequences, and the scratch slot

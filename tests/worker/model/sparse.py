@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.experts import Sizes, made
-from worker.kernels.linear import PackedLinear, pack
-from worker.kernels.weights.quantized_weight import INT4, CodeMap
-from worker.model.decoder import Decoder
-from worker.model.feed_forward.dense import DenseWeights
-from worker.model.feed_forward.experts import MixtureWeights
-from worker.model.layer import Layer, Weights
+from worker.models.decoder import Decoder, Layer, Weights
+from worker.models.mlp import DenseWeights
+from worker.models.moe import MixtureWeights
+from worker.ops.linear.packed import PackedLinear, pack
+from worker.ops.quantized_weight import INT4, CodeMap
 from worker.spec import ExpertsSpec
 
 MIXES: dict[str, tuple[tuple[str, ...], list[CodeMap | None]]] = {  # name → (kinds of layers, formats of experts)

@@ -14,10 +14,10 @@ from tests.worker.kernels.harness.cpu_tiers import DTYPES, HERE, MOST, dtypes, n
 from tests.worker.model.harness import advance, all_logits, cache_for, decoder_of, pack, prompts_of, rows_for
 from tests.worker.model.quantized_checkpoints import gptq, rewrite, rewrite_as_mixture
 from tests.worker.model.sparse import CHOSEN, MIXES, sparse
-from worker.kernels.cpu.instruction_set import TIERS
 from worker.kv_cache.tensors import KVCache
-from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
-from worker.model.decoder import Decoder
+from worker.models.cpu_decoder import CpuDecoder, fastest_decoder
+from worker.models.decoder import Decoder
+from worker.ops.native_build import TIERS
 from worker.spec import QueryScaling
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]

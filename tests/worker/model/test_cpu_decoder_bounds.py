@@ -11,8 +11,8 @@ from tests.checkpoints import VOCAB
 from tests.pairs import in_pairs
 from tests.worker.kernels.harness.cpu_tiers import FUNCTIONS, needs_library, tier  # noqa: F401
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
-from worker.kernels.cpu.limits import MAX_CHOSEN, MAX_HEAD_DIM, MAX_KEY_ELEMENTS, MAX_TAPS
-from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
+from worker.models.cpu_decoder import CpuDecoder, fastest_decoder
+from worker.ops.native import MAX_CHOSEN, MAX_HEAD_DIM, MAX_KEY_ELEMENTS, MAX_TAPS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,7 +6,7 @@ import pytest
 
 from tests.worker.kernels.harness.cpu_tiers import FASTER, use
 from tests.worker.model.decoder_bits import read, write
-from worker.kernels.cpu.instruction_set import EXTENDS
+from worker.ops.native_build import EXTENDS
 
 
 @pytest.mark.skipif(not FASTER, reason="this processor has no such instruction set")

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from shared.config import ConfigError
+from shared.config.declaration import ConfigError
 from shared.machine import visible_gpus
-from worker.model.device import check_format, check_kernels, pick_device
+from worker.device import check_format, check_kernels, pick_device
 
 NO_DRIVER = (
     "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
@@ -39,7 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.version, "cuda", built)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: not said and built is not None)
         monkeypatch.setattr(torch.cuda, "init", lambda: fail(said))
-        monkeypatch.setattr("worker.model.device._try_cuda", lambda: fail(computes))
+        monkeypatch.setattr("worker.device._try_cuda", lambda: fail(computes))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
-from worker.model.decoder import Decoder
+from worker.models.decoder import Decoder
 
 
 def logits(decoder: Decoder) -> torch.Tensor:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
 from tests.worker.model.published import GEMMA3_4B, PUBLISHED, Config, shrunk
-from worker.model.families.families import spec_from_config
+from worker.models.config import spec_from_config
 
 PROMPTS = prompts_of([40, 100])
 

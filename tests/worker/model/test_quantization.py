@@ -10,24 +10,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, prompts_of
 from tests.worker.model.quantized_checkpoints import EIGHT_BITS, Format, is_linear, rewrite
-from worker.engine.load import load_engine
-from worker.kernels.linear import PackedLinear, linear, pack_quantized
-from worker.kernels.weights.quantize import dequantize, quantize
-from worker.kernels.weights.quantized_weight import INT4, INT8, quantize_groups
+from worker.checkpoint.checkpoint import Checkpoint, read_config
+from worker.checkpoint.staging import Staging
+from worker.engine.build import load_engine
 from worker.kv_cache.sizing import WeightsSize
-from worker.model import weights
-from worker.model.checkpoint.checkpoint import Checkpoint, read_config
-from worker.model.checkpoint.staging import Staging
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.quantization.in_memory import in_memory
-from worker.model.quantization.methods import method_of
-from worker.model.source import FileSource
-from worker.model.weights import Loader, load
+from worker.models import load as weights
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder
+from worker.models.load import FileSource, Loader, load
+from worker.ops.linear import linear
+from worker.ops.linear.packed import PackedLinear, pack_quantized
+from worker.ops.quantized_weight import INT4, INT8, dequantize, quantize, quantize_groups
+from worker.quantization.methods import in_memory, method_of
 from worker.spec import StoredQuantization
 
 CUDA = torch.device("cuda")

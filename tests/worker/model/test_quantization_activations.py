@@ -9,19 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, all_logits, cache_for, prompts_of
-from worker.engine.load import load_engine
-from worker.kernels.linear import PackedLinear
-from worker.kernels.weights.quantize import Scheme
-from worker.model import weights
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.decoder import Decoder
-from worker.model.device import computable
-from worker.model.families.families import spec_from_config
-from worker.model.quantization.in_memory import AS_STORED, InMemory, describe, in_memory
-from worker.model.quantization.methods import method_of
+from worker.checkpoint.checkpoint import read_config
+from worker.device import computable
+from worker.engine.build import load_engine
+from worker.models import load
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.quantized_weight import Scheme
+from worker.quantization.methods import AS_STORED, InMemory, describe, in_memory, method_of
 from worker.spec import StoredQuantization
 
 CUDA = torch.device("cuda")
@@ -138,7 +139,7 @@ def test_cpu_does_not_quantize_activations(checkpoints: Checkpoints, caplog: pyt
 
 def logits(folder: Path, memory: InMemory) -> Tensor:
     spec = spec_from_config(read_config(folder))
-    decoder = Decoder(spec, weights.load(folder, spec, torch.float32, CPU, invariant=False, memory=memory), 512)
+    decoder = Decoder(spec, load.load(folder, spec, torch.float32, CPU, invariant=False, memory=memory), 512)
     (prompt,) = prompts_of([60])
     return all_logits(decoder, cache_for(decoder, tokens=80), [prompt], chunk=60)[0]
 
@@ -155,7 +156,7 @@ def test_quantized_activations_keep_logits_close(
 
     folder, plain = checkpoints(model), in_memory(None, name.removesuffix("-dynamic"), CUDA)
     full, widened = logits(folder, AS_STORED), logits(folder, plain)
-    monkeypatch.setattr(weights, "pack_quantized", kept)
+    monkeypatch.setattr(load, "pack_quantized", kept)
     got = logits(folder, in_memory(None, name, CUDA))
     likeness = torch.nn.functional.cosine_similarity(got, full)
     assert not torch.equal(got, widened) and likeness.mean() > least

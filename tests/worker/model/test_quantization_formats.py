@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, decoder_of, prompts_of, run_greedy
 from tests.worker.model.quantized_checkpoints import (
@@ -23,13 +24,13 @@ from tests.worker.model.quantized_checkpoints import (
     save,
     with_head,
 )
-from worker.engine.load import load_engine
+from worker.checkpoint.checkpoint import CheckpointError, read_config
+from worker.engine.build import load_engine
 from worker.kv_cache.sizing import WeightsSize
-from worker.model.checkpoint.checkpoint import CheckpointError, read_config
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.families.families import spec_from_config
-from worker.model.quantization.in_memory import InMemory
-from worker.model.weights import load
+from worker.models.config import spec_from_config
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.load import load
+from worker.quantization.methods import InMemory
 
 CLOSE, GREEDY = 1e-3, 100
 Copy = Callable[..., Path]

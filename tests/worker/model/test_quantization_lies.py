@@ -14,10 +14,10 @@ from torch import Tensor
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
 from tests.worker.model.quantized_checkpoints import FORMATS, State, compressed, eight_bits, is_linear, rewrite, save
-from worker.model.checkpoint.checkpoint import CheckpointError, read_config
-from worker.model.families.families import spec_from_config
-from worker.model.quantization.in_memory import in_memory
-from worker.model.weights import load
+from worker.checkpoint.checkpoint import CheckpointError, read_config
+from worker.models.config import spec_from_config
+from worker.models.load import load
+from worker.quantization.methods import in_memory
 
 GATE, DOWN = "model.layers.1.mlp.gate_proj.", "model.layers.2.mlp.down_proj."
 NAN, INF = float("nan"), float("inf")

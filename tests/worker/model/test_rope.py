@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from worker.model.families.families import spec_from_config
-from worker.model.rope import query_scales, tables
+from worker.models.config import spec_from_config
+from worker.models.decoder import query_scales, tables
 from worker.spec import QueryScaling, RopeSpec
 
 POSITIONS, HEAD_DIM = 5000, 64

@@ -11,11 +11,10 @@ from shared.messages import Sampling
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.run.drafters.eagle_heads import hidden_states
 from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
-from worker.kv_cache.groups import cache_groups
-from worker.kv_cache.tensors import KVCache
-from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
-from worker.run.inputs import build_inputs, dummy_sequence
-from worker.schedule.sequence import Chunk
+from worker.kv_cache.tensors import KVCache, cache_groups
+from worker.model_runner.inputs import build_inputs, dummy_sequence
+from worker.models.cpu_decoder import CpuDecoder, fastest_decoder
+from worker.scheduler.sequence import Chunk
 
 LENGTH = 37
 KINDS = ("llama", "qwen3_5", "gemma4", "olmo2", "cohere", "qwen3-moe")

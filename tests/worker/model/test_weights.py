@@ -10,15 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, decoder_of, prompts_of
-from worker.engine.load import load_engine
-from worker.kernels.linear import linear
-from worker.model.checkpoint.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends
-from worker.model.families.families import spec_from_config
-from worker.model.layer import Weights
-from worker.model.weights import load
+from worker.checkpoint.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends
+from worker.engine.build import load_engine
+from worker.models.config import spec_from_config
+from worker.models.decoder import Weights
+from worker.models.load import load
+from worker.ops.linear import linear
 
 State = dict[str, torch.Tensor]
 

@@ -11,12 +11,12 @@ from tests.checkpoints import Checkpoints
 from tests.gguf_files import mixed, mxfp4, write
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU
-from worker.kernels.cpu import bindings
+from worker.checkpoint.checkpoint import read_config
 from worker.kv_cache.sizing import WeightsSize
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.families.families import spec_from_config
-from worker.model.quantization.in_memory import in_memory
-from worker.model.weights import load
+from worker.models.config import spec_from_config
+from worker.models.load import load
+from worker.ops import native as c_library
+from worker.quantization.methods import in_memory
 
 
 def predicted_and_found(folder: Path, flag: str, dtype: torch.dtype) -> tuple[WeightsSize, int]:
@@ -47,7 +47,7 @@ def test_prediction_for_int4_is_what_int4_takes(checkpoints: Checkpoints, kind: 
 
 
 def test_without_c_kernels_weights_are_widened(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bindings, "available", lambda dtype: False)
+    monkeypatch.setattr(c_library, "available", lambda dtype: False)
     plain, _ = predicted_and_found(checkpoints("llama"), "none", torch.bfloat16)
     quantized, _ = predicted_and_found(checkpoints("llama"), "int4", torch.bfloat16)
     assert plain.nbytes == quantized.nbytes

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from tests.worker.schedule.features.test_repeated_rows import recurrent, submit
-from worker.observability.draft_metrics import DraftCollector
+from worker.engine.metrics import DraftCollector
 
 
 def test_drafts_are_counted_by_their_position() -> None:

@@ -1,12 +1,11 @@
-"""Tests of worker/observability/metrics.py."""
+"""Tests of worker/engine/metrics.py."""
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.messages import ConnectedFrontend, KVUsage, Outcome, Pages, Sampling, Status, WorkerState
-from worker.observability.metrics import Metrics, Source
-from worker.schedule.records.history import History
-from worker.schedule.sequence import Sequence
+from worker.engine.metrics import Metrics, Source
+from worker.scheduler.sequence import History, Sequence
 
 
 class Idle:

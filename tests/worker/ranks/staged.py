@@ -11,25 +11,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shared.adapters.files import read_files
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
+from shared.lora import read_files
 from tests.worker.model.harness import CPU, cache_for
-from worker.adapters.operations import AdapterRows
+from worker.checkpoint.checkpoint import read_config
+from worker.distributed.exchange import Exchange
+from worker.distributed.leader import _connected
+from worker.distributed.lora import AdaptersOfRanks, OwnAdapters
+from worker.distributed.messages import LOGITS, order, send
+from worker.distributed.pipeline import RankDecoder, ReturnedRows, StagedModel
 from worker.follower import LoadedPart, compute
-from worker.kernels.cpu.ranks_c import RankLost, shared_bytes
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.parts.part import Part, parts_of
-from worker.model.quantization.in_memory import AS_STORED, InMemory
-from worker.model.weights import load
-from worker.ranks.adapters import AdaptersOfRanks, OwnAdapters
-from worker.ranks.exchange import Exchange
-from worker.ranks.frames import LOGITS, order, send
-from worker.ranks.leader import _connected
-from worker.ranks.pipeline import RankDecoder
-from worker.ranks.staged_model import ReturnedRows, StagedModel
+from worker.lora.ops import AdapterRows
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.load import load
+from worker.models.sharding import Part, parts_of
+from worker.ops.exchange import RankLost, shared_bytes
+from worker.quantization.methods import AS_STORED, InMemory
 from worker.spec import ModelSpec
 
 ROUND = 4096

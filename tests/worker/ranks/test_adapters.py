@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.adapters.files import AdapterError, read_files
+from shared.lora import AdapterError, read_files
 from shared.messages import Sampling
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
@@ -25,19 +25,19 @@ from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU, Row, advance, cache_for, pack, prompts_of, rows_for
 from tests.worker.ranks.staged import decoder_of, exchanges, parts_for, spec_of, staged
 from tests.worker.ranks.threads import together
-from worker.adapters.loaded import LoadedAdapter, load_adapter
-from worker.adapters.operations import operations_with_adapters, rows_of_adapters
-from worker.adapters.sites import sites_of
-from worker.kernels.cpu.ranks_c import RankLost
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.parts.part import Part
-from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
-from worker.model.weights import load
-from worker.ranks.adapters import PIECE_BYTES, AdaptersOfRanks, OwnAdapters
-from worker.ranks.frames import AdapterFrame, Order, adapters_of, order, receive, send
-from worker.schedule.sequence import Chunk, Sequence
+from worker.distributed.lora import PIECE_BYTES, AdaptersOfRanks, OwnAdapters
+from worker.distributed.messages import AdapterFrame, Order, adapters_of, order, receive, send
+from worker.lora.loaded import LoadedAdapter, load_adapter
+from worker.lora.ops import operations_with_adapters, rows_of_adapters
+from worker.lora.target_modules import sites_of
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.load import load
+from worker.models.sharding import Part
+from worker.ops.exchange import RankLost
+from worker.quantization.methods import AS_STORED, InMemory, in_memory
+from worker.scheduler.sequence import Chunk, Sequence
 
 pytestmark = needs_library
 LENGTHS = [35, 5, 36, 50, 40, 70]
@@ -259,7 +259,7 @@ def base(checkpoints: Checkpoints) -> Path:
 def test_adapters_come_in_pieces_between_steps_and_go(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.ranks.adapters.PIECE_BYTES", PIECE_BYTES >> 4)
+    monkeypatch.setattr("worker.distributed.lora.PIECE_BYTES", PIECE_BYTES >> 4)
     parts = parts_for(spec_of(base), 1, lanes=2)
     files = [read_files(str(one)) for one in two(base, tmp_path)]
     ours, theirs = socket.socketpair()

@@ -13,17 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU, pack, prompts_of, rows_for
 from tests.worker.ranks.test_part import SMALL_ROUND, part, together
+from worker.distributed.checks import RankDiffers, check_slices, checksums, checksums_from_checkpoint, differing
 from worker.engine.load_model import ModelFiles, find_model
-from worker.kernels.cpu.ranks_c import shared_bytes
-from worker.model.layer import Weights
-from worker.model.parts.share import Share
-from worker.model.weights import load
-from worker.ranks.checks import RankDiffers, check_slices, checksums, checksums_from_checkpoint, differing
+from worker.models.decoder import Weights
+from worker.models.load import load
+from worker.models.sharding import Share
+from worker.ops.exchange import shared_bytes
 
 
 @pytest.mark.parametrize(

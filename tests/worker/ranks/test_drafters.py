@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from shared import messages as m
-from shared.config import ModelConfig, WorkerConfig
-from shared.wire.codec import pack_u32
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from shared.wire import pack_u32
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.ranks.test_steps_in_stages import StagedBench, served
 from tests.worker.run.drafters.eagle_heads import EAGLES, Eagle
 from tests.worker.run.drafters.heads import with_head
-from worker.engine.load import Engine, load_engine
-from worker.run.drafters.head_drafter import HeadDrafter
+from worker.engine.build import Engine, load_engine
+from worker.spec_decode.head_drafter import HeadDrafter
 
 pytestmark = needs_library
 COUNT, TOKENS = 5, 24

@@ -10,8 +10,8 @@ import torch
 
 from tests.worker.model.harness import Row as Sequence
 from tests.worker.model.harness import pack
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.ranks.frames import BOTH, LOGITS, Order, inputs_of, order, receive, rows_of, send
+from worker.distributed.messages import BOTH, LOGITS, Order, inputs_of, order, receive, rows_of, send
+from worker.models.forward_inputs import ForwardInputs
 
 
 def through_socket(frame: Order) -> Order:

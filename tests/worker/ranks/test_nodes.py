@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.ranks.nodes import nodes, processors_of
+from worker.distributed.leader import nodes, processors_of
 
 TWO = {0: {0, 1, 4, 5}, 1: {2, 3, 6, 7}}
 FOUR = {node: {2 * node, 2 * node + 1} for node in range(4)}

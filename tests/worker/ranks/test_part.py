@@ -18,18 +18,17 @@ from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier  
 from tests.worker.model.harness import CPU, advance, cache_for, pack, prompts_of, rows_for
 from tests.worker.model.quantized_checkpoints import gptq, rewrite
 from tests.worker.ranks.threads import together
-from worker.kernels.cpu.ranks_c import RankLost, RanksC, shared_bytes
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.layer_names import LayerNames
-from worker.model.mixers.kinds import mixer
-from worker.model.parts.share import CannotShare, Share, check, parts_of_kv
-from worker.model.quantization.in_memory import AS_STORED, in_memory
-from worker.model.weights import load
-from worker.ranks.part import PartDecoder
+from worker.checkpoint.checkpoint import read_config
+from worker.distributed.exchange import PartDecoder
+from worker.models.config import spec_from_config
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.layer_kinds import LayerNames, mixer
+from worker.models.load import load
+from worker.models.sharding import CannotShare, Share, check, parts_of_kv
+from worker.ops.exchange import RankLost, RanksC, shared_bytes
+from worker.quantization.methods import AS_STORED, in_memory
 from worker.spec import ModelSpec
 
 LENGTHS = [1, 5, 16, 17, 40, 70]

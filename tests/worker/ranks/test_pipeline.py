@@ -26,23 +26,26 @@ from tests.worker.model.harness import CPU, advance, cache_for, pack, prompts_of
 from tests.worker.model.quantized_checkpoints import gptq, rewrite
 from tests.worker.ranks.staged import decoder_of, exchanges, parts_for, spec_of, staged
 from tests.worker.ranks.threads import together
-from worker.kernels.cpu.ranks_c import RankLost
+from worker.distributed.checks import RankDiffers
+from worker.distributed.exchange import Exchange, PartDecoder
+from worker.distributed.messages import rows_frame, send
+from worker.distributed.pipeline import (
+    PROGRESS_S,
+    BegunStep,
+    RankDecoder,
+    ReturnedRows,
+    Ring,
+    StageDecoder,
+    tell_progress,
+)
 from worker.kv_cache.tensors import KVCache
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.layer import Weights
-from worker.model.parts.part import Part
-from worker.model.parts.share import CannotShare
-from worker.model.parts.stages import bounds_of_stages
-from worker.model.quantization.in_memory import AS_STORED, InMemory, in_memory
-from worker.model.weights import load
-from worker.ranks.checks import RankDiffers
-from worker.ranks.exchange import Exchange
-from worker.ranks.frames import rows_frame, send
-from worker.ranks.part import PartDecoder
-from worker.ranks.pipeline import PROGRESS_S, RankDecoder, Ring, StageDecoder, tell_progress
-from worker.ranks.staged_model import BegunStep, ReturnedRows
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder, Weights
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.load import load
+from worker.models.sharding import CannotShare, Part, bounds_of_stages
+from worker.ops.exchange import RankLost
+from worker.quantization.methods import AS_STORED, InMemory, in_memory
 
 LENGTHS = [1, 5, 16, 17, 40, 70]
 

@@ -18,14 +18,14 @@ from tests.patience import PATIENCE_S
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU, cache_for, pack, prompts_of, rows_for
 from tests.worker.ranks.test_part import LENGTHS, SMALL_ROUND, forward, together
-from worker.kernels.cpu.ranks_c import RankLost, RanksC, shared_bytes
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.parts.share import Share
-from worker.model.weights import load
-from worker.ranks.part import PartDecoder
+from worker.checkpoint.checkpoint import read_config
+from worker.distributed.exchange import PartDecoder
+from worker.models.config import spec_from_config
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
+from worker.models.load import load
+from worker.models.sharding import Share
+from worker.ops.exchange import RankLost, RanksC, shared_bytes
 
 pytestmark = needs_library
 

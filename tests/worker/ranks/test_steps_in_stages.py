@@ -8,17 +8,18 @@ from functools import cache
 import pytest
 
 from shared import messages as m
-from shared.config import ModelConfig, WorkerConfig
-from shared.wire.codec import pack_u32
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from shared.wire import pack_u32
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.engine.test_loop_answers import KINDS, checking, submits
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.run.harness import OTHERS, PLAIN, DrainedBench, scores, traffic
 from tests.worker.schedule.harness import OracleDrafter
-from worker.engine.load import Engine, load_engine
+from worker.engine.build import Engine, load_engine
 from worker.kv_cache.pages import PagePool
-from worker.schedule.features.speculation import Drafter
-from worker.schedule.sequence import Plan, Sequence
+from worker.scheduler.drafts import Drafter
+from worker.scheduler.sequence import Plan, Sequence
 
 pytestmark = needs_library
 Engines = Callable[..., Engine]

@@ -12,11 +12,11 @@ from tests.checkpoints import Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU, advance, cache_for, pack, prompts_of, rows_for
 from tests.worker.ranks.staged import parts_for, spec_of, staged
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.parts.part import Part
-from worker.model.weights import load
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.load import load
+from worker.models.sharding import Part
 
 pytestmark = needs_library
 LENGTHS = [1, 5, 16, 17, 40, 70]

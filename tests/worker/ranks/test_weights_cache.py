@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU
 from tests.worker.ranks.staged import parts_for, spec_of
-from worker.engine.formats import choose_formats
-from worker.engine.load_weights import through_cache
-from worker.model.layer import Weights
-from worker.model.parts.part import Part
-from worker.model.weights import load
-from worker.model.weights_cache.weights_cache import _taken_apart
+from worker.engine.load_model import through_cache
+from worker.engine.numerics import choose_formats
+from worker.models.decoder import Weights
+from worker.models.load import load
+from worker.models.sharding import Part
+from worker.models.weights_cache import _taken_apart
 
 pytestmark = needs_library
 

@@ -7,21 +7,20 @@ from pathlib import Path
 import torch
 
 from shared import messages as m
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from tests.checkpoints import EOS, VOCAB
 from tests.worker.engine.harness import Bench
-from worker.grammar.compiler import GrammarCompiler
-from worker.kv_cache.groups import cache_groups
+from worker.checkpoint.checkpoint import read_config
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import GIB, GpuMemory
-from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.weights import load
-from worker.run.runner import Runner
-from worker.schedule.policy import SchedulerConfig
+from worker.kv_cache.tensors import KVCache, cache_groups
+from worker.model_runner.runner import Runner
+from worker.models.config import spec_from_config
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
+from worker.models.load import load
+from worker.scheduler.policy import SchedulerConfig
+from worker.structured_output.compiler import GrammarCompiler
 
 MAX_SEQ_LEN = 128
 SLOTS = 60  # slots for recurrent states

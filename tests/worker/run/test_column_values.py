@@ -9,15 +9,11 @@ import torch
 from torch import Tensor
 
 from shared.messages import Sampling
-from worker.model.inputs.forward_inputs import COLUMNS, ForwardInputs
-from worker.model.inputs.step_columns import Column, Extent, Padding
-from worker.run import inputs as run_inputs
-from worker.run.column_values import VALUES, StepLayout
-from worker.run.graphs.graph_inputs import Blocks, GraphInputs, HostInputs, inputs_bytes
-from worker.run.graphs.graph_shapes import Shape
-from worker.run.inputs import build_inputs, lay_out, lay_out_decodes
-from worker.schedule.records.sequence_states import SequenceStates
-from worker.schedule.sequence import Chunk, Sequence
+from worker.model_runner import inputs as run_inputs
+from worker.model_runner.cuda_graph_inputs import Blocks, GraphInputs, HostInputs, Shape, inputs_bytes
+from worker.model_runner.inputs import VALUES, StepLayout, build_inputs, lay_out, lay_out_decodes
+from worker.models.forward_inputs import COLUMNS, Column, Extent, ForwardInputs, Padding
+from worker.scheduler.sequence import Chunk, Sequence, SequenceStates
 
 CPU = torch.device("cpu")
 GROUPS, PAGE_SIZE = 2, 16

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from shared.messages import Sampling
-from worker.grammar.matcher import Matcher
-from worker.grammar.token_rules import restriction
-from worker.run.grammar_mask import GrammarMask
-from worker.schedule.sequence import Row, Sequence
+from worker.model_runner.grammar_mask import GrammarMask
+from worker.scheduler.sequence import Row, Sequence
+from worker.structured_output.matcher import Matcher, restriction
 
 V, EOS = 20, (3,)
 

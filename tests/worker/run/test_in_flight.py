@@ -2,8 +2,8 @@
 
 import torch
 
-from worker.run.in_flight import HostCopy, InFlightStep
-from worker.schedule.sequence import Plan
+from worker.model_runner.step import HostCopy, InFlightStep
+from worker.scheduler.sequence import Plan
 
 
 def test_host_copy_keeps_values_that_are_overwritten_later() -> None:

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import Sampling
-from worker.run.inputs import build_inputs
-from worker.schedule.records.prompt_scores import PromptScores
-from worker.schedule.sequence import Chunk, Plan, Sequence
+from worker.model_runner.inputs import build_inputs
+from worker.scheduler.sequence import Chunk, Plan, PromptScores, Sequence
 
 CPU = torch.device("cpu")
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from shared.messages import Logprobs, Sampling
-from shared.wire.codec import unpack_f32, unpack_u32
-from worker.run import logprobs
-from worker.run.in_flight import HostCopy
-from worker.run.inputs import LogitsUse
-from worker.run.logprobs import FEW, launch_logprobs
-from worker.schedule.sequence import Chunk, Plan, Sequence
+from shared.wire import unpack_f32, unpack_u32
+from worker.model_runner import logprobs
+from worker.model_runner.inputs import LogitsUse
+from worker.model_runner.logprobs import launch_logprobs
+from worker.model_runner.step import HostCopy
+from worker.scheduler.host_budget import FEW
+from worker.scheduler.sequence import Chunk, Plan, Sequence
 
 
 def sequence(id: int, tokens: list[int], prompt_len: int, **options: object) -> Sequence:

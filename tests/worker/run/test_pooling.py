@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModel
 
 from shared import messages as m
-from shared.wire.codec import pack_u32, unpack_f32
+from shared.wire import pack_u32, unpack_f32
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.embedders import pooled
 from tests.worker.run.harness import RunnerBench, batch_invariant_decoder
-from worker.run.pooling import PromptVector
+from worker.model_runner.logprobs import PromptVector
 
 LAST, MEAN, FIRST, LOGITS = m.PoolingKind.LAST, m.PoolingKind.MEAN, m.PoolingKind.FIRST, m.PoolingKind.LOGITS
 NAMES = {LAST: "lasttoken", MEAN: "mean", FIRST: "cls"}

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from shared import messages as m
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.run.harness import OTHERS, PLAIN, RunnerBench, batch_invariant_decoder, scores, traffic
-from worker.engine.load import load_engine
-from worker.run.runner import DeviceBroken
+from worker.engine.build import load_engine
+from worker.model_runner.runner import DeviceBroken
 
 
 @pytest.mark.parametrize("samplings", [PLAIN * 2, PLAIN + OTHERS + PLAIN], ids=["plain", "mixed"])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from shared.messages import SamplerChain, Sampling
-from worker.run.sampler import is_plain, sample_rows, sampling_params
-from worker.schedule.sequence import Sequence
+from worker.model_runner.sampler import is_plain, sample_rows, sampling_params
+from worker.scheduler.sequence import Sequence
 
 V, EOS = 50, (3,)
 

@@ -10,21 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
-from shared.default_sizes import with_default_sizes
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig, with_default_sizes
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.model.harness import CPU, decoder_of
 from tests.worker.run.harness import Memory
-from worker.engine.load import size_pool_and_decoder
+from worker.checkpoint.checkpoint import read_config
+from worker.engine.build import size_pool_and_decoder
 from worker.engine.load_model import explain_out_of_memory
 from worker.kv_cache.sizing import GIB, RESERVED_BYTES
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.families.families import spec_from_config
-from worker.model.weights import load
-from worker.run.runner import Runner
-from worker.run.warmup import (
+from worker.model_runner.runner import Runner
+from worker.model_runner.warmup import (
     FEW_TOKENS,
     LONG_CONTEXT,
     PROMPT_LOGPROBS,
@@ -36,7 +34,10 @@ from worker.run.warmup import (
     steps,
     warm_up,
 )
-from worker.schedule.sequence import Plan
+from worker.models.config import spec_from_config
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.load import load
+from worker.scheduler.sequence import Plan
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -96,7 +97,7 @@ def test_steps_cover_every_kind() -> None:
 
 def test_steps_cover_every_tile_of_linear() -> None:
     """Each tile is a kernel to compile. The products are Llama-3.2-3B's LM head, down, and gate with up."""
-    from worker.kernels.gpu.products.tiles import choose_gated_tile, choose_tile
+    from worker.ops.linear.tiles import choose_gated_tile, choose_tile
 
     def tiles(rows: Iterable[int], tokens: Iterable[int]) -> tuple[set[object], ...]:
         head = {choose_tile(count, 128256, 3072, torch.bfloat16) for count in rows}

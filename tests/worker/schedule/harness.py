@@ -17,15 +17,21 @@ from typing import Any
 from shared.messages import Outcome, Sampling
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.window import first_kept
-from worker.schedule.features.speculation import TILE, Drafter, NgramDrafter
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.records.history import History
-from worker.schedule.records.prompt_scores import PromptScores
-from worker.schedule.records.sequence_states import slots_of
-from worker.schedule.records.shared_prefix import SharedPrefix
-from worker.schedule.records.turn import Turn
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Chunk, Plan, Sequence, SequenceUpdate
+from worker.scheduler.drafts import Drafter, NgramDrafter
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import (
+    TILE,
+    Chunk,
+    History,
+    Plan,
+    PromptScores,
+    Sequence,
+    SequenceUpdate,
+    SharedPrefix,
+    Turn,
+    slots_of,
+)
 
 VOCAB = 11
 EOS = 0

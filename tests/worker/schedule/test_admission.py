@@ -4,9 +4,9 @@ import pytest
 
 from shared.messages import Refusal
 from tests.worker.schedule.harness import Rig
-from worker.schedule.admission import QueueFull, Refused, TooLong
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Sequence
+from worker.scheduler.queue import QueueFull, Refused, TooLong
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Sequence
 
 
 def refusal(scheduler: Scheduler, sequence: Sequence) -> Refusal:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.schedule.harness import Rig, join_order
-from worker.schedule.sequence import Sequence
+from worker.scheduler.sequence import Sequence
 
 
 def test_tenants_alternate_and_each_keeps_its_own_order() -> None:

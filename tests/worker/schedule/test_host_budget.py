@@ -3,9 +3,8 @@
 import pytest
 
 from shared.messages import SamplerChain, Sampling
-from worker.schedule.host_budget import PREFILL_S, STEP_S, HostBudget
-from worker.schedule.records.host_work import CHECKED_S, SCORED_S, HostWork, host_work
-from worker.schedule.sequence import Sequence
+from worker.scheduler.host_budget import CHECKED_S, PREFILL_S, SCORED_S, STEP_S, HostBudget, HostWork, host_work
+from worker.scheduler.sequence import Sequence
 
 
 def sequence(cost: float | None, last: float = 0.0, prompt: float = 0.0) -> Sequence:

@@ -6,9 +6,8 @@ from tests.worker.schedule.harness import Rig, commit
 from worker.kv_cache import window
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.window import chunk_pages, window_pages
-from worker.schedule.paging import Paging
-from worker.schedule.records.prompt_scores import PromptScores
-from worker.schedule.sequence import Sequence
+from worker.scheduler.paging import Paging
+from worker.scheduler.sequence import PromptScores, Sequence
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]  # two and a half pages of 4
 THREE_PAGES = list(range(12))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.worker.schedule.harness import Rig, members, shape
-from worker.schedule.sequence import Sequence
+from worker.scheduler.sequence import Sequence
 
 
 def static(**settings: Any) -> Rig:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.worker.schedule.harness import Rig
-from worker.schedule.sequence import Sequence
+from worker.scheduler.sequence import Sequence
 
 SHARED = [*range(1, 11)] * 3  # 30 tokens: 7 full pages of 4
 

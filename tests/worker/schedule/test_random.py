@@ -11,12 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.worker.schedule.harness import EOS, OracleDrafter, Rig, reference, set_drafter
 from worker.kv_cache import window
-from worker.kv_cache.slots import slots_per_sequence
-from worker.schedule import step_time
-from worker.schedule.admission import QueueFull, TooLong
-from worker.schedule.features import stages as stages_module
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.sequence import Plan, Sequence
+from worker.kv_cache.window import slots_per_sequence
+from worker.scheduler import pipeline as stages_module
+from worker.scheduler import step_time
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.queue import QueueFull, TooLong
+from worker.scheduler.sequence import Plan, Sequence
 
 BASES = [[1, 2, 3, 4] * 10, [1, 2, 3, 4, 1, 2, 3, 9] * 5, [5] * 40]  # prompts begin alike, some for many tokens
 

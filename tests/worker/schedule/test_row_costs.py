@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from tests.worker.schedule.harness import OracleDrafter, Rig, reference, set_drafter
-from worker.schedule.row_costs import (
+from worker.scheduler.step_time import (
     COMPARISONS,
     FORGET_AFTER,
     LEAST_ROW_COST,
@@ -14,8 +14,8 @@ from worker.schedule.row_costs import (
     PROPOSAL_COST,
     ROW_COST,
     RowCosts,
+    StepTimePolicy,
 )
-from worker.schedule.step_time import StepTimePolicy
 
 
 def measured(cost: float, sequences: int, steps: int = 60, noise: float = 0.0, seed: int = 1) -> RowCosts:

@@ -4,7 +4,7 @@ import pytest
 
 from shared.messages import Outcome
 from tests.worker.schedule.harness import EOS, Rig, commit, feed, members, shape
-from worker.schedule.sequence import Plan
+from worker.scheduler.sequence import Plan
 
 STOP = 7
 OTHER = 5

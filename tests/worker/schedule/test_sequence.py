@@ -1,7 +1,7 @@
 """The counts of a sequence, and the plan of a step."""
 
 from tests.worker.schedule.harness import Rig
-from worker.schedule.sequence import Chunk, Plan
+from worker.scheduler.sequence import Chunk, Plan
 
 
 def test_sequence_counts_follow_its_tokens() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from shared.messages import Outcome
 from tests.worker.schedule.harness import EOS, Rig, feed
-from worker.schedule.sequence import Sequence
+from worker.scheduler.sequence import Sequence
 
 STOP = 7
 OTHER = 5

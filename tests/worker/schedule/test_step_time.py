@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.worker.schedule.harness import OracleDrafter, Rig, reference, set_drafter
-from worker.schedule.recent import SAMPLES
-from worker.schedule.sequence import Plan
-from worker.schedule.step_time import MIN_PREFILL_TOKENS, TILE, StepTimePolicy
+from worker.scheduler.sequence import TILE, Plan
+from worker.scheduler.step_time import MIN_PREFILL_TOKENS, SAMPLES, StepTimePolicy
 
 MAX_STEP_TOKENS = 512
 TARGET = 0.2

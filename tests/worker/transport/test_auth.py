@@ -1,4 +1,4 @@
-"""worker/transport/auth.py checks keys over tcp, with real sockets."""
+"""worker/engine/transport.py checks keys over tcp, with real sockets."""
 
 import asyncio
 import shutil
@@ -14,9 +14,8 @@ import zmq
 from deploy.cli.keygen import make_keys
 from frontend.workers.pool import WorkerPool
 from shared import messages as m
-from shared.config import WireConfig
-from shared.wire.codec import encode
-from shared.wire.curve import keys_for
+from shared.config.settings import WireConfig
+from shared.wire import encode, keys_for
 from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, next_batch, sampling, until
 
 

@@ -1,4 +1,4 @@
-"""worker/transport/server.py, with real frontends."""
+"""worker/engine/transport.py, with real frontends."""
 
 import contextlib
 import os
@@ -9,8 +9,7 @@ import pytest
 import zmq
 
 from shared import messages as m
-from shared.wire.codec import decode_event, encode
-from shared.wire.sockets import connect
+from shared.wire import connect, decode_event, encode
 from tests.wire.harness import PROMPT, FakeRunner, Worker, expected, linked, sampling, until, whole
 
 

@@ -11,28 +11,25 @@ import torch
 import transformers  # imports the code of a family when that is first used
 from torch import Tensor
 
+from shared.images import picture_digest
 from shared.messages import Picture, Sampling
-from shared.pictures.digest import picture_digest
 from tests.checkpoints import DELTA, EOS, FULL, GEMMA4_SIZES, SLIDING, VOCAB, byte_level_tokenizer
 from tests.worker.schedule.harness import commit
+from worker.checkpoint.checkpoint import read_config
 from worker.engine.crash_journal import CrashJournal
-from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.cpu_decoder import fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.weights import load
-from worker.run.runner import Runner
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Sequence
-from worker.vision.admission import give
-from worker.vision.between_steps import BetweenSteps
-from worker.vision.checkpoint.load import tower_of
+from worker.kv_cache.tensors import KVCache, cache_groups
+from worker.model_runner.runner import Runner
+from worker.models.config import spec_from_config
+from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
+from worker.models.load import load
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Sequence
 from worker.vision.spec import VisionSpec
-from worker.vision.vision import Vision
+from worker.vision.vision import BetweenSteps, Vision, give
+from worker.vision.weights import tower_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,18 +8,16 @@ import msgspec
 import pytest
 
 from shared import messages as m
+from shared.images import MAX_PIXEL_BYTES, picture_digest
 from shared.messages import Picture
-from shared.pictures.digest import picture_digest
 from shared.prefix_identity import PrefixIdentity
-from shared.wire.codec import pack_u32
-from shared.wire.sockets import MAX_MESSAGE_BYTES
+from shared.wire import MAX_MESSAGE_BYTES, pack_u32
 from tests.worker.vision.harness import PLACEHOLDER, Asked, prompt_with, sequence_of, served
-from worker.engine.submitted import sequence_of as made
-from worker.schedule.admission import QueueFull, Refused
-from worker.schedule.sequence import Sequence
-from worker.vision import admission
-from worker.vision.admission import MAX_PIXEL_BYTES, PictureAdmission
-from worker.vision.vision import Tower
+from worker.engine.requests import sequence_of as made
+from worker.scheduler.queue import QueueFull, Refused
+from worker.scheduler.sequence import Sequence
+from worker.vision import vision
+from worker.vision.vision import PictureAdmission, Tower
 
 
 @pytest.fixture
@@ -94,13 +92,13 @@ def test_pixels_of_a_request_and_of_all_are_bounded(tower: Tower, monkeypatch: p
     size = sum(len(each.pixels) for each in pictures)
     others = [changed(each, digest=each.digest[::-1]) for each in pictures]
     live = [sequence_of(index, one, tower.spec) for index, one in enumerate((Asked(prompt, others), Asked(prompt)))]
-    monkeypatch.setattr(admission, "MAX_HELD_BYTES", 2 * size)
+    monkeypatch.setattr(vision, "MAX_HELD_BYTES", 2 * size)
     admit(tower, submit(prompt, pictures), live)
-    monkeypatch.setattr(admission, "MAX_HELD_BYTES", 2 * size - 1)
+    monkeypatch.setattr(vision, "MAX_HELD_BYTES", 2 * size - 1)
     with pytest.raises(QueueFull, match="all requests"):
         admit(tower, submit(prompt, pictures), live)
     admit(tower, submit(prompt, pictures, crashes=1), live)
-    monkeypatch.setattr(admission, "MAX_PIXEL_BYTES", size - 1)
+    monkeypatch.setattr(vision, "MAX_PIXEL_BYTES", size - 1)
     with pytest.raises(Refused, match="MiB of pixels"):
         admit(tower, submit(prompt, pictures))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.families.families import spec_from_config
-from worker.vision.checkpoint.families import vision_spec
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.models.config import spec_from_config
+from worker.vision.families import vision_spec
 
 SMOLVLM_256M: dict[str, Any] = {  # states only values that are not defaults of its config class
     "model_type": "smolvlm", "scale_factor": 4, "image_token_id": 49190,

@@ -7,16 +7,14 @@ import pytest
 import torch
 
 from frontend.text.tokenizer import Tokenizer
-from shared.gguf.errors import GgufError
-from shared.gguf.index import read_index
-from shared.gguf.tower_file import TowerFile
-from shared.gguf.translated import translated
+from shared.gguf.naming import GgufError
+from shared.gguf.translated import TowerFile, read_index, translated
 from tests.gguf_towers import all_experts, rounded, write_pair
 from tests.pictures import LFM2_SETTINGS, seeing_checkpoint
 from tests.worker.vision.harness import CPU, Asked, Bench, Served, build, prompt_with, save
-from worker.model.checkpoint.checkpoint import CheckpointError, read_config, resolve
-from worker.model.families.families import spec_from_config
-from worker.vision.checkpoint.load import tower_of
+from worker.checkpoint.checkpoint import CheckpointError, read_config, resolve
+from worker.models.config import spec_from_config
+from worker.vision.weights import tower_of
 
 NEW = 12
 CUTS = (*LFM2_SETTINGS, "size")

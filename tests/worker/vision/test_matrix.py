@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.worker.vision.harness import MODELS, Asked, Bench, Served, inverted, prompt_with, served
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.in_flight import InFlightStep
-from worker.run.inputs import LogitsUse
-from worker.schedule.sequence import Plan
-from worker.vision import encoder, sandwich
+from worker.model_runner.inputs import LogitsUse
+from worker.model_runner.step import InFlightStep
+from worker.models.forward_inputs import ForwardInputs
+from worker.scheduler.sequence import Plan
+from worker.vision import encoder
+from worker.vision import encoder as sandwich
 
 NEW, SEED = 16, 5
 HYBRID = ("qwen3_5", "lfm2_vl")

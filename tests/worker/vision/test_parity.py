@@ -24,7 +24,7 @@ from tests.worker.vision.harness import (
     prompt_with,
     served,
 )
-from worker.vision.windows import in_windows
+from worker.vision.attention import in_windows
 
 NEW = 64
 

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from shared import messages as m
-from shared.config import ModelConfig, WorkerConfig
-from shared.wire.codec import pack_u32
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from shared.wire import pack_u32
 from tests.worker.engine.harness import Bench
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.vision.harness import PLACEHOLDER, prompt_with
-from worker.engine.load import load_engine
-from worker.vision.admission import PictureAdmission
+from worker.engine.build import load_engine
+from worker.vision.vision import PictureAdmission
 
 pytestmark = needs_library
 

@@ -2,7 +2,7 @@
 
 import random
 
-from worker.vision.rotary import RotaryPositions, components
+from worker.vision.attention import RotaryPositions, components
 
 
 def one_by_one(length: int, starts: list[int], squares: list[tuple[int, int]]) -> list[tuple[int, int, int]]:

@@ -14,21 +14,21 @@ from prometheus_client import CollectorRegistry, generate_latest
 from safetensors.torch import load_file, save_file
 
 from shared import messages as m
-from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from shared.machine import Memory
-from shared.wire.codec import decode_request, encode, pack_u32
+from shared.wire import decode_request, encode, pack_u32
 from tests.checkpoints import Checkpoints
 from tests.worker.engine.harness import ME, Bench
 from tests.worker.vision.harness import PLACEHOLDER, Asked, prompt_with, served
 from tests.worker.vision.harness import Bench as Alone
-from worker.engine import load_weights
-from worker.engine.load import Engine, load_engine
-from worker.model.checkpoint.checkpoint import CheckpointError
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.engine import load_model
+from worker.engine.build import Engine, load_engine
 from worker.vision import encoder
-from worker.vision.admission import PictureAdmission
-from worker.vision.between_steps import BetweenSteps
-from worker.vision.checkpoint.load import bytes_of_tower
-from worker.vision.metrics import VisionCollector
+from worker.vision.vision import BetweenSteps, PictureAdmission, VisionCollector
+from worker.vision.weights import bytes_of_tower
 
 NEW = 10
 
@@ -208,11 +208,11 @@ def test_tower_that_does_not_fit_beside_the_text_model_is_refused(
     tower = bytes_of_tower(towers["gemma3"], 64, torch.float32)
     assert tower == sum(tensor.numel() * 4 for tensor in read) > 0
     sizes: list[int] = []
-    monkeypatch.setattr(load_weights, "check_host_memory", lambda weights, *_: sizes.append(weights.nbytes))
+    monkeypatch.setattr(load_model, "check_host_memory", lambda weights, *_: sizes.append(weights.nbytes))
     engine_of(towers["gemma3"])
     monkeypatch.undo()
     for room in (sizes[0], sizes[0] - tower // 2):  # the text model alone fits into both sizes of memory
-        monkeypatch.setattr(load_weights, "memory", lambda room=room: Memory(room, 1 << 40, 0))
+        monkeypatch.setattr(load_model, "memory", lambda room=room: Memory(room, 1 << 40, 0))
         with nullcontext() if room == sizes[0] else pytest.raises(ConfigError, match="GiB for its weights"):
             engine_of(towers["gemma3"])
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels.weights.eight_bit_kv import dequantize_rows, has_scales
+from worker.ops.paged_kv import dequantize_rows, has_scales
 
 GATHER_ELEMENTS = 1 << 25  # the most elements of keys that are gathered at once
 MASK_ELEMENTS = 1 << 26  # the most mask entries that are in memory at once
@@ -28,7 +28,7 @@ def attention_torch(
     q [T, Hq, D]: rows may be strided; Hq is a multiple of Hk
     query_start_loc [S + 1], seq_lens [S], page_table [S, P]: int32
     cache_k, cache_v: [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, or [pages, page_size, Hk, D + 4] in
-        eight bits (eight_bit_kv.py)
+        eight bits (paged_kv.py)
     window: a row at position p sees no key before p - window + 1; 0: it sees all keys from position 0 on
     softcap: if c is not 0, scaled scores become c * tanh(scores / c); sinks are not capped
     sinks [Hq] float32: for each query head the unscaled logit of an additional key whose value is zero

@@ -1,4 +1,4 @@
-"""Attention on GPUs: divides the work between the Triton kernels of split_attention.py and prefill_attention.py.
+"""Attention on GPUs: divides the work between the Triton kernels of triton_split.py and triton_prefill.py.
 
 A row is one query token. So a sequence with one row is a decode (or a prompt or chunk of one token).
 
@@ -18,10 +18,10 @@ the same tile where four warps cannot hold 64 rows of two accumulators (head siz
 (float32).
 
 The host knows only bounds of lengths, and a CUDA graph is replayed with any lengths. So the programs find their work on
-the device (work_items.py). A loose bound costs only memory for partial results, and a few programs that end
+the device (triton_shared.py). A loose bound costs only memory for partial results, and a few programs that end
 immediately.
 
-online_softmax.py defines m_i, l_i, acc, `scale` and `cap_scale`. Without sinks, sinks_ptr is None; without a soft cap,
+triton_shared.py defines m_i, l_i, acc, `scale` and `cap_scale`. Without sinks, sinks_ptr is None; without a soft cap,
 cap_scale is None; and no code is compiled for what is None.
 """
 
@@ -31,17 +31,14 @@ import torch
 import triton
 from torch import Tensor
 
-from worker.kernels.gpu.attention.key_splits import count_splits
-from worker.kernels.gpu.attention.online_softmax import LOG2_E
-from worker.kernels.gpu.attention.prefill_attention import _prefill_kernel
-from worker.kernels.gpu.attention.split_attention import _combine_kernel, _split_kernel
-from worker.kernels.gpu.attention.work_items import sequence_block
-from worker.kernels.gpu.launch.dependent_launch import pdl_options
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
-from worker.kernels.gpu.products.tile_table import cdiv
-from worker.kernels.gpu.products.tiles import multiprocessors, shared_memory
+from worker.ops.attention.triton_prefill import _prefill_kernel
+from worker.ops.attention.triton_shared import LOG2_E, count_splits, sequence_block
+from worker.ops.attention.triton_split import _combine_kernel, _split_kernel
+from worker.ops.launch_options import NO_OPTIONS, GpuOptions
+from worker.ops.linear.tiles import cdiv, multiprocessors, shared_memory
+from worker.ops.triton_common import pdl_options
 
-SPLIT_SIZE = 256  # positions of the shortest splits (see key_splits.py); a multiple of every block_n
+SPLIT_SIZE = 256  # positions of the shortest splits (see triton_shared.py); a multiple of every block_n
 SHORT_SPLITS = 32  # how many splits are short; later splits are longer, which limits the memory for partial results
 SPLIT_ROWS = 64  # the keys of sequences with up to this many rows are split even in steps with many rows
 PARTIAL_BYTES = 256 << 20  # memory for partial results; a sequence with one row is split even if this takes more

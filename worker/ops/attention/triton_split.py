@@ -3,7 +3,7 @@
 `_split_kernel` computes partial results. `_combine_kernel`, or the last program that finishes a tile, merges them in
 the order of the splits. A tile is up to ROWS rows of one sequence, for the query heads of one key/value head.
 
-A partial result (m_i, l_i, acc of online_softmax.py) is stored at the index ((r * max_splits) + s) * HEADS + head.
+A partial result (m_i, l_i, acc of triton_shared.py) is stored at the index ((r * max_splits) + s) * HEADS + head.
 Here s is the index of the split among the splits that the row sees, and r is the row's place in memory: place_of(...)
 of its sequence, plus the index of the row in the sequence. max_splits is the largest number of splits that a row sees.
 """
@@ -11,10 +11,19 @@ of its sequence, plus the index of the row in the sequence. max_splits is the la
 import triton
 import triton.language as tl
 
-from worker.kernels.gpu.attention.key_splits import kind_start, split_index, split_start
-from worker.kernels.gpu.attention.online_softmax import add_sink, attend_block, empty_softmax, merge_softmax
-from worker.kernels.gpu.attention.work_items import find_item, list_split_rows, list_splits
-from worker.kernels.gpu.launch.dependent_launch import start_dependent
+from worker.ops.attention.triton_shared import (
+    add_sink,
+    attend_block,
+    empty_softmax,
+    find_item,
+    kind_start,
+    list_split_rows,
+    list_splits,
+    merge_softmax,
+    split_index,
+    split_start,
+)
+from worker.ops.triton_common import start_dependent
 
 
 @triton.jit

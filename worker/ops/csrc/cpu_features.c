@@ -33,7 +33,7 @@ static int has_avx_vnni(void) {
 }
 
 /* Returns whether this machine can run the kernels of an instruction set. The numbers are indexes into the lists of
- * instruction_set.py. */
+ * native_build.py. */
 __attribute__((visibility("default"))) int supports(int instruction_set) {
     __builtin_cpu_init();
     switch (instruction_set) {

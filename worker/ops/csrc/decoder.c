@@ -1,6 +1,6 @@
 /* Runs all layers of the decoder in one call, without returning to Python between them.
  *
- * It calls the same kernels in the same order as the loop in worker/model/decoder.py, so it computes the same bits.
+ * It calls the same kernels in the same order as the loop in worker/models/decoder.py, so it computes the same bits.
  * The caller passes every kernel as a function pointer for the dtype and instruction set. All buffers are overwritten.
  * `x` holds the residual stream, and `h` its normed rows. `projected` holds the qkv projection, or the gate and up
  * projections. `q` holds the query heads. `inner` holds the output of attention, of a recurrent layer, or of the

@@ -33,7 +33,7 @@ typedef struct {
 /* Returns how many bytes of scratch memory `experts_forward` needs for t rows. */
 long experts_scratch(const Experts *e, int is_bf16, long t);
 
-/* Computes out [t, H] from h [t, H]: see experts() in worker/kernels/experts.py. router_input [t, H], add [t, H] and
+/* Computes out [t, H] from h [t, H]: see experts() in worker/ops/moe/packed.py. router_input [t, H], add [t, H] and
  * add_gate [t] may be NULL, and `out` may be h or `add`. Returns 0, or 1 when memory is exhausted or a rank is gone. */
 int experts_forward(const Experts *e, const ExpertKernels *kernels, const char *router_input, const char *h,
                     const char *add, const float *add_gate, char *out, long t, char *scratch, int threads);

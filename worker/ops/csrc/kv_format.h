@@ -7,7 +7,7 @@
 #pragma once
 #include "simd.h"
 
-/* bindings.py has the same numbers. KV_PAIRED: unquantized; the elements of the values of two neighbouring tokens
+/* ops/native.py has the same numbers. KV_PAIRED: unquantized; the elements of the values of two neighbouring tokens
  * alternate in memory (v_is_paired). */
 enum { KV_PLAIN, KV_PAIRED, KV_INT8, KV_FP8 };
 

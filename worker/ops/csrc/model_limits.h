@@ -1,6 +1,6 @@
 /* Upper bounds for the sizes in a model's config. Arrays of fixed size and arrays on the stack rely on these bounds.
  *
- * worker/kernels/cpu/limits.py reads the numbers from this file. worker/model/families/spec_bounds.py refuses models
+ * worker/ops/native.py reads the numbers from this file. worker/models/config.py refuses models
  * that exceed them. */
 #pragma once
 

@@ -39,7 +39,7 @@ INLINE vu fp8_codes(vf x) {
     return sign | (vu)simd_select((vi)(bits < 0x3c800000u), as_float(small), as_float(normal));
 }
 
-/* Quantizes a row to D codes and their scale, with the same result as quantize_rows in eight_bit_kv.py. */
+/* Quantizes a row to D codes and their scale, with the same result as quantize_rows in paged_kv.py. */
 INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const int kv_format) {
     float limit = kv_format == KV_INT8 ? 127 : 448, largest = largest_of(x, d, is_bf16);
     float scale = largest < TINY_ROW ? 0 : largest / limit, inverse = largest < TINY_ROW ? 0 : limit / largest;

@@ -71,7 +71,7 @@ INLINE void add_row(const void *x, const void *y, void *out, long n, float scale
 
 INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + simd_exp(-x)); }
 
-/* The activations, in the order of ACTIVATIONS in worker/kernels/rowwise/activate.py. */
+/* The activations, in the order of ACTIVATIONS in worker/ops/activation/reference.py. */
 enum { SILU, GELU_TANH, RELU2, CLAMPED_SWIGLU, XIELU };
 
 /* tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). xIELU has parameters (activate.py). */

@@ -2,7 +2,7 @@
 kernels.
 
 A GEMM of the library adds along K in an order that may depend on the number of rows. So the library computes only
-products whose weight shape and number of rows have been compared on this device (worker/run/checks/library_check.py).
+products whose weight shape and number of rows have been compared on this device (worker/model_runner/check_bits.py).
 Our kernels compute all other products. A weight of four or eight bits in groups is first turned into a tensor for the
 one product. If the K of a weight is split into chains (gpu/products/tiles.py), the library
 computes each chain, and the partial sums are added in order.
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.forms import act_and_mul
-from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import Operations
-from worker.kernels.rowwise.activate import Activation
-from worker.kernels.split_k import sum_split_k
+from worker.ops.activation import act_and_mul
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.norm.reference import sum_split_k
+from worker.ops.table import Operations
+from worker.spec import Activation
 
 SCARCE: Mapping[str, str] = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 FEWEST_ROWS = 256
@@ -52,7 +52,7 @@ def library_linear(
     Returns [T, N] in x's dtype, or in float32 if `fp32_out`. With `split_k` and S chains, returns their partial sums
     [S, T, N] float32. whole_rows: see PackedLinear.
     """
-    from worker.kernels.gpu.products.tiles import chain_length
+    from worker.ops.linear.tiles import chain_length
 
     columns, depth = weight.shape
     chain = chain_length(whole_rows or columns, depth)
@@ -101,7 +101,7 @@ def weight_of_numbers(packed: PackedLinear, dtype: torch.dtype) -> Tensor:
     """Returns the weight [N, K] as one tensor. Codes become numbers in `dtype`, in new memory."""
     if not packed.codes:
         return packed.weight
-    from worker.kernels.gpu.products.unpack import unpack_triton
+    from worker.ops.linear.triton_unpack import unpack_triton
 
     return unpack_triton(packed.codes, dtype)
 

@@ -15,9 +15,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.huge_pages import Memory, fresh_memory
-from worker.kernels.cpu.library import available, kernels, library, multiplies_bf16, tier
-from worker.kernels.weights.quantized_weight import (
+from worker.ops.native import (
+    Memory,
+    available,
+    fresh_memory,
+    kernels,
+    library,
+    multiplies_bf16,
+    tier,
+)
+from worker.ops.quantized_weight import (
     E2M1,
     E4M3,
     INT4,
@@ -308,3 +315,43 @@ def _factor(weights: Sequence[QuantizedWeight]) -> float:
     numbers = [x for weight in weights for x in (weight.scale, weight.minimum) if x is not None]
     largest = max(max(-low, high) for low, high in (map(Tensor.item, x.aminmax()) for x in numbers))
     return 2.0 ** (math.frexp(largest)[1] - 15) if largest else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeight:
+    """The packed weight [n, k] of one expert."""
+
+    struct: WeightStruct
+    n: int
+    k: int
+    dtype: torch.dtype
+
+
+AnyWeight = CpuWeight | ExpertWeight
+
+
+def linear(x: Tensor, weight: AnyWeight, out_dtype: torch.dtype | None = None) -> Tensor:
+    """Returns x [T, K] @ weight.T + bias, [T, N], in x's dtype or, if `out_dtype` is float32, unrounded in fp32.
+
+    Raises MemoryError when there is no memory for the threads' buffers.
+    """
+    return linears([(x, weight)], out_dtype)[0]
+
+
+def linears(jobs: Sequence[tuple[Tensor, AnyWeight]], out_dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Returns `linear` for each pair of x and weight. All x have the same dtype.
+
+    The threads share the work of all products, so a small product takes little more time than reading its weight."""
+    dtype = jobs[0][0].dtype
+    assert out_dtype in (None, dtype, torch.float32)
+    outs = [torch.empty(len(x), weight.n, dtype=out_dtype or dtype) for x, weight in jobs]
+    structs = (GemmJob * len(jobs))()
+    for struct, (x, weight), out in zip(structs, jobs, outs, strict=True):
+        assert x.ndim == 2 and x.is_contiguous() and x.dtype == dtype == weight.dtype and x.shape[1] == weight.k
+        struct.weights, struct.t = ctypes.addressof(weight.struct), len(x)
+        struct.x, struct.out = x.data_ptr(), out.data_ptr()
+    if kernels()[dtype].gemm(
+        ctypes.addressof(structs), len(jobs), outs[0].dtype == torch.bfloat16, torch.get_num_threads()
+    ):  # fmt: skip
+        raise MemoryError("no memory for the buffers of a matmul")
+    return outs

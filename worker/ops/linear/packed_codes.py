@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels.weights.quantize import ROWS_AT_ONCE
-from worker.kernels.weights.quantized_weight import E4M3, CodeMap, QuantizedWeight
+from worker.ops.quantized_weight import E4M3, ROWS_AT_ONCE, CodeMap, QuantizedWeight
 
 ROWS, STEP = 64, 128
 WHOLE_ROW = 0  # the group size that stands for one scale per row

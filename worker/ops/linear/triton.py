@@ -34,27 +34,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.launch.dependent_launch import (
-    launch_dependents,
-    prefetch_to_l2,
-    product_options,
-    wait_for_kernels,
-)
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
-from worker.kernels.gpu.products import tiles
-from worker.kernels.gpu.products.chains import (
+from worker.ops.activation.triton import act_times_up
+from worker.ops.launch_options import NO_OPTIONS, GpuOptions
+from worker.ops.linear import tiles
+from worker.ops.linear.tiles import Tile, cdiv
+from worker.ops.linear.triton_accumulate import (
     accumulate_chain,
     accumulate_gated_chain,
     apply_scales,
+    launch_parked,
     load_bias,
     load_scales,
     tile_index,
 )
-from worker.kernels.gpu.products.parked_linear import launch_parked
-from worker.kernels.gpu.products.tile_table import Tile, cdiv
-from worker.kernels.gpu.rowwise.act_and_mul import act_times_up
-from worker.kernels.gpu.rowwise.quantize import FORMAT_CODES, quantize_tokens_triton
-from worker.kernels.rowwise.activate import ACTIVATIONS
+from worker.ops.triton_common import (
+    FORMAT_CODES,
+    launch_dependents,
+    prefetch_to_l2,
+    product_options,
+    quantize_tokens_triton,
+    wait_for_kernels,
+)
+from worker.spec import ACTIVATIONS
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -162,7 +163,7 @@ def linear_triton(
 
     scale [N]: given if the weight is int8 or float8_e4m3fn
     dynamic: if true, tokens are quantized to the weight's format, too
-    split_k: if true, the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py)
+    split_k: if true, the result may be partial sums [S, T, N] float32 instead (worker/ops/norm/reference.py)
     whole_rows: see PackedLinear
     tile: for measurements, a tile that replaces the chosen one
     """

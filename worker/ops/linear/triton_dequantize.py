@@ -1,6 +1,6 @@
 """Turns codes of four or eight bits into a weight in Triton kernels, in registers, right before a matrix product.
 
-worker/kernels/weights/quantized_weight.py defines the numbers: value * scale + minimum in float32, with each operation
+worker/ops/quantized_weight.py defines the numbers: value * scale + minimum in float32, with each operation
 rounded, and then rounded once to the format of the tokens' activations. If the scale is exact in bfloat16, the tokens
 are bfloat16, and there is no minimum, then one multiplication in bfloat16 gives the same bits with half the
 instructions: the product of two bfloat16 numbers is exact in float32.
@@ -17,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from worker.kernels.gpu.launch.compiled import COMPILED
-from worker.kernels.gpu.products.packed_codes import PackedCodes
+from worker.ops.linear.packed_codes import PackedCodes
+from worker.ops.triton_common import COMPILED
 
 NARROW = {None: "", torch.bfloat16: "bf16", torch.float16: "fp16"}
 

@@ -1,8 +1,8 @@
-"""Triton kernels for linear with a weight of four or eight bits (worker/kernels/weights/quantized_weight.py).
+"""Triton kernels for linear with a weight of four or eight bits (worker/ops/quantized_weight.py).
 
 The products have the same bits as those of linear.py with the dequantized weight: K is split into the same chains, and
 a chain has the same order. A program reads codes, turns them into numbers of the tokens' format in registers
-(dequantize.py), and multiplies these numbers. Tokens keep their format.
+(triton_dequantize.py), and multiplies these numbers. Tokens keep their format.
 
 With few tokens, reading the codes takes most of the time, and turning them into numbers takes nearly as long. With many
 tokens, tiles are large, so that a code is turned into a number only once for 128 or 256 tokens.
@@ -17,22 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.launch.dependent_launch import launch_dependents, product_options, wait_for_kernels
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
-from worker.kernels.gpu.products import tiles
-from worker.kernels.gpu.products.chains import load_bias, tile_index
-from worker.kernels.gpu.products.code_chains import (
-    accumulate_chain,
-    accumulate_gated_chain,
-    code_offsets,
-    prefetch_codes,
-    row_words,
-)
-from worker.kernels.gpu.products.dequantize import Format
-from worker.kernels.gpu.products.packed_codes import ROWS, STEP, PackedCodes
-from worker.kernels.gpu.products.tile_table import Tile, cdiv
-from worker.kernels.gpu.rowwise.act_and_mul import act_times_up
-from worker.kernels.rowwise.activate import ACTIVATIONS
+from worker.ops.activation.triton import act_times_up
+from worker.ops.launch_options import NO_OPTIONS, GpuOptions
+from worker.ops.linear import tiles
+from worker.ops.linear.packed_codes import ROWS, STEP, PackedCodes
+from worker.ops.linear.tiles import Tile, cdiv
+from worker.ops.linear.triton_accumulate import load_bias, load_tokens, tile_index
+from worker.ops.linear.triton_dequantize import Format, dequantize, widen_half
+from worker.ops.triton_common import launch_dependents, prefetch_to_l2, product_options, wait_for_kernels
+from worker.spec import ACTIVATIONS
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -63,7 +56,7 @@ def _quantized_linear_kernel(
     end = min(begin + chain, depth) if MULTIPLE_CHAINS else depth
     prefetch_codes(codes_ptr, first_n, begin, end, depth, weight_rows, FORMAT, BLOCK_N, PREFETCH)
     wait_for_kernels(PDL)
-    acc = accumulate_chain(
+    acc = accumulate_codes(
         codes_ptrs, scale_ptrs, minimum_ptrs, table_ptr, x_ptrs, loaded_n, mask_m, begin, end, depth, weight_rows,
         FORMAT, EVEN, EVEN_K, BLOCK_M, BLOCK_N,
     )  # fmt: skip
@@ -73,7 +66,7 @@ def _quantized_linear_kernel(
     if MULTIPLE_CHAINS and not WRITE_PARTIALS:
         for begin in range(chain, depth, chain):
             end = min(begin + chain, depth)
-            acc += accumulate_chain(
+            acc += accumulate_codes(
                 codes_ptrs, scale_ptrs, minimum_ptrs, table_ptr, x_ptrs, loaded_n, mask_m, begin, end, depth,
                 weight_rows, FORMAT, EVEN, EVEN_K, BLOCK_M, BLOCK_N,
             )  # fmt: skip
@@ -104,7 +97,7 @@ def _quantized_gated_linear_kernel(
             half = first_n + first * columns
             prefetch_codes(codes_ptr, half, 0, depth, depth, weight_rows, FORMAT, BLOCK_N, PREFETCH // 2)
     wait_for_kernels(PDL)
-    gate, up = accumulate_gated_chain(
+    gate, up = accumulate_gated_codes(
         gate_ptrs, up_ptrs, gate_scale, gate_minimum, columns, table_ptr, x_ptrs, mask_n, mask_m, depth, weight_rows,
         FORMAT, EVEN, EVEN_K, BLOCK_M, BLOCK_N,
     )  # fmt: skip
@@ -129,7 +122,7 @@ def quantized_linear_triton(
 
     The rows of the weight are the rows of `parts`, one part after another. Additions over K are in the order of the
     codes, which an input order may change.
-    split_k: if true, the result may be partial sums [S, T, N] float32 instead (worker/kernels/split_k.py)
+    split_k: if true, the result may be partial sums [S, T, N] float32 instead (worker/ops/norm/reference.py)
     whole_rows: see PackedLinear
     """
     rows, depth = _check(x, parts, bias)
@@ -229,3 +222,168 @@ def _check(x: Tensor, parts: Sequence[PackedCodes], bias: Tensor | None) -> tupl
     assert rows == 1 or x.stride(0) <= 1 << 23  # offsets within a tile of 256 rows fit in 32 bits
     assert bias is None or (bias.shape == (sum(part.shape[0] for part in parts),) and bias.is_contiguous())
     return rows, depth
+
+
+# Functions for kernels that multiply by weights with a scale per group: they compute one chain over K for a tile.
+#
+# Chains advance along K as in triton_accumulate.py. EVEN: no tile crosses an edge of the weight's rows. EVEN_K: K is
+# a multiple of STEP. Otherwise, words and scales are padded to a multiple of STEP, and only the activations of the
+# tokens end at K.
+
+_STEP, _ROWS = tl.constexpr(STEP), tl.constexpr(ROWS)
+
+
+@triton.jit
+def _load(at, mask, EVEN: tl.constexpr):
+    return tl.load(at) if EVEN else tl.load(at, mask=mask, other=0)
+
+
+@triton.jit
+def load_words(codes_ptrs, at, mask, FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    """Loads words [N, part_inputs]. Several blocks of words together encode the STEP inputs from `at` on; this is block
+    BLOCK.
+    """
+    size: tl.constexpr = _ROWS * FORMAT.part_inputs
+    return _load(codes_ptrs + (at // _STEP * FORMAT.blocks + BLOCK) * size, mask[:, None], EVEN)
+
+
+@triton.jit
+def _load_inputs(
+    x_ptrs, at, mask, depth, FORMAT: tl.constexpr, EVEN_K: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr
+):  # fmt: skip
+    """Loads the tokens' activations [part_inputs, M] that are multiplied by part PART of block BLOCK."""
+    first: tl.constexpr = (BLOCK * FORMAT.parts + PART) * FORMAT.part_inputs
+    return load_tokens(x_ptrs + at + first, mask, at + first + tl.arange(0, FORMAT.part_inputs), depth, EVEN_K)
+
+
+@triton.jit
+def _load_scale(
+    scale_ptrs, minimum_ptrs, at, weight_rows, mask,
+    FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Loads scale and minimum [N] of part PART of block BLOCK, in the form that `dequantize` needs.
+
+    at: a multiple of STEP. PackedCodes describes the words. A word with the scales of two groups is turned into a word
+    that has the scale of one group twice. The two groups compute the address of the word by the same expression, so the
+    word is loaded only once. Shifts are constants, because otherwise the compiler passes the weights through shared
+    memory.
+    """
+    first: tl.constexpr = (BLOCK * FORMAT.parts + PART) * FORMAT.part_inputs
+    size: tl.constexpr = FORMAT.group_size
+    narrow: tl.constexpr = FORMAT.narrow
+    inputs: tl.constexpr = size * 2 if FORMAT.pairs else size
+    group = 0 if size == 0 else at // inputs + first // inputs
+    word = _load(scale_ptrs + group * weight_rows, mask, EVEN)
+    if narrow == "":
+        scale = word
+        minimum = _load(minimum_ptrs + group * weight_rows, mask, EVEN) if FORMAT.has_minimum else word
+    elif FORMAT.has_minimum:
+        scale, minimum = widen_half(word, narrow), widen_half(word >> 16, narrow)
+    else:
+        if FORMAT.pairs:
+            upper: tl.constexpr = first // size % 2 == 1
+            word = (word & -65536) | ((word >> 16) & 0xFFFF) if upper else (word & 0xFFFF) | (word << 16)
+        scale = word if FORMAT.exact else widen_half(word, narrow)
+        minimum = scale
+    return scale, minimum
+
+
+@triton.jit
+def load_part(
+    words, at, scale_ptrs, minimum_ptrs, table_ptr, weight_rows, mask, dtype: tl.constexpr,
+    FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Returns the weights [N, part_inputs] in `dtype` of part PART of the words of block BLOCK."""
+    scale, minimum = _load_scale(scale_ptrs, minimum_ptrs, at, weight_rows, mask, FORMAT, EVEN, BLOCK, PART)
+    return dequantize(words, scale, minimum, table_ptr, dtype, FORMAT, PART)
+
+
+@triton.jit
+def _accumulate(
+    acc, words, x, at, scale_ptrs, minimum_ptrs, table_ptr, weight_rows, mask,
+    FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Returns acc [N, M] + weight [N, part_inputs] @ x [part_inputs, M] for part PART of the words of block BLOCK."""
+    weight = load_part(
+        words, at, scale_ptrs, minimum_ptrs, table_ptr, weight_rows, mask, x.dtype, FORMAT, EVEN, BLOCK, PART
+    )
+    return tl.dot(weight, x, acc, input_precision="ieee")
+
+
+@triton.jit
+def accumulate_codes(
+    codes_ptrs, scale_ptrs, minimum_ptrs, table_ptr, x_ptrs, mask_n, mask_m, begin, end, depth, weight_rows,
+    FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Computes the chain over K = begin .. end - 1, starting from zero, [N, M] float32. begin: a multiple of STEP"""
+    blocks: tl.constexpr = FORMAT.blocks
+    parts: tl.constexpr = FORMAT.parts
+    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for at in range(begin, end, _STEP):
+        for block in tl.static_range(blocks):
+            words = load_words(codes_ptrs, at, mask_n, FORMAT, EVEN, block)
+            for part in tl.static_range(parts):
+                x = _load_inputs(x_ptrs, at, mask_m, depth, FORMAT, EVEN_K, block, part)
+                acc = _accumulate(
+                    acc, words, x, at, scale_ptrs, minimum_ptrs, table_ptr, weight_rows, mask_n,
+                    FORMAT, EVEN, block, part,
+                )  # fmt: skip
+    return acc
+
+
+@triton.jit
+def accumulate_gated_codes(
+    gate_ptrs, up_ptrs, gate_scale, gate_minimum, columns, table_ptr, x_ptrs, mask_n, mask_m, depth, weight_rows,
+    FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Computes the chains of gate and up over all of K. Returns the two chains, each [N, M] float32.
+
+    columns: how many rows of the weight belong to gate; the rows of up follow
+    """
+    blocks: tl.constexpr = FORMAT.blocks
+    parts: tl.constexpr = FORMAT.parts
+    up_scale, up_minimum = gate_scale + columns, gate_minimum + columns
+    gate = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    up = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for at in range(0, depth, _STEP):
+        for block in tl.static_range(blocks):
+            gate_words = load_words(gate_ptrs, at, mask_n, FORMAT, EVEN, block)
+            up_words = load_words(up_ptrs, at, mask_n, FORMAT, EVEN, block)
+            for part in tl.static_range(parts):
+                x = _load_inputs(x_ptrs, at, mask_m, depth, FORMAT, EVEN_K, block, part)
+                gate = _accumulate(
+                    gate, gate_words, x, at, gate_scale, gate_minimum, table_ptr, weight_rows, mask_n,
+                    FORMAT, EVEN, block, part,
+                )  # fmt: skip
+                up = _accumulate(
+                    up, up_words, x, at, up_scale, up_minimum, table_ptr, weight_rows, mask_n,
+                    FORMAT, EVEN, block, part,
+                )  # fmt: skip
+    return gate, up
+
+
+@triton.jit
+def code_offsets(n, depth, FORMAT: tl.constexpr):
+    """Returns the offsets [N, part_inputs] of the first words of rows n [N]."""
+    size: tl.constexpr = _ROWS * FORMAT.part_inputs
+    row = n // _ROWS * (tl.cdiv(depth, _STEP) * FORMAT.blocks * size) + n % _ROWS * FORMAT.part_inputs
+    return row[:, None] + tl.arange(0, FORMAT.part_inputs)[None, :]
+
+
+@triton.jit
+def row_words(depth, FORMAT: tl.constexpr):
+    """Returns how many words encode a row of the weight."""
+    return tl.cdiv(depth, _STEP) * FORMAT.blocks * FORMAT.part_inputs
+
+
+@triton.jit
+def prefetch_codes(
+    codes_ptr, first_n, begin, end, depth, weight_rows, FORMAT: tl.constexpr, BLOCK_N: tl.constexpr, BYTES: tl.constexpr
+):  # fmt: skip
+    """Starts to load words of a tile's rows into the L2 cache: the first BYTES bytes for K = begin .. end - 1."""
+    if BYTES:
+        run = row_words(depth, FORMAT) * _ROWS
+        step: tl.constexpr = FORMAT.blocks * FORMAT.part_inputs * _ROWS
+        first = first_n // _ROWS * run + begin // _STEP * step
+        runs = tl.cdiv(weight_rows - first_n, _ROWS)
+        prefetch_to_l2(codes_ptr + first, run, runs, tl.cdiv(end - begin, _STEP) * step, BLOCK_N // _ROWS, BYTES)

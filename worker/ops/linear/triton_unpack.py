@@ -1,7 +1,7 @@
 """Triton kernel that turns a weight of four or eight bits into a tensor, for products of the vendor's library.
 
-The numbers have the bits that the kernels of quantized_linear.py multiply. By the bytes that are read and written, the
-largest weight of a layer takes an H200 about 0.1 ms. So this pays only for thousands of rows (library_products.py).
+The numbers have the bits that the kernels of triton_low_bit.py multiply. By the bytes that are read and written, the
+largest weight of a layer takes an H200 about 0.1 ms. So this pays only for thousands of rows (cublas.py).
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.products.code_chains import code_offsets, load_part, load_words, row_words
-from worker.kernels.gpu.products.dequantize import Format
-from worker.kernels.gpu.products.packed_codes import ROWS, STEP, PackedCodes
-from worker.kernels.gpu.products.quantized_linear import operands
+from worker.ops.linear.packed_codes import ROWS, STEP, PackedCodes
+from worker.ops.linear.triton_dequantize import Format
+from worker.ops.linear.triton_low_bit import code_offsets, load_part, load_words, operands, row_words
 
 
 @triton.jit

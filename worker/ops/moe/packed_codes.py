@@ -10,13 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from worker.kernels.gpu.products.packed_codes import (
-    PackedCodes,
-    pack_with_wide_scales,
-    unpack_codes,
-    with_narrow_scales,
-)
-from worker.kernels.weights.quantized_weight import QuantizedWeight, stack
+from worker.ops.linear.packed_codes import PackedCodes, pack_with_wide_scales, unpack_codes, with_narrow_scales
+from worker.ops.quantized_weight import QuantizedWeight, stack
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,21 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.experts import Experts, Gather, PackedExperts
-from worker.kernels.gpu.experts.grouped_linear import grouped_linear_triton
-from worker.kernels.gpu.experts.quantized_grouped_linear import can_be_gated, quantized_grouped_linear_triton
-from worker.kernels.gpu.experts.routing import (
-    Groups,
-    choose_experts_triton,
-    count_loads_triton,
-    group_slots_triton,
-)
-from worker.kernels.gpu.products import tiles
-from worker.kernels.gpu.products.quantized_linear import fitted
-from worker.kernels.gpu.products.tile_table import Tile
-from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
-from worker.kernels.linear import linear
-from worker.kernels.rowwise.activate import ACTIVATIONS, Activation
+from worker.ops.activation.triton import act_and_mul_triton
+from worker.ops.linear import linear, tiles
+from worker.ops.linear.tiles import Tile
+from worker.ops.linear.triton_low_bit import fitted
+from worker.ops.moe.packed import Experts, Gather, PackedExperts
+from worker.ops.moe.triton_grouped import grouped_linear_triton
+from worker.ops.moe.triton_grouped_low_bit import can_be_gated, quantized_grouped_linear_triton
+from worker.ops.moe.triton_routing import Groups, choose_experts_triton, count_loads_triton, group_slots_triton
+from worker.spec import ACTIVATIONS, Activation
 
 MAX_SLOTS = 1 << 16  # how many slots are computed at once, which limits the memory of the experts' float32 results
 BLOCK = 1024
@@ -69,7 +63,7 @@ def experts_triton(
     add_gate: Tensor | None = None,
     gather: Gather | None = None,
 ) -> Tensor:
-    """Computes the same as `experts_torch` in worker/kernels/experts.py: [T, H] in h's dtype."""
+    """Computes the same as `experts_torch` in worker/ops/moe/packed.py: [T, H] in h's dtype."""
     assert activation in ACTIVATIONS and len(h)
     logits = linear(h if router_input is None else router_input, layer.router, fp32_out=True)
     numbers, weights = choose_experts_triton(

@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.experts.routing import TABLE_COLUMNS, Groups, load_group
-from worker.kernels.gpu.products import tiles
-from worker.kernels.gpu.products.chains import (
+from worker.ops.activation.triton import act_times_up
+from worker.ops.linear import tiles
+from worker.ops.linear.tiles import Tile, cdiv
+from worker.ops.linear.triton import kernel_view
+from worker.ops.linear.triton_accumulate import (
     accumulate_chain,
     accumulate_gated_chain,
     apply_scales,
@@ -23,10 +25,8 @@ from worker.kernels.gpu.products.chains import (
     load_scales,
     tile_index,
 )
-from worker.kernels.gpu.products.linear import kernel_view
-from worker.kernels.gpu.products.tile_table import Tile, cdiv
-from worker.kernels.gpu.rowwise.act_and_mul import act_times_up
-from worker.kernels.gpu.rowwise.quantize import quantize_tokens_triton
+from worker.ops.moe.triton_routing import TABLE_COLUMNS, Groups, load_group
+from worker.ops.triton_common import quantize_tokens_triton
 
 
 @triton.jit(do_not_specialize=["tiles"])

@@ -1,6 +1,6 @@
 """Triton kernels for one linear of many experts, with weights of four or eight bits that have a scale per group.
 
-The products have the same bits as those of grouped_linear.py with the dequantized weights.
+The products have the same bits as those of triton_grouped.py with the dequantized weights.
 """
 
 from typing import Any
@@ -10,14 +10,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.experts.packed_experts import ExpertCodes
-from worker.kernels.gpu.experts.routing import TABLE_COLUMNS, Groups, load_group
-from worker.kernels.gpu.products.chains import load_bias, tile_index
-from worker.kernels.gpu.products.code_chains import accumulate_chain, accumulate_gated_chain, code_offsets, row_words
-from worker.kernels.gpu.products.packed_codes import ROWS
-from worker.kernels.gpu.products.quantized_linear import fitted, launch_options, operands
-from worker.kernels.gpu.products.tile_table import Tile, cdiv
-from worker.kernels.gpu.rowwise.act_and_mul import act_times_up
+from worker.ops.activation.triton import act_times_up
+from worker.ops.linear.packed_codes import ROWS
+from worker.ops.linear.tiles import Tile, cdiv
+from worker.ops.linear.triton_accumulate import load_bias, tile_index
+from worker.ops.linear.triton_low_bit import (
+    accumulate_codes,
+    accumulate_gated_codes,
+    code_offsets,
+    fitted,
+    launch_options,
+    operands,
+    row_words,
+)
+from worker.ops.moe.packed_codes import ExpertCodes
+from worker.ops.moe.triton_routing import TABLE_COLUMNS, Groups, load_group
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -43,7 +50,7 @@ def _quantized_grouped_linear_kernel(
     x_ptrs = x_ptr + x_rows[None, :] * x_stride + k[:, None]
     codes_ptrs = codes_ptr + first_row * row_words(depth, FORMAT) + code_offsets(n, depth, FORMAT)
     scale_ptrs, minimum_ptrs = scale_ptr + first_row + n, minimum_ptr + first_row + n
-    acc = accumulate_chain(
+    acc = accumulate_codes(
         codes_ptrs, scale_ptrs, minimum_ptrs, table_ptr, x_ptrs, loaded_n, mask_m, 0, depth, depth, weight_rows,
         FORMAT, EVEN, EVEN_K, BLOCK_M, BLOCK_N,
     )  # fmt: skip
@@ -75,7 +82,7 @@ def _quantized_grouped_gated_linear_kernel(
     gate_ptrs = codes_ptr + first_row * row_words(depth, FORMAT) + code_offsets(n, depth, FORMAT)
     up_ptrs = gate_ptrs + columns.to(tl.int64) * row_words(depth, FORMAT)
     scale_ptrs, minimum_ptrs = scale_ptr + first_row + n, minimum_ptr + first_row + n
-    gate, up = accumulate_gated_chain(
+    gate, up = accumulate_gated_codes(
         gate_ptrs, up_ptrs, scale_ptrs, minimum_ptrs, columns, table_ptr, x_ptrs, mask_n, mask_m, depth, weight_rows,
         FORMAT, EVEN, EVEN_K, BLOCK_M, BLOCK_N,
     )  # fmt: skip

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.sampling.softmax_weights import LOW_31_BITS, LOWEST_INT64, sortable_bits
+from worker.ops.sampling.triton_top_k_top_p import LOW_31_BITS, LOWEST_INT64, sortable_bits
 
 BLOCK_SLOTS, BLOCK_TILES = 2048, 64
-LEAST_SUM = tl.constexpr(1e-20)  # as in worker/kernels/experts.py
+LEAST_SUM = tl.constexpr(1e-20)  # as in worker/ops/moe/packed.py
 TABLE_COLUMNS = 3  # the columns of Groups.table: expert, index of its first slot in `order`, number of slots
 
 
@@ -157,7 +157,7 @@ def choose_experts_triton(
     sigmoid: bool = False,
     choice_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes the same as `choose_experts` in worker/kernels/experts.py. The experts' numbers are int32.
+    """Computes the same as `choose_experts` in worker/ops/moe/packed.py. The experts' numbers are int32.
 
     If a row's logits are NaN, its weights are NaN, but its experts' numbers are valid.
     """

@@ -11,8 +11,6 @@ lose bits. Layer norms multiply and add in fp32 and round once.
 import torch
 from torch import Tensor
 
-from worker.kernels.split_k import sum_split_k
-
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, offset: bool = False) -> Tensor:
     """Returns x / rms(x) * weight over the last dimension, computed in fp32, or the layer norm if weight is [2, H].
@@ -51,3 +49,23 @@ def add_rms_norm_torch(
     x = x if x_norm is None else rms_norm_torch(x, x_norm, eps, offset=offset)
     total = (x.float() * scale + residual.float()).to(residual.dtype)
     return total if weight is None else rms_norm_torch(total, weight, eps, offset=offset), total
+
+
+# Defines the partial sums of a split-K matrix product, which the next kernel adds up while it reads them.
+#
+# On a GPU, a matrix product with few columns keeps all multiprocessors busy only if several of them share a column,
+# each with a part of K. Adding up their sums would take another kernel. So `linear` may return partial sums, and the
+# norms and `qkv_rope_write` accept partial sums as well as a plain result.
+
+
+def sum_split_k(x: Tensor, dims: int, dtype: torch.dtype) -> Tensor:
+    """Returns a matrix product: x itself if x has `dims` dimensions, else the sum of the partial sums in x.
+
+    x: [...] in `dtype`, or partial sums [S, ...] in float32, which are added in order and then rounded to `dtype` once
+    """
+    if x.ndim == dims:
+        return x
+    total = x[0]
+    for partial in x[1:]:
+        total = total + partial
+    return total.to(dtype)

@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.launch.dependent_launch import pdl_options, start_dependent
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
-from worker.kernels.gpu.rowwise.split_k import NO_MODIFIER, load_split_k, split_k_shape
+from worker.ops.launch_options import NO_OPTIONS, GpuOptions
+from worker.ops.triton_common import NO_MODIFIER, load_split_k, pdl_options, split_k_shape, start_dependent
 
 
 @triton.jit
@@ -46,7 +45,7 @@ def norm_row(x, weight_ptr, columns, size, eps, OFFSET: tl.constexpr, LAYER: tl.
 
 @triton.jit
 def apply_weight(scaled, weight, dtype: tl.constexpr, OFFSET: tl.constexpr):
-    """Multiplies by the weight, and rounds in one of the two ways that worker/kernels/rowwise/norm.py describes."""
+    """Multiplies by the weight, and rounds in one of the two ways that worker/ops/norm/reference.py describes."""
     weight_fp32 = weight.to(tl.float32)
     out = scaled * (1.0 + weight_fp32) if OFFSET else scaled.to(dtype).to(tl.float32) * weight_fp32
     return out.to(dtype)

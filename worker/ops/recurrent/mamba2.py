@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.kernels.recurrent.recurrent_state import RecurrentState, StateSlots, padded_numbers
-from worker.kernels.recurrent.recurrent_torch import convolve, read_matrices, sequences, write_matrices
+from worker.ops.recurrent.delta_net import convolve, read_matrices, sequences, write_matrices
+from worker.ops.recurrent_state import RecurrentState, StateSlots, padded_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +118,44 @@ def _advance(
         memory = memory * decay + b[row, :, :, None] * (dt[row, :, None] * x[row])[:, None, :]
         outputs.append(torch.einsum("hnp,hn->hp", memory, c[row]) + weights.skip[:, None] * x[row])
     return torch.stack(outputs).flatten(1), memory
+
+
+# The short convolution of LFM2: a layer that mixes each token with the few tokens before it, channel by channel.
+#
+# A token is projected to b, c and x. The convolution's input for the token is b * x. The token's output is c times
+# the convolution of the last `taps` inputs. The state of a sequence is its last taps - 1 inputs.
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvShape:
+    """The sizes of a short convolution."""
+
+    channels: int
+    taps: int  # how many tokens the convolution covers
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        return self.taps - 1, self.channels
+
+    @property
+    def memory(self) -> int:
+        return 0
+
+
+def short_conv_torch(
+    projected: Tensor,
+    weight: Tensor,
+    state: RecurrentState,
+    slots: StateSlots,
+) -> Tensor:
+    """Returns the output [T, channels] in the dtype of `projected`, and writes the new state of every sequence.
+
+    projected [T, 3 channels]: b, c, x; weight [taps, channels] float32. The convolution is computed in fp32. The result
+    of the convolution and the products with b and c are rounded to the dtype.
+    """
+    b, c, x = projected.chunk(3, dim=1)
+    inputs, out = b * x, torch.empty_like(c)
+    for sequence in sequences(slots):
+        convolved = convolve(inputs, weight, state, sequence)
+        out[sequence.rows] = c[sequence.rows] * convolved.to(c.dtype)
+    return out

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.library import kernels
-from worker.kernels.recurrent.delta_net import DeltaNetShape, DeltaNetWeights
-from worker.kernels.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
-from worker.kernels.recurrent.recurrent_state import RecurrentState, StateSlots
+from worker.ops.native import MAX_TAPS, available, kernels
+from worker.ops.recurrent.delta_net import DeltaNetShape, DeltaNetWeights
+from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
+from worker.ops.recurrent_state import RecurrentState, StateSlots
 
 
 class MatrixLayerStruct(Structure):
@@ -89,3 +89,109 @@ def run(layer: RecurrentC, projected: Tensor, gates: Tensor | None, slots: State
     )  # fmt: skip
     getattr(kernels()[projected.dtype], layer.function)(ctypes.byref(layer.struct), ctypes.byref(step))
     return out
+
+
+# Calls the C library's gated delta rule (csrc/recurrent/delta_net.c) with torch tensors.
+#
+# The memory of a slot is [value_heads, blocks of COLUMNS columns, key_dim, COLUMNS]. Columns of padding are zero.
+
+
+class DeltaNetStruct(Structure):
+    """struct DeltaNet of csrc/recurrent/delta_net.c."""
+
+    _fields_ = [("layer", MatrixLayerStruct), ("key_heads", c_long)]
+
+
+def supports_delta_net(dtype: torch.dtype, shape: DeltaNetShape) -> bool:
+    """Returns whether the library can compute layers of this shape for inputs of `dtype`."""
+    return available(dtype) and shape.taps <= MAX_TAPS
+
+
+def delta_net_in_c(weights: DeltaNetWeights, shape: DeltaNetShape, state: RecurrentState, eps: float) -> RecurrentC:
+    assert supports_delta_net(weights.norm.dtype, shape) and weights.norm.shape == (shape.value_dim,)
+    struct = DeltaNetStruct(matrix_layer(weights, shape, state, 0, eps), shape.key_heads)
+    return RecurrentC("delta_net", struct, matrix_layer_floats(shape), (weights, state))
+
+
+def delta_net(
+    projected: Tensor,
+    gates: Tensor,
+    weights: DeltaNetWeights,
+    shape: DeltaNetShape,
+    state: RecurrentState,
+    slots: StateSlots,
+    eps: float,
+) -> Tensor:
+    """Computes the same as `delta_net_torch`."""
+    assert projected.shape[1] == sum(shape.projected) and gates.shape == (len(projected), sum(shape.gates))
+    assert projected.dtype == weights.norm.dtype
+    return run(delta_net_in_c(weights, shape, state, eps), projected, gates, slots, shape.values)
+
+
+# Calls the C library's Mamba-2 (csrc/recurrent/mamba2.c) with torch tensors.
+#
+# The memory of a slot is [heads, blocks of COLUMNS columns, state_size, COLUMNS]. Columns of padding are zero.
+
+
+class Mamba2Struct(Structure):
+    """struct Mamba2 of csrc/recurrent/mamba2.c."""
+
+    _fields_ = [("layer", MatrixLayerStruct), ("conv_bias", c_void_p), ("skip", c_void_p), ("groups", c_long)]
+
+
+def supports_mamba2(dtype: torch.dtype, shape: Mamba2Shape) -> bool:
+    """Returns whether the library can compute layers of this shape for inputs of `dtype`."""
+    return available(dtype) and shape.taps <= MAX_TAPS
+
+
+def mamba2_in_c(weights: Mamba2Weights, shape: Mamba2Shape, state: RecurrentState, eps: float) -> RecurrentC:
+    assert supports_mamba2(weights.norm.dtype, shape) and weights.norm.shape == (shape.values,)
+    assert weights.conv_bias.shape == (shape.channels,) and weights.skip.shape == (shape.heads,)
+    assert all(one.dtype == torch.float32 and one.is_contiguous() for one in (weights.conv_bias, weights.skip))
+    layer = matrix_layer(weights, shape, state, shape.values, eps)
+    struct = Mamba2Struct(layer, weights.conv_bias.data_ptr(), weights.skip.data_ptr(), shape.groups)
+    return RecurrentC("mamba2", struct, matrix_layer_floats(shape), (weights, state))
+
+
+def mamba2(
+    projected: Tensor,
+    steps: Tensor,
+    weights: Mamba2Weights,
+    shape: Mamba2Shape,
+    state: RecurrentState,
+    slots: StateSlots,
+    eps: float,
+) -> Tensor:
+    """Computes the same as `mamba2_torch`."""
+    assert projected.shape[1] == sum(shape.projected) and steps.shape == (len(projected), shape.heads)
+    assert projected.dtype == weights.norm.dtype
+    return run(mamba2_in_c(weights, shape, state, eps), projected, steps, slots, shape.values)
+
+
+# Calls the C library's short convolution (csrc/recurrent/short_conv.c) with torch tensors.
+
+
+class ShortConvStruct(Structure):
+    """struct ShortConv of csrc/recurrent/short_conv.c."""
+
+    _fields_ = [("conv", c_void_p), ("tails", c_void_p), ("channels", c_long), ("taps", c_long)]
+
+
+def supports_short_conv(dtype: torch.dtype, taps: int) -> bool:
+    """Returns whether the library can compute convolutions over `taps` tokens for inputs of `dtype`."""
+    return available(dtype) and taps <= MAX_TAPS
+
+
+def short_conv_in_c(weight: Tensor, state: RecurrentState) -> RecurrentC:
+    taps, channels = weight.shape
+    assert weight.dtype == torch.float32 and weight.is_contiguous() and supports_short_conv(state.tail.dtype, taps)
+    assert state.tail.shape[1:] == (taps - 1, channels) and state.tail.is_contiguous()
+    struct = ShortConvStruct(weight.data_ptr(), state.tail.data_ptr(), channels, taps)
+    return RecurrentC("short_conv", struct, channels, (weight, state))
+
+
+def short_conv(projected: Tensor, weight: Tensor, state: RecurrentState, slots: StateSlots) -> Tensor:
+    """Computes the same as `short_conv_torch`."""
+    channels = weight.shape[1]
+    assert projected.shape[1] == 3 * channels and projected.dtype == state.tail.dtype
+    return run(short_conv_in_c(weight, state), projected, None, slots, channels)

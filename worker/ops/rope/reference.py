@@ -9,10 +9,70 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.kernels.rowwise.norm import rms_norm_torch
-from worker.kernels.rowwise.rotary import rotary_torch
-from worker.kernels.rowwise.store_kv import store_kv_torch
-from worker.kernels.split_k import sum_split_k
+from worker.ops.norm.reference import rms_norm_torch, sum_split_k
+from worker.ops.paged_kv import has_scales, quantize_rows
+
+# Applies rotary position embedding in the "rotate half" convention: dimensions i and i + D / 2 rotate together.
+#
+# A row of the fp32 tables is as long as a head; both halves of a row are equal. The rotation is computed in fp32 and
+# rounded once. (Hugging Face casts the tables to the model's dtype first. For a model in fp32, the results are the
+# same in every bit.)
+
+
+def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes the same as `rotary_torch` for batches q [B, Hq, S, D] and k [B, Hk, S, D].
+
+    cos, sin: either [S, D], for all sequences, or [B, S, D], with a table for the positions of each sequence.
+    Raises ValueError for tables of any other rank.
+    """
+    if cos.ndim not in (2, 3):
+        raise ValueError(f"cos must be [seq, head_dim] or [batch, seq, head_dim], got {tuple(cos.shape)}")
+    batch, _, length, size = q.shape
+    rows = torch.arange(length if cos.ndim == 2 else batch * length, device=q.device)
+    positions = rows.repeat(batch) if cos.ndim == 2 else rows
+    flat_q, flat_k = (x.transpose(1, 2).reshape(batch * length, -1, size) for x in (q, k))
+    out_q, out_k = rotary_torch(flat_q, flat_k, cos.reshape(-1, size), sin.reshape(-1, size), positions)
+    return _unflatten(out_q, batch), _unflatten(out_k, batch)
+
+
+def rotary_torch(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotates all heads of row t by row positions[t] of the tables.
+
+    q [T, Hq, D], k [T, Hk, D], whose rows may be strided; cos, sin [M, D] fp32; positions [T] int64, all below M.
+    Returns contiguous tensors of the same shapes and dtypes.
+    """
+    cos_t, sin_t = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # [T, 1, D]
+    return _rotate(q, cos_t, sin_t), _rotate(k, cos_t, sin_t)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    x_fp32 = x.float()
+    low, high = x_fp32.chunk(2, dim=-1)
+    return (x_fp32 * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+
+
+def _unflatten(x: Tensor, batch: int) -> Tensor:
+    """Reshapes [B * S, H, D] to [B, H, S, D]."""
+    return x.unflatten(0, (batch, -1)).transpose(1, 2).contiguous()
+
+
+# Writes the keys and values of a step to the paged cache. This part knows slots, not sequences.
+
+
+def store_kv_torch(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
+    """Writes row t of k and v to slot slot_mapping[t] = page * page_size + offset of the caches, in place.
+
+    k, v [T, Hk, D], whose rows may be strided; cache_k, cache_v contiguous: either [pages, page_size, Hk, D] of k's
+    dtype or float8_e4m3fn (values are clamped to +-448), or [pages, page_size, Hk, D + 4] with codes and their scale
+    (paged_kv.py); slot_mapping [T] int64, with distinct slots except in the scratch page.
+    """
+    for new, cache in ((k, cache_k), (v, cache_v)):
+        if has_scales(cache, k.shape[2]):
+            new, cache = quantize_rows(new, cache.dtype), cache.view(torch.uint8)
+        elif cache.dtype == torch.float8_e4m3fn:  # torch cannot index float8
+            limit = torch.finfo(cache.dtype).max
+            new, cache = new.clamp(-limit, limit).to(cache.dtype).view(torch.uint8), cache.view(torch.uint8)
+        cache.flatten(0, 1).index_copy_(0, slot_mapping, new.to(cache.dtype))
 
 
 def qkv_rope_write_torch(

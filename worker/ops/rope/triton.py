@@ -11,11 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.launch.dependent_launch import pdl_options, start_dependent
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
-from worker.kernels.gpu.rowwise.norm import apply_weight
-from worker.kernels.gpu.rowwise.split_k import load_split_k, split_k_shape
-from worker.kernels.gpu.rowwise.store_kv import check_caches, to_cache_dtype
+from worker.ops.launch_options import NO_OPTIONS, GpuOptions
+from worker.ops.norm.triton import apply_weight
+from worker.ops.triton_common import load_split_k, pdl_options, split_k_shape, start_dependent
 
 ELEMENTS_PER_PROGRAM = 1024
 
@@ -118,3 +116,106 @@ def qkv_rope_write_triton(
         num_warps=4, enable_fp_fusion=False, **pdl_options(options),
     )  # fmt: skip
     return out
+
+
+# Triton kernel for rotary embedding: one program rotates all query and key heads of one token.
+
+
+@triton.jit
+def _rotate_heads(x_ptr, out_ptr, cos_low, cos_high, sin_low, sin_high, heads, head, column, HALF: tl.constexpr):
+    """Rotates heads [heads, 2 * HALF] at x_ptr, contiguous: low' = low cos - high sin, high' = high cos + low sin."""
+    mask = (head < heads)[:, None] & (column < HALF)[None, :]
+    offsets = head[:, None] * (2 * HALF) + column[None, :]
+    low = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    high = tl.load(x_ptr + offsets + HALF, mask=mask, other=0.0)
+    low_fp32, high_fp32 = low.to(tl.float32), high.to(tl.float32)
+    tl.store(out_ptr + offsets, (low_fp32 * cos_low - high_fp32 * sin_low).to(low.dtype), mask=mask)
+    tl.store(out_ptr + offsets + HALF, (high_fp32 * cos_high + low_fp32 * sin_high).to(low.dtype), mask=mask)
+
+
+@triton.jit
+def _rotary_kernel(
+    q_ptr, k_ptr, cos_ptr, sin_ptr, positions_ptr, q_out_ptr, k_out_ptr,
+    q_stride, k_stride, q_heads, k_heads,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < HALF
+    row = tl.load(positions_ptr + token) * (2 * HALF)
+    cos_low = tl.load(cos_ptr + row + column, mask=mask, other=0.0)[None, :]
+    cos_high = tl.load(cos_ptr + row + HALF + column, mask=mask, other=0.0)[None, :]
+    sin_low = tl.load(sin_ptr + row + column, mask=mask, other=0.0)[None, :]
+    sin_high = tl.load(sin_ptr + row + HALF + column, mask=mask, other=0.0)[None, :]
+    _rotate_heads(
+        q_ptr + token * q_stride, q_out_ptr + token * q_heads * (2 * HALF),
+        cos_low, cos_high, sin_low, sin_high, q_heads, tl.arange(0, Q_BLOCK), column, HALF,
+    )  # fmt: skip
+    _rotate_heads(
+        k_ptr + token * k_stride, k_out_ptr + token * k_heads * (2 * HALF),
+        cos_low, cos_high, sin_low, sin_high, k_heads, tl.arange(0, K_BLOCK), column, HALF,
+    )  # fmt: skip
+
+
+def rotary_triton(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    tokens, q_heads, size = q.shape
+    k_heads = k.shape[1]
+    assert k.shape == (tokens, k_heads, size) and positions.shape == (tokens,) and size % 2 == 0
+    assert q.stride()[1:] == k.stride()[1:] == (size, 1), "only whole tokens may be strided"
+    assert cos.shape == sin.shape and cos.shape[1] == size and cos.is_contiguous() and sin.is_contiguous()
+    assert cos.dtype == sin.dtype == torch.float32
+    q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
+    _rotary_kernel[(tokens,)](
+        q, k, cos, sin, positions, q_out, k_out, q.stride(0), k.stride(0), q_heads, k_heads,
+        HALF=size // 2, BLOCK=triton.next_power_of_2(size // 2),
+        Q_BLOCK=triton.next_power_of_2(q_heads), K_BLOCK=triton.next_power_of_2(k_heads), enable_fp_fusion=False,
+    )  # fmt: skip
+    return q_out, k_out
+
+
+# Triton kernel for store_kv. One program writes the keys and values of one token.
+
+
+@triton.jit
+def to_cache_dtype(x, cache_ptr, CLAMP: tl.constexpr):
+    """Converts x to the cache's dtype. CLAMP: if true, x is first limited to float8_e4m3fn's range; NaN stays NaN"""
+    if CLAMP:
+        x_fp32 = x.to(tl.float32)
+        x = tl.where(x_fp32 > 448.0, 448.0, tl.where(x_fp32 < -448.0, -448.0, x_fp32))
+    return x.to(cache_ptr.dtype.element_ty)
+
+
+@triton.jit
+def _store_kv_kernel(
+    k_ptr, v_ptr, cache_k_ptr, cache_v_ptr, slot_mapping_ptr, k_stride, v_stride,
+    CLAMP: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < ROW
+    target = tl.load(slot_mapping_ptr + token) * ROW + column
+    k = tl.load(k_ptr + token * k_stride + column, mask=mask, other=0.0)
+    v = tl.load(v_ptr + token * v_stride + column, mask=mask, other=0.0)
+    tl.store(cache_k_ptr + target, to_cache_dtype(k, cache_k_ptr, CLAMP), mask=mask)
+    tl.store(cache_v_ptr + target, to_cache_dtype(v, cache_v_ptr, CLAMP), mask=mask)
+
+
+def check_caches(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype) -> bool:
+    """Checks shapes and dtypes. Returns whether values must be clamped before the write, because caches are fp8."""
+    assert cache_k.shape == cache_v.shape and cache_k.dtype == cache_v.dtype
+    assert cache_k.dtype in (dtype, torch.float8_e4m3fn) and cache_k.is_contiguous() and cache_v.is_contiguous()
+    return cache_k.dtype == torch.float8_e4m3fn
+
+
+def store_kv_triton(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
+    tokens, heads, size = k.shape
+    assert v.shape == k.shape and v.dtype == k.dtype
+    assert slot_mapping.shape == (tokens,) and slot_mapping.dtype == torch.int64
+    assert k.stride()[1:] == v.stride()[1:] == (size, 1), "only whole tokens may be strided"
+    assert cache_k.shape[2:] == (heads, size)
+    row = heads * size
+    _store_kv_kernel[(tokens,)](
+        k, v, cache_k, cache_v, slot_mapping, k.stride(0), v.stride(0),
+        CLAMP=check_caches(cache_k, cache_v, k.dtype), ROW=row, BLOCK=triton.next_power_of_2(row),
+        enable_fp_fusion=False,
+    )  # fmt: skip

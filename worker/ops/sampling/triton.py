@@ -4,7 +4,7 @@ All sums are sums of integers, so neither the parts nor the order of atomics aff
 order:
 
     _max_kernel         the highest logit of each part
-    top_k_top_p.py      three kernels, if some row may use top-k or top-p
+    triton_top_k_top_p.py      three kernels, if some row may use top-k or top-p
     _weight_sum_kernel  the sum of the weights that remain in each part
     _draw_kernel        chooses the part that contains the drawn point, then the token
 
@@ -16,9 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.gpu.sampling.softmax_weights import (
+from worker.ops.sampling.reference import PlainParams, Stages
+from worker.ops.sampling.triton_top_k_top_p import (
     LOW_31_BITS,
     LOWEST_INT64,
+    MAX_LISTED_KEYS,
+    MAX_ONE_PASS_CANDIDATES,
+    STATS_PER_ROW,
+    TopKTopP,
+    find_top_k_top_p,
     is_sampled,
     jit_unaligned_columns,
     logit_gaps,
@@ -26,14 +32,6 @@ from worker.kernels.gpu.sampling.softmax_weights import (
     row_max,
     sortable_bits,
 )
-from worker.kernels.gpu.sampling.top_k_top_p import (
-    MAX_LISTED_KEYS,
-    MAX_ONE_PASS_CANDIDATES,
-    STATS_PER_ROW,
-    TopKTopP,
-    find_top_k_top_p,
-)
-from worker.kernels.params import PlainParams, Stages
 
 PART_SIZE = 2048  # tokens that one program reads
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
@@ -92,7 +90,7 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, position):
-    """Computes the same as `uniform` in worker/kernels/sample.py, with the same bits."""
+    """Computes the same as `uniform` in worker/ops/sampling/reference.py, with the same bits."""
     bits = _mix(_mix(seed + GOLDEN) + (position + 1) * GOLDEN)
     return (((bits >> 12) & ((1 << 52) - 1)).to(tl.float64) + 0.5) * (2.0**-52)
 

@@ -5,8 +5,9 @@ import random
 
 import pytest
 
-from deploy.supervisor.models.account import GIB, MOST_DRAIN_S, RETRY_S, TURN_S, Account, Slot
-from shared.models.entries import Entry
+from deploy.launcher.many_plan import MOST_DRAIN_S, RETRY_S, TURN_S, Account, Slot
+from deploy.launcher.many_sizes import GIB
+from shared.model_list import Entry
 
 
 class Models:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.models import control
-from deploy.supervisor.models.control import Control
-from shared.models.messages import (
+from deploy.launcher import many_manager
+from deploy.launcher.many_manager import Control
+from shared.launcher_messages import (
     MOST_FRAME_BYTES,
     SOCKET,
     FromFrontend,
@@ -90,7 +90,7 @@ async def test_a_table_counts_as_seen_when_all_have_answered_it_or_are_late(
     say(one, Seen(1))
     await until(lambda: any(other.seen.version == 1 for other in it._frontends))
     assert not it.all_have_seen(1), "the other one has not"
-    monkeypatch.setattr(control, "ANSWER_S", -1.0)
+    monkeypatch.setattr(many_manager, "ANSWER_S", -1.0)
     assert it.all_have_seen(1)
 
 

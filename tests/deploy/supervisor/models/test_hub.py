@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.models.hub import FetchFailed, HubModels
+from deploy.launcher.many_sizes import FetchFailed, HubModels
 from tests.hub_server import serving
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "model.safetensors": bytes(1 << 20)}

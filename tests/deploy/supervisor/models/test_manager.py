@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from deploy.supervisor.child_process import ChildSpec, start_process
-from deploy.supervisor.models import manager as managers
-from deploy.supervisor.models.hub import FetchFailed, HubModels
-from deploy.supervisor.models.manager import MOST_STARTS, Manager
-from deploy.supervisor.models.plan import plan
-from frontend.api.many import launcher_link
-from frontend.api.many.launcher_link import LauncherLink
-from shared.config import Settings, with_values
-from shared.models.messages import Load, Sleep
+from deploy.launcher import many_manager as managers
+from deploy.launcher.child import ChildSpec, start_process
+from deploy.launcher.many_manager import MOST_STARTS, Manager
+from deploy.launcher.many_plan import plan
+from deploy.launcher.many_sizes import FetchFailed, HubModels
+from frontend import launcher_link
+from frontend.launcher_link import LauncherLink
+from shared.config.settings import Settings, with_values
+from shared.launcher_messages import Load, Sleep
 from tests.frontend.serving import until
 
 

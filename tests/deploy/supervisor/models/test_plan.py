@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from deploy.supervisor.models.plan import Plan, plan
-from deploy.supervisor.models.sizes import GIB, PROCESS_BYTES, Kept, weights_bytes
-from shared.config import ConfigError, Settings, with_values
+from deploy.launcher.many_plan import Plan, plan
+from deploy.launcher.many_sizes import GIB, PROCESS_BYTES, Kept, weights_bytes
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings, with_values
 from shared.gguf.container import Container
 from tests.gguf_files import write
 
@@ -137,7 +138,7 @@ def test_a_model_that_is_not_here_has_no_size_when_it_is_asked_for(tmp_path: Pat
 
 
 def test_frontends_read_the_table_that_the_launcher_wrote(tmp_path: Path) -> None:
-    from shared.models.entries import read_entries
+    from shared.model_list import read_entries
 
     it = planned('[models.a]\nmodel="demo"\naliases=["x"]\nflags={page-size=8}\npinned=true', tmp_path)
     settings = it.for_frontends()

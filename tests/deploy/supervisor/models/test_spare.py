@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.supervisor.child_command import child_environment
-from deploy.supervisor.models import spare as spares
-from deploy.supervisor.models.spare import MOST_BYTES, PREFIX, Spare
+from deploy.launcher import many_spare as spares
+from deploy.launcher.child_command import child_environment
+from deploy.launcher.many_spare import MOST_BYTES, PREFIX, Spare
 from tests.frontend.serving import until
 
 # With SLUICE_ISA in its environment, this command ends with an error that names the variable.

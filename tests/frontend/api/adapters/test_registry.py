@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from frontend.api.adapters import registry as module
-from frontend.api.adapters.registry import AdapterRegistry, Default, NameTaken, NoSuchAdapter, TooMany, describe
-from shared.adapters.base_name import other_base
-from shared.adapters.files import AdapterError
-from shared.config import ConfigError, ModelConfig
+from frontend import lora as module
+from frontend.lora import AdapterRegistry, Default, NameTaken, NoSuchAdapter, TooMany, describe
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.lora import AdapterError, other_base
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
 from tests.gguf_adapters import write_gguf

@@ -10,23 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.api.anthropic import messages
-from frontend.api.anthropic.envelope import Asked
-from frontend.api.anthropic.messages_input import (
+from frontend.api.anthropic.messages import Asked
+from frontend.api.anthropic.messages_request import (
     MessageCountRequest,
     MessageRequest,
     TextBlock,
     UserMessage,
     marks_cache,
 )
-from frontend.api.requests.decoding import convert
 from frontend.errors import (
     BadRequest,
     SluiceError,
     Unprocessable,
 )
 from frontend.request import GenerationRequest
-from frontend.text.chat_template import ChatTemplate
-from frontend.text.picture_marks import PARTED
+from frontend.schema.decoding import convert
+from frontend.text.chat_template import PARTED, ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.fakes import MODEL, context

@@ -9,7 +9,7 @@ import pytest
 from frontend.api.anthropic import messages
 from frontend.api.anthropic import response_types as types
 from frontend.errors import BadRequest
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
+from frontend.output_parser.model_format import ParserConfig, Reasoning, ToolFormat
 from frontend.request import Delta, Usage
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.api.harness import FakeDeltas, last, lines, parse_events, response_context

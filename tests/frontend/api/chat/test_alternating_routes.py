@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from frontend.api.anthropic import messages
-from frontend.api.llama_cpp.apply_template import apply_template
 from frontend.api.ollama import chat as ollama
 from frontend.api.openai import chat, responses
-from frontend.api.openai.chat_input import TemplateRequest, TokenizeRequest
-from frontend.api.requests.decoding import convert
-from frontend.api.tokenize import tokenize
+from frontend.api.openai.chat_request import TemplateRequest, TokenizeRequest
+from frontend.routes.tokenize import apply_template, tokenize
+from frontend.schema.decoding import convert
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.api.chat.call_history import as_the_template_shows, call, chat_message, merge_same_role
-from frontend.output_parser.formats import ModelFormat, ToolFormat
+from frontend.chat.history import as_the_template_shows, call, chat_message, merge_same_role
+from frontend.output_parser.model_format import ModelFormat, ToolFormat
 from frontend.text.chat_template import ChatTemplate
 from tests.fakes import MODEL
 from tests.frontend.api.scripted import CITY, WEATHER

@@ -9,11 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from frontend.api.chat import own_template
-from frontend.api.chat.call_history import as_the_template_shows, call, chat_message
 from frontend.api.openai import chat
+from frontend.chat import template_sandbox
+from frontend.chat.history import as_the_template_shows, call, chat_message
 from frontend.errors import BadRequest, Unprocessable
-from frontend.output_parser.formats import ModelFormat, ToolFormat
+from frontend.output_parser.model_format import ModelFormat, ToolFormat
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
 from tests.frontend.api.harness import parse
@@ -139,12 +139,12 @@ async def test_documents_are_shown_or_refused(tokenizer: Tokenizer) -> None:
 async def test_template_of_a_request_that_takes_all_time_or_memory_is_refused_and_holds_up_nobody(
     template: str, problem: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_template, "SECONDS", 0.3)
+    monkeypatch.setattr(template_sandbox, "SECONDS", 0.3)
     refused = asyncio.create_task(prompt_of(tokenizer, chat_template=template))
     waited = time.monotonic()
     await asyncio.sleep(0.01)
     assert time.monotonic() - waited < 0.2, "the event loop stood still"
     with pytest.raises(BadRequest, match=problem):
         await refused
-    monkeypatch.setattr(own_template, "SECONDS", 30.0)
+    monkeypatch.setattr(template_sandbox, "SECONDS", 30.0)
     assert await prompt_of(tokenizer, chat_template="{{ messages[0].content }}") == "hi"

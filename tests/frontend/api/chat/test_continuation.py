@@ -6,7 +6,7 @@ import pytest
 
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome
-from shared.wire.codec import unpack_u32
+from shared.wire import unpack_u32
 from tests.fakes import FakePool, sending
 from tests.frontend.generation.harness import encode
 from tests.frontend.serving import http_client

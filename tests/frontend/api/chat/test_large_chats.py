@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from frontend.api.chat import large_chats
-from frontend.api.chat.large_chats import FEW_BYTES, MOST_VALUES, body_bytes, prepared
-from frontend.api.model_context import ModelContext
+from frontend.chat import large_chats
+from frontend.chat.large_chats import FEW_BYTES, MOST_VALUES, body_bytes, prepared
 from frontend.errors import BadRequest
+from frontend.model_context import ModelContext
 from frontend.text.chat_template import ChatTemplate
-from shared.config import FrontendConfig
+from shared.config.frontend import FrontendConfig
 
 LOOP = "{% for one in values %}{{ one }}{% endfor %}{% for one in messages %}{{ one.content }}{% endfor %}"
 

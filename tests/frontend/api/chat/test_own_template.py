@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from frontend.api.model_context import ModelContext
 from frontend.api.openai import chat
 from frontend.errors import SluiceError
-from frontend.output_parser.formats import ModelFormat
+from frontend.model_context import ModelContext
+from frontend.output_parser.model_format import ModelFormat
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from frontend.api.chat import dry_breakers
-from frontend.api.chat.dry_breakers import breaker_ids
 from frontend.api.llama_cpp import completion
 from frontend.api.openai import chat, completions
+from frontend.chat import samplers as dry_breakers
+from frontend.chat.samplers import breaker_ids
 from frontend.errors import SluiceError, Unprocessable
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling, WindowPenalties
-from shared.wire.codec import unpack_u32
+from shared.wire import unpack_u32
 from tests.fakes import MODEL, context
 from tests.frontend.api.harness import parse
 

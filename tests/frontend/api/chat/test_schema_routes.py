@@ -8,7 +8,7 @@ import pytest
 from frontend.api.anthropic import messages
 from frontend.api.ollama import chat as ollama
 from frontend.api.openai import chat, completions, responses
-from frontend.text import grammar_builder as build
+from frontend.structured_output import grammar as build
 from tests.fakes import MODEL
 from tests.frontend.api.harness import parse
 from tests.frontend.speaking import Model, context_of

@@ -9,8 +9,8 @@ import pytest
 from frontend.api.anthropic import messages
 from frontend.api.openai import chat, completions
 from frontend.errors import SluiceError
-from frontend.text import grammar_builder as build
-from frontend.text.structural_tag import structural_tag
+from frontend.structured_output import grammar as build
+from frontend.structured_output.constraints import structural_tag
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
 from tests.frontend.api.harness import parse
@@ -129,7 +129,7 @@ async def test_anthropic_output_config_becomes_a_grammar(tokenizer: Tokenizer) -
 
 
 def test_import_of_the_api_does_not_load_llguidance() -> None:
-    check = "import sys, frontend.api.app; print('llguidance' in sys.modules)"
+    check = "import sys, frontend.app; print('llguidance' in sys.modules)"
     assert (
         run([sys.executable, "-c", check], capture_output=True, text=True, timeout=PATIENCE_S).stdout.strip() == "False"
     )

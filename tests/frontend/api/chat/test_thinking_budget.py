@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from frontend.api.anthropic import messages
-from frontend.api.model_context import ModelContext
 from frontend.api.openai import chat, responses
 from frontend.errors import Unprocessable
-from frontend.output_parser import marks
+from frontend.model_context import ModelContext
+from frontend.output_parser import model_format
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import ThinkingBudget
 from tests.fakes import MODEL
@@ -76,7 +76,7 @@ async def test_begun_reasoning_counts_from_the_beginning(qwen: ModelContext) -> 
 
 
 async def test_budget_of_harmony_ends_the_channel_and_forbids_another(tmp_path: Path) -> None:
-    context = speaking(tokenizer_with(tmp_path, HARMONY, marks.HARMONY))
+    context = speaking(tokenizer_with(tmp_path, HARMONY, model_format.HARMONY))
     end, channel = ids(context, "<|end|>", "<|channel|>")
     found = await budget_of(context, max_thinking_tokens=7)
     assert found is not None and found.blanks is None and not found.begun

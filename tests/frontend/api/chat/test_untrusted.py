@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from frontend.api.anthropic import messages as anthropic
-from frontend.api.chat.call_history import as_the_template_shows, call, chat_message
-from frontend.api.chat.chat_prompt import render_prompt
-from frontend.api.model_context import ModelContext
 from frontend.api.ollama import chat as ollama
 from frontend.api.ollama import generate as ollama_text
 from frontend.api.openai import chat, responses
 from frontend.api.pooling import rerank
-from frontend.output_parser import marks
-from frontend.output_parser.tool_choice import Function
+from frontend.chat.history import as_the_template_shows, call, chat_message
+from frontend.chat.prompt import render_prompt
+from frontend.model_context import ModelContext
+from frontend.output_parser import model_format
+from frontend.output_parser.model_format import Function
 from frontend.text.tokenizer import Tokenizer
-from shared.task import Task
+from shared.checkpoint import Task
 from tests import templates
 from tests.fakes import MODEL, FakePool
 from tests.frontend.api.harness import parse
@@ -43,7 +43,7 @@ PARAMETERS = {"type": "object", "properties": {"x": {"type": "string"}}}
 
 def model(folder: Path, template: str, kind: str = "byte level", **more: Any) -> ModelContext:
     engine = ENGINES[kind]()
-    written = sorted({*WRITTEN.findall(template), *marks.HARMONY})
+    written = sorted({*WRITTEN.findall(template), *model_format.HARMONY})
     engine.add_special_tokens([one for one in written if one not in PLAIN_TAGS])
     tags = [one for one in sorted(PLAIN_TAGS) if engine.token_to_id(one) is None]
     engine.add_tokens([AddedToken(one, normalized=False) for one in tags])

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
+from shared.checkpoint import Task
 from shared.messages import Pooling, PoolingKind
-from shared.task import Task
 from tests.fakes import FakePool, pooling
 from tests.frontend.serving import http_client
 

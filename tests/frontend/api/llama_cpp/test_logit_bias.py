@@ -6,8 +6,8 @@ import pytest
 
 from frontend.api.llama_cpp import logit_bias
 from frontend.api.llama_cpp.logit_bias import MOST_BIAS
-from frontend.api.requests.request_model import FieldError
 from frontend.errors import Unprocessable
+from frontend.schema.base import FieldError
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import context
 

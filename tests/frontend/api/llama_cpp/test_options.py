@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from frontend.api.llama_cpp.options import Options
-from frontend.api.requests.decoding import convert
+from frontend.schema.decoding import convert
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.fakes import FakePool

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from frontend.api.llama_cpp.probabilities import LOWEST, MAX_SCORED, needed, reporting, sampled, told
+from frontend.api.llama_cpp.types import LOWEST, MAX_SCORED, needed, reporting, sampled, told
 from frontend.request import TokenLogprob
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import SamplerChain, Sampling

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from frontend.api.llama_cpp.prompts import PromptObject, several, tokenized
-from frontend.api.requests.request_model import FieldError
+from frontend.api.llama_cpp.options import PromptObject, several, tokenized
 from frontend.errors import SluiceError
+from frontend.schema.base import FieldError
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import context
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from frontend.api.app import create_app
-from frontend.api.many import residents
-from frontend.api.many.residents import Residents
+from frontend import loaded_models
+from frontend.app import create_app
+from frontend.loaded_models import Residents
 from frontend.observability.metrics import PrometheusMetrics
-from shared.config import FrontendConfig, Settings, with_values
-from shared.models.entries import Entry, encode_entries
-from shared.models.messages import (
+from shared.config.frontend import FrontendConfig
+from shared.config.settings import Settings, with_values
+from shared.launcher_messages import (
     SOCKET,
     FromFrontend,
     ModelState,
@@ -26,6 +26,7 @@ from shared.models.messages import (
     frame,
     read_from_frontend,
 )
+from shared.model_list import Entry, encode_entries
 from tests.fakes import TEMPLATE, FakePool, sending
 from tests.frontend.serving import until
 from tests.frontend.text.tokenizers import byte_level, save
@@ -106,7 +107,7 @@ async def launched(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str, load_wait: float = 2 * PATIENCE_S, **config: Any
 ) -> AsyncIterator[tuple[Starlette, Residents, Launcher]]:
     """Yields the app, its table, and its launcher. The app's lifespan has not begun."""
-    monkeypatch.setattr(residents, "WorkerPool", lambda *_, **more: FakePool(sending(HELLO)))
+    monkeypatch.setattr(loaded_models, "WorkerPool", lambda *_, **more: FakePool(sending(HELLO)))
     settings = with_values(
         Settings(), {"run_dir": str(folder), "load_wait": load_wait, "models": str(folder / "models.json")}
     )

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.server.connection_limits import ConnectionLimits
-from shared.config import FrontendConfig
+from frontend.server.http_protocol import ConnectionLimits
+from shared.config.frontend import FrontendConfig
 from tests.frontend.api.many.launched import Launcher, launched
 from tests.frontend.serving import Raw, serving, until
 from tests.patience import PATIENCE_S

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.api.many import launcher_link
-from frontend.api.many.residents import Residents
+from frontend import launcher_link
 from frontend.errors import BadRequest, Overloaded, Unprocessable
+from frontend.loaded_models import Residents
 from frontend.observability.metrics import MAX_MODELS, PrometheusMetrics
-from shared.models.entries import Entry
-from shared.models.messages import Keep
+from shared.launcher_messages import Keep
+from shared.model_list import Entry
 from tests.frontend.api.many.launched import Launcher, launched
 from tests.frontend.serving import until
 

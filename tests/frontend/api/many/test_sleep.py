@@ -6,8 +6,8 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from frontend.api.many import launcher_link
-from shared.models.messages import Sleep
+from frontend import launcher_link
+from shared.launcher_messages import Sleep
 from tests.fakes import FakePool, sending
 from tests.frontend.api.many.launched import launched
 from tests.frontend.serving import app_over, until

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frontend.api.ollama.envelope import check_model, rfc3339, tagged
+from frontend.api.ollama.output import check_model, rfc3339, tagged
 from frontend.errors import NotFound
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context

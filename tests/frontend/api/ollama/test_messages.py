@@ -1,7 +1,7 @@
 """Ollama's messages become messages for chat templates, in which each result of a tool names its call."""
 
-from frontend.api.ollama.messages import Message, chat_messages
-from frontend.api.requests.decoding import convert
+from frontend.api.ollama.types import Message, chat_messages
+from frontend.schema.decoding import convert
 
 CALLS = [{"function": {"name": "a", "arguments": {"x": 1}}}, {"function": {"name": "b", "arguments": {}}}]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.api.openai import chat
-from frontend.output_parser.formats import ParserConfig, Reasoning
+from frontend.output_parser.model_format import ParserConfig, Reasoning
 from frontend.request import Delta, Finish, TokenLogprob, Usage
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling

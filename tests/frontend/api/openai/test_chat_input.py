@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.api.anthropic import messages
-from frontend.api.chat.call_history import left_open
 from frontend.api.openai import chat, completions
-from frontend.api.openai.chat_input import ChatRequest, TokenizeRequest
-from frontend.api.requests.decoding import convert
-from frontend.api.tokenize import tokenize
+from frontend.api.openai.chat_request import ChatRequest, TokenizeRequest
+from frontend.chat.history import left_open
 from frontend.errors import BadRequest, SluiceError, Unprocessable
-from frontend.output_parser.formats import ModelFormat
+from frontend.output_parser.model_format import ModelFormat
 from frontend.request import GenerationRequest
+from frontend.routes.tokenize import tokenize
+from frontend.schema.decoding import convert
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.api.openai import completions
-from frontend.api.openai.completions_input import CompletionRequest, requested_stream_format
+from frontend.api.openai.completions import CompletionRequest, requested_stream_format
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from frontend.api.openai import chat, completions, response_types, typed_events
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
+from frontend.output_parser.model_format import ParserConfig, Reasoning, ToolFormat
 from frontend.request import Delta, TokenLogprob, Usage
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling

@@ -8,7 +8,7 @@ import msgspec
 from frontend.api.openai import responses
 from frontend.api.openai import responses_types as types
 from frontend.errors import Internal
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
+from frontend.output_parser.model_format import ParserConfig, Reasoning, ToolFormat
 from frontend.request import Delta
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.api.harness import FakeDeltas, last, lines, parse_events, response_context

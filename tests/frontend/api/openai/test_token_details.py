@@ -4,9 +4,9 @@ import json
 import math
 
 from frontend.api.openai import completions
-from frontend.api.openai.token_details import prompt_logprobs
-from frontend.api.requests.encoding import to_json
+from frontend.api.openai.chunk_writer import prompt_logprobs
 from frontend.request import Extras, TokenLogprob
+from frontend.schema.base import to_json
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling
 from tests.frontend.api.harness import FakeDeltas, last, response_context

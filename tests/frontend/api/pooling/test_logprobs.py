@@ -9,7 +9,7 @@ import pytest
 
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
-from shared.wire.codec import pack_f32, pack_u32, unpack_f32, unpack_u32
+from shared.wire import pack_f32, pack_u32, unpack_f32, unpack_u32
 from tests.fakes import FakePool
 from tests.frontend.generation.harness import encode
 from tests.frontend.serving import http_client

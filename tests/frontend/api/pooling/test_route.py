@@ -10,10 +10,10 @@ import pytest
 
 from frontend.api.pooling.relevance import AFTER, BEFORE
 from frontend.errors import Overloaded
-from frontend.generation.windows import WINDOW
+from frontend.generation.service import WINDOW
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
-from shared.task import Task
+from shared.checkpoint import Task
 from tests.fakes import FakePool, pooling
 from tests.fakes import tokenizer as small_tokenizer
 from tests.frontend.serving import http_client

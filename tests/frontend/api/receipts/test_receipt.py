@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontend.api.receipts.making import prompt_hash, sampling_used
+from frontend.api.receipts import prompt_hash, sampling_used
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome, Sampling, ThinkingBudget

@@ -11,7 +11,7 @@ from deploy.cli.keygen import keygen
 from frontend.errors import Overloaded
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
-from shared.wire.codec import unpack_u32
+from shared.wire import unpack_u32
 from tests.fakes import LIMITS, FakePool, sending
 from tests.frontend.serving import http_client
 from tests.frontend.text.tokenizers import byte_level, save
@@ -208,7 +208,7 @@ async def test_date_of_the_template_is_that_of_the_receipt(tmp_path: Path, monke
     sent: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "receipt": True}
     async with http_client(pool, dated, trust_request_chat_template=True) as http:
         for own in ({}, {"chat_template": source.replace(":", " -")}):
-            monkeypatch.setattr("frontend.api.routes.generate.time.time", lambda: 86_399.9)
+            monkeypatch.setattr("frontend.routes.generate.time.time", lambda: 86_399.9)
             answer = (await http.post(path, json=sent | own)).json()
             monkeypatch.undo()
             receipt = answer["choices"][0]["receipt"]

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.api.openai import completions
-from frontend.api.openai.completions_input import CompletionRequest
-from frontend.api.requests.decoding import decode, reader, refuse_unknown
-from frontend.api.requests.request_model import type_info
+from frontend.api.openai.completions import CompletionRequest
 from frontend.errors import BadRequest, Unprocessable
 from frontend.request import GenerationRequest
+from frontend.schema.base import type_info
+from frontend.schema.decoding import decode, reader, refuse_unknown
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
 from tests.frontend.api.harness import (

@@ -5,7 +5,7 @@ import json
 import threading
 import time
 
-from frontend.api.requests.encoding import FEW_ENTRIES, SLICE_S, JsonArray, in_slices, made, to_json
+from frontend.schema.base import FEW_ENTRIES, SLICE_S, JsonArray, in_slices, made, to_json
 
 
 def test_array_is_that_of_a_list_at_any_length() -> None:

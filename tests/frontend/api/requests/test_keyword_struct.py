@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from frontend.api.requests.keyword_struct import KeywordStructMeta
+from frontend.schema.base import KeywordStructMeta
 
 
 class Base(msgspec.Struct, metaclass=KeywordStructMeta):

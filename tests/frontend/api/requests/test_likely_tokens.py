@@ -7,11 +7,11 @@ import pytest
 
 from frontend.api.llama_cpp import completion
 from frontend.api.openai import chat, completions, responses
-from frontend.api.requests.likely_tokens import MOST, TokenLimits, allowed, check_total
+from frontend.api.request_builder import MOST, TokenLimits, allowed, check_total
 from frontend.errors import Unprocessable
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
-from shared.config import FrontendConfig
+from shared.config.frontend import FrontendConfig
 from tests.fakes import context
 from tests.frontend.api.harness import parse
 

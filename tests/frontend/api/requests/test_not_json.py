@@ -2,8 +2,8 @@
 
 import pytest
 
-from frontend.api.requests.decoding import decode_json
 from frontend.errors import BadRequest
+from frontend.schema.decoding import decode_json
 
 
 @pytest.mark.parametrize(

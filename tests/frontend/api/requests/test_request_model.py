@@ -6,17 +6,9 @@ import pytest
 from msgspec import Meta
 from msgspec import inspect as nodes
 
-from frontend.api.requests.decoding import convert
-from frontend.api.requests.request_model import (
-    FieldError,
-    RequestModel,
-    alternatives,
-    bare,
-    fields_of,
-    out_of_range,
-    wrong_type,
-)
 from frontend.errors import BadRequest, Unprocessable
+from frontend.schema.base import FieldError, RequestModel, alternatives, bare, fields_of, out_of_range, wrong_type
+from frontend.schema.decoding import convert
 
 
 class Inner(RequestModel):

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from jsonschema_rs import Draft202012Validator, meta
 
-from frontend.api.requests.decoding import convert
-from frontend.api.requests.request_model import RequestModel, type_info
-from frontend.api.requests.request_schema import refused_fields, request_schema
-from frontend.api.routes.body_types import REQUESTS
 from frontend.errors import SluiceError
+from frontend.routes.openapi_types import REQUESTS
+from frontend.schema.base import RequestModel, type_info
+from frontend.schema.decoding import convert
+from frontend.schema.json_schema import refused_fields, request_schema
 from tests.frontend.api.harness import JSON
 from tests.frontend.api.request_values import FIELDS, INSTEAD, LIKELY, plain, smallest
 

@@ -5,21 +5,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.api.anthropic.messages_input import MessageRequest
+from frontend.api.anthropic.messages_request import MessageRequest
 from frontend.api.llama_cpp import completion, infill
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.ollama import generate as ollama_generate
-from frontend.api.openai.chat_input import ChatRequest
-from frontend.api.openai.completions_input import CompletionRequest
-from frontend.api.openai.responses_input import ResponseRequest
+from frontend.api.openai.chat_request import ChatRequest
+from frontend.api.openai.completions import CompletionRequest
+from frontend.api.openai.responses_request import ResponseRequest
 from frontend.api.pooling.embeddings import EmbeddingRequest
 from frontend.api.pooling.logprobs import LogprobsRequest
 from frontend.api.pooling.rerank import RerankRequest
-from frontend.api.requests.decoding import convert, decode
-from frontend.api.requests.request_model import RequestModel
-from frontend.api.requests.request_types import MAX_SALT_CHARS, MAX_STOP_BYTES
-from frontend.api.sglang.fields import GenerateRequest
+from frontend.api.sglang.types import GenerateRequest
 from frontend.errors import BadRequest, Unprocessable
+from frontend.schema.base import RequestModel
+from frontend.schema.decoding import convert, decode
+from frontend.schema.request_fields import MAX_SALT_CHARS, MAX_STOP_BYTES
 
 LEAST = {"model": "m", "prompt": "a", "max_tokens": 1}
 

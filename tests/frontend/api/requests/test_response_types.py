@@ -4,7 +4,8 @@ import msgspec
 from jsonschema_rs import Draft202012Validator
 from msgspec import UNSET, UnsetType
 
-from frontend.api.requests.response_types import Health, Model, ModelList, ModelStatus, ResponseModel, schemas
+from frontend.schema.base import ResponseModel
+from frontend.schema.responses import Health, Model, ModelList, ModelStatus, schemas
 
 
 class Part(ResponseModel):

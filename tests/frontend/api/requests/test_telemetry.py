@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from frontend.api.requests.telemetry import TelemetryEvents, timings
-from frontend.features import Telemetry
-from frontend.request import Delta
+from frontend.api.telemetry import TelemetryEvents, timings
+from frontend.request import Delta, Telemetry
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared.messages import Timings

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from frontend.api.openai.chat_input import ChatRequest
-from frontend.api.requests.decoding import decode
-from frontend.api.requests.unknown_fields import UnknownFields
+from frontend.api.openai.chat_request import ChatRequest
 from frontend.errors import Unprocessable
+from frontend.schema.decoding import decode
+from frontend.schema.unknown_fields import UnknownFields
 from frontend.server.middleware import MAX_HEADER_CHARS, header_value
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, sending

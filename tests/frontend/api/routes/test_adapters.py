@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.api.adapters.registry import AdapterRegistry
-from frontend.api.app import create_app
-from frontend.api.model_table import ModelTable, ServedModel
+from frontend.app import create_app
 from frontend.errors import Unprocessable
+from frontend.lora import AdapterRegistry
+from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.text.tokenizer import Tokenizer
-from shared.config import FrontendConfig, ModelConfig
+from shared.config.frontend import FrontendConfig
+from shared.config.settings import ModelConfig
 from tests.adapters import draw_adapter
 from tests.checkpoints import Checkpoints
 from tests.fakes import MODEL, FakePool, sending

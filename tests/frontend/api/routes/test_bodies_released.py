@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from frontend.api.routes.invocations import _again
 from frontend.observability.recording import _on_one_line
+from frontend.routes.verify import _again
 
 
 async def test_invocations_hand_the_body_on_once_and_keep_nothing() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.api.app import create_app
-from frontend.api.model_table import ModelTable, ServedModel
+from frontend.app import create_app
+from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import ConnectionState, WorkerStatus, not_ready
-from shared.config import FrontendConfig
+from shared.config.frontend import FrontendConfig
 from tests.fakes import MODEL, READY_STATUS, FakePool, sending
 from tests.frontend.serving import http_client
 

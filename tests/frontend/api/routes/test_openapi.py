@@ -11,8 +11,8 @@ import schemathesis
 from jsonschema_rs import Draft202012Validator, meta
 from starlette.routing import Route
 
-from frontend.api.routes.body_types import REQUESTS, RESPONSES
-from frontend.api.routes.openapi import document
+from frontend.routes.openapi import document
+from frontend.routes.openapi_types import REQUESTS, RESPONSES
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool
 from tests.frontend.serving import app_over
@@ -83,6 +83,6 @@ def test_request_field_has_a_description() -> None:
 
 def test_process_that_has_read_all_types_ends_without_a_crash() -> None:
     """msgspec 0.22 frees a pattern twice at exit if two request types have the pattern in a union with a list."""
-    script = "from frontend.api.routes import openapi; openapi.document()"
+    script = "from frontend.routes import openapi; openapi.document()"
     ended = [subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[4]).returncode for _ in range(6)]
     assert ended == [0] * 6

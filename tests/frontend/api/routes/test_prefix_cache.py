@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from frontend.routes import health as prefix_reset
 from frontend.text.tokenizer import Tokenizer
-from frontend.workers import prefix_reset
 from tests.fakes import FakePool
 from tests.frontend.serving import app_over
 

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.api.response_context import ResponseContext
-from frontend.api.sglang.fields import GenerateRequest
-from frontend.api.sglang.output import EventWriter
+from frontend.api.answer import ResponseContext
+from frontend.api.sglang.generate import EventWriter
+from frontend.api.sglang.types import GenerateRequest
 from frontend.request import Delta, Finish, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Outcome, Sampling

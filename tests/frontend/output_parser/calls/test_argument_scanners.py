@@ -1,12 +1,10 @@
 """The scanner of arguments for each tool-call format."""
 
-from frontend.output_parser.calls.argument_scanners import scanner_of
-from frontend.output_parser.calls.json_stream import JsonObjectScanner
-from frontend.output_parser.calls.literal_arguments import LiteralArguments
-from frontend.output_parser.calls.tagged_arguments import TaggedArguments
-from frontend.output_parser.calls.tool_syntax import SYNTAX, Form
-from frontend.output_parser.formats import ToolFormat
-from frontend.output_parser.parameter_kinds import Kind
+from frontend.output_parser.json_arguments import JsonObjectScanner, TaggedArguments
+from frontend.output_parser.literal_arguments import LiteralArguments
+from frontend.output_parser.model_format import Kind, ToolFormat
+from frontend.output_parser.tool_calls import scanner_of
+from frontend.output_parser.tool_syntax import SYNTAX, Form
 
 SCANNERS = {
     Form.JSON: JsonObjectScanner, Form.TAGS: TaggedArguments, Form.PYTHON: LiteralArguments,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.output_parser.calls.json_stream import JsonObjectScanner
-from frontend.output_parser.calls.tool_syntax import SYNTAX
 from frontend.output_parser.events import CallArguments, CallStart, Event, ReasoningText, Text
-from frontend.output_parser.formats import Reasoning, ToolFormat
+from frontend.output_parser.json_arguments import JsonObjectScanner
+from frontend.output_parser.model_format import Reasoning, ToolFormat
+from frontend.output_parser.tool_syntax import SYNTAX
 from tests.frontend.output_parser.examples import ARGUMENTS, EXAMPLES, SINGLE, config
 from tests.frontend.output_parser.joining import check_order, cut, events_of
 

@@ -1,7 +1,7 @@
 """The calls of an output are numbered, however their arguments are cut into pieces."""
 
-from frontend.output_parser.calls.calls import Calls
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart
+from frontend.output_parser.tool_calls import Calls
 
 
 def test_calls_are_counted_and_complete_with_their_arguments() -> None:

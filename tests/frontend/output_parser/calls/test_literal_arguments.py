@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.output_parser.calls.literal_arguments import BARE, PYTHON, Language, LiteralArguments
+from frontend.output_parser.literal_arguments import BARE, PYTHON, Language, LiteralArguments
 from tests.frontend.output_parser.joining import cut
 
 

@@ -9,14 +9,22 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
 from frontend.errors import Unprocessable
-from frontend.output_parser.calls.mistral_args import AnswerText
 from frontend.output_parser.events import CallArguments, CallStart, Event, ReasoningText, Text
-from frontend.output_parser.formats import ParserConfig, Reasoning, ToolFormat
-from frontend.output_parser.grammar.tool_grammar import output_grammar
-from frontend.output_parser.marks import BLANK, MISTRAL_ARGS, spelled
+from frontend.output_parser.harmony import AnswerText
+from frontend.output_parser.model_format import (
+    BLANK,
+    MISTRAL_ARGS,
+    Function,
+    Mode,
+    ParserConfig,
+    Reasoning,
+    ToolChoice,
+    ToolFormat,
+    spelled,
+)
 from frontend.output_parser.parser import output_parser
-from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
-from frontend.text import grammar_builder
+from frontend.structured_output import grammar as grammar_builder
+from frontend.structured_output.tool_grammar import output_grammar
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.output_parser.joining import NAMES, called, cut, events_of
 from tests.frontend.text.tokenizers import byte_level, save

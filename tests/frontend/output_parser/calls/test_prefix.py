@@ -1,8 +1,7 @@
 """The text that begins a call is found whole and in part."""
 
-from frontend.output_parser.calls.prefix import PrefixMatch, find_prefix, partial_tag, prefixes_of
-from frontend.output_parser.calls.tool_syntax import SYNTAX
-from frontend.output_parser.formats import ToolFormat
+from frontend.output_parser.model_format import ToolFormat
+from frontend.output_parser.tool_syntax import SYNTAX, PrefixMatch, find_prefix, partial_tag, prefixes_of
 
 
 def found(tool_format: ToolFormat, text: str, later: bool = False) -> PrefixMatch | None:

@@ -5,10 +5,9 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.output_parser.calls.tagged_arguments import TaggedArguments
-from frontend.output_parser.calls.tool_syntax import SYNTAX, ParameterTags
-from frontend.output_parser.formats import ToolFormat
-from frontend.output_parser.parameter_kinds import Kind
+from frontend.output_parser.json_arguments import TaggedArguments
+from frontend.output_parser.model_format import Kind, ToolFormat
+from frontend.output_parser.tool_syntax import SYNTAX, ParameterTags
 from tests.frontend.output_parser.joining import cut
 
 QWEN = SYNTAX[ToolFormat.QWEN_XML].tags

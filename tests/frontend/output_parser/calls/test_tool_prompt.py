@@ -2,9 +2,9 @@
 
 import json
 
-from frontend.output_parser.calls.tool_prompt import call_text, instructions, result_text
 from frontend.output_parser.events import CallStart
-from frontend.output_parser.formats import ToolFormat
+from frontend.output_parser.model_format import ToolFormat
+from frontend.output_parser.tool_syntax import call_text, instructions, result_text
 from tests.frontend.output_parser.examples import FUNCTIONS, config
 from tests.frontend.output_parser.joining import events_of
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from frontend.output_parser.calls.tool_syntax import SYNTAX, Form, specials_of
-from frontend.output_parser.formats import TEMPLATE_WORDS, THINK, ToolFormat
-from frontend.output_parser.marks import HARMONY, MISTRAL_ARGS
+from frontend.output_parser.model_format import HARMONY, MISTRAL_ARGS, TEMPLATE_WORDS, THINK, ToolFormat
+from frontend.output_parser.tool_syntax import SYNTAX, Form, specials_of
 
 
 @pytest.mark.parametrize("tool_format", SYNTAX)

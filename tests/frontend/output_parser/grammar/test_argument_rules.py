@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from frontend.errors import Unprocessable
-from frontend.output_parser.formats import ToolFormat
-from frontend.output_parser.tool_choice import Mode
+from frontend.output_parser.model_format import Mode, ToolFormat
 from tests.frontend.output_parser.examples import function
 from tests.frontend.output_parser.grammar.test_tool_grammar import accepts, grammar_of, tokenizer_of
 

@@ -7,11 +7,9 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
 from frontend.errors import Unprocessable
-from frontend.output_parser.formats import Reasoning, ToolFormat
-from frontend.output_parser.grammar.tool_grammar import output_grammar
-from frontend.output_parser.marks import HARMONY
-from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
-from frontend.text import grammar_builder
+from frontend.output_parser.model_format import HARMONY, Function, Mode, Reasoning, ToolChoice, ToolFormat
+from frontend.structured_output import grammar as grammar_builder
+from frontend.structured_output.tool_grammar import output_grammar
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.text.tokenizers import byte_level, save
 

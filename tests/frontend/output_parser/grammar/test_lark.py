@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from frontend.output_parser.grammar.lark import ANY, Rules, W, either, escaped, joined, words
+from frontend.structured_output.tool_arguments import ANY, Rules, W, either, escaped, joined, words
 
 
 @pytest.mark.parametrize("text", ['a.b\n"/', "<|x|>", "[{(^$*+?)}]", "｜▁ü -&~#"])

@@ -14,12 +14,20 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
 from frontend.errors import Unprocessable
-from frontend.output_parser.calls.tool_syntax import SYNTAX, specials_of
-from frontend.output_parser.formats import THINK, ModelFormat, Reasoning, Tags, ToolFormat
-from frontend.output_parser.grammar.tool_grammar import output_grammar
-from frontend.output_parser.parsed import Call, ParsedOutput
-from frontend.output_parser.tool_choice import Function, Mode, ToolChoice
-from frontend.text import grammar_builder
+from frontend.output_parser.model_format import (
+    THINK,
+    Function,
+    Mode,
+    ModelFormat,
+    Reasoning,
+    Tags,
+    ToolChoice,
+    ToolFormat,
+)
+from frontend.output_parser.parser import Call, ParsedOutput
+from frontend.output_parser.tool_syntax import SYNTAX, specials_of
+from frontend.structured_output import grammar as grammar_builder
+from frontend.structured_output.tool_grammar import output_grammar
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.output_parser.examples import EMPTY, EXAMPLES, FUNCTIONS, SINGLE, function
 from tests.frontend.text.tokenizers import byte_level, save

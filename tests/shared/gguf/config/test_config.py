@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from shared.gguf.config.architectures import ARCHITECTURES
-from shared.gguf.config.config import config_of
+from shared.gguf.config import ARCHITECTURES, config_of
 from shared.gguf.container import Container, StoredTensor
-from shared.gguf.errors import GgufError
+from shared.gguf.naming import GgufError
 
 HERE = Path("model.gguf")
 OF_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 12}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shared.gguf.config.config import config_of
-from shared.gguf.config.windows import FULL, SLIDING
+from shared.gguf.config import config_of
+from shared.gguf.config_values import FULL, SLIDING
 from shared.gguf.container import Container, StoredTensor
-from shared.gguf.errors import GgufError
+from shared.gguf.naming import GgufError
 
 FACTORS = [1.0, 1e30, 1e30, 1e30]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
-from shared.gguf.errors import GgufError
+from shared.checkpoint import GENERATE, Task, read_task
+from shared.gguf.naming import GgufError
 from shared.gguf.translated import translated
 from shared.messages import PoolingKind
-from shared.task import GENERATE, Task, read_task
 from tests.gguf_files import write
 
 ENDS = {"tokenizer.ggml.add_eos_token": True}

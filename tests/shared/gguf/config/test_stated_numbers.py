@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from shared.gguf.config.stated_numbers import write_numbers
+from shared.gguf.config import write_numbers
 from shared.gguf.container import Container
-from shared.gguf.errors import GgufError
-from shared.gguf.index import Entry
-from shared.gguf.naming import NUMBERS
+from shared.gguf.naming import NUMBERS, GgufError
+from shared.gguf.translated import Entry
 
 
 def container(**metadata: Any) -> Container:

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from shared.gguf.container import Container
-from shared.gguf.errors import GgufError
-from shared.gguf.text.text_settings import generation_config_of, tokenizer_config_of
-from shared.gguf.text.tokenizer import Vocabulary
+from shared.gguf.naming import GgufError
+from shared.gguf.tokenizer import Vocabulary, generation_config_of, tokenizer_config_of
 
 TEXTS = ["<s>", "</s>", "a", "<|eot_id|>", "<|im_end|>", "<|end|>"]
 PREFIX = "tokenizer.ggml."

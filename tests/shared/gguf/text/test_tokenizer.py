@@ -12,8 +12,8 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QW
 from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35
 
 from shared.gguf.container import Container
-from shared.gguf.errors import GgufError
-from shared.gguf.text.tokenizer import Vocabulary, tokenizer_of
+from shared.gguf.naming import GgufError
+from shared.gguf.tokenizer import Vocabulary, tokenizer_of
 from tests.checkpoints import SPECIAL, TEXT
 from tests.gguf_files import vocabulary
 

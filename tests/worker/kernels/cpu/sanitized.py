@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.kernels.cpu import limits
-from worker.kernels.cpu.instruction_set import sets_of_processor
+from worker.ops import native as limits
+from worker.ops.native_build import sets_of_processor
 
 FAULT = 99
 SANITIZE = ("-fsanitize=address", "-O1", "-g1", "-fno-omit-frame-pointer")
@@ -21,13 +21,13 @@ LIBRARY, BEYOND = "SLUICE_SANITIZED_LIBRARY", "SLUICE_SANITIZED_BEYOND"
 
 def compiled(folder: Path) -> Path:
     """Compiles the C library with AddressSanitizer into a folder: what this processor can run."""
-    from worker.kernels.cpu import build
+    from worker.ops import native_build
 
     sets = sets_of_processor()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "COMMON", (*build.COMMON, *SANITIZE))
-        return build._compile(
-            os.environ.get("CC", "gcc"), folder, build.UNITS if sets is None else build.units_of(sets)
+        patch.setattr(native_build, "COMMON", (*native_build.COMMON, *SANITIZE))
+        return native_build._compile(
+            os.environ.get("CC", "gcc"), folder, native_build.UNITS if sets is None else native_build.units_of(sets)
         )
 
 
@@ -44,7 +44,7 @@ def run(library: Path, *arguments: str, beyond: str = "") -> "subprocess.Complet
 def main() -> int:
     if name := os.environ[BEYOND]:  # raised before other modules copy the limit
         setattr(limits, name, getattr(limits, name) + 1)
-    from worker.kernels.cpu import library
+    from worker.ops import native as library
 
     library.built = lambda: Path(os.environ[LIBRARY])
     return pytest.main(sys.argv[1:])

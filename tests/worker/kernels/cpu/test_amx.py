@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.worker.kernels.harness import emulated_amx
 from tests.worker.kernels.harness.cpu_tiers import CAN_EMULATE, EMULATED, HERE, use
-from worker.kernels.cpu import bindings
-from worker.kernels.cpu.instruction_set import OF_X86
-from worker.kernels.cpu.packed_weight import pack_weight
+from worker.ops.linear import native as linear_native
+from worker.ops.linear.native import pack_weight
+from worker.ops.native_build import OF_X86
 
 AMX = OF_X86.index("amx")
 
@@ -149,7 +149,7 @@ def test_every_processor_that_multiplies_bf16_gives_nearly_the_same(which: str) 
     exact = x.double() @ weight.double().T
     for rows in (1, 20, 70):
         with use(which):
-            ours = bindings.linear(x[:rows], pack_weight([weight], dtype=weight.dtype), out_dtype=torch.float32)
+            ours = linear_native.linear(x[:rows], pack_weight([weight], dtype=weight.dtype), out_dtype=torch.float32)
         torch.testing.assert_close(ours.double(), exact[:rows], rtol=0, atol=1e-4)
 
 
@@ -160,7 +160,7 @@ def test_gemm_amx_loads_tiles_about_once_per_product(rows: int, most: float) -> 
     with use(EMULATED):
         packed = pack_weight([weight], dtype=weight.dtype)
         emulated_amx.counts()
-        bindings.linear(x, packed)
+        linear_native.linear(x, packed)
     made = emulated_amx.counts()
     assert made.dots == -(-rows // 16) * 16 * 8
     assert made.loads <= most * made.dots

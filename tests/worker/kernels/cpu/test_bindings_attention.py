@@ -18,9 +18,9 @@ from tests.worker.kernels.harness.cpu_tiers import (
     needs_library,
     tier,  # noqa: F401
 )
-from worker.kernels.attention import attention_torch
-from worker.kernels.cpu import bindings
-from worker.kernels.weights.eight_bit_kv import LARGEST, SCALE_BYTES, quantize_rows
+from worker.ops.attention import native as attention_native
+from worker.ops.attention.reference import attention_torch
+from worker.ops.paged_kv import LARGEST, SCALE_BYTES, quantize_rows
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 Rows = tuple[int, int, int]  # (sequence, from, to): a chunk of the sequence
@@ -79,7 +79,7 @@ class Story:
             out = attention_torch(wide, *caches, starts, kv_lens, table, longest, **how)
         else:
             caches[1] = as_written(caches[1])
-            out = bindings.attention(q, *caches, starts, kv_lens, table, **how)
+            out = attention_native.attention(q, *caches, starts, kv_lens, table, **how)
         return list(out.split(starts.diff().tolist()))
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.strangers import give_away
-from worker.kernels.cpu import build
-from worker.kernels.cpu.instruction_set import OF_X86
+from worker.ops import native_build
+from worker.ops.native_build import OF_X86
 
 Made = list[Path]
 Compiler = Callable[[str], str]  # makes a compiler from the lines of a shell script, and returns its path
@@ -30,15 +30,17 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Records compilations, with the test's own sources and cache."""
     seen: Made = []
 
-    def compiled(compiler: str, room: Path, units: build.Units, on_progress: build.Progress, kept: Path | None) -> Path:
+    def compiled(
+        compiler: str, room: Path, units: native_build.Units, on_progress: native_build.Progress, kept: Path | None
+    ) -> Path:
         seen.append(room)
         (room / "library.so").touch()
         return room / "library.so"
 
     (tmp_path / "sources").mkdir()
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "sources")
-    monkeypatch.setattr(build, "_compile", compiled)
-    monkeypatch.setattr(build, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native_build, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(native_build, "_compile", compiled)
+    monkeypatch.setattr(native_build, "machine", lambda: "x86_64")
     monkeypatch.setenv("CC", "true")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return seen
@@ -46,8 +48,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 @pytest.fixture
 def x86(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "TIERS", OF_X86)
-    monkeypatch.setattr(build, "UNITS", build.X86_UNITS)
+    monkeypatch.setattr(native_build, "TIERS", OF_X86)
+    monkeypatch.setattr(native_build, "UNITS", native_build.X86_UNITS)
 
 
 @pytest.fixture
@@ -72,31 +74,33 @@ def calls(tmp_path: Path) -> list[str]:
 
 
 def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: path != build.SOURCES)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != native_build.SOURCES)
 
 
 def test_installed_library_is_used_in_a_read_only_package(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside = build.build()
+    beside = native_build.build()
     assert beside is not None and beside.parent == tmp_path / "sources" and len(made) == 1
     read_only(monkeypatch)
-    assert build.build() == beside and len(made) == 1
+    assert native_build.build() == beside and len(made) == 1
 
 
 def test_build_in_a_read_only_package_uses_the_cache(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_only(monkeypatch)
-    cached = build.build()
+    cached = native_build.build()
     assert cached is not None and cached.parent == tmp_path / "cache" / "sluice"
-    assert build.build() == cached and len(made) == 1
+    assert native_build.build() == cached and len(made) == 1
 
 
 def test_processes_that_start_together_compile_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = build._compile
+    compiled = native_build._compile
 
-    def slowly(compiler: str, room: Path, units: build.Units, on_progress: build.Progress, kept: Path | None) -> Path:
+    def slowly(
+        compiler: str, room: Path, units: native_build.Units, on_progress: native_build.Progress, kept: Path | None
+    ) -> Path:
         deadline = time.monotonic() + PATIENCE_S
         while len(told) < 4:  # the other three learn the progress of the one that compiles
             on_progress(7, 23)
@@ -110,51 +114,59 @@ def test_processes_that_start_together_compile_once(made: Made, monkeypatch: pyt
         if (done, total) == (7, 23):
             told.add(threading.get_ident())
 
-    monkeypatch.setattr(build, "_compile", slowly)
+    monkeypatch.setattr(native_build, "_compile", slowly)
     with ThreadPoolExecutor(4) as pool:
-        found = [*pool.map(lambda _: build.build(on_progress=tell), range(4))]
-    assert len(made) == 1 and found == [build.SOURCES / build._file_name(build.EVERY_SET)] * 4
+        found = [*pool.map(lambda _: native_build.build(on_progress=tell), range(4))]
+    assert len(made) == 1 and found == [native_build.SOURCES / native_build._file_name(native_build.EVERY_SET)] * 4
 
 
 def test_library_of_one_processor_is_not_taken_on_another(made: Made, x86: None) -> None:
-    old, new = build.build(ZEN3), build.build(SAPPHIRE_RAPIDS)
+    old, new = native_build.build(ZEN3), native_build.build(SAPPHIRE_RAPIDS)
     assert old is not None and new is not None and old != new and len(made) == 2
     assert old.name.endswith("-avx2.so") and new.name.endswith("-avx512+avx512bf16+amx.so")
-    assert build.existing(ZEN3) == old and build.existing(SAPPHIRE_RAPIDS) == new
-    assert build.existing(("avx2", "avxvnni")) is None
+    assert native_build.existing(ZEN3) == old and native_build.existing(SAPPHIRE_RAPIDS) == new
+    assert native_build.existing(("avx2", "avxvnni")) is None
 
 
 def test_library_with_more_instruction_sets_than_a_processor_uses_is_taken(made: Made, x86: None) -> None:
-    everything = build.build(OF_X86[1:])
-    assert build.build(ZEN3) == build.build(SAPPHIRE_RAPIDS) == build.build(()) == everything and len(made) == 1
+    everything = native_build.build(OF_X86[1:])
+    assert (
+        native_build.build(ZEN3) == native_build.build(SAPPHIRE_RAPIDS) == native_build.build(()) == everything
+        and len(made) == 1
+    )
 
 
 def test_library_of_other_sources_is_removed_but_not_those_of_other_processors(made: Made, x86: None) -> None:
-    older = build.SOURCES / "libsluice-0123456789abcdef-avx2.so"
+    older = native_build.SOURCES / "libsluice-0123456789abcdef-avx2.so"
     older.touch()
-    assert build.build(ZEN3) and build.build(SAPPHIRE_RAPIDS)
-    assert not older.exists() and build.existing(ZEN3)
+    assert native_build.build(ZEN3) and native_build.build(SAPPHIRE_RAPIDS)
+    assert not older.exists() and native_build.existing(ZEN3)
 
 
 def test_folders_of_killed_compilations_are_removed(made: Made) -> None:
-    left = build.SOURCES / ".build-killed"
+    left = native_build.SOURCES / ".build-killed"
     left.mkdir()
     (left / "0.o").touch()
-    assert build.build() and not left.exists()
+    assert native_build.build() and not left.exists()
 
 
 @pytest.mark.parametrize("sets", [(), ZEN3, ("avx2", "avxvnni"), ("avx512",), SAPPHIRE_RAPIDS, OF_X86[1:]])
 def test_units_are_those_of_the_instruction_sets(sets: tuple[str, ...], x86: None) -> None:
-    chosen = build.units_of(sets)
-    assert {build.SETS[flags] for _, flags in chosen if flags in build.SETS} == set(sets)
-    assert {source for source, flags in chosen if flags not in build.SETS} == {*build.ANY, "gemm/unpack_blocks.c"}
-    assert [unit for unit in build.X86_UNITS if unit in chosen] == [*chosen]  # in the order in which all are linked
+    chosen = native_build.units_of(sets)
+    assert {native_build.SETS[flags] for _, flags in chosen if flags in native_build.SETS} == set(sets)
+    assert {source for source, flags in chosen if flags not in native_build.SETS} == {
+        *native_build.ANY,
+        "gemm/unpack_blocks.c",
+    }
+    assert [unit for unit in native_build.X86_UNITS if unit in chosen] == [
+        *chosen
+    ]  # in the order in which all are linked
 
 
 def test_every_unit_belongs_to_an_instruction_set_or_to_every_library() -> None:
-    for units in (build.X86_UNITS, build.ARM_UNITS):
-        assert {flags for _, flags in units} - build.SETS.keys() == {(), build.ROUND_TWICE}
-    assert build.SECONDS.keys() <= {source for source, _ in build.X86_UNITS}
+    for units in (native_build.X86_UNITS, native_build.ARM_UNITS):
+        assert {flags for _, flags in units} - native_build.SETS.keys() == {(), native_build.ROUND_TWICE}
+    assert native_build.SECONDS.keys() <= {source for source, _ in native_build.X86_UNITS}
 
 
 def test_longest_units_are_compiled_first_and_all_are_linked_in_order(
@@ -162,11 +174,11 @@ def test_longest_units_are_compiled_first_and_all_are_linked_in_order(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     told: list[tuple[int, int]] = []
-    units = build.units_of(ZEN3)
-    build._compile(compiler(""), tmp_path, units, lambda *progress: told.append(progress))
+    units = native_build.units_of(ZEN3)
+    native_build._compile(compiler(""), tmp_path, units, lambda *progress: told.append(progress))
     *compiled, linked = calls(tmp_path)
-    sources = [line.partition(" -c ")[2].split()[0].removeprefix(f"{build.SOURCES}/") for line in compiled]
-    seconds = [build.SECONDS.get(source, 0.0) for source in sources]
+    sources = [line.partition(" -c ")[2].split()[0].removeprefix(f"{native_build.SOURCES}/") for line in compiled]
+    seconds = [native_build.SECONDS.get(source, 0.0) for source in sources]
     assert sorted(sources) == sorted(source for source, _ in units)
     assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
     assert linked.split()[2:-3] == [f"{tmp_path}/{i}.o" for i in range(len(units))]
@@ -177,10 +189,10 @@ def test_longest_units_are_compiled_first_and_all_are_linked_in_order(
 def sources(tmp_path: Path, x86: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A writable folder of sources, without any."""
     (tmp_path / "sources").mkdir()
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "sources")
-    monkeypatch.setattr(build, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native_build, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(native_build, "machine", lambda: "x86_64")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return build.SOURCES
+    return native_build.SOURCES
 
 
 def compiled_units(tmp_path: Path) -> list[tuple[str, str]]:
@@ -196,78 +208,80 @@ def test_library_with_more_sets_compiles_only_the_units_that_another_library_has
 ) -> None:
     """`make test` after `make run` compiles the kernels of the lower instruction sets only."""
     monkeypatch.setenv("CC", compiler(""))
-    assert build.build(SAPPHIRE_RAPIDS) and len(compiled_units(tmp_path)) == len(build.units_of(SAPPHIRE_RAPIDS))
+    assert native_build.build(SAPPHIRE_RAPIDS) and len(compiled_units(tmp_path)) == len(
+        native_build.units_of(SAPPHIRE_RAPIDS)
+    )
     both = ("avx2", *SAPPHIRE_RAPIDS)
-    assert build.build(both)
+    assert native_build.build(both)
     only = [flags for _, flags in compiled_units(tmp_path)]
-    assert len(only) == len(build.units_of(both)) - len(build.units_of(SAPPHIRE_RAPIDS))
+    assert len(only) == len(native_build.units_of(both)) - len(native_build.units_of(SAPPHIRE_RAPIDS))
     assert all("-mavx2" in flags for flags in only)
-    (sources / build._file_name(both)).unlink()
-    assert build.build(ZEN3) and compiled_units(tmp_path) == [], "all objects are there"
-    assert build.build(ZEN3, force=True) and len(compiled_units(tmp_path)) == len(build.units_of(ZEN3))
-    assert build.build(build.EVERY_SET)
+    (sources / native_build._file_name(both)).unlink()
+    assert native_build.build(ZEN3) and compiled_units(tmp_path) == [], "all objects are there"
+    assert native_build.build(ZEN3, force=True) and len(compiled_units(tmp_path)) == len(native_build.units_of(ZEN3))
+    assert native_build.build(native_build.EVERY_SET)
     assert not [*sources.glob(".objects-*")], "no other library is left to compile"
 
 
 def test_objects_of_other_sources_flags_and_compilers_are_not_taken(
     compiler: Compiler, tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = len(build.units_of(ZEN3))
+    count = len(native_build.units_of(ZEN3))
     monkeypatch.setenv("CC", compiler(""))
-    assert build.build(ZEN3) and len(compiled_units(tmp_path)) == count
+    assert native_build.build(ZEN3) and len(compiled_units(tmp_path)) == count
     (sources / "new.h").write_text("int changed;")
-    assert build.build(ZEN3) and len(compiled_units(tmp_path)) == count
+    assert native_build.build(ZEN3) and len(compiled_units(tmp_path)) == count
     assert len([*sources.glob(".objects-*")]) == len([*sources.glob("*.so")]) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(build, "COMMON", (*build.COMMON, "-g"))
-        assert build.build(ZEN3) and len(compiled_units(tmp_path)) == count
+        patch.setattr(native_build, "COMMON", (*native_build.COMMON, "-g"))
+        assert native_build.build(ZEN3) and len(compiled_units(tmp_path)) == count
     other = Path(compiler("")).rename(tmp_path / "other")
     monkeypatch.setenv("CC", str(other))
     next(sources.glob("*.so")).unlink()
-    assert build.build(ZEN3) and len(compiled_units(tmp_path)) == count
+    assert native_build.build(ZEN3) and len(compiled_units(tmp_path)) == count
 
 
 def test_no_object_is_kept_of_a_unit_that_fails_or_in_the_users_cache(
     compiler: Compiler, tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", compiler('case "$*" in *rowwise.c*) exit 1;; esac'))
-    assert build.build(ZEN3) is None
+    assert native_build.build(ZEN3) is None
     (tmp_path / "calls").unlink()
     monkeypatch.setenv("CC", compiler(""))
-    assert build.build(ZEN3) and any(source.endswith("rowwise.c") for source, _ in compiled_units(tmp_path))
+    assert native_build.build(ZEN3) and any(source.endswith("rowwise.c") for source, _ in compiled_units(tmp_path))
     monkeypatch.setattr(os, "access", lambda path, mode: path != sources)
-    assert build.build(SAPPHIRE_RAPIDS) and not [*(tmp_path / "cache").rglob("*.o")]
+    assert native_build.build(SAPPHIRE_RAPIDS) and not [*(tmp_path / "cache").rglob("*.o")]
 
 
 def test_compiling_needs_no_packages() -> None:
     """`make run` compiles while pip installs them."""
     root = str(Path(__file__).parents[4])
-    code = f"import sys; sys.path.insert(0, {root!r}); import worker.kernels.cpu.build"
+    code = f"import sys; sys.path.insert(0, {root!r}); import worker.ops.native_build"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_failing_unit_ends_the_compilation_with_its_message(compiler: Compiler, tmp_path: Path, x86: None) -> None:
     failing = compiler('case "$*" in *rowwise.c*) echo "error: no such header" >&2; exit 1;; esac')
     with pytest.raises(subprocess.CalledProcessError) as raised:
-        build._compile(failing, tmp_path, build.units_of(ZEN3))
+        native_build._compile(failing, tmp_path, native_build.units_of(ZEN3))
     assert raised.value.stderr == "error: no such header\n"
 
 
 def test_process_that_ends_ends_its_compiler(
     compiler: Compiler, tmp_path: Path, x86: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "SOURCES", tmp_path)
-    monkeypatch.setattr(build, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native_build, "SOURCES", tmp_path)
+    monkeypatch.setattr(native_build, "machine", lambda: "x86_64")
     monkeypatch.setenv("CC", compiler("exec sleep 600"))
-    building = build.Building(ZEN3)
+    building = native_build.Building(ZEN3)
     deadline = time.monotonic() + PATIENCE_S
     while building.progress == (0, 0):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     building._stop()  # as at the end of the interpreter
-    with pytest.raises(build.Stopped):
+    with pytest.raises(native_build.Stopped):
         building.result()
-    assert not [*tmp_path.glob(".build-*/")] and build.existing(ZEN3) is None
+    assert not [*tmp_path.glob(".build-*/")] and native_build.existing(ZEN3) is None
 
 
 def test_whoever_waits_for_the_library_logs_its_progress(
@@ -275,7 +289,7 @@ def test_whoever_waits_for_the_library_logs_its_progress(
 ) -> None:
     logged, waited = threading.Event(), threading.Event()
 
-    def slowly(sets: object, on_progress: build.Progress) -> Path:
+    def slowly(sets: object, on_progress: native_build.Progress) -> Path:
         on_progress(7, 23)
         assert logged.wait(PATIENCE_S) and waited.wait(PATIENCE_S)
         return Path("library.so")
@@ -285,15 +299,15 @@ def test_whoever_waits_for_the_library_logs_its_progress(
             if record.getMessage() == "Building the CPU kernels: 7 of 23":
                 logged.set()
 
-    monkeypatch.setattr(build, "_found_or_compiled", slowly)
-    monkeypatch.setattr(build, "REPORT_S", 0.01)
+    monkeypatch.setattr(native_build, "_found_or_compiled", slowly)
+    monkeypatch.setattr(native_build, "REPORT_S", 0.01)
     seen = Seen()
-    build.log.addHandler(seen)
+    native_build.log.addHandler(seen)
     try:
         with caplog.at_level(logging.INFO, "sluice.kernels"):
-            assert build.Building(()).result(waited.set) == Path("library.so")
+            assert native_build.Building(()).result(waited.set) == Path("library.so")
     finally:
-        build.log.removeHandler(seen)
+        native_build.log.removeHandler(seen)
 
 
 def test_build_without_a_writable_folder_returns_none(
@@ -301,7 +315,7 @@ def test_build_without_a_writable_folder_returns_none(
 ) -> None:
     read_only(monkeypatch)
     (tmp_path / "cache").touch()
-    assert build.build() is None and not made
+    assert native_build.build() is None and not made
     assert "plain PyTorch" in capsys.readouterr().err
 
 
@@ -315,7 +329,7 @@ def test_build_without_a_home_uses_a_private_folder_among_temporary_files(
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", homeless)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    library = build.build()
+    library = native_build.build()
     assert library is not None and library.parent == tmp_path / f"sluice-{os.geteuid()}"
     assert library.parent.stat().st_mode & 0o777 == 0o700
 
@@ -324,19 +338,19 @@ def test_library_in_another_users_cache_is_not_used(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read_only(monkeypatch)
-    cached = build.build()
+    cached = native_build.build()
     assert cached is not None
     give_away(cached.parent, monkeypatch)
-    assert build.build() is None
+    assert native_build.build() is None
     assert "other users can write to it" in capsys.readouterr().err
 
 
 def test_library_of_another_user_is_compiled_again(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_only(monkeypatch)
-    cached = build.build()
+    cached = native_build.build()
     assert cached is not None and len(made) == 1
-    monkeypatch.setattr(build, "is_trusted", lambda path: path != cached)
-    assert build.build() == cached and len(made) == 2
+    monkeypatch.setattr(native_build, "is_trusted", lambda path: path != cached)
+    assert native_build.build() == cached and len(made) == 2
 
 
 def test_reason_of_a_failure_is_told_once_to_those_who_need_the_library(
@@ -344,7 +358,7 @@ def test_reason_of_a_failure_is_told_once_to_those_who_need_the_library(
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("PATH", "")
-    building = build.Building(build.EVERY_SET)
+    building = native_build.Building(native_build.EVERY_SET)
     building._thread.join(PATIENCE_S)
     assert capsys.readouterr().err == ""  # a launcher only begins
     assert building.result() is building.result() is None
@@ -357,7 +371,7 @@ def test_progress_is_only_what_is_compiled(made: Made, monkeypatch: pytest.Monke
     progressed: list[tuple[int, int]] = []
     steps = iter([(0, 2), (0, 2), (1, 2), (1, 2), (2, 2)])
 
-    def compiled(sets: object, on_progress: build.Progress) -> Path:
+    def compiled(sets: object, on_progress: native_build.Progress) -> Path:
         deadline = time.monotonic() + PATIENCE_S
         for step in steps:
             on_progress(*step)
@@ -367,8 +381,8 @@ def test_progress_is_only_what_is_compiled(made: Made, monkeypatch: pytest.Monke
             time.sleep(0.02)
         return Path("library.so")
 
-    monkeypatch.setattr(build, "POLL_S", 0.001)
-    monkeypatch.setattr(build, "_found_or_compiled", compiled)
-    building = build.Building(())
+    monkeypatch.setattr(native_build, "POLL_S", 0.001)
+    monkeypatch.setattr(native_build, "_found_or_compiled", compiled)
+    building = native_build.Building(())
     assert building.result(lambda: progressed.append(building.progress)) == Path("library.so")
     assert [one for one in progressed if one[1]] == [(0, 2), (1, 2), (2, 2)]

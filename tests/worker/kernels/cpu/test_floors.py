@@ -3,17 +3,18 @@
 import pytest
 
 from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, needs_library, use
-from worker.kernels.cpu import floors, library
+from worker.ops import native as library
+from worker.ops import roofline
 
 pytestmark = needs_library
 
 
 @pytest.mark.parametrize("which", [which for which in HERE if which != EMULATED])
 def test_measure_gives_the_figures_of_the_tier(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floors, "MEMORY", 1 << 20)
-    monkeypatch.setattr(floors, "TRY_S", 1e-3)
+    monkeypatch.setattr(roofline, "MEMORY", 1 << 20)
+    monkeypatch.setattr(roofline, "TRY_S", 1e-3)
     with use(which):
-        found = floors.measure(1)
+        found = roofline.measure(1)
     assert found is not None
     assert found.read_gb_s > 0.01 and found.fp32_gflop_s > 0.01
     assert (found.bf16_gflop_s is not None) == (which in ("avx512bf16", "amx"))
@@ -22,4 +23,4 @@ def test_measure_gives_the_figures_of_the_tier(which: str, monkeypatch: pytest.M
 
 def test_measure_without_the_library_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "library", lambda: None)
-    assert floors.measure(1) is None
+    assert roofline.measure(1) is None

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.huge_pages import ALIGNMENT, HUGE_PAGE, PIECE, Pieces, fresh_memory
+from worker.ops.native import ALIGNMENT, HUGE_PAGE, PIECE, Pieces, fresh_memory
 
 
 def address(tensor: Tensor) -> int:

@@ -4,16 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.kernels.cpu import library
-from worker.kernels.cpu.instruction_set import (
-    EXTENDS,
-    ON_ARM,
-    TIERS,
-    USES,
-    highest_allowed,
-    sets_in_use,
-    sets_of_processor,
-)
+from worker.ops import native as library
+from worker.ops.native_build import EXTENDS, ON_ARM, TIERS, USES, highest_allowed, sets_in_use, sets_of_processor
 
 HASWELL = "fma sse4_2 avx f16c avx2"
 ALDER_LAKE = f"{HASWELL} avx_vnni"

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cpu_tiers import CAN_EMULATE, EMULATED, HERE, use
-from worker.kernels.cpu import bindings
-from worker.kernels.cpu.packed_weight import INTEGER4, INTEGER8, TABLE4, pack_weight
-from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
+from worker.ops.linear import native as linear_native
+from worker.ops.linear.native import INTEGER4, INTEGER8, TABLE4, pack_weight
+from worker.ops.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
 
 pytestmark = pytest.mark.skipif(not CAN_EMULATE, reason="needs AVX-512 with bf16")
 TILES = "amx" if "amx" in HERE else EMULATED
@@ -37,7 +37,7 @@ def product(which: str, weight: QuantizedWeight, x: Tensor) -> tuple[Tensor, lis
     with use(which):
         packed = pack_weight([weight], dtype=torch.bfloat16)
         whole, *parts = (
-            bindings.linear(rows, packed, out_dtype=torch.float32).view(torch.int32)
+            linear_native.linear(rows, packed, out_dtype=torch.float32).view(torch.int32)
             for rows in (x, *(x[first:end].contiguous() for first, end in PARTS))
         )
     return whole, parts, packed.parts[0].kind

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from worker.kernels.cpu import library
+from worker.ops import native as library
 
 PROBE = """
 import torch
-from worker.kernels.cpu.library import available, multiplies_bf16, tier
+from worker.ops.native import available, multiplies_bf16, tier
 print(tier(), available(torch.float32), available(torch.bfloat16), available(torch.float16), multiplies_bf16())
 """
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import torch
 
-from worker.kernels.cpu import bindings, limits
-from worker.kernels.cpu.build import SOURCES
+from worker.ops import native as c_library
+from worker.ops import native as limits
+from worker.ops import paged_kv
+from worker.ops.native_build import SOURCES
 
 
 def test_limits_are_defined_in_one_file_and_read_from_it() -> None:
@@ -20,8 +22,8 @@ def test_limits_are_defined_in_one_file_and_read_from_it() -> None:
 def test_cache_beyond_the_limits_is_not_for_the_library() -> None:
     def supports(heads: int, head_dim: int) -> bool:
         cache = torch.empty(1, 1, heads, head_dim)
-        return bindings.supports_cache(torch.float32, cache, head_dim)
+        return paged_kv.supports_cache(torch.float32, cache, head_dim)
 
-    assert supports(1, limits.MAX_HEAD_DIM) == bindings.available(torch.float32)
+    assert supports(1, limits.MAX_HEAD_DIM) == c_library.available(torch.float32)
     assert not supports(1, limits.MAX_HEAD_DIM + 2)
     assert not supports(1 + limits.MAX_KEY_ELEMENTS // 64, 64)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from worker.kernels.cpu.openmp import spin_briefly
+from worker.ops.openmp import spin_briefly
 
 
 def test_spin_briefly_sets_a_short_spin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ import torch
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library
 from tests.worker.kernels.harness.quantized import quantized
-from worker.kernels.cpu import bindings
-from worker.kernels.cpu.huge_pages import HUGE_PAGE
-from worker.kernels.cpu.packed_experts import Arena, CpuExperts, from_records, pack_experts_in_c
-from worker.kernels.cpu.packed_weight import WeightStruct, pack_weight
-from worker.kernels.weights.quantized_weight import INT4, INT8, QuantizedWeight
+from worker.ops.linear import native as linear_native
+from worker.ops.linear.native import WeightStruct, pack_weight
+from worker.ops.moe.native import Arena, CpuExperts, from_records, pack_experts_in_c
+from worker.ops.native import HUGE_PAGE
+from worker.ops.quantized_weight import INT4, INT8, QuantizedWeight
 
 pytestmark = needs_library
 N, K, COUNT = 70, 160, 6
@@ -39,9 +39,9 @@ def test_each_expert_is_the_weight_it_would_be_alone(dtype: torch.dtype, biased:
     assert again.nbytes == packed.nbytes and again.records == packed.records
     for number, parts in enumerate(parts_of(dtype)):
         alone = pack_weight(parts, None if bias is None else bias[number], dtype=dtype)
-        expected = bindings.linear(x, alone)
+        expected = linear_native.linear(x, alone)
         for one in (packed, again):
-            assert torch.equal(bindings.linear(x, one.weight(number)), expected) and expected.any()
+            assert torch.equal(linear_native.linear(x, one.weight(number)), expected) and expected.any()
 
 
 def inside(packed: CpuExperts, address: int) -> bool:

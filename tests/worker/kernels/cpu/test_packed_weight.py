@@ -8,10 +8,11 @@ from tests.pairs import in_pairs
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.cpu_tiers import FUNCTIONS, HERE, tier  # noqa: F401
 from tests.worker.kernels.harness.quantized import CODE_MAPS, quantized
-from worker.kernels.cpu import bindings
-from worker.kernels.cpu.library import multiplies_bf16
-from worker.kernels.cpu.packed_weight import INTEGER4, INTEGER8, pack_weight
-from worker.kernels.weights.quantized_weight import E4M3, INT4, INT8, NF4, CodeMap, QuantizedWeight
+from worker.ops import native as c_library
+from worker.ops.linear import native as linear_native
+from worker.ops.linear.native import INTEGER4, INTEGER8, pack_weight
+from worker.ops.native import multiplies_bf16
+from worker.ops.quantized_weight import E4M3, INT4, INT8, NF4, CodeMap, QuantizedWeight
 
 SHAPES = [(32, 64), (70, 336), (96, 2176)]
 FORMATS = [
@@ -35,7 +36,7 @@ def tolerance(code_map: CodeMap, dtype: torch.dtype, kind: int) -> float:
         # standard deviations, and 2 x 0.4 x 5 x 2^-7 = 3 % of the numbers are below 2^-7 of it. So the error of a
         # product of random inputs is below sqrt(3 % / 3) x 5 x 2^-15 = 1.5e-5 of its size. Twice that leaves room for
         # chance. With AMX, inputs to codes of eight bits have three bits fewer.
-        return 3e-5 * (8 if kind == INTEGER8 and bindings.tier() == "amx" else 1)
+        return 3e-5 * (8 if kind == INTEGER8 and c_library.tier() == "amx" else 1)
     return 1e-6  # inputs and values are exact, sums are float32
 
 
@@ -47,10 +48,10 @@ def test_product_is_that_of_the_dequantized_weight_in_every_row(
     for group_size in (16, 32, 48, 128, 144, k):
         weight = quantized(code_map, n, k, group_size, minimum=minimum)
         packed, x = pack_weight([weight], dtype=dtype), random(70, k, dtype=dtype)
-        whole = bindings.linear(x, packed, out_dtype=torch.float32)
+        whole = linear_native.linear(x, packed, out_dtype=torch.float32)
         assert relative_error(whole, x, weight) < tolerance(code_map, dtype, packed.parts[0].kind)
         for rows in (1, 2, 3, 5, 16, 17, 33):
-            assert torch.equal(bindings.linear(x[:rows], packed, out_dtype=torch.float32), whole[:rows])
+            assert torch.equal(linear_native.linear(x[:rows], packed, out_dtype=torch.float32), whole[:rows])
 
 
 @pytest.mark.parametrize("magnitude", [1e-33, 1e-20, 1.0, 1e30])
@@ -59,7 +60,9 @@ def test_inputs_within_seven_octaves_are_not_rounded(magnitude: float) -> None:
     x = (torch.rand(9, 336) * 0.98 + 0.02) * torch.randint(0, 2, (9, 336)).mul(2).sub(1)
     x = (x * magnitude).bfloat16()
     assert (
-        relative_error(bindings.linear(x, pack_weight([weight], dtype=x.dtype), out_dtype=torch.float32), x, weight)
+        relative_error(
+            linear_native.linear(x, pack_weight([weight], dtype=x.dtype), out_dtype=torch.float32), x, weight
+        )
         < 1e-6
     )
 
@@ -69,7 +72,7 @@ def test_inputs_within_seven_octaves_are_not_rounded(magnitude: float) -> None:
 def test_an_input_that_is_not_finite_shows_in_its_row_only(number: float, rows: int) -> None:
     weight, x = quantized(INT8, 70, 336, 336), random(rows + 1, 336, dtype=torch.bfloat16)
     x[0, 200] = number
-    found = bindings.linear(x, pack_weight([weight], dtype=x.dtype), out_dtype=torch.float32)
+    found = linear_native.linear(x, pack_weight([weight], dtype=x.dtype), out_dtype=torch.float32)
     assert not found[0].isfinite().any() and found[1:].isfinite().all()
 
 
@@ -80,10 +83,10 @@ def test_parts_in_several_formats_give_neighbouring_columns(dtype: torch.dtype) 
     packed = pack_weight(parts, bias, dtype=dtype)
     x = random(45, 272, dtype=dtype)
     for rows in (1, 45):
-        whole, begin = bindings.linear(x[:rows], packed), 0
+        whole, begin = linear_native.linear(x[:rows], packed), 0
         for part in parts:
             end = begin + part.shape[0]
-            alone = bindings.linear(x[:rows], pack_weight([part], bias[begin:end], dtype=dtype))
+            alone = linear_native.linear(x[:rows], pack_weight([part], bias[begin:end], dtype=dtype))
             assert torch.equal(whole[:, begin:end], alone)
             begin = end
         assert begin == packed.n == whole.shape[1]
@@ -95,8 +98,8 @@ def test_inputs_are_taken_in_the_order_of_the_codes(dtype: torch.dtype) -> None:
     order = torch.randperm(160, generator=torch.Generator().manual_seed(3))
     ordered = QuantizedWeight(weight.codes, INT4, weight.scale, None, 32, order)
     x = random(9, 160, dtype=dtype)
-    ours = bindings.linear(x, pack_weight([ordered], dtype=dtype))
-    assert torch.equal(ours, bindings.linear(x[:, order].contiguous(), pack_weight([weight], dtype=dtype)))
+    ours = linear_native.linear(x, pack_weight([ordered], dtype=dtype))
+    assert torch.equal(ours, linear_native.linear(x[:, order].contiguous(), pack_weight([weight], dtype=dtype)))
     assert torch.equal(ordered.dequantize(dtype)[:, order], weight.dequantize(dtype))
 
 
@@ -105,8 +108,8 @@ def test_tiny_and_huge_scales_survive_sixteen_bits() -> None:
         weight = quantized(INT4, 32, 64, 32)
         scaled = QuantizedWeight(weight.codes, INT4, weight.scale * 2.0**exponent, None, 32)
         x = random(3, 64, dtype=torch.bfloat16)
-        ours = bindings.linear(x, pack_weight([scaled], dtype=torch.bfloat16), out_dtype=torch.float32)
-        plain = bindings.linear(x, pack_weight([weight], dtype=torch.bfloat16), out_dtype=torch.float32)
+        ours = linear_native.linear(x, pack_weight([scaled], dtype=torch.bfloat16), out_dtype=torch.float32)
+        plain = linear_native.linear(x, pack_weight([weight], dtype=torch.bfloat16), out_dtype=torch.float32)
         assert torch.equal(ours, plain * 2.0**exponent)
 
 
@@ -115,7 +118,7 @@ def test_tiny_and_huge_scales_survive_sixteen_bits() -> None:
 def test_tiny_and_huge_inputs_give_the_same_digits(rows: int, code_map: CodeMap) -> None:
     x = random(rows, 64, dtype=torch.bfloat16)
     packed = pack_weight([quantized(code_map, 40, 64, 32)], dtype=torch.bfloat16)
-    plain = bindings.linear(x, packed, out_dtype=torch.float32)
+    plain = linear_native.linear(x, packed, out_dtype=torch.float32)
     for exponent in (-60, 60):
-        ours = bindings.linear(x * 2.0**exponent, packed, out_dtype=torch.float32)
+        ours = linear_native.linear(x * 2.0**exponent, packed, out_dtype=torch.float32)
         assert torch.equal(ours, plain * 2.0**exponent)

@@ -7,9 +7,9 @@ import torch
 
 from tests.worker.kernels.cpu.test_integer_codes import PARTS, drawn, inputs, product
 from tests.worker.kernels.harness.cpu_tiers import FASTER, needs_library
-from worker.kernels.cpu import library
-from worker.kernels.cpu.instruction_set import EXTENDS, OF_X86, best_of
-from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, CodeMap
+from worker.ops import native as library
+from worker.ops.native_build import EXTENDS, OF_X86, best_of
+from worker.ops.quantized_weight import E2M1, INT4, INT8, CodeMap
 
 CODES = [(INT4, 32), (INT4, 128), (INT4, 48), (E2M1, 32), (INT8, 32), (INT8, 64)]
 

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-import worker.kernels.gpu as gpu
+import worker.ops.linear as gpu
 
 ROOT = Path(gpu.__path__[0])
 

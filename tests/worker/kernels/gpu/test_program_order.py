@@ -12,21 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-import worker.kernels.gpu
+import worker.ops.linear
 from tests.worker.kernels.harness.adverse import Order, adverse
 from tests.worker.kernels.harness.cases import batch, poisoned, random, rope_tables
 from tests.worker.kernels.harness.gpu_experts import PLAIN, Format, experts_on_triton, layer_of
 from tests.worker.kernels.harness.quantized import quantized, with_scales
 from tests.worker.kernels.harness.recurrent import slots
 from tests.worker.kernels.harness.sampling import Row, params_of
-from worker.kernels.gpu.launch.options import GpuOptions
-from worker.kernels.gpu.products.packed_codes import pack_codes
-from worker.kernels.recurrent.delta_net import DeltaNetShape, DeltaNetWeights
-from worker.kernels.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
-from worker.kernels.recurrent.recurrent_state import NO_STATE, RecurrentShape, RecurrentState
-from worker.kernels.recurrent.short_conv import ShortConvShape
-from worker.kernels.weights.quantize import Kind, quantize
-from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, NF4
+from worker.ops.launch_options import GpuOptions
+from worker.ops.linear.packed_codes import pack_codes
+from worker.ops.quantized_weight import E2M1, INT4, INT8, NF4, Kind, quantize
+from worker.ops.recurrent.delta_net import DeltaNetShape, DeltaNetWeights
+from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights, ShortConvShape
+from worker.ops.recurrent_state import NO_STATE, RecurrentState
+from worker.spec import RecurrentShape
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="about what the interpreter hides"),
@@ -42,7 +41,7 @@ def strided(tokens: int, width: int, seed: int = 0) -> Tensor:
 
 
 def norms() -> Iterable[Tensor]:
-    from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton, rms_norm_triton
+    from worker.ops.norm.triton import add_rms_norm_triton, rms_norm_triton
 
     weight, residual = random(70, dtype=HALF, seed=1), random(5, 70, dtype=HALF, seed=2)
     yield rms_norm_triton(strided(5, 70), weight, 1e-6, offset=False)
@@ -63,7 +62,7 @@ def random_state(shape: RecurrentShape) -> RecurrentState:
 
 
 def states() -> Iterable[Tensor]:
-    from worker.kernels.gpu.recurrent.delta_net import delta_net_triton
+    from worker.ops.recurrent.triton import delta_net_triton
 
     shape = DeltaNetShape(key_heads=2, value_heads=4, key_dim=12, value_dim=40, taps=3)
     weights = DeltaNetWeights(
@@ -77,7 +76,7 @@ def states() -> Iterable[Tensor]:
 
 
 def scans() -> Iterable[Tensor]:
-    from worker.kernels.gpu.recurrent.mamba2 import mamba2_triton
+    from worker.ops.recurrent.triton import mamba2_triton
 
     shape = Mamba2Shape(heads=4, head_dim=40, groups=2, state_size=12, taps=3)
     small = (random(3, shape.channels), random(shape.channels), -random(4, seed=1).abs(), random(4), random(4, seed=2))
@@ -90,7 +89,7 @@ def scans() -> Iterable[Tensor]:
 
 
 def convolutions() -> Iterable[Tensor]:
-    from worker.kernels.gpu.recurrent.short_conv import short_conv_triton
+    from worker.ops.recurrent.triton import short_conv_triton
 
     shape = ShortConvShape(channels=40, taps=3)
     state = random_state(shape)
@@ -99,9 +98,7 @@ def convolutions() -> Iterable[Tensor]:
 
 
 def gates() -> Iterable[Tensor]:
-    from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
-    from worker.kernels.gpu.rowwise.activate import activate_triton
-    from worker.kernels.gpu.rowwise.output_gate import output_gate_triton
+    from worker.ops.activation.triton import act_and_mul_triton, activate_triton, output_gate_triton
 
     yield output_gate_triton(random(3, 700, dtype=HALF), random(3, 700, dtype=HALF, seed=1))
     yield act_and_mul_triton(random(3, 2 * 1500, dtype=HALF), "silu")
@@ -110,8 +107,7 @@ def gates() -> Iterable[Tensor]:
 
 
 def writes() -> Iterable[Tensor]:
-    from worker.kernels.gpu.rowwise.rotary import rotary_triton
-    from worker.kernels.gpu.rowwise.store_kv import store_kv_triton
+    from worker.ops.rope.triton import rotary_triton, store_kv_triton
 
     positions, slots = torch.tensor([0, 9, 3]), torch.tensor([7, 4, 8])
     q, k = (strided(3, heads * 24).unflatten(1, (heads, 24)) for heads in (3, 1))
@@ -123,7 +119,7 @@ def writes() -> Iterable[Tensor]:
 
 
 def heads() -> Iterable[Tensor]:
-    from worker.kernels.gpu.rowwise.qkv_rope_write import qkv_rope_write_triton
+    from worker.ops.rope.triton import qkv_rope_write_triton
 
     positions, slots = torch.tensor([0, 9, 3]), torch.tensor([7, 4, 8])
     norm = random(24, dtype=HALF)
@@ -137,7 +133,7 @@ def heads() -> Iterable[Tensor]:
 
 
 def products() -> Iterable[Tensor]:
-    from worker.kernels.gpu.products.linear import linear_triton
+    from worker.ops.linear.triton import linear_triton
 
     shapes = ((1, 48, 70), (20, 130, 256), (70, 130, 72), (3, 64, 700), (130, 128, 64))
     kinds: tuple[Kind, ...] = ("int8", "fp8")
@@ -155,16 +151,16 @@ def products() -> Iterable[Tensor]:
 
 def parked_products() -> Iterable[Tensor]:
     """Yields a product with three tiles in two programs."""
-    from worker.kernels.gpu.products.linear import linear_triton
-    from worker.kernels.gpu.products.tile_table import Tile
+    from worker.ops.linear.tiles import Tile
+    from worker.ops.linear.triton import linear_triton
 
     weight, bias = random(70, 800, dtype=HALF, seed=1), random(70, dtype=HALF, seed=2)
-    with patch("worker.kernels.gpu.products.parked_linear.multiprocessors", lambda device: 2):
+    with patch("worker.ops.linear.triton_accumulate.multiprocessors", lambda device: 2):
         yield linear_triton(strided(33, 800), weight, bias, tile=Tile(16, 128, 4, 1, "parked"))
 
 
 def gated_products() -> Iterable[Tensor]:
-    from worker.kernels.gpu.products.linear import gated_linear_triton
+    from worker.ops.linear.triton import gated_linear_triton
 
     for rows in (1, 33, 70):
         x, weight = strided(rows, 100), random(2 * 90, 100, dtype=HALF, seed=1)
@@ -175,7 +171,7 @@ def gated_products() -> Iterable[Tensor]:
 
 
 def quantized_products() -> Iterable[Tensor]:
-    from worker.kernels.gpu.products.quantized_linear import quantized_gated_linear_triton, quantized_linear_triton
+    from worker.ops.linear.triton_low_bit import quantized_gated_linear_triton, quantized_linear_triton
 
     for rows, columns, depth in ((1, 48, 70), (20, 130, 256), (70, 129, 72), (3, 64, 700)):
         x, bias = strided(rows, depth), random(columns, dtype=HALF, seed=2)
@@ -191,7 +187,7 @@ def quantized_products() -> Iterable[Tensor]:
 
 
 def unpacked_weights() -> Iterable[Tensor]:
-    from worker.kernels.gpu.products.unpack import unpack_triton
+    from worker.ops.linear.triton_unpack import unpack_triton
 
     parts = (
         quantized(INT4, 99, 300, 16, minimum=True), quantized(INT8, 30, 300, 128), quantized(NF4, 5, 300, 64),
@@ -202,8 +198,8 @@ def unpacked_weights() -> Iterable[Tensor]:
 
 def attentions() -> Iterable[Tensor]:
     """Yields runs of attention of many kinds. Few splits are merged at once, which is faster in the interpreter."""
-    from worker.kernels.gpu.attention import attention
-    from worker.kernels.gpu.launch.options import GpuOptions
+    from worker.ops.attention import triton as attention
+    from worker.ops.launch_options import GpuOptions
 
     for lengths in ([(1, 37), (17, 90), (1, 1), (3, 300)], [(1, 700)]):
         for group, size, page, window in ((2, 24, 16, 0), (3, 64, 1, 24), (1, 32, 256, 300)):
@@ -230,7 +226,7 @@ def attentions() -> Iterable[Tensor]:
 
 
 def products_with_norms() -> Iterable[Tensor]:
-    from worker.kernels.gpu.products.linear_norm import linear_add_norm_triton
+    from worker.ops.linear.triton_fused import linear_add_norm_triton
 
     options = GpuOptions(fused_norms=True).on(torch.device("cpu"))
     weight, norm = random(70, 1030, dtype=HALF, seed=1), random(70, dtype=HALF, seed=2)
@@ -244,7 +240,7 @@ def products_with_norms() -> Iterable[Tensor]:
 
 
 def prefetches() -> Iterable[Tensor]:
-    from worker.kernels.gpu.products.prefetch_branch import _prefetch_kernel
+    from worker.ops.linear.triton_fused import _prefetch_kernel
 
     weight = random(3, 5)
     _prefetch_kernel[(2,)](weight, weight.numel(), BYTES=128)
@@ -263,7 +259,7 @@ REACHED = (FACTORS, *(a for a, _ in ADAPTERS), *B[:3])
 
 
 def adapters() -> Iterable[Tensor]:
-    from worker.kernels.gpu.products.adapter_products import add_products_triton, part_table, tiles_of
+    from worker.lora.triton import add_products_triton, part_table, tiles_of
 
     y = random(20, 90, dtype=HALF, seed=1)
     tiles = tiles_of([torch.tensor([19, 0, 3]), torch.tensor([1, 2, *range(4, 19)])], [0.5, 2.0])
@@ -273,8 +269,8 @@ def adapters() -> Iterable[Tensor]:
 
 
 def samples() -> Iterable[Tensor]:
-    from worker.kernels.gpu.sampling.sample import sample_triton
-    from worker.kernels.params import EVERY
+    from worker.ops.sampling.reference import EVERY
+    from worker.ops.sampling.triton import sample_triton
 
     logits = random(9, 501)[:, :500] * 3
     logits[3], logits[4, 5], logits[5, ::2], logits[6] = -torch.inf, torch.nan, -torch.inf, 1.0
@@ -432,9 +428,8 @@ FAR = (1 << 31) + (1 << 20)  # number of elements, beyond 32-bit offsets; unwrit
 
 
 def test_attention_triton_handles_a_cache_beyond_32_bit_offsets() -> None:
-    from worker.kernels.gpu.attention.attention import attention_triton
-    from worker.kernels.gpu.rowwise.qkv_rope_write import qkv_rope_write_triton
-    from worker.kernels.gpu.rowwise.store_kv import store_kv_triton
+    from worker.ops.attention.triton import attention_triton
+    from worker.ops.rope.triton import qkv_rope_write_triton, store_kv_triton
 
     page, size = 16, 64
     shape = (FAR // (page * size), page, 1, size)
@@ -458,10 +453,10 @@ def test_attention_triton_handles_a_cache_beyond_32_bit_offsets() -> None:
 
 
 def test_rows_farther_apart_than_32_bits_count() -> None:
-    from worker.kernels.gpu.products.linear import linear_triton
-    from worker.kernels.gpu.rowwise.norm import rms_norm_triton
-    from worker.kernels.gpu.sampling.sample import sample_triton
-    from worker.kernels.params import EVERY
+    from worker.ops.linear.triton import linear_triton
+    from worker.ops.norm.triton import rms_norm_triton
+    from worker.ops.sampling.reference import EVERY
+    from worker.ops.sampling.triton import sample_triton
 
     weight, wishes = random(16, 64), params_of([Row(), Row(top_k=3, top_p=0.9), Row(temperature=0)]).plain
     runs: list[tuple[int, Callable[[Tensor], Tensor]]] = [

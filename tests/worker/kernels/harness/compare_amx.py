@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.worker.kernels.harness import emulated_amx
 from tests.worker.kernels.harness.cpu_tiers import EMULATED, HERE, use
-from worker.kernels.cpu import bindings
-from worker.kernels.cpu.packed_weight import pack_weight
+from worker.ops.linear import native as linear_native
+from worker.ops.linear.native import pack_weight
 
 ROWS = (1, 16, 17, 32, 33, 64, 128, 512, 1024)
 N, K = 1024, 1024
@@ -22,7 +22,7 @@ def product(which: str, x: Tensor, weight: Tensor) -> Tensor:
     with use(which):
         packed = pack_weight([weight], dtype=weight.dtype)
         emulated_amx.counts()
-        return bindings.linear(x, packed, out_dtype=torch.float32)
+        return linear_native.linear(x, packed, out_dtype=torch.float32)
 
 
 def main() -> None:

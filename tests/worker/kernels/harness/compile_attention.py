@@ -24,7 +24,7 @@ from bench.gpu.offline.triton_offline import (
     tensor_core_steps,
     usage,
 )
-from worker.kernels.gpu.attention import attention
+from worker.ops.attention import triton as attention
 
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 KV_HEADS = 8

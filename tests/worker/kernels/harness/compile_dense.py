@@ -19,12 +19,20 @@ from bench.gpu.offline.triton_offline import (
     tensor_core_steps,
     usage,
 )
-from worker.kernels.gpu.products import linear as linear_triton
-from worker.kernels.gpu.products import parked_linear, tiles
-from worker.kernels.gpu.products.tile_table import DeviceKind, Tile
-from worker.kernels.gpu.recurrent import delta_net, mamba2, recurrent, short_conv
-from worker.kernels.gpu.rowwise import act_and_mul, activate, qkv_rope_write, quantize, rotary, store_kv
-from worker.kernels.gpu.rowwise import norm as norm_triton
+from worker.ops import triton_common
+from worker.ops.activation import triton as act_and_mul
+from worker.ops.activation import triton as activate
+from worker.ops.linear import tiles, triton_accumulate
+from worker.ops.linear import triton as linear_triton
+from worker.ops.linear.tiles import DeviceKind, Tile
+from worker.ops.norm import triton as norm_triton
+from worker.ops.recurrent import triton as delta_net
+from worker.ops.recurrent import triton as mamba2
+from worker.ops.recurrent import triton as recurrent
+from worker.ops.recurrent import triton as short_conv
+from worker.ops.rope import triton as qkv_rope_write
+from worker.ops.rope import triton as rotary
+from worker.ops.rope import triton as store_kv
 
 X, F, I32, L, F8 = "*bf16", "*fp32", "*i32", "*i64", "*fp8e4nv"
 I8, BF16, INT8, FP8 = "*i8", torch.bfloat16, torch.int8, torch.float8_e4m3fn
@@ -84,7 +92,7 @@ def linear(
 
 def parked(tile: Tile, columns: int, depth: int) -> Variant:
     return Variant(
-        parked_linear._parked_linear_kernel, [X, X, X, F, F, F, X] + ["i32"] * 5,
+        triton_accumulate._parked_linear_kernel, [X, X, X, F, F, F, X] + ["i32"] * 5,
         {"BIAS": False} | tiles.tile_constants(tile, columns, depth, BF16),
         EXACT | {"num_warps": tile.warps, "num_stages": tile.stages}, ("rows",), product=True,
     )  # fmt: skip
@@ -119,7 +127,7 @@ def dynamic(format: torch.dtype) -> list[Variant]:
 def tokens(size: int, format: torch.dtype) -> Variant:
     block = triton.next_power_of_2(size)
     return Variant(
-        quantize._quantize_tokens_kernel, [X, DYNAMIC[format], F, "i32", "i32"],
+        triton_common._quantize_tokens_kernel, [X, DYNAMIC[format], F, "i32", "i32"],
         {"LARGEST_VALUE": 448.0, "BLOCK": block},
         EXACT | {"num_warps": min(block // 512, 16)},
     )  # fmt: skip

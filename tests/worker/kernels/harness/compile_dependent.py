@@ -21,11 +21,13 @@ from bench.gpu.offline.triton_offline import (
 from tests.worker.kernels.harness import compile_attention as attend
 from tests.worker.kernels.harness import compile_dense as dense
 from tests.worker.kernels.harness import compile_quantized as quantized
-from worker.kernels.gpu.attention import attention
-from worker.kernels.gpu.launch.dependent_launch import product_options
-from worker.kernels.gpu.launch.options import GpuOptions
-from worker.kernels.gpu.products import linear_norm, prefetch_branch, tiles
-from worker.kernels.gpu.rowwise import act_and_mul, norm, output_gate
+from worker.ops.activation import triton as act_and_mul
+from worker.ops.activation import triton as output_gate
+from worker.ops.attention import triton as attention
+from worker.ops.launch_options import GpuOptions
+from worker.ops.linear import tiles, triton_fused
+from worker.ops.norm import triton as norm
+from worker.ops.triton_common import product_options
 
 OPTIONS = GpuOptions(pdl=True, weight_prefetch=True)
 PREFETCHING = [
@@ -59,7 +61,7 @@ def dependent(variant: Variant, capability: int) -> Any:
 def fused(columns: int, depth: int, after: bool) -> Variant:
     """Returns a product of one row with the norm after it. after: whether there is a norm before the residual"""
     empty = torch.empty(columns, depth, dtype=torch.bfloat16, device="meta")
-    tile = linear_norm.norm_tile(empty[:1], empty)
+    tile = triton_fused.norm_tile(empty[:1], empty)
     constants = tiles.tile_constants(tile, columns, depth, torch.bfloat16)
     del constants["GROUP"]
     weight = torch.empty(columns, device="meta")
@@ -68,7 +70,7 @@ def fused(columns: int, depth: int, after: bool) -> Variant:
     chains = -(-depth // tiles.chain_length(columns, depth))
     x = "*bf16"
     return Variant(
-        linear_norm._linear_norm_kernel, [x, x, x, "*fp32", "*i32", x, x, x, x, x] + ["i32"] * 5 + ["fp32"] * 2,
+        triton_fused._linear_norm_kernel, [x, x, x, "*fp32", "*i32", x, x, x, x, x] + ["i32"] * 5 + ["fp32"] * 2,
         constants | options | {"BIAS": False, "CHAINS": chains}, launch, ("rows",),
     )  # fmt: skip
 
@@ -90,7 +92,7 @@ def check_fused(columns: int, depth: int, after: bool) -> None:
 def check() -> None:
     for shape in FUSED:
         check_fused(*shape)
-    branch = Variant(prefetch_branch._prefetch_kernel, ["*bf16", "i32"], {"BYTES": prefetch_branch.PROGRAM_BYTES})
+    branch = Variant(triton_fused._prefetch_kernel, ["*bf16", "i32"], {"BYTES": triton_fused.PROGRAM_BYTES})
     assert set(global_accesses(branch.compiled())) == {"prefetch.global.L2"}
     for variant in PREFETCHING + OTHERS:
         for capability in (90, 100, 120) if variant in NEWER else (90,):

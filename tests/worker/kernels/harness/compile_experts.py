@@ -27,13 +27,14 @@ from bench.gpu.offline.triton_offline import (
     usage,
 )
 from tests.worker.kernels.harness.compile_quantized import weight
-from worker.kernels.experts import Experts, PackedExperts, experts
-from worker.kernels.gpu.experts.packed_experts import ExpertCodes
-from worker.kernels.gpu.products import tiles
-from worker.kernels.gpu.products.packed_codes import ROWS
-from worker.kernels.linear import PackedLinear
-from worker.kernels.rowwise.activate import Activation
-from worker.kernels.weights.quantized_weight import E2M1, INT4
+from worker.ops.linear import tiles
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.linear.packed_codes import ROWS
+from worker.ops.moe import experts
+from worker.ops.moe.packed import Experts, PackedExperts
+from worker.ops.moe.packed_codes import ExpertCodes
+from worker.ops.quantized_weight import E2M1, INT4
+from worker.spec import Activation
 
 # by GPU: bytes per thread that may be spilled. The largest tiles are made for wgmma, which needs fewer registers
 SPILLED = {80: 128, 89: 128, 90: 0}

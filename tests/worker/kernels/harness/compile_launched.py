@@ -18,9 +18,9 @@ from bench.gpu.offline.launches import Compilation
 from bench.gpu.offline.rehearsals import bench_environment
 from bench.gpu.offline.triton_offline import SHARED, contracted, usage
 from tests.worker.kernels.harness.compile_quantized import FORMATS, weight
-from worker.kernels.forms import output_gate
-from worker.kernels.gpu.products.adapter_products import add_products_triton, part_table, tiles_of
-from worker.kernels.gpu.products.unpack import unpack_triton
+from worker.lora.triton import add_products_triton, part_table, tiles_of
+from worker.ops.activation import output_gate
+from worker.ops.linear.triton_unpack import unpack_triton
 
 NAMES = ("norm", "rotary", "store_kv", "qkv_rope_write", "act_and_mul", "recurrent")
 COLUMNS, DEPTH = 4096, 14336

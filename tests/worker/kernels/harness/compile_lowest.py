@@ -20,10 +20,10 @@ from tests.worker.kernels.harness import compile_experts as of_experts
 from tests.worker.kernels.harness import compile_quantized as quantized
 from tests.worker.kernels.harness.compile_launched import first_of_each, launched
 from tests.worker.kernels.harness.compile_sampling import VARIANTS
-from worker.kernels.gpu.attention import attention
-from worker.kernels.gpu.products import prefetch_branch
+from worker.ops.attention import triton as attention
+from worker.ops.linear import triton_fused
 
-PREFETCH = Variant(prefetch_branch._prefetch_kernel, ["*bf16", "i32"], {"BYTES": prefetch_branch.PROGRAM_BYTES})
+PREFETCH = Variant(triton_fused._prefetch_kernel, ["*bf16", "i32"], {"BYTES": triton_fused.PROGRAM_BYTES})
 FEW_STAGES = 2  # so that tiles for an H200 fit into the shared memory of every GPU
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from bench.gpu.offline.triton_offline import SHARED, Variant, tensor_core_steps, through_shared_memory, usage
-from worker.kernels.gpu.products import quantized_linear, tiles
-from worker.kernels.gpu.products.packed_codes import ROWS, STEP, WHOLE_ROW, PackedCodes
-from worker.kernels.gpu.products.tile_table import Tile
-from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap
+from worker.ops.linear import tiles, triton_low_bit
+from worker.ops.linear.packed_codes import ROWS, STEP, WHOLE_ROW, PackedCodes
+from worker.ops.linear.tiles import Tile
+from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap
 
 HALF, BF16 = torch.float16, torch.bfloat16
 FORMATS = [  # code map, group size, 16-bit format of scales, has minimums; the comment names the source of the format
@@ -58,16 +58,16 @@ def weight(columns: int, depth: int, code_map: CodeMap, group: int, narrow: torc
 
 
 def variant(tile: Tile, products: int, packed: PackedCodes, split_k: bool, capability: int) -> Variant:
-    kernel = quantized_linear._quantized_linear_kernel if products == 1 else None
+    kernel = triton_low_bit._quantized_linear_kernel if products == 1 else None
     x = torch.empty(1, packed.shape[1], dtype=BF16, device="meta")
-    stages = min(tile.stages, SHARED[capability] // quantized_linear.stage_bytes(tile, products, packed, x))
-    options = quantized_linear.launch_options(replace(tile, stages=max(1, stages)), products, packed, x)
+    stages = min(tile.stages, SHARED[capability] // triton_low_bit.stage_bytes(tile, products, packed, x))
+    options = triton_low_bit.launch_options(replace(tile, stages=max(1, stages)), products, packed, x)
     constants = {name: options.pop(name) for name in ("FORMAT", "EVEN", "EVEN_K", "BLOCK_M", "BLOCK_N", "GROUP")}
     scale = "*fp32" if packed.narrow is None else "*i32"
     pointers = ["*bf16", "*i16", scale, "*fp32" if packed.minimum is not None else scale, "*fp32", "*bf16"]
     if kernel is None:
         return Variant(
-            quantized_linear._quantized_gated_linear_kernel, [*pointers, "*bf16"] + ["i32"] * 5,
+            triton_low_bit._quantized_gated_linear_kernel, [*pointers, "*bf16"] + ["i32"] * 5,
             {"BIAS": False, "ACTIVATION": "silu"} | constants, options, ("rows",), capability=capability,
         )  # fmt: skip
     chains = tiles.chain_length(*packed.shape) < packed.shape[1]

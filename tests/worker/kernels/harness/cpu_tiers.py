@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness import emulated_amx
-from worker.kernels.cpu import bindings, build, library
-from worker.kernels.cpu.instruction_set import SAME_BITS, TIERS, VARIABLE
+from worker.ops import native as c_library
+from worker.ops import native as library
+from worker.ops import native_build, paged_kv
+from worker.ops.native_build import SAME_BITS, TIERS, VARIABLE
 
-MOST = TIERS.index(bindings.tier())
+MOST = TIERS.index(c_library.tier())
 
 needs_library = pytest.mark.skipif(not MOST, reason="the C library does not run here: no compiler, or no AVX2")
 
@@ -35,7 +37,7 @@ def use(which: str) -> Iterator[None]:
         else:
             patch.setenv(VARIABLE, which)
         _forget()
-        assert bindings.tier() == ("amx" if which == EMULATED else which)
+        assert c_library.tier() == ("amx" if which == EMULATED else which)
         try:
             yield
         finally:
@@ -45,13 +47,13 @@ def use(which: str) -> Iterator[None]:
 
 def as_written(cache_v: Tensor) -> Tensor:
     """Returns a copy of values [pages, page_size, Hk, D] in the layout of the C kernels."""
-    if not bindings.v_is_paired(cache_v):
+    if not paged_kv.v_is_paired(cache_v):
         return cache_v.clone()
     return cache_v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(cache_v.shape)
 
 
 def _forget() -> None:
-    for cached in (build.begin, library.library, library.level, library.kernels):
+    for cached in (native_build.begin, library.library, library.level, library.kernels):
         cached.cache_clear()
 
 
@@ -59,7 +61,7 @@ def _forget() -> None:
 def tier(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the test with each instruction set of HERE, or with those that an indirect parametrization names."""
     with use(request.param):
-        yield bindings.tier()
+        yield c_library.tier()
 
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
-from worker.kernels.linear import PackedLinear
-from worker.model.decoder import Decoder
-from worker.model.feed_forward.dense import DenseWeights
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.layer import Layer, Weights
-from worker.model.mixers.attention import AttentionWeights
+from worker.models.attention import AttentionWeights
+from worker.models.decoder import Decoder, Layer, Weights
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.mlp import DenseWeights
+from worker.ops.linear.packed import PackedLinear
 from worker.spec import LayerSpec, ModelSpec, RopeSpec
 
 PLAIN = ModelSpec(

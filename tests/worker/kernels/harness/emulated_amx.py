@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from worker.kernels.cpu import build
+from worker.ops import native_build
 
 FILES = [Path(__file__).with_suffix(suffix) for suffix in (".h", ".c")]
 # The macro is read by nobody: with it, the name of an object that is kept changes with the contents of these files.
 CONTENTS = hashlib.sha256(b"".join(file.read_bytes() for file in FILES)).hexdigest()[:16]
-SHIM = ("-include", str(FILES[0]), "-I", str(build.SOURCES), f"-DSLUICE_EMULATOR=0x{CONTENTS}")
+SHIM = ("-include", str(FILES[0]), "-I", str(native_build.SOURCES), f"-DSLUICE_EMULATOR=0x{CONTENTS}")
 ROWS_ALONE = (  # sources without an AMX version
     "adapters/add_product.c",
     "adapters/few_rows.c",
@@ -28,20 +28,24 @@ ROWS_ALONE = (  # sources without an AMX version
     "recurrent/mamba2.c",
     "recurrent/short_conv.c",
 )
-# compiled sources that library.py binds at this tier
+# compiled sources that ops/native.py binds at this tier
 UNITS = (
-    *((source, (*flags, *SHIM)) for source, flags in build.UNITS if source == "cpu_features.c" or flags == build.AMX),
     *(
-        (source, flags)
-        for source, flags in build.UNITS
-        if flags in ((), build.ROUND_TWICE) and source != "cpu_features.c"
+        (source, (*flags, *SHIM))
+        for source, flags in native_build.UNITS
+        if source == "cpu_features.c" or flags == native_build.AMX
     ),
     *(
         (source, flags)
-        for source, flags in build.UNITS
-        if flags == build.AVX512 or (source in ROWS_ALONE and flags == build.AVX512BF16)
+        for source, flags in native_build.UNITS
+        if flags in ((), native_build.ROUND_TWICE) and source != "cpu_features.c"
     ),
-    (str(FILES[1]), (*build.AVX512BF16, SHIM[-1])),
+    *(
+        (source, flags)
+        for source, flags in native_build.UNITS
+        if flags == native_build.AVX512 or (source in ROWS_ALONE and flags == native_build.AVX512BF16)
+    ),
+    (str(FILES[1]), (*native_build.AVX512BF16, SHIM[-1])),
 )
 
 
@@ -69,10 +73,10 @@ def path() -> Path:
     assert compiler is not None
     # -O1, because compiling takes longer than the tests
     units = tuple((source, (*flags, "-O1")) for source, flags in UNITS)
-    if (kept := build.objects_folder()) is None:
-        return build._compile(compiler, room, units)
-    with build._locked(build.SOURCES / ".build-lock", build._quietly):
-        return build._compile(compiler, room, units, kept=kept)
+    if (kept := native_build.objects_folder()) is None:
+        return native_build._compile(compiler, room, units)
+    with native_build._locked(native_build.SOURCES / ".build-lock", native_build._quietly):
+        return native_build._compile(compiler, room, units, kept=kept)
 
 
 @cache

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
-from worker.kernels.experts import Experts, PackedExperts, pack_experts
-from worker.kernels.linear import PackedLinear, pack
-from worker.kernels.weights.quantized_weight import CodeMap, QuantizedWeight, quantize_groups
+from worker.ops.linear.packed import PackedLinear, pack
+from worker.ops.moe.packed import Experts, PackedExperts, pack_experts
+from worker.ops.quantized_weight import CodeMap, QuantizedWeight, quantize_groups
 
 Part = Tensor | QuantizedWeight
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
-from worker.kernels.experts import Experts, PackedExperts
-from worker.kernels.gpu.experts.packed_experts import pack_experts_on_gpu
-from worker.kernels.linear import PackedLinear
-from worker.kernels.rowwise.activate import Activation
-from worker.kernels.weights.quantize import Kind, quantize
-from worker.kernels.weights.quantized_weight import CodeMap, QuantizedWeight, quantize_groups
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.moe.packed import Experts, PackedExperts
+from worker.ops.moe.packed_codes import pack_experts_on_gpu
+from worker.ops.quantized_weight import CodeMap, Kind, QuantizedWeight, quantize, quantize_groups
+from worker.spec import Activation
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ def layer_of(
 
 def experts_on_triton(h: Tensor, layer: Experts, chosen: int, activation: Activation, **how: Any) -> Tensor:
     """Calls `experts` as the worker does on a GPU."""
-    from worker.kernels.gpu.experts import experts
-    from worker.kernels.gpu.products.linear import linear_triton
+    from worker.ops.linear.triton import linear_triton
+    from worker.ops.moe import triton as experts
 
     def linear(x: Tensor, packed: PackedLinear, *, fp32_out: bool) -> Tensor:
         return linear_triton(x, packed.weight, packed.bias, fp32_out=fp32_out)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap, QuantizedWeight
+from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap, QuantizedWeight
 
 CODE_MAPS = [INT4, INT8, E4M3, E2M1, NF4, IQ4_NL]
 

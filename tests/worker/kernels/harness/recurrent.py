@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.kernels.recurrent.recurrent_state import NO_STATE, RecurrentShape, RecurrentState, StateSlots
+from worker.ops.recurrent_state import NO_STATE, RecurrentState, StateSlots
+from worker.spec import RecurrentShape
 
 Ints = Sequence[int]
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from worker.kernels.params import Bias, History, PlainParams, SampleParams, Stages
+from worker.ops.sampling.reference import Bias, History, PlainParams, SampleParams, Stages
 
 Record = TypeVar("Record")
 

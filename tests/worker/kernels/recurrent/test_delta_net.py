@@ -9,10 +9,10 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_d
 
 from tests.worker.kernels.harness import recurrent
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier
-from worker.kernels.cpu.recurrent import delta_net as in_c
-from worker.kernels.forms import delta_net
-from worker.kernels.recurrent.delta_net import DeltaNetShape, DeltaNetWeights, delta_net_torch
-from worker.kernels.recurrent.recurrent_state import StateSlots
+from worker.ops.recurrent import delta_net
+from worker.ops.recurrent import native as in_c
+from worker.ops.recurrent.delta_net import DeltaNetShape, DeltaNetWeights, delta_net_torch
+from worker.ops.recurrent_state import StateSlots
 
 __all__ = ["tier"]
 
@@ -59,7 +59,7 @@ class Layer(recurrent.RecurrentLayer):
 
 
 def on_triton(*args: Tensor) -> Tensor:
-    from worker.kernels.gpu.recurrent.delta_net import delta_net_triton
+    from worker.ops.recurrent.triton import delta_net_triton
 
     return delta_net_triton(*args)  # type: ignore[arg-type]
 
@@ -79,7 +79,7 @@ def test_torch_and_triton_compute_what_transformers_computes(
 @pytest.mark.usefixtures("tier")
 def test_library_computes_what_transformers_computes(shape: DeltaNetShape, dtype: torch.dtype) -> None:
     layer = Layer(shape, dtype)
-    assert in_c.supports(dtype, shape)
+    assert in_c.supports_delta_net(dtype, shape)
     tolerance = {"atol": 2e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
     torch.testing.assert_close(layer.in_chunks([37]).float(), layer.by_transformers(), **tolerance)
 

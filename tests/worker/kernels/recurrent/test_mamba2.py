@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tests.worker.kernels.harness import recurrent
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier
-from worker.kernels.cpu.recurrent import mamba2 as in_c
-from worker.kernels.forms import mamba2
-from worker.kernels.recurrent.mamba2 import Mamba2Shape, Mamba2Weights, mamba2_torch
-from worker.kernels.recurrent.recurrent_state import StateSlots
+from worker.ops.recurrent import mamba2
+from worker.ops.recurrent import native as in_c
+from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights, mamba2_torch
+from worker.ops.recurrent_state import StateSlots
 
 __all__ = ["tier"]
 
@@ -63,7 +63,7 @@ class Layer(recurrent.RecurrentLayer):
 
 
 def on_triton(*args: Tensor) -> Tensor:
-    from worker.kernels.gpu.recurrent.mamba2 import mamba2_triton
+    from worker.ops.recurrent.triton import mamba2_triton
 
     return mamba2_triton(*args)  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def test_torch_and_triton_compute_the_formula(shape: Mamba2Shape, how: Callable[
 @pytest.mark.usefixtures("tier")
 def test_library_computes_the_formula(shape: Mamba2Shape, dtype: torch.dtype) -> None:
     layer = Layer(shape, dtype)
-    assert in_c.supports(dtype, shape)
+    assert in_c.supports_mamba2(dtype, shape)
     tolerance = {"atol": 5e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
     torch.testing.assert_close(layer.in_chunks([37]).float(), layer.at_once(), **tolerance)
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from worker.kernels.recurrent.delta_net import DeltaNetShape
-from worker.kernels.recurrent.mamba2 import Mamba2Shape
-from worker.kernels.recurrent.recurrent_state import RecurrentShape, RecurrentState
-from worker.kernels.recurrent.short_conv import ShortConvShape
+from worker.ops.recurrent.delta_net import DeltaNetShape
+from worker.ops.recurrent.mamba2 import Mamba2Shape, ShortConvShape
+from worker.ops.recurrent_state import RecurrentState
+from worker.spec import RecurrentShape
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from torch import Tensor
 from tests.worker.kernels.harness import recurrent
 from tests.worker.kernels.harness.cases import TRITON_DTYPES
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier
-from worker.kernels.forms import short_conv
-from worker.kernels.recurrent.recurrent_state import StateSlots
-from worker.kernels.recurrent.short_conv import ShortConvShape, short_conv_torch
+from worker.ops.recurrent import short_conv
+from worker.ops.recurrent.mamba2 import ShortConvShape, short_conv_torch
+from worker.ops.recurrent_state import StateSlots
 
 __all__ = ["tier"]
 
@@ -20,7 +20,7 @@ shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 def on_triton(*args: Tensor) -> Tensor:
-    from worker.kernels.gpu.recurrent.short_conv import short_conv_triton
+    from worker.ops.recurrent.triton import short_conv_triton
 
     return short_conv_triton(*args)  # type: ignore[arg-type]
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
-from worker.kernels.forms import act_and_mul
-from worker.kernels.rowwise.act_and_mul import act_and_mul_torch
-from worker.kernels.rowwise.activate import GATED, Activation
+from worker.ops.activation import act_and_mul
+from worker.ops.activation.reference import GATED, act_and_mul_torch
+from worker.spec import Activation
 
 
 @pytest.mark.parametrize("function", [act_and_mul, act_and_mul_torch])
@@ -24,7 +24,7 @@ def test_rms_norm_follows_the_formula(activation: Activation, function: Callable
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter warns, but 1 / (1 + inf) is right
 def test_act_and_mul_triton_agrees_with_torch(activation: Activation, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
+    from worker.ops.activation.triton import act_and_mul_triton
 
     x = random(3, 2 * 1100, dtype=dtype, device=device) * 4
     close(act_and_mul_triton(x, activation), act_and_mul_torch(x, activation))

@@ -7,9 +7,10 @@ from torch import Tensor
 from tests.pairs import in_pairs
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
 from tests.worker.kernels.harness.cpu_tiers import FUNCTIONS, needs_library, tier  # noqa: F401
-from worker.kernels.cpu import bindings
-from worker.kernels.forms import activate
-from worker.kernels.rowwise.activate import ACTIVATIONS, PLAIN, Activation, activate_torch
+from worker.ops.activation import activate
+from worker.ops.activation import native as activation_native
+from worker.ops.activation.reference import PLAIN, activate_torch
+from worker.spec import ACTIVATIONS, Activation
 
 XIELU = torch.tensor([0.8, 1.3, 0.5, -1e-6])
 
@@ -48,9 +49,9 @@ def test_library_agrees_with_torch(activation: Activation, dtype: torch.dtype, r
         ACTIVATIONS.index(activation),
         parameters_of(activation),
     )
-    ours = bindings.activate(x, number, parameters)
+    ours = activation_native.activate(x, number, parameters)
     close(ours, activate_torch(x, activation, parameters))
-    assert torch.equal(bindings.activate(x[:1], number, parameters), ours[:1])
+    assert torch.equal(activation_native.activate(x[:1], number, parameters), ours[:1])
 
 
 @pytest.mark.parametrize("activation", PLAIN)
@@ -65,7 +66,7 @@ def test_large_and_small_inputs_and_nan(activation: Activation) -> None:
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter warns, but 1 / (1 + inf) is right
 def test_activate_triton_agrees_with_torch(activation: Activation, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.rowwise.activate import activate_triton
+    from worker.ops.activation.triton import activate_triton
 
     x, parameters = random(3, 1100, dtype=dtype, device=device) * 4, parameters_of(activation)
     parameters = None if parameters is None else parameters.to(device)

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, near, poisoned, random
 from tests.worker.kernels.harness.cpu_tiers import dtypes, needs_library, tier  # noqa: F401
-from worker.kernels.forms import add_rms_norm, rms_norm
-from worker.kernels.rowwise.norm import add_rms_norm_torch, rms_norm_torch
-from worker.kernels.split_k import sum_split_k
+from worker.ops.norm import add_rms_norm, rms_norm
+from worker.ops.norm.reference import add_rms_norm_torch, rms_norm_torch, sum_split_k
 
 SHAPES = [(1, 8), (3, 96), (5, 1000), (2, 3, 64)]
 
@@ -69,7 +68,7 @@ def test_rms_norm_accepts_strided_heads() -> None:
 def test_rms_norm_triton_agrees_with_torch(
     shape: tuple[int, ...], offset: bool, dtype: torch.dtype, device: str
 ) -> None:
-    from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton, rms_norm_triton
+    from worker.ops.norm.triton import add_rms_norm_triton, rms_norm_triton
 
     x, residual = (random(*shape, dtype=dtype, device=device, seed=i) for i in range(2))
     weight = random(shape[-1], dtype=dtype, device=device, seed=2)
@@ -84,7 +83,7 @@ def test_rms_norm_triton_agrees_with_torch(
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_add_rms_norm_triton_scales_and_may_have_no_weight(dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton
+    from worker.ops.norm.triton import add_rms_norm_triton
 
     x, residual, weight = (random(3, 600, dtype=dtype, device=device, seed=i) for i in range(3))
     with poisoned():
@@ -100,7 +99,7 @@ def test_add_rms_norm_triton_scales_and_may_have_no_weight(dtype: torch.dtype, d
 @pytest.mark.parametrize("offset", [False, True])
 def test_add_rms_norm_triton_applies_x_norm_first(offset: bool, dtype: torch.dtype, device: str) -> None:
     """The fused kernel has the bits of two kernels, one after the other."""
-    from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton, rms_norm_triton
+    from worker.ops.norm.triton import add_rms_norm_triton, rms_norm_triton
 
     x, residual = (random(3, 600, dtype=dtype, device=device, seed=i) for i in range(2))
     after, weight = (random(600, dtype=dtype, device=device, seed=i) for i in range(2, 4))
@@ -116,7 +115,7 @@ def test_add_rms_norm_triton_applies_x_norm_first(offset: bool, dtype: torch.dty
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("count", [2, 5])
 def test_add_rms_norm_triton_adds_partial_sums(count: int, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton
+    from worker.ops.norm.triton import add_rms_norm_triton
 
     terms = random(count, 3, 600, device=device)
     residual, weight = random(3, 600, dtype=dtype, device=device), random(600, dtype=dtype, device=device)
@@ -131,7 +130,7 @@ def test_add_rms_norm_triton_adds_partial_sums(count: int, dtype: torch.dtype, d
 
 
 def test_triton_takes_strided_tokens(device: str) -> None:
-    from worker.kernels.gpu.rowwise.norm import rms_norm_triton
+    from worker.ops.norm.triton import rms_norm_triton
 
     fused, weight = random(5, 6, 32, device=device), random(32, seed=1, device=device)
     close(rms_norm_triton(fused[:, 2:4], weight, 1e-6, offset=False), rms_norm_torch(fused[:, 2:4], weight, 1e-6))
@@ -165,7 +164,7 @@ def test_layer_norm_of_the_library_agrees_with_torch(shape: tuple[int, int], dty
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("shape", [(1, 8), (3, 96), (5, 1000)])
 def test_layer_norm_triton_agrees_with_torch(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton, rms_norm_triton
+    from worker.ops.norm.triton import add_rms_norm_triton, rms_norm_triton
 
     x, residual = (random(*shape, dtype=dtype, device=device, seed=seed) + 3 for seed in (0, 1))
     weight = random(2, shape[1], dtype=dtype, device=device, seed=2)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, near, poisoned, random, rope_tables
-from worker.kernels.forms import qkv_rope_write
-from worker.kernels.split_k import sum_split_k
+from worker.ops.norm.reference import sum_split_k
+from worker.ops.rope import qkv_rope_write
 
 POSITIONS, SLOTS = [0, 49, 3, 3, 17], [21, 4, 11, 8, 9]
 SIZES = [(4, 2, 64), (3, 1, 96), (9, 3, 128), (4, 1, 256)]
@@ -53,7 +53,7 @@ def fused(
     last: bool = False,
     cache: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from worker.kernels.gpu.rowwise.qkv_rope_write import qkv_rope_write_triton
+    from worker.ops.rope.triton import qkv_rope_write_triton
 
     cache_k, cache_v = case.caches(cache or case.dtype)
     q_norm, k_norm = case.weights(normed)
@@ -72,9 +72,8 @@ def apart(
     last: bool = False,
     cache: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from worker.kernels.gpu.rowwise.norm import rms_norm_triton
-    from worker.kernels.gpu.rowwise.rotary import rotary_triton
-    from worker.kernels.gpu.rowwise.store_kv import store_kv_triton
+    from worker.ops.norm.triton import rms_norm_triton
+    from worker.ops.rope.triton import rotary_triton, store_kv_triton
 
     cache_k, cache_v = case.caches(cache or case.dtype)
     parts = qkv.unflatten(1, (-1, case.size))
@@ -158,8 +157,8 @@ def test_triton_writes_to_a_float8_cache(sizes: tuple[int, int, int], device: st
 @pytest.mark.parametrize("kv_heads", [0, 2])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES[:2])
 def test_values_are_normed_and_queries_need_no_keys(kv_heads: int, dtype: torch.dtype) -> None:
-    from worker.kernels.gpu.rowwise.qkv_rope_write import qkv_rope_write_triton
-    from worker.kernels.rowwise.qkv_rope_write import qkv_rope_write_torch
+    from worker.ops.rope.reference import qkv_rope_write_torch
+    from worker.ops.rope.triton import qkv_rope_write_triton
 
     case = Case(4, kv_heads, 64, dtype, "cpu")
     norms = {f"{name}_norm": random(64, dtype=dtype, seed=seed) for seed, name in enumerate("qkv")}

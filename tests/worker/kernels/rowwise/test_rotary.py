@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random, rope_tables
-from worker.kernels.forms import rotary
-from worker.kernels.rowwise.rotary import apply_rope, rotary_torch
+from worker.ops.rope import rotary
+from worker.ops.rope.reference import apply_rope, rotary_torch
 
 
 @pytest.mark.parametrize("function", [rotary, rotary_torch])
@@ -61,7 +61,7 @@ def test_apply_rope_with_tables_of_another_rank_raises_value_error() -> None:
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 64), (3, 1, 96), (1, 1, 16)])
 def test_rotary_triton_agrees_with_torch(heads: int, kv_heads: int, size: int, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.rowwise.rotary import rotary_triton
+    from worker.ops.rope.triton import rotary_triton
 
     fused = random(6, heads + kv_heads + 1, size, dtype=dtype, device=device)
     q, k = fused[:, :heads], fused[:, heads : heads + kv_heads]

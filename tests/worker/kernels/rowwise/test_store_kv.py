@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, random
-from worker.kernels.forms import store_kv
-from worker.kernels.rowwise.store_kv import store_kv_torch
+from worker.ops.rope import store_kv
+from worker.ops.rope.reference import store_kv_torch
 
 PAGES, PAGE_SIZE, HEADS, SIZE = 5, 4, 2, 24
 
@@ -32,7 +32,7 @@ def test_write(write: Callable[..., None], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_store_kv_triton_agrees_with_torch(dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.rowwise.store_kv import store_kv_triton
+    from worker.ops.rope.triton import store_kv_triton
 
     check(store_kv_triton, dtype, device)
 
@@ -55,6 +55,6 @@ def test_write_to_a_float8_cache(write: Callable[..., None]) -> None:
 
 
 def test_triton_writes_to_a_float8_cache(device: str) -> None:
-    from worker.kernels.gpu.rowwise.store_kv import store_kv_triton
+    from worker.ops.rope.triton import store_kv_triton
 
     check_clamped(store_kv_triton, device)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from worker.kernels.weights import by_rows as module
-from worker.kernels.weights.by_rows import by_rows
+from worker.ops import quantized_weight as module
+from worker.ops.quantized_weight import by_rows
 
 
 @pytest.fixture

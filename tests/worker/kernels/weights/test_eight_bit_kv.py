@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
-from worker.kernels.weights.eight_bit_kv import LARGEST, dequantize_rows, has_scales, quantize_rows, row_elements
+from worker.ops.paged_kv import LARGEST, dequantize_rows, has_scales, quantize_rows, row_elements
 
 CODES = pytest.mark.parametrize("codes", list(LARGEST))
 

@@ -6,19 +6,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
-from worker.kernels.forms import act_and_mul
-from worker.kernels.linear import PackedLinear, linear, pack_quantized
-from worker.kernels.split_k import sum_split_k
-from worker.kernels.weights.eight_bit_kv import quantize_rows
-from worker.kernels.weights.quantize import (
+from worker.ops.activation import act_and_mul
+from worker.ops.linear import linear
+from worker.ops.linear.packed import PackedLinear, pack_quantized
+from worker.ops.norm.reference import sum_split_k
+from worker.ops.paged_kv import quantize_rows
+from worker.ops.quantized_weight import (
     FORMATS,
+    INT4,
+    INT8,
     Kind,
     dequantize,
     linear_quantized_torch,
     quantize,
+    quantize_groups,
     quantize_tokens,
 )
-from worker.kernels.weights.quantized_weight import INT4, INT8, quantize_groups
 
 KINDS: list[Kind] = ["int8", "fp8"]
 # half a rounding step: int8 relative to the row's largest value, fp8 relative to the value
@@ -61,7 +64,7 @@ def test_quantized_linear_equals_linear_with_the_dequantized_weight(kind: Kind, 
 
 
 def product(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None, **how: bool) -> Tensor:
-    from worker.kernels.gpu.products.linear import linear_triton
+    from worker.ops.linear.triton import linear_triton
 
     return linear_triton(x, values, bias, scale, **how)
 
@@ -93,7 +96,7 @@ def test_linear_with_quantized_weight_triton_agrees_with_torch(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [3, 40])
 def test_triton_gated(rows: int, kind: Kind, device: str) -> None:
-    from worker.kernels.gpu.products.linear import gated_linear_triton
+    from worker.ops.linear.triton import gated_linear_triton
 
     x, bias = random(rows, 200, device=device), random(140, device=device, seed=2)
     values, scale = quantize(random(140, 200, device=device, seed=1) / 14, kind)

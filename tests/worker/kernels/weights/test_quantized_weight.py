@@ -3,15 +3,9 @@ import torch
 
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.quantized import CODE_MAPS, quantized
-from worker.kernels.linear import linear, pack_stacked
-from worker.kernels.weights.quantized_weight import (
-    INT4,
-    INT8,
-    CodeMap,
-    QuantizedWeight,
-    quantize_groups,
-    stack,
-)
+from worker.ops.linear import linear
+from worker.ops.linear.packed import pack_stacked
+from worker.ops.quantized_weight import INT4, INT8, CodeMap, QuantizedWeight, quantize_groups, stack
 
 
 @pytest.mark.parametrize("minimum", [False, True])

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from shared.hf_hub import fetch
 from tests.hub_server import Hub, serving
-from worker.model.checkpoint.checkpoint import Checkpoint, CheckpointError, read_config, resolve
+from worker.checkpoint.checkpoint import Checkpoint, CheckpointError, read_config, resolve
 
 FILES = {
     "config.json": b"{}", "tokenizer.json": b"{ }", "model.safetensors": b"\1" * 400_000, "README.md": b"# Tiny",

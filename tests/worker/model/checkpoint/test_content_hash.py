@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.strangers import give_away
-from worker.model.checkpoint import content_hash
-from worker.model.checkpoint.content_hash import ContentHashes
+from worker.checkpoint import content_hash
+from worker.checkpoint.content_hash import ContentHashes
 
 CONTENT = b"weights"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -3,9 +3,9 @@
 import torch
 
 from tests.checkpoints import Checkpoints
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.families.families import spec_from_config
-from worker.model.weights import load
+from worker.checkpoint.checkpoint import read_config
+from worker.models.config import spec_from_config
+from worker.models.load import load
 
 
 def test_progress_ends_at_its_total_where_values_are_keys(checkpoints: Checkpoints) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.model.checkpoint.stacked_tensors import MOST, names_of_experts
+from worker.checkpoint.checkpoint import MOST, names_of_experts
 
 LAYER = "model.layers.0."
 

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from tests.checkpoints import Checkpoints
 from tests.patience import PATIENCE_S
-from worker.model.checkpoint.checkpoint import DTYPES, Checkpoint, CheckpointError, read_config
-from worker.model.checkpoint.staging import Buffer, Extent, Staging
-from worker.model.families.families import spec_from_config
-from worker.model.layer import Weights
-from worker.model.source import FileSource
-from worker.model.weights import Loader
+from worker.checkpoint.checkpoint import DTYPES, Checkpoint, CheckpointError, read_config
+from worker.checkpoint.staging import Buffer, Extent, Staging
+from worker.models.config import spec_from_config
+from worker.models.decoder import Weights
+from worker.models.load import FileSource, Loader
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -143,7 +142,7 @@ def test_failing_disk_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("worker.model.checkpoint.staging.os.preadv", fails)
+    monkeypatch.setattr("worker.checkpoint.staging.os.preadv", fails)
     with closing(Checkpoint(folder, Staging(HERE, piece=64, buffers=2))) as checkpoint:
         checkpoint.expect(checkpoint.names())
         with pytest.raises(CheckpointError, match=r"a\.torch\.float32 cannot be read: Input/output error"):

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from worker.kernels.recurrent.delta_net import DeltaNetShape
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.families.families import spec_from_config
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.models.config import spec_from_config
+from worker.ops.recurrent.delta_net import DeltaNetShape
 from worker.spec import ExpertsSpec, LayerSpec, RopeSpec
 
 LLAMA32_1B: dict[str, Any] = {

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.families.families import spec_from_config
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.models.config import spec_from_config
 from worker.spec import LayerInputsSpec, ModelSpec
 
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.families.rope_settings import rope_spec
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.models.config_values import rope_spec
 from worker.spec import RopeSpec
 
 CONFIG = {"max_position_embeddings": 4096}

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from worker.kernels.cpu.limits import MAX_CHOSEN, MAX_HEAD_DIM, MAX_KEY_ELEMENTS, MAX_TAPS
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.families.families import spec_from_config
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.models.config import spec_from_config
+from worker.ops.native import MAX_CHOSEN, MAX_HEAD_DIM, MAX_KEY_ELEMENTS, MAX_TAPS
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -23,19 +23,17 @@ from tests.worker.model.quantized_checkpoints import (
     rewrite,
     save,
 )
-from worker.kernels.experts import PackedExperts, pack_quantized_experts
-from worker.kernels.weights.quantized_weight import INT4, INT8, quantize_groups
+from worker.checkpoint.checkpoint import Checkpoint, CheckpointError, read_config
+from worker.checkpoint.staging import Staging
 from worker.kv_cache.sizing import WeightsSize
-from worker.model import weights
-from worker.model.checkpoint.checkpoint import Checkpoint, CheckpointError, read_config
-from worker.model.checkpoint.staging import Staging
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.feed_forward.expert_modules import SPELLINGS, spelling
-from worker.model.quantization.in_memory import in_memory
-from worker.model.quantization.methods import method_of
-from worker.model.source import FileSource
-from worker.model.weights import Loader, load
+from worker.models import load as weights
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder
+from worker.models.load import FileSource, Loader, load
+from worker.models.moe import SPELLINGS, spelling
+from worker.ops.moe.packed import PackedExperts, pack_quantized_experts
+from worker.ops.quantized_weight import INT4, INT8, quantize_groups
+from worker.quantization.methods import in_memory, method_of
 
 Copy = Callable[..., Path]
 ALL = FORMATS | EIGHT_BITS

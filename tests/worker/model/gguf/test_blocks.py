@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from tests.gguf_blocks import dequantized, random_rows
-from worker.kernels.cpu import bindings
-from worker.kernels.weights import by_rows
-from worker.model.gguf import blocks as gguf_blocks
-from worker.model.gguf.blocks import FORMATS
+from worker.ops import native as c_library
+from worker.ops import quantized_weight
+from worker.quantization import gguf as gguf_blocks
+from worker.quantization import gguf as gguf_blocks_module
+from worker.quantization.gguf import FORMATS
 
 SHIFTED = ("Q4_1", "Q4_K")  # formats whose minimum includes 8 scales, which adds a rounding
 
@@ -21,7 +22,7 @@ def test_format_has_the_sizes_of_gguf(type: str) -> None:
 
 @pytest.mark.parametrize("type", FORMATS)
 def test_unpacked_weight_equals_ggufs(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_rows, "CPU_NUMBERS", 5 * 512)  # makes several slices, of which the last is smaller
+    monkeypatch.setattr(quantized_weight, "CPU_NUMBERS", 5 * 512)  # makes several slices, of which the last is smaller
     monkeypatch.setattr(gguf_blocks, "unpack_blocks", lambda *_: False)
     rows = random_rows(48, 512, type, np.random.default_rng(1), 0.05)
     expected = torch.from_numpy(dequantized(rows, type))
@@ -54,16 +55,16 @@ def test_any_bytes_of_codes_and_scales_are_read_as_by_gguf(type: str) -> None:
     assert ((found - expected).abs() <= largest * torch.finfo(torch.float32).eps)[finite].all()
 
 
-@pytest.mark.parametrize("type", bindings.BLOCK_FORMATS)
+@pytest.mark.parametrize("type", gguf_blocks_module.BLOCK_FORMATS)
 def test_the_library_unpacks_every_byte_as_pytorch_does(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All bytes of the blocks are random, so that some scales are denormal, infinite or NaN."""
-    assert bindings.available(torch.float32), "needs a C compiler"
+    assert c_library.available(torch.float32), "needs a C compiler"
     rng = np.random.default_rng(3)
     for n, blocks in ((1, 1), (67, 3), (256, 1)):
         rows = torch.from_numpy(rng.integers(0, 256, (n, blocks * FORMATS[type].nbytes), dtype=np.uint8))
         if n == 256:
             rows[:, 0] = torch.arange(256)  # every exponent of MXFP4
-        monkeypatch.setattr(gguf_blocks, "unpack_blocks", bindings.unpack_blocks)
+        monkeypatch.setattr(gguf_blocks, "unpack_blocks", gguf_blocks_module.unpack_blocks)
         unpacked = FORMATS[type].quantized_weight(rows)
         monkeypatch.setattr(gguf_blocks, "unpack_blocks", lambda *_: False)
         defined = FORMATS[type].quantized_weight(rows)

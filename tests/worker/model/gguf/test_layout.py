@@ -9,9 +9,9 @@ import torch
 
 from bench.peers.gguf_file import ARCHITECTURES
 from bench.peers.gguf_layout import original_columns, stored_columns, stored_numbers
-from shared.gguf.index import Index, TiledHeads
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.model.gguf.layout import AS_STORED, column_order, hugging_face_shape, layout_of
+from shared.gguf.translated import Index, TiledHeads
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.quantization.gguf_tensors import AS_STORED, column_order, hugging_face_shape, layout_of
 
 LAYER = "model.layers.0."
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "linear_value_head_dim": 3}

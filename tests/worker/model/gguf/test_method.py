@@ -9,7 +9,7 @@ from shared.gguf.translated import translated
 from tests.gguf_files import mixed, mxfp4, write
 from tests.gguf_kinds import KINDS, MIXTURES
 from tests.worker.model.harness import Oracle, all_logits, cache_for, decoder_of, prompts_of, run_greedy
-from worker.model.gguf.blocks import FORMATS
+from worker.quantization.gguf import FORMATS
 
 TOLERANCE = 1e-4  # largest error of log-probabilities
 # number of greedy ids that are compared, for each format and for each architecture

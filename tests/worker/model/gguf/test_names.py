@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from bench.peers.gguf_file import stored_name
 from tests.gguf_kinds import KINDS, MIXTURES
-from worker.model.gguf.names import hugging_face_name
+from worker.quantization.gguf_tensors import hugging_face_name
 
 
 def model_of(kind: str) -> PreTrainedModel:

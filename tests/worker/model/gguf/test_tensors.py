@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from bench.peers.gguf_file import add_metadata, finish
-from shared.gguf.index import TiledHeads, read_index
-from shared.gguf.translated import translated
+from shared.gguf.translated import TiledHeads, read_index, translated
 from tests.gguf_files import mixed, mxfp4, write
 from tests.worker.model.harness import CPU, decoder_of
-from worker.model.checkpoint.checkpoint import CheckpointError, resolve, stored_bytes
-from worker.model.checkpoint.staging import Staging
-from worker.model.checkpoint.stored_weight import PLAIN
-from worker.model.gguf.method import GgufMethod
-from worker.model.gguf.tensors import GgufTensors
+from worker.checkpoint.checkpoint import CheckpointError, resolve, stored_bytes
+from worker.checkpoint.staging import Staging
+from worker.checkpoint.stored_weight import PLAIN
+from worker.quantization.gguf import GgufMethod
+from worker.quantization.gguf_tensors import GgufTensors
 from worker.spec import StoredQuantization
 
 Arrays = dict[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]]

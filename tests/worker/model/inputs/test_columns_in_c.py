@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker.kernels.cpu.build import SOURCES
-from worker.kernels.cpu.decoder_c import step_struct
-from worker.model.inputs.columns_in_c import HEADER, STEP_COLUMNS, columns_in_c, columns_struct, header
-from worker.model.inputs.forward_inputs import COLUMNS, ForwardInputs
-from worker.model.inputs.step_columns import Column, Extent
+from worker.models.cpu_decoder import HEADER, STEP_COLUMNS, columns_in_c, columns_struct, header, step_struct
+from worker.models.forward_inputs import COLUMNS, Column, Extent, ForwardInputs
+from worker.ops.native_build import SOURCES
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
 MARKS = Column(torch.int32, Extent.SEQUENCES, -1, in_c=True)
@@ -36,7 +34,7 @@ def offsets(struct: type[Structure], names: list[str]) -> list[int]:
 
 
 def test_header_is_made_of_the_table() -> None:
-    assert HEADER.read_text() == header(COLUMNS), "run python -m worker.model.inputs.columns_in_c"
+    assert HEADER.read_text() == header(COLUMNS), "run python -m worker.models.cpu_decoder"
 
 
 @needs_compiler

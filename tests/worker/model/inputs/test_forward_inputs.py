@@ -2,7 +2,7 @@
 
 import torch
 
-from worker.model.inputs.forward_inputs import ForwardInputs
+from worker.models.forward_inputs import ForwardInputs
 
 
 def inputs(logits: list[int]) -> ForwardInputs:

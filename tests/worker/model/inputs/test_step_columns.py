@@ -6,8 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from worker.model.inputs.forward_inputs import COLUMNS
-from worker.model.inputs.step_columns import Column, Extent, Padding, columns_of
+from worker.models.forward_inputs import COLUMNS, Column, Extent, Padding, columns_of
 
 
 def test_columns_of_returns_what_is_annotated_in_order() -> None:

@@ -14,10 +14,10 @@ from tests.checkpoints import GATED_DELTA, Checkpoints
 from tests.worker.model.harness import CPU, Oracle, all_logits, cache_for, decoder_of, prompts_of
 from tests.worker.model.quantized_checkpoints import Format, gptq, is_linear, rewrite, save
 from tests.worker.model.test_quantization_formats import FORMATS
-from worker.model.checkpoint.checkpoint import CheckpointError, read_config
-from worker.model.families.families import spec_from_config
-from worker.model.quantization.in_memory import GROUPS, InMemory
-from worker.model.weights import load
+from worker.checkpoint.checkpoint import CheckpointError, read_config
+from worker.models.config import spec_from_config
+from worker.models.load import load
+from worker.quantization.methods import GROUPS, InMemory
 
 State = dict[str, Tensor]
 STACKED = ("in_proj_qkv.weight", "in_proj_z.weight", "in_proj_qkvz.weight")

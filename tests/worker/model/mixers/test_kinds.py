@@ -8,10 +8,9 @@ import torch
 from tests.checkpoints import Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
-from worker.model.cpu_decoder import CpuDecoder, fastest_decoder
-from worker.model.decoder import Decoder
-from worker.model.layer import Layer
-from worker.model.mixers.kinds import MIXERS, mixer
+from worker.models.cpu_decoder import CpuDecoder, fastest_decoder
+from worker.models.decoder import Decoder, Layer
+from worker.models.layer_kinds import MIXERS, mixer
 
 
 def mixing(checkpoints: Checkpoints, dtype: torch.dtype) -> Decoder:

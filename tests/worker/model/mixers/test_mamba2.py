@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from worker.kernels.recurrent.mamba2 import Mamba2Shape
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.families.families import spec_from_config
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.models.config import spec_from_config
+from worker.ops.recurrent.mamba2 import Mamba2Shape
 
 GRANITE4_TINY: dict[str, Any] = {
     "model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False,

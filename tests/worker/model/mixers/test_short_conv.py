@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from worker.kernels.recurrent.short_conv import ShortConvShape
-from worker.model.checkpoint.checkpoint import UnsupportedModel
-from worker.model.families.families import spec_from_config
+from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.models.config import spec_from_config
+from worker.ops.recurrent.mamba2 import ShortConvShape
 
 LFM2_1B: dict[str, Any] = {
     "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048,

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from worker.model.weights_cache import tensor_file
-from worker.model.weights_cache.tensor_file import BrokenFile, Header
+from worker.models import weights_cache
+from worker.models.weights_cache import BrokenFile, Header
 
 TENSORS = {
     "words": torch.arange(1000, dtype=torch.int64),
@@ -25,20 +25,20 @@ FACTS = {"name": "é", "numbers": [0.5, 2.0**-130, 3]}
 
 def write(path: Path, progress: list[tuple[int, int]] | None = None) -> Path:
     seen = [] if progress is None else progress
-    tensor_file.write(path, TENSORS, FACTS, lambda done, total: seen.append((done, total)))
+    weights_cache.write(path, TENSORS, FACTS, lambda done, total: seen.append((done, total)))
     return path
 
 
 def read(path: Path, progress: list[tuple[int, int]] | None = None) -> tuple[Header, dict[str, Tensor]]:
     seen = [] if progress is None else progress
     with path.open("rb") as file:
-        header = tensor_file.read_header(file.fileno())
-        return header, tensor_file.read_tensors(file.fileno(), header, lambda done, total: seen.append((done, total)))
+        header = weights_cache.read_header(file.fileno())
+        return header, weights_cache.read_tensors(file.fileno(), header, lambda done, total: seen.append((done, total)))
 
 
-@pytest.mark.parametrize("piece", [64, 1 << 20, tensor_file.PIECE_BYTES])
+@pytest.mark.parametrize("piece", [64, 1 << 20, weights_cache.PIECE_BYTES])
 def test_tensors_and_facts_are_read_as_written(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_file, "PIECE_BYTES", piece * 1024)
+    monkeypatch.setattr(weights_cache, "PIECE_BYTES", piece * 1024)
     header, tensors = read(write(tmp_path / "file"))
     assert header.facts == FACTS and list(tensors) == list(TENSORS)
     stored = load_file(tmp_path / "file")  # as safetensors reads it
@@ -80,10 +80,10 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
 def test_file_that_becomes_shorter_while_it_is_read_is_broken(tmp_path: Path) -> None:
     write(tmp_path / "file")
     with (tmp_path / "file").open("r+b") as file:
-        header = tensor_file.read_header(file.fileno())
+        header = weights_cache.read_header(file.fileno())
         file.truncate(header.begin + 100)
         with pytest.raises(BrokenFile, match="ends early"):
-            tensor_file.read_tensors(file.fileno(), header, lambda done, total: None)
+            weights_cache.read_tensors(file.fileno(), header, lambda done, total: None)
 
 
 def test_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypat
 
 
 def test_only_old_unfinished_files_are_removed(tmp_path: Path) -> None:
-    old, young = tmp_path / f"a{tensor_file.UNFINISHED}", tmp_path / f"b{tensor_file.UNFINISHED}"
+    old, young = tmp_path / f"a{weights_cache.UNFINISHED}", tmp_path / f"b{weights_cache.UNFINISHED}"
     for file in (old, young):
         file.write_text("")
     os.utime(old, (0, 0))

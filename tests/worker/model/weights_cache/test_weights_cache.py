@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from shared.gguf.translated import translated
 from tests.checkpoints import Checkpoints
 from tests.gguf_files import mixed, write
@@ -23,16 +24,15 @@ from tests.worker.kernels.harness.cpu_tiers import needs_library, tier  # noqa: 
 from tests.worker.model.harness import CPU, all_logits, cache_for, decoder_of, prompts_of
 from tests.worker.model.quantized_checkpoints import gptq, rewrite
 from tests.worker.model.sparse import MIXES, sparse
-from worker.engine import load_weights as engine_load
-from worker.engine.load import load_engine
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.layer import Weights
-from worker.model.quantization.in_memory import AS_STORED, GROUPS, InMemory
-from worker.model.weights import load
-from worker.model.weights_cache import weights_cache
-from worker.model.weights_cache.weights_cache import WeightsCache
+from worker.checkpoint.checkpoint import read_config
+from worker.engine import load_model as engine_load
+from worker.engine.build import load_engine
+from worker.models import weights_cache
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder, Weights
+from worker.models.load import load
+from worker.models.weights_cache import WeightsCache
+from worker.quantization.methods import AS_STORED, GROUPS, InMemory
 
 pytestmark = needs_library
 F32, BF16 = torch.float32, torch.bfloat16

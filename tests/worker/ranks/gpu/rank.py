@@ -13,19 +13,17 @@ import torch
 from torch import Tensor
 
 from tests.worker.model.harness import CPU, advance, cache_for, pack, prompts_of, rows_for
-from worker.kernels.experts import experts_torch
-from worker.kernels.operations import FAST
+from worker.checkpoint.checkpoint import read_config
+from worker.distributed.nccl import GatheringDecoder, Lanes, lanes_over_tcp
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.parts.part import Part
-from worker.model.parts.share import Share
-from worker.model.quantization.in_memory import in_memory
-from worker.model.weights import load
-from worker.ranks.gpu.lanes import Lanes, lanes_over_tcp
-from worker.ranks.gpu.part import GatheringDecoder
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.load import load
+from worker.models.sharding import Part, Share
+from worker.ops.moe.reference import experts_torch
+from worker.ops.table import FAST
+from worker.quantization.methods import in_memory
 
 LENGTHS = [1, 17, 40]
 CHUNKS = [33, 1, 33]  # prompts; a decode alone; the end of a prompt

@@ -19,17 +19,17 @@ from bench.gpu.offline.checkpoint import checkpoint
 from bench.gpu.offline.cuda import gpu
 from bench.gpu.offline.machine import Machine
 from bench.gpu.offline.rehearsals import empty_attention, few_experts
-from shared.config import ModelConfig, WorkerConfig
-from shared.default_sizes import with_default_sizes
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig, with_default_sizes
 from tests.worker.gpu.rehearsal import Served, traffic
-from worker.engine.features.ranks_on_gpu import measure
-from worker.engine.load import load_engine
+from worker.distributed import leader
+from worker.distributed.exchange import Exchange
+from worker.engine.build import load_engine
 from worker.engine.load_model import find_model
-from worker.kernels.operations import TORCH
-from worker.kv_cache.gpu_memory import GpuMemoryReader
-from worker.model.weights import load
-from worker.ranks import leader
-from worker.ranks.exchange import Exchange
+from worker.engine.ranks_on_gpu import measure
+from worker.kv_cache.memory import GpuMemoryReader
+from worker.models.load import load
+from worker.ops.table import TORCH
 
 RANKS = 2
 LONGEST = 4096
@@ -84,7 +84,7 @@ def another_stage(folder: Path, settings: dict[str, Any]) -> None:
 
 def main(words: list[str]) -> int:
     plain = patch(
-        "worker.run.checks.kernel_check.TORCH",
+        "worker.model_runner.check_kernels.TORCH",
         replace(TORCH, attention=empty_attention, experts=empty_experts),
     )
     problems: list[str] = []

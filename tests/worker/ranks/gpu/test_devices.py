@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
-from worker.ranks.gpu import devices
-from worker.ranks.gpu.devices import check_count, check_features, device_of_rank
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from worker.distributed import nccl
+from worker.distributed.nccl import check_count, check_features, device_of_rank
 
 
 def test_ranks_on_the_cpu_share_it() -> None:
@@ -17,7 +19,7 @@ def test_a_rank_tries_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", done.append)
-    monkeypatch.setattr(devices, "pick_device", lambda name: done.append(name) or torch.device("cuda"))
+    monkeypatch.setattr(nccl, "pick_device", lambda name: done.append(name) or torch.device("cuda"))
     assert device_of_rank(WorkerConfig(tensor_parallel_size=4), 3) == torch.device("cuda", 3)
     assert done == [3, "auto"]
 

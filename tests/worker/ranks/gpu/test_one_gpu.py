@@ -19,18 +19,17 @@ from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import SLOTS, advance, pack, prompts_of, rows_for
 from tests.worker.ranks.gpu.rank import OPERATIONS
 from tests.worker.ranks.threads import together
-from worker.kernels.operations import FAST
+from worker.checkpoint.checkpoint import read_config
+from worker.distributed.messages import HIDDEN, inputs_of, order
+from worker.distributed.nccl import GatheringDecoder, side_by_side
 from worker.kv_cache.tensors import KVCache
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.model.parts.share import Share
-from worker.model.quantization.in_memory import in_memory
-from worker.model.weights import load
-from worker.ranks.frames import HIDDEN, inputs_of, order
-from worker.ranks.gpu.operations import side_by_side
-from worker.ranks.gpu.part import GatheringDecoder
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
+from worker.models.load import load
+from worker.models.sharding import Share
+from worker.ops.table import FAST
+from worker.quantization.methods import in_memory
 
 RANKS = 2
 LENGTHS, CHUNKS = [1, 5, 300, 70], [65, 1, 700]  # prompts; decodes beside chunks; the rest of the prompts

@@ -8,26 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.config import ConfigError, WorkerConfig
+from shared.config.declaration import ConfigError
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.model.harness import CPU, cache_for, pack, prompts_of, rows_for
-from worker.engine.load import _settings_on
-from worker.kernels.cpu.ranks_c import RankLost
-from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import TORCH
-from worker.model.checkpoint.checkpoint import read_config
-from worker.model.decoder import Decoder
-from worker.model.families.families import spec_from_config
-from worker.model.parts.part import Part
-from worker.model.parts.share import Share
-from worker.model.weights import load
-from worker.ranks.checks import RankDiffers
-from worker.ranks.frames import Free
-from worker.ranks.gpu.lanes import Lanes
-from worker.ranks.gpu.operations import gathering, rehearsing
-from worker.ranks.gpu.part import GatheringDecoder
-from worker.ranks.leader import Leader
+from worker.checkpoint.checkpoint import read_config
+from worker.distributed.checks import RankDiffers
+from worker.distributed.leader import Leader
+from worker.distributed.messages import Free
+from worker.distributed.nccl import GatheringDecoder, Lanes, gathering, rehearsing
+from worker.engine.build import _settings_on
+from worker.models.config import spec_from_config
+from worker.models.decoder import Decoder
+from worker.models.load import load
+from worker.models.sharding import Part, Share
+from worker.ops.exchange import RankLost
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.table import TORCH
 
 
 def no_store() -> Any:

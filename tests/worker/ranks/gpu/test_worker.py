@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S
 from tests.worker.kernels.harness.cpu_tiers import needs_library
 from tests.worker.ranks.gpu.worker import Job, Result, engine_of, generated, sequence_for
 from tests.worker.ranks.hosts.test_rendezvous import free_ports
-from worker.ranks.gpu.lanes import STEP_S
+from worker.distributed.nccl import STEP_S
 
 ROOT = Path(__file__).parents[4]
 SOON_S = STEP_S / 2  # a rank that waits for a dead one would wait for STEP_S

@@ -11,16 +11,16 @@ import time
 
 import msgspec
 
-from shared.config import ModelConfig, Settings, WorkerConfig
-from worker.engine.load import Engine, load_engine
+from shared.config.settings import ModelConfig, Settings
+from shared.config.worker import WorkerConfig
+from worker.distributed import exchange, leader
+from worker.distributed.messages import ON_GPUS
+from worker.distributed.rendezvous import Group, Hosts
+from worker.engine.build import Engine, load_engine
 from worker.host_follower import follow
-from worker.ranks import exchange, leader
-from worker.ranks.frames import ON_GPUS
-from worker.ranks.hosts.group import Group
-from worker.ranks.hosts.rendezvous import Hosts
-from worker.run.checks.check_inputs import advance, sequences_of
-from worker.run.warmup import GREEDY, StepLimits
-from worker.schedule.sequence import Chunk, Plan, Sequence
+from worker.model_runner.check_kernels import advance, sequences_of
+from worker.model_runner.warmup import GREEDY, StepLimits
+from worker.scheduler.sequence import Chunk, Plan, Sequence
 
 PROMPT, TOKENS = 20, 8
 

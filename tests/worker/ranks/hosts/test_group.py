@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from shared.config import ConfigError, WorkerConfig
-from worker.ranks.hosts.group import Group, read_group
+from shared.config.declaration import ConfigError
+from shared.config.worker import WorkerConfig
+from worker.distributed.rendezvous import Group, read_group
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host-0", "MASTER_PORT": "29500"}
 LWS = {"LWS_WORKER_INDEX": "0", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "s-0.s.ns"}

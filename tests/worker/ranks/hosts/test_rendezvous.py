@@ -13,15 +13,23 @@ from typing import Any
 
 import pytest
 
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from tests.patience import PATIENCE_S
 from tests.worker.ranks.threads import together
-from worker.ranks.frames import receive, send
-from worker.ranks.hosts.door import Door
-from worker.ranks.hosts.group import Group
-from worker.ranks.hosts.handshake import GREETING, NONCE, ORDERS, PROOF, PROTOCOL, Caller, WrongKey
-from worker.ranks.hosts.links import connect, wait_for_end
-from worker.ranks.hosts.rendezvous import Gathered, Hosts, Introduction, Joined, Refused, difference
+from worker.distributed.handshake import (
+    GREETING,
+    NONCE,
+    ORDERS,
+    PROOF,
+    PROTOCOL,
+    Caller,
+    Door,
+    WrongKey,
+    connect,
+    wait_for_end,
+)
+from worker.distributed.messages import receive, send
+from worker.distributed.rendezvous import Gathered, Group, Hosts, Introduction, Joined, Refused, difference
 
 FACTS, SECRET, WORKER = {"the version": "1", "--dtype": "float32"}, b"of the worker", WorkerConfig(max_step_tokens=77)
 

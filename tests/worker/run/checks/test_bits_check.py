@@ -12,9 +12,9 @@ from torch import Tensor
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import decoder_of
 from tests.worker.run.checks.test_kernel_check import LENGTH, worker
-from worker.kernels.operations import FAST, TORCH
-from worker.model.decoder import Decoder
-from worker.run.checks.bits_check import find_differing_steps, keeps_bits
+from worker.model_runner.check_bits import find_differing_steps, keeps_bits
+from worker.models.decoder import Decoder
+from worker.ops.table import FAST, TORCH
 
 Change = Callable[..., Any]
 

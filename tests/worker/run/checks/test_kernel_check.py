@@ -9,29 +9,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.kernels.harness.decoders import SANDWICH
 from tests.worker.kernels.harness.decoders import decoder_of as random_decoder
 from tests.worker.kernels.harness.fp8_sums import BLOCK_K, fp8_sums
 from tests.worker.model.harness import CPU, decoder_of
 from tests.worker.run.harness import Memory
-from worker.engine.formats import kernels_name
-from worker.engine.load import make_runner
-from worker.kernels.linear import PackedLinear
-from worker.kernels.operations import FAST, TORCH, Operations
-from worker.kernels.weights.quantize import Kind, quantize, quantize_tokens
+from worker.engine.build import make_runner
+from worker.engine.numerics import kernels_name
 from worker.kv_cache.tensors import KVCache
-from worker.model.decoder import Decoder
-from worker.model.feed_forward.experts import MixtureWeights
-from worker.run.checks.kernel_check import (
+from worker.model_runner.check_kernels import (
     FP8_PRODUCTS,
     CompareOperations,
     choose_operations,
     find_wrong_operations,
     worst_row,
 )
-from worker.run.runner import DeviceBroken
+from worker.model_runner.runner import DeviceBroken
+from worker.models.decoder import Decoder
+from worker.models.moe import MixtureWeights
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.quantized_weight import Kind, quantize, quantize_tokens
+from worker.ops.table import FAST, TORCH, Operations
 from worker.spec import LayerSpec
 
 LENGTH = 1300
@@ -257,13 +257,13 @@ def test_device_left_unusable_by_a_kernel_raises_device_broken(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the kernel's failure, no operation works on the device, not even in its plain form."""
-    from worker.run.checks import kernel_check
+    from worker.model_runner import check_kernels
 
     def broken(*args: Any, **how: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with")
 
     def breaks(sound: Change, *args: Any, **how: Any) -> Any:
-        monkeypatch.setattr(kernel_check, "TORCH", Operations(*[broken] * len(NAMES)))
+        monkeypatch.setattr(check_kernels, "TORCH", Operations(*[broken] * len(NAMES)))
         return broken()
 
     with pytest.raises(DeviceBroken, match=r"Fake GPU attention fails .*illegal memory access.*--kernels torch"):

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig
-from worker.kernels.library_products import Product
-from worker.kernels.linear import PackedLinear, linear_torch
-from worker.kernels.operations import TORCH
-from worker.run.checks import library_check
-from worker.run.checks.library_check import compare, row_counts, with_equal_library_products
+from shared.config.worker import WorkerConfig
+from worker.model_runner import check_bits
+from worker.model_runner.check_bits import compare, row_counts, with_equal_library_products
+from worker.ops.linear.cublas import Product
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.linear.reference import linear_torch
+from worker.ops.table import TORCH
 
 PACKED = PackedLinear(torch.arange(48.0).view(4, 12) / 7, None, True)
 
@@ -73,16 +74,16 @@ def test_row_counts_are_powers_of_two_three_times_these_and_the_largest_steps() 
 def test_checked_library_computes_what_was_equal_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library_check.os, "environ", {})
+    monkeypatch.setattr(check_bits.os, "environ", {})
     caplog.set_level(logging.INFO, "sluice.load")
     weights = SimpleNamespace(layers=[SimpleNamespace(linears=[PACKED, PACKED])], head=PACKED)
     decoder: Any = SimpleNamespace(weights=weights, operations=TORCH, with_operations=lambda operations: operations)
     worker = WorkerConfig(max_step_tokens=700, prefill_chunk_size=256)
     assert with_equal_library_products(decoder, replace(worker, gpu_options="")) is decoder and not caplog.records
-    monkeypatch.setattr(library_check, "compare", partial(compare, ours=linear_by_rows, library=other_bits))
+    monkeypatch.setattr(check_bits, "compare", partial(compare, ours=linear_by_rows, library=other_bits))
     operations: Any = with_equal_library_products(decoder, worker)
     assert operations.linear.args[1] == {Product(4, 12, rows) for rows in (256, 384, 512, 700)}
-    monkeypatch.setattr(library_check, "compare", partial(compare, ours=linear_by_rows, library=broken))
+    monkeypatch.setattr(check_bits, "compare", partial(compare, ours=linear_by_rows, library=broken))
     assert with_equal_library_products(decoder, worker) is TORCH  # type: ignore[comparison-overlap]
     found = [record.getMessage() for record in caplog.records]
     assert found == [
@@ -90,4 +91,4 @@ def test_checked_library_computes_what_was_equal_and_the_log_says_so(
         "the library computes 0 products of many rows, with the bits of our kernels; not those of weights "
         "4 x 12 fails (RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED)",
     ]
-    assert library_check.os.environ.keys() == {"CUBLASLT_WORKSPACE_SIZE", "CUBLAS_WORKSPACE_CONFIG"}
+    assert check_bits.os.environ.keys() == {"CUBLASLT_WORKSPACE_SIZE", "CUBLAS_WORKSPACE_CONFIG"}

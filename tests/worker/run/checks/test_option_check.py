@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model.harness import decoder_of
-from worker.kernels.gpu.launch.options import NO_OPTIONS, GpuOptions
-from worker.kernels.operations import FAST
-from worker.model.decoder import Decoder
-from worker.run.checks.option_check import REPLAYS, with_sound_options
+from worker.model_runner.check_bits import REPLAYS, with_sound_options
+from worker.models.decoder import Decoder
+from worker.ops.launch_options import NO_OPTIONS, GpuOptions
+from worker.ops.table import FAST
 
 LENGTH = 800
 Wrong = Callable[[GpuOptions, int], bool]  # whether a result is wrong: (options, number of calls with an option so far)

@@ -10,16 +10,15 @@ from shared.messages import Sampling
 from tests.checkpoints import EOS, VOCAB
 from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
 from tests.worker.schedule.harness import commit
-from worker.kv_cache.groups import cache_groups
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.tensors import KVCache
-from worker.model.cpu_decoder import fastest_decoder
-from worker.run.drafters.hidden_rows import Reader
-from worker.run.runner import Runner
-from worker.schedule.features.waiting_drafts import Proposer
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Sequence
+from worker.kv_cache.tensors import KVCache, cache_groups
+from worker.model_runner.hidden_states import Reader
+from worker.model_runner.runner import Runner
+from worker.models.cpu_decoder import fastest_decoder
+from worker.scheduler.drafts import Proposer
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Sequence
 
 SAMPLINGS = (
     Sampling(30, temperature=0.0, ignore_eos=True),

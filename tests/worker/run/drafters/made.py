@@ -12,13 +12,12 @@ import torch
 from shared.messages import Sampling
 from tests.checkpoints import VOCAB
 from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
-from worker.kv_cache.groups import cache_groups
-from worker.kv_cache.tensors import KVCache
-from worker.model.decoder import Decoder
-from worker.run.drafters import head_drafter
-from worker.run.drafters.head_drafter import Head, HeadDrafter
-from worker.run.inputs import build_inputs, dummy_sequence
-from worker.schedule.sequence import Chunk, Sequence
+from worker.kv_cache.tensors import KVCache, cache_groups
+from worker.model_runner.inputs import build_inputs, dummy_sequence
+from worker.models.decoder import Decoder
+from worker.scheduler.sequence import Chunk, Sequence
+from worker.spec_decode import head_drafter
+from worker.spec_decode.head_drafter import Head, HeadDrafter
 
 
 @dataclass(frozen=True)

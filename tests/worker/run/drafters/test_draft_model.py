@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
-from worker.engine.load import Engine, load_engine
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.run.drafters.draft_model import draft_settings
-from worker.run.drafters.model_drafter import ModelDrafter
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.engine.build import Engine, load_engine
+from worker.spec_decode.model_drafter import ModelDrafter, draft_settings
 
 
 def loaded(served: Path, draft: Path, **settings: bool) -> Engine:

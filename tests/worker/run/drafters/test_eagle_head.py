@@ -11,14 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.run.drafters.eagle_heads import EAGLES, IDS, WEIGHTS, Eagle
 from tests.worker.run.harness import batch_invariant_decoder
-from worker.engine.load import Engine, load_engine
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.run.drafters.eagle_config import read_eagle_config
-from worker.run.drafters.head_drafter import HeadDrafter
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.engine.build import Engine, load_engine
+from worker.spec_decode.eagle import read_eagle_config
+from worker.spec_decode.head_drafter import HeadDrafter
 
 Tensors = dict[str, torch.Tensor]
 

@@ -10,15 +10,14 @@ from tests.worker.run.drafters.eagle_heads import EAGLES, Eagle
 from tests.worker.run.drafters.harness import served
 from tests.worker.run.drafters.heads import with_head
 from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
-from worker.kernels.linear import linear
-from worker.kernels.weights.quantized_weight import INT4, INT8
-from worker.model.checkpoint.stored_weight import Layout
-from worker.model.quantization.in_memory import AS_STORED
-from worker.run.drafters import few_bits
-from worker.run.drafters.eagle_config import read_eagle_config
-from worker.run.drafters.eagle_head import check_eagle, load_eagle
-from worker.run.drafters.head_drafter import Head, HeadDrafter
-from worker.run.drafters.mtp_head import check_head, load_head
+from worker.checkpoint.stored_weight import Layout
+from worker.ops.linear import linear
+from worker.ops.quantized_weight import INT4, INT8
+from worker.quantization.methods import AS_STORED
+from worker.spec_decode import head_drafter
+from worker.spec_decode.eagle import check_eagle, load_eagle, read_eagle_config
+from worker.spec_decode.head_drafter import Head, HeadDrafter
+from worker.spec_decode.mtp import check_head, load_head
 
 FLOAT = torch.float32
 
@@ -41,10 +40,10 @@ def test_large_head_drafts_in_four_bits_and_changes_no_token(
     method: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = made(method, checkpoints("qwen3_5"), tmp_path / "plain")
-    monkeypatch.setattr(few_bits, "SMALL", 0)
+    monkeypatch.setattr(head_drafter, "SMALL", 0)
     four = made(method, checkpoints("qwen3_5"), tmp_path / "four")
     rows = EAGLES["recurrent"].draft_vocab if method == "eagle3" else VOCAB
-    in_full, in_four = rows * 64 * 4, few_bits.LAYOUT.nbytes((rows, 64))
+    in_full, in_four = rows * 64 * 4, head_drafter.LAYOUT.nbytes((rows, 64))
     assert four[2] - plain[2] == (in_four - in_full if method == "eagle3" else in_four)
     h, heads = torch.randn(5, 64), [one[1].decoder.weights.head for one in (plain, four)]
     assert heads[1].nbytes < heads[0].nbytes / 4
@@ -69,4 +68,4 @@ def test_large_head_drafts_in_four_bits_and_changes_no_token(
 def test_only_heads_that_are_large_and_in_more_bits_are_copied(
     shape: tuple[int, int], layout: Layout | None, dtype: torch.dtype, expected: bool
 ) -> None:
-    assert few_bits.pays(shape, layout, dtype) == expected
+    assert head_drafter.pays(shape, layout, dtype) == expected

@@ -16,11 +16,10 @@ from tests.worker.model.gguf.test_tensors import Arrays, rewrite
 from tests.worker.run.drafters.heads import QWEN, WEIGHTS, Head, with_head
 from tests.worker.run.drafters.made import Made, check_proposals
 from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.model.gguf.names import DELTA_NET, LAYER
-from worker.model.gguf.tensors import GgufTensors
-from worker.model.quantization.in_memory import AS_STORED
-from worker.run.drafters.mtp_head import check_head, load_head
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.quantization.gguf_tensors import DELTA_NET, LAYER, GgufTensors
+from worker.quantization.methods import AS_STORED
+from worker.spec_decode.mtp import check_head, load_head
 
 OUTER = {"join": "eh_proj", "e": "enorm", "h": "hnorm", "last": "shared_head_norm"}
 LAYERS = {hugging_face: own for own, hugging_face in (LAYER | DELTA_NET).items()}
@@ -53,7 +52,7 @@ def made(
         for name, tensor in own.items():
             stored = gguf_name_of_glm(name) if kind == "glm4-moe" else gguf_name(name)
             if tensor.dim() == 1:
-                added = int(kind == "qwen3_5")  # see worker/model/gguf/layout.py
+                added = int(kind == "qwen3_5")  # see worker/quantization/gguf_tensors.py
                 arrays[stored] = (added + tensor.numpy(), gguf.GGMLQuantizationType.F32)
             elif not leave_out or leave_out not in stored:
                 arrays[stored] = (gguf.quants.quantize(tensor.numpy(), type), type)

@@ -16,15 +16,13 @@ from tests.worker.run.drafters.harness import sequences, served
 from tests.worker.run.drafters.heads import HEADS, with_head
 from tests.worker.run.drafters.made import Made, check_proposals
 from tests.worker.run.harness import MAX_SEQ_LEN
-from worker.model.decoder import Decoder
-from worker.model.quantization.in_memory import AS_STORED
-from worker.run.drafters.eagle_config import read_eagle_config
-from worker.run.drafters.eagle_head import load_eagle
-from worker.run.drafters.head_drafter import Head, HeadDrafter
-from worker.run.drafters.head_sequences import HeadSequence
-from worker.run.drafters.hidden_rows import CONTEXT
-from worker.run.drafters.mtp_head import load_head
-from worker.schedule.sequence import Sequence
+from worker.model_runner.hidden_states import CONTEXT
+from worker.models.decoder import Decoder
+from worker.quantization.methods import AS_STORED
+from worker.scheduler.sequence import Sequence
+from worker.spec_decode.eagle import load_eagle, read_eagle_config
+from worker.spec_decode.head_drafter import Head, HeadDrafter, HeadSequence
+from worker.spec_decode.mtp import load_head
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from shared.config import ModelConfig, WorkerConfig
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.run.drafters.eagle_heads import EAGLES, WEIGHTS, Eagle
 from tests.worker.run.drafters.heads import with_head
-from worker.engine import load_weights
-from worker.engine.load import load_engine
+from worker.engine import load_model
+from worker.engine.build import load_engine
 from worker.kv_cache.sizing import WeightsSize
-from worker.run.drafters.head_drafter import HeadDrafter
-from worker.run.drafters.model_drafter import ModelDrafter
+from worker.spec_decode.head_drafter import HeadDrafter
+from worker.spec_decode.model_drafter import ModelDrafter
 
 METHODS = {"mtp": ("qwen3_5", "mtp."), "eagle3": ("llama", ""), "draft_model": ("llama", "")}
 IDS = ("d2t", "t2d")
@@ -38,7 +39,7 @@ def test_memory_of_a_drafter_is_counted_before_weights_are_read(
         drafting = checkpoints("qwen3-tied")
         config["model"] = str(drafting)
     sizes: list[WeightsSize] = []
-    monkeypatch.setattr(load_weights, "check_host_memory", lambda weights, *_: sizes.append(weights))
+    monkeypatch.setattr(load_model, "check_host_memory", lambda weights, *_: sizes.append(weights))
     worker = WorkerConfig(
         device="cpu", kv_cache_gb=kv_cache_gb, speculation="ngram", speculative_config=json.dumps(config)
     )

@@ -10,8 +10,8 @@ import torch
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.run.drafters.harness import sequences, served
 from tests.worker.run.harness import MAX_SEQ_LEN, batch_invariant_decoder
-from worker.model.decoder import Decoder
-from worker.run.drafters.model_drafter import CATCH_UP, ModelDrafter
+from worker.models.decoder import Decoder
+from worker.spec_decode.model_drafter import CATCH_UP, ModelDrafter
 
 
 def drafter_of(folder: Path, pool_bytes: int = 1 << 30, longest: int = MAX_SEQ_LEN) -> ModelDrafter:
@@ -58,7 +58,7 @@ def test_drafts_are_the_models_own_text_whatever_was_rejected(kind: str, checkpo
 def test_long_prompt_is_read_in_parts_and_delays_no_other_sequence(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.run.drafters.model_drafter.CATCH_UP", 20)
+    monkeypatch.setattr("worker.spec_decode.model_drafter.CATCH_UP", 20)
     drafter, (first, second) = drafter_of(checkpoints("llama")), sequences()[:2]
     first.tokens, second.tokens = [9] * 50, [8, 7, 6]
     counts = [[len(drafts) for drafts in drafter.propose([(first, 2), (second, 2)])] for _ in range(4)]

@@ -10,15 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.config import ConfigError, ModelConfig, WorkerConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.run.drafters.heads import GLM, HEADS, QWEN, WEIGHTS, with_head
-from worker.engine import load
-from worker.engine.features import drafters
-from worker.engine.load import Engine, load_engine
+from worker.checkpoint.checkpoint import CheckpointError
+from worker.engine import build
+from worker.engine import drafter as drafters
+from worker.engine.build import Engine, load_engine
 from worker.engine.load_model import ModelFiles, load_model
-from worker.model.checkpoint.checkpoint import CheckpointError
-from worker.run.drafters.head_drafter import HeadDrafter
+from worker.spec_decode.head_drafter import HeadDrafter
 
 
 def loaded(folder: Path, **settings: bool | str) -> Engine:
@@ -43,7 +45,7 @@ def test_head_of_the_checkpoint_drafts_and_is_no_part_of_the_model(checkpoints: 
 
 
 def drafts_by_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(load, "PROCESSOR_CACHE_BYTES", 0)
+    monkeypatch.setattr(build, "PROCESSOR_CACHE_BYTES", 0)
     return load_engine(ModelConfig(model=str(folder), max_seq_len=64), WorkerConfig(device="cpu", kv_cache_gb=0.01))
 
 

@@ -1,6 +1,6 @@
 """The replacement of CUDA graphs on devices without graphs. test_graphs.py tests StaticDecode with whole models."""
 
-from worker.run.graphs.graph_capture import EagerGraph
+from worker.model_runner.cuda_graph_capture import EagerGraph
 
 
 def test_eager_graph_computes_again_at_each_replay() -> None:

@@ -8,14 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import Sampling
-from worker.kernels.recurrent.recurrent_state import NO_STATE
-from worker.model.inputs.forward_inputs import ForwardInputs
-from worker.run.graphs.graph_inputs import ALIGN, KNOWN, Blocks, GraphInputs, HostInputs, inputs_bytes, views_of
-from worker.run.graphs.graph_shapes import Shape
-from worker.run.graphs.page_lanes import PageLanes
-from worker.run.inputs import build_inputs, lay_out, lay_out_decodes, pending_tokens
-from worker.schedule.records.sequence_states import SequenceStates, slots_of
-from worker.schedule.sequence import Chunk, Sequence
+from worker.model_runner.cuda_graph_inputs import (
+    ALIGN,
+    KNOWN,
+    Blocks,
+    GraphInputs,
+    HostInputs,
+    PageLanes,
+    Shape,
+    inputs_bytes,
+    views_of,
+)
+from worker.model_runner.inputs import build_inputs, lay_out, lay_out_decodes, pending_tokens
+from worker.models.forward_inputs import ForwardInputs
+from worker.ops.recurrent_state import NO_STATE
+from worker.scheduler.sequence import Chunk, Sequence, SequenceStates, slots_of
 
 CPU = torch.device("cpu")
 PAGES, GROUPS = 8, 2

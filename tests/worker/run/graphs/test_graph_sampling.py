@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from shared.messages import Sampling
-from worker.kernels.params import EVERY, PlainParams, Stages
-from worker.run.graphs.graph_sampling import GREEDY, PlainSampling
-from worker.run.sampler import sampling_params
-from worker.schedule.sequence import Row, Sequence
+from worker.model_runner.cuda_graph_capture import GREEDY, PlainSampling
+from worker.model_runner.sampler import sampling_params
+from worker.ops.sampling.reference import EVERY, PlainParams, Stages
+from worker.scheduler.sequence import Row, Sequence
 
 CPU = torch.device("cpu")
 MOST = 6

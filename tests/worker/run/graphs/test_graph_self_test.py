@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from worker.run.column_values import slot_mappings, token_ids
-from worker.run.graphs.graph_self_test import dummy_decodes, dummy_mixed, same_bits
-from worker.run.inputs import lay_out
+from worker.model_runner.cuda_graphs import dummy_decodes, dummy_mixed, same_bits
+from worker.model_runner.inputs import lay_out, slot_mappings, token_ids
 
 
 @pytest.mark.parametrize("kind", [dummy_decodes, dummy_mixed])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.run.graphs.graph_shapes import FREE_PADDING, Shapes, batch_sizes
+from worker.model_runner.cuda_graph_inputs import FREE_PADDING, Shapes, batch_sizes
 
 
 def test_decodes_are_padded_to_few_sizes() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared import messages as m
-from shared.wire.codec import pack_u32
+from shared.wire import pack_u32
 from tests.checkpoints import Checkpoints
 from tests.worker.run import harness
 from tests.worker.run.harness import (
@@ -20,11 +20,11 @@ from tests.worker.run.harness import (
     traffic,
 )
 from worker.kv_cache import window
-from worker.model.decoder import Decoder
-from worker.run.graphs.graph_capture import Captured, EagerGraph, Graph
-from worker.run.graphs.graphs import StepGraphs
-from worker.run.in_flight import InFlightStep
-from worker.schedule.sequence import Plan, Row
+from worker.model_runner.cuda_graph_capture import Captured, EagerGraph, Graph
+from worker.model_runner.cuda_graphs import StepGraphs
+from worker.model_runner.step import InFlightStep
+from worker.models.decoder import Decoder
+from worker.scheduler.sequence import Plan, Row
 
 
 class Counted(EagerGraph):

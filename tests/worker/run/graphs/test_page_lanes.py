@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from shared.messages import Sampling
-from worker.run.graphs import page_lanes
-from worker.run.graphs.page_lanes import PageLanes
-from worker.schedule.sequence import Chunk, Sequence
+from worker.model_runner import cuda_graph_inputs
+from worker.model_runner.cuda_graph_inputs import PageLanes
+from worker.scheduler.sequence import Chunk, Sequence
 
 CPU = torch.device("cpu")
 
@@ -23,13 +23,13 @@ def chunk(first_page: int, length: int) -> Chunk:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Records the indexes of the page-table cells that each transfer changes."""
     cells: list[list[int]] = []
-    to_device = page_lanes.to_device
+    to_device = cuda_graph_inputs.to_device
 
     def counting(values, device):  # type: ignore[no-untyped-def]
         cells.append(values[0].tolist())
         return to_device(values, device)
 
-    monkeypatch.setattr(page_lanes, "to_device", counting)
+    monkeypatch.setattr(cuda_graph_inputs, "to_device", counting)
     return cells
 
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from shared.messages import Dry, SamplerChain, Sampling, WindowPenalties
-from shared.messages.samplers import LongBreaker
-from shared.wire.codec import pack_u32
-from worker.run.sampler import sample_rows
-from worker.run.samplers.chain import run_chain
-from worker.run.samplers.repetition import MAX_MATCH
-from worker.schedule.sequence import Sequence
+from shared.messages.requests import LongBreaker
+from shared.wire import pack_u32
+from worker.model_runner.sampler import sample_rows
+from worker.model_runner.sampler_chain import MAX_MATCH, run_chain
+from worker.scheduler.sequence import Sequence
 
 VOCAB = 50
 Logits = dict[int, float]

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from shared import messages as m
-from shared.messages.samplers import LongBreaker
-from shared.wire.codec import pack_u32, unpack_u32
+from shared.messages.requests import LongBreaker
+from shared.wire import pack_u32, unpack_u32
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.run.harness import RunnerBench, batch_invariant_decoder
-from worker.model.decoder import Decoder
-from worker.run.runner import Runner
-from worker.schedule.sequence import Plan
+from worker.model_runner.runner import Runner
+from worker.models.decoder import Decoder
+from worker.scheduler.sequence import Plan
 
 LENGTH = 30
 

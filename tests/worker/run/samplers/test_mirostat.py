@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from shared.messages import SamplerChain
-from worker.run.samplers.mirostat import bounded, next_bound
-from worker.run.samplers.truncation import Candidates
+from worker.model_runner.sampler_chain import Candidates, bounded, next_bound
 
 V = 80
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from worker.run.samplers.truncation import FIRST_GUESS, ascending, count_until, lowest, softmax
+from worker.model_runner.sampler_chain import FIRST_GUESS, ascending, count_until, lowest, softmax
 
 RNG = np.random.default_rng(5)
 KEYS = {

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from worker.schedule.features.predicted import PredictedDrafter
-from worker.schedule.records.prediction import Prediction
+from worker.scheduler.drafts import PredictedDrafter
+from worker.scheduler.sequence import Prediction
 
 PROMPT = [900, 901, 902]
 

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from tests.worker.schedule.harness import OracleDrafter, Rig, reference, set_drafter
-from worker.schedule.features.speculation import Acceptance
-from worker.schedule.records.sequence_states import slots_of
-from worker.schedule.sequence import TILE, Plan, Sequence
+from worker.scheduler.drafts import Acceptance
+from worker.scheduler.sequence import TILE, Plan, Sequence, slots_of
 
 
 class WrongAt(OracleDrafter):

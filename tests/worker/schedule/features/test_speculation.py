@@ -6,9 +6,8 @@ import pytest
 
 from shared.messages import Outcome
 from tests.worker.schedule.harness import EOS, OracleDrafter, Rig, chain, commit, next_id, reference, set_drafter
-from worker.schedule.features.speculation import INDEXED_PER_STEP, NgramDrafter
-from worker.schedule.records.constraint import Constraint
-from worker.schedule.sequence import TILE, Plan, Sequence
+from worker.scheduler.drafts import INDEXED_PER_STEP, NgramDrafter
+from worker.scheduler.sequence import TILE, Constraint, Plan, Sequence
 
 FREE = 0.0  # cost of a row at which every draft is worth computing
 

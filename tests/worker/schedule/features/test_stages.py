@@ -6,8 +6,8 @@ import pytest
 
 from shared.messages import Outcome
 from tests.worker.schedule.harness import Rig, members, shape
-from worker.schedule.features import stages
-from worker.schedule.sequence import Plan, Sequence
+from worker.scheduler import pipeline
+from worker.scheduler.sequence import Plan, Sequence
 
 
 def launched(rig: Rig) -> Plan:
@@ -96,7 +96,7 @@ def test_next_chunk_of_a_prompt_is_in_flight_behind_the_last_one() -> None:
 
 
 def test_prompts_are_shared_among_steps_if_they_are_long_enough() -> None:
-    with patch.object(stages, "LEAST_PROMPT_TOKENS", 6):
+    with patch.object(pipeline, "LEAST_PROMPT_TOKENS", 6):
         rig = Rig(stages=2)
         first, second, third = (rig.submit(8) for _ in range(3))
         assert shape(launched(rig)) == [(first, 0, 8), (second, 0, 4)]

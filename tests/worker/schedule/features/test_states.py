@@ -4,10 +4,8 @@ import pytest
 
 from tests.worker.schedule.harness import Rig, shape
 from worker.kv_cache.pages import PagePool
-from worker.schedule.features.states import States
-from worker.schedule.records.prompt_scores import PromptScores
-from worker.schedule.records.sequence_states import slots_of
-from worker.schedule.sequence import Sequence
+from worker.scheduler.recurrent_slots import States
+from worker.scheduler.sequence import PromptScores, Sequence, slots_of
 
 PROMPT = list(range(100, 130))  # seven and a half pages of 4 tokens; its last full page ends at 28
 

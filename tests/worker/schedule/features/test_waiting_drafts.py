@@ -5,9 +5,8 @@ import random
 import pytest
 
 from tests.worker.schedule.harness import Rig, reference
-from worker.schedule.features.speculation import NgramDrafter
-from worker.schedule.features.waiting_drafts import PROBE_EVERY, Experience, WaitingDrafts
-from worker.schedule.sequence import Sequence
+from worker.scheduler.drafts import PROBE_EVERY, Experience, NgramDrafter, WaitingDrafts
+from worker.scheduler.sequence import Sequence
 
 LIMIT, COST = 7, 0.2
 

@@ -2,10 +2,9 @@
 
 from shared.messages import Adapter, Sampling
 from worker.kv_cache.pages import PagePool
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.records.adapter_use import AdapterUse, used_by
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Sequence
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import AdapterUse, Sequence, used_by
 
 
 def sequence(id: int, name: str = "") -> Sequence:

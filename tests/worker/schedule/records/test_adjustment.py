@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shared.messages import Sampling
-from worker.schedule.records.adjustment import adjustment
+from worker.scheduler.sequence import adjustment
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0, "top_k": 3}, {"grammar": "x"}, {"bad_words": ((1,),)}])

@@ -8,13 +8,12 @@ import pytest
 
 from shared.messages import Picture, Sampling
 from tests.worker.schedule.harness import commit
-from worker.engine.isolation import first_half
+from worker.engine.loop import first_half
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.prefix_cache import PrefixCache
-from worker.schedule.policy import SchedulerConfig
-from worker.schedule.records.pictures import PromptPictures
-from worker.schedule.scheduler import Scheduler
-from worker.schedule.sequence import Chunk, Sequence
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import Chunk, PromptPictures, Sequence
 
 PAGE = 4
 PLACES = [(5, 6), (11, 3), (20, 10)]  # (start, tokens) of three pictures; no text lies between the first two

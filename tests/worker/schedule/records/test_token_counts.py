@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from worker.schedule.records.adjustment import Adjustment
-from worker.schedule.records.token_counts import TokenCounts
+from worker.scheduler.sequence import Adjustment, TokenCounts
 
 
 def as_dict(counts: TokenCounts) -> dict[int, int]:

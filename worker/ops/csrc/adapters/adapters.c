@@ -5,7 +5,7 @@
  * same inputs. All other products with A, and all products with B, run in a second region, which adds the products with
  * B to the outputs as soon as they are computed. With AMX tiles, the products with B of adapters with many rows run in
  * a region of their own, and one more region adds these products to the outputs. The products of a row, and so its
- * result, do not depend on other rows. worker/adapters/loaded.py does the same computation in PyTorch. */
+ * result, do not depend on other rows. worker/lora/loaded.py does the same computation in PyTorch. */
 #include "adapters.h"
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 
 #define K_STEP_BYTES 2048 /* one k-step of a panel of bf16 pairs */
 
-/* Reads e4m3 as fp16, which makes the values 2^8 times too small; packed_weight.py corrects this. */
+/* Reads e4m3 as fp16, which makes the values 2^8 times too small; linear/native.py corrects this. */
 INLINE __m512 e4m3_values(const char *p) {
     __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16((short)0x8000));

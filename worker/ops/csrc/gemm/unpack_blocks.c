@@ -1,4 +1,4 @@
-/* Unpacks GGUF's block formats to codes, scales and minimums, as worker/model/gguf/blocks.py defines them.
+/* Unpacks GGUF's block formats to codes, scales and minimums, as worker/quantization/gguf.py defines them.
  *
  * A row consists of blocks. Each code becomes one byte. 4-bit codes that stand for integers are in two's complement.
  * Compiled without fused multiply-add, so that scales and minimums have the same bits as PyTorch computes. */

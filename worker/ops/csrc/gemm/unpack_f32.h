@@ -6,7 +6,7 @@
 INLINE vf int8_values(const char *p) {
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
-/* Reads e4m3 as fp16, which makes the values 2^8 times too small; packed_weight.py corrects this. */
+/* Reads e4m3 as fp16, which makes the values 2^8 times too small; linear/native.py corrects this. */
 INLINE vf e4m3_values(const char *p) {
     __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16((short)0x8000));
@@ -23,7 +23,7 @@ INLINE vf nibble_values(vu words, int i, Table table) {
 INLINE vf int8_values(const char *p) {
     return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
-/* Reads e4m3 as fp16, which makes the values 2^8 times too small; packed_weight.py corrects this. */
+/* Reads e4m3 as fp16, which makes the values 2^8 times too small; linear/native.py corrects this. */
 INLINE vf e4m3_values(const char *p) {
     __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p));
     __m128i sign = _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16((short)0x8000));

@@ -1,4 +1,4 @@
-/* The struct of a packed weight [n, k]. packed_weight.py fills it: WeightStruct there has the same fields, in the same
+/* The struct of a packed weight [n, k]. linear/native.py fills it: WeightStruct there has the same fields, in the same
  * order.
  *
  * A weight consists of panels of 32 columns (columns of the product, rows of the weight). Plain panels hold numbers of

@@ -1,13 +1,13 @@
 /* The gated delta rule (Gated DeltaNet): a layer whose state is one matrix per sequence and value head, not a KV cache.
  *
- * worker/kernels/recurrent/delta_net.py has the formulas. The state advances token by token, with a fixed order of
+ * worker/ops/recurrent/delta_net.py has the formulas. The state advances token by token, with a fixed order of
  * additions. So a row has the same bits with every chunking of the prompt and with any other sequences in the step. The
  * columns of a state are independent of each other: a thread advances COLUMNS columns through all tokens of a sequence,
  * and keeps them in the L1 cache meanwhile. */
 #include "recurrent/state_columns.h"
 
 /* A row of `projected` holds queries, keys, values, output gates, in this order. A row of `gates` holds b, then a.
- * `norm` is [columns]. DeltaNetStruct in worker/kernels/cpu/recurrent/delta_net.py has the same fields, in the same
+ * `norm` is [columns]. DeltaNetStruct in worker/ops/recurrent/native.py has the same fields, in the same
  * order. */
 typedef struct {
     MatrixLayer layer; /* layer.heads: value heads */

@@ -1,11 +1,11 @@
 /* Mamba-2: a layer whose state is one matrix per sequence and head, not a KV cache.
  *
- * worker/kernels/recurrent/mamba2.py has the formulas. As in delta_net.c, the state advances token by token, so a row
+ * worker/ops/recurrent/mamba2.py has the formulas. As in delta_net.c, the state advances token by token, so a row
  * has the same bits with every chunking of the prompt and with any other sequences in the step. */
 #include "recurrent/state_columns.h"
 
 /* A row of `projected` holds output gates, x, b, c, in this order. A row of `gates` holds dt. `norm` is
- * [heads * columns]. Mamba2Struct in worker/kernels/cpu/recurrent/mamba2.py has the same fields, in the same order. */
+ * [heads * columns]. Mamba2Struct in worker/ops/recurrent/native.py has the same fields, in the same order. */
 typedef struct {
     MatrixLayer layer;
     const float *conv_bias; /* [channels] */

@@ -1,4 +1,4 @@
-/* The arguments of recurrent layers. The structures in worker/kernels/cpu/recurrent/recurrent_c.py have the same
+/* The arguments of recurrent layers. The structures in worker/ops/recurrent/native.py have the same
  * fields, in the same order. */
 #pragma once
 #include <stdint.h>

@@ -1,8 +1,8 @@
-/* The short convolution layer of LFM2. worker/kernels/recurrent/short_conv.py has the formulas. */
+/* The short convolution layer of LFM2. worker/ops/recurrent/mamba2.py has the formulas. */
 #include "recurrent/convolution.h"
 
 /* A row of `projected` holds b, c, x, in this order. There are no gates. `scratch` holds the convolution's inputs
- * [T, channels]. ShortConvStruct in worker/kernels/cpu/recurrent/short_conv.py has the same fields, in the same
+ * [T, channels]. ShortConvStruct in worker/ops/recurrent/native.py has the same fields, in the same
  * order. */
 typedef struct {
     const float *conv; /* [taps, channels] */

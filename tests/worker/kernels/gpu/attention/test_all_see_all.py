@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker.kernels.operations import FAST
+from worker.ops.table import FAST
 from worker.vision import attention
-from worker.vision.attention import Queries
-from worker.vision.windows import Windows
+from worker.vision.attention import Queries, Windows
 
 
 @pytest.mark.parametrize(("rows", "heads", "size"), [(70, 1, 24), (20, 1, 72), (5, 3, 16)])
 def test_every_row_sees_all(rows: int, heads: int, size: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.kernels.gpu.attention.attention import attention_triton
+    from worker.ops.attention.triton import attention_triton
 
     monkeypatch.setattr(attention, "GROUP", attention.GROUP_GPU)
     qkv = torch.randn(rows, 3 * heads * size, generator=torch.Generator().manual_seed(0))

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from worker.kernels.gpu.attention.key_splits import begins_split, count_splits, split_index, split_start
+from worker.ops.attention.triton_shared import begins_split, count_splits, split_index, split_start
 
 SIZE, SHORT, LENGTH = 16, 4, 16 * 4 * 40
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from worker.kernels.gpu.attention.work_items import (
+from worker.ops.attention.triton_shared import (
     FEW,
     MANY,
     find_item,

@@ -9,10 +9,13 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import close, poisoned, random
 from tests.worker.kernels.harness.gpu_experts import PLAIN, Format, experts_on_triton, layer_of
-from worker.kernels.experts import Experts, choose_experts, experts_torch
-from worker.kernels.linear import PackedLinear, linear_torch
-from worker.kernels.rowwise.activate import GATED, Activation
-from worker.kernels.weights.quantized_weight import E2M1, E4M3, INT4, INT8
+from worker.ops.activation.reference import GATED
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.linear.reference import linear_torch
+from worker.ops.moe.packed import Experts
+from worker.ops.moe.reference import choose_experts, experts_torch
+from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8
+from worker.spec import Activation
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 FORMATS = {
@@ -113,7 +116,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(format: Format, device: str) 
 def test_steps_with_many_slots_are_computed_in_parts_with_the_same_bits(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worker.kernels.gpu.experts import experts
+    from worker.ops.moe import triton as experts
 
     layer, h = layer_of(COUNT, HIDDEN, 64, device=device), random(19, HIDDEN, device=device)
     add, gate = random(19, HIDDEN, device=device, seed=5), random(19, 1, device=device, seed=6)
@@ -128,7 +131,7 @@ def test_bits_are_those_of_the_linear_kernels_and_a_sum_in_the_order_of_the_slot
     layer = layer_of(COUNT, HIDDEN, 64, format, dtype=torch.float16, device=device, bias=True)
     h = random(3, HIDDEN, dtype=torch.float16, device=device)
     found = run(h, layer, 3)
-    from worker.kernels.gpu.experts.routing import choose_experts_triton
+    from worker.ops.moe.triton_routing import choose_experts_triton
 
     numbers, weights = choose_experts_triton(logits_triton(h, layer), 3, normalized=True)
     for row, slots in enumerate(numbers.tolist()):
@@ -144,14 +147,14 @@ def logits_triton(h: Tensor, layer: Experts) -> Tensor:
 
 
 def gated(x: Tensor) -> Tensor:
-    from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
+    from worker.ops.activation.triton import act_and_mul_triton
 
     return act_and_mul_triton(x, "silu")
 
 
 def linear_bits(x: Tensor, packed: PackedLinear, *, fp32_out: bool) -> Tensor:
-    from worker.kernels.gpu.products.linear import linear_triton
-    from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton
+    from worker.ops.linear.triton import linear_triton
+    from worker.ops.linear.triton_low_bit import quantized_linear_triton
 
     if packed.codes:
         codes = [replace(part, scale=part.scale.contiguous()) for part in packed.codes]

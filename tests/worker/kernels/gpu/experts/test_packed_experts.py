@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.quantized import CODE_MAPS, quantized, with_scales
-from worker.kernels.gpu.experts.packed_experts import pack_experts_on_gpu
-from worker.kernels.gpu.products.packed_codes import ROWS, unpack_codes
-from worker.kernels.weights.quantized_weight import INT4, INT8, NF4, CodeMap, QuantizedWeight
+from worker.ops.linear.packed_codes import ROWS, unpack_codes
+from worker.ops.moe.packed_codes import pack_experts_on_gpu
+from worker.ops.quantized_weight import INT4, INT8, NF4, CodeMap, QuantizedWeight
 
 Parts = list[Tensor | QuantizedWeight]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.gpu_experts import experts_on_triton, layer_of
-from worker.kernels.experts import Experts, PackedExperts
+from worker.ops.moe.packed import Experts, PackedExperts
 
 COUNT, CHOSEN, HIDDEN, INNER, RANKS = 5, 2, 128, 64, 2
 

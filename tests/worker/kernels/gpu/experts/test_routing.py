@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.cases import poisoned, random
-from worker.kernels.experts import choose_experts
+from worker.ops.moe.reference import choose_experts
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
 
 def chosen(logits: Tensor, count: int, *, normalized: bool = True) -> tuple[Tensor, Tensor]:
-    from worker.kernels.gpu.experts.routing import choose_experts_triton
+    from worker.ops.moe.triton_routing import choose_experts_triton
 
     with poisoned():
         return choose_experts_triton(logits, count, normalized=normalized)
@@ -35,7 +35,7 @@ def test_choice_agrees_with_torch(experts: int, count: int, normalized: bool, de
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
 def test_choice_by_sigmoids_agrees_with_torch(biased: bool, normalized: bool, device: str) -> None:
-    from worker.kernels.gpu.experts.routing import choose_experts_triton
+    from worker.ops.moe.triton_routing import choose_experts_triton
 
     logits = random(9, 33, device=device) * 3
     logits[2] = -80.0  # the sum of the sigmoids is less than the constant added to it
@@ -83,7 +83,7 @@ NUMBERS = {
 @pytest.mark.parametrize("rows", [16, 32])
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
 def test_every_slot_is_in_one_tile_of_its_expert(numbers: Tensor, rows: int, device: str) -> None:
-    from worker.kernels.gpu.experts.routing import group_slots_triton
+    from worker.ops.moe.triton_routing import group_slots_triton
 
     with poisoned():
         groups = group_slots_triton(numbers.int().to(device), 6, rows, is_sorted=True)
@@ -99,7 +99,7 @@ def test_every_slot_is_in_one_tile_of_its_expert(numbers: Tensor, rows: int, dev
 
 
 def test_slots_that_are_not_grouped_are_tiles() -> None:
-    from worker.kernels.gpu.experts.routing import group_slots_triton
+    from worker.ops.moe.triton_routing import group_slots_triton
 
     groups = group_slots_triton(torch.zeros(3, 4, dtype=torch.int32), 6, 16, is_sorted=False)
     assert groups.tiles == 12 and not groups.is_sorted

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, close, random
-from worker.adapters.loaded import Part, Product
-from worker.kernels.linear import PackedLinear
+from worker.lora.loaded import Product, ProductPart
+from worker.ops.linear.packed import PackedLinear
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
@@ -13,7 +13,7 @@ from worker.kernels.linear import PackedLinear
 def test_product_is_that_of_both_matrices_and_each_row_that_of_it_alone(
     rank: int, dtype: torch.dtype, device: str
 ) -> None:
-    from worker.kernels.gpu.products.linear import linear_triton
+    from worker.ops.linear.triton import linear_triton
 
     def multiply(x: torch.Tensor, packed: PackedLinear, *, fp32_out: bool = False) -> torch.Tensor:
         return linear_triton(x, packed.weight, packed.bias, fp32_out=fp32_out)
@@ -21,7 +21,7 @@ def test_product_is_that_of_both_matrices_and_each_row_that_of_it_alone(
     x = random(70, 72, dtype=dtype, device=device)
     a, b = (random(*shape, dtype=dtype, device=device, seed=1) / 8 for shape in ((rank, 72), (130, rank)))
     scale = random(130, device=device, seed=2)
-    part = Part(PackedLinear(b, None, True), 0, rank, 0, 130)
+    part = ProductPart(PackedLinear(b, None, True), 0, rank, 0, 130)
     product = Product(PackedLinear(a, None, True), (part,), scale)
 
     def of(x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def test_product_is_that_of_both_matrices_and_each_row_that_of_it_alone(
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_all_adapters_of_a_step_together_give_what_each_row_gets_alone(dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.products.adapter_products import add_products_triton, part_table, tiles_of
+    from worker.lora.triton import add_products_triton, part_table, tiles_of
 
     x, y = random(45, 72, dtype=dtype, device=device), random(45, 130, dtype=dtype, device=device, seed=9)
     factors = random(130, device=device, seed=2)
@@ -79,15 +79,8 @@ def test_all_adapters_of_a_step_together_give_what_each_row_gets_alone(dtype: to
 
 def test_tiles_of_a_captured_step_give_the_same_bits(device: str) -> None:
     """Tables have slots and parts that nobody uses, and the tiles that are left name a slot without matrices."""
-    from worker.kernels.gpu.products.adapter_products import (
-        PART_FIELDS,
-        AdapterTiles,
-        add_products_triton,
-        launch_products,
-        part_table,
-        tiles_of,
-    )
-    from worker.run.graphs.adapters_in_graphs import tiles_of_slots
+    from worker.lora.triton import PART_FIELDS, AdapterTiles, add_products_triton, launch_products, part_table, tiles_of
+    from worker.model_runner.cuda_graph_adapters import tiles_of_slots
 
     x, y, factors = random(21, 72, device=device), random(21, 130, device=device, seed=9), random(130, device=device)
     slots = torch.tensor([1, -1, 0, 1, 1] + 16 * [1])

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.ptx import run
 from tests.worker.kernels.harness.quantized import CODE_MAPS
-from worker.kernels.gpu.products.dequantize import Format
-from worker.kernels.gpu.products.packed_codes import pack_codes
-from worker.kernels.weights.quantized_weight import E4M3, CodeMap, QuantizedWeight
+from worker.ops.linear.packed_codes import pack_codes
+from worker.ops.linear.triton_dequantize import Format
+from worker.ops.quantized_weight import E4M3, CodeMap, QuantizedWeight
 
 PAIRS = 4096
 

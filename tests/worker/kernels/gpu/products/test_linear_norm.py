@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.worker.kernels.harness.cases import random
-from worker.kernels.gpu.launch.options import GpuOptions
-from worker.kernels.gpu.products.linear import linear_triton
-from worker.kernels.gpu.products.linear_norm import can_add_norm, linear_add_norm_triton
-from worker.kernels.gpu.rowwise.norm import add_rms_norm_triton
+from worker.ops.launch_options import GpuOptions
+from worker.ops.linear.triton import linear_triton
+from worker.ops.linear.triton_fused import can_add_norm, linear_add_norm_triton
+from worker.ops.norm.triton import add_rms_norm_triton
 
 
 @pytest.mark.parametrize(("rows", "layer", "last"), [(1, False, False), (2, True, False), (2, False, True)])

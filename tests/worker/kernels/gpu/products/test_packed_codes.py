@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from tests.worker.kernels.harness.quantized import CODE_MAPS, quantized, with_scales
-from worker.kernels.gpu.products.packed_codes import ROWS, STEP, WHOLE_ROW, pack_codes, unpack_codes
-from worker.kernels.weights.quantized_weight import E4M3, INT4, INT8, CodeMap
+from worker.ops.linear.packed_codes import ROWS, STEP, WHOLE_ROW, pack_codes, unpack_codes
+from worker.ops.quantized_weight import E4M3, INT4, INT8, CodeMap
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from worker.kernels.gpu.launch.options import NO_OPTIONS
-from worker.kernels.gpu.products import prefetch_branch
-from worker.kernels.gpu.products.prefetch_branch import first_bytes, prefetching
+from worker.ops.launch_options import NO_OPTIONS
+from worker.ops.linear import triton_fused
+from worker.ops.linear.triton_fused import first_bytes, prefetching
 
 WEIGHTS = [torch.zeros(6, 4, dtype=torch.int8), torch.zeros(5, 8, dtype=torch.int8)]
 
@@ -42,7 +42,7 @@ def test_branch_forks_and_joins_in_steps_of_few_rows(rows: int, monkeypatch: pyt
         def __getitem__(self, grid: tuple[int]) -> Any:
             return lambda weight, size, **constants: told.append(f"{grid[0]} programs, {size} elements")
 
-    monkeypatch.setattr(prefetch_branch, "_prefetch_kernel", Kernel())
+    monkeypatch.setattr(triton_fused, "_prefetch_kernel", Kernel())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(told, "main"))
     monkeypatch.setattr(torch.cuda, "stream", lambda one: one)
     options = replace(NO_OPTIONS, prefetch_branch=True, branch=Stream(told, "branch"))  # type: ignore[arg-type]

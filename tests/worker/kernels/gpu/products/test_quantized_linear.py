@@ -8,10 +8,11 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, near, poisoned, random
 from tests.worker.kernels.harness.quantized import CODE_MAPS, quantized, with_scales
-from worker.kernels.gpu.products.packed_codes import PackedCodes, pack_codes
-from worker.kernels.linear import PackedLinear, linear_torch
-from worker.kernels.split_k import sum_split_k
-from worker.kernels.weights.quantized_weight import E2M1, INT4, INT8, CodeMap, QuantizedWeight, stack
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.linear.packed_codes import PackedCodes, pack_codes
+from worker.ops.linear.reference import linear_torch
+from worker.ops.norm.reference import sum_split_k
+from worker.ops.quantized_weight import E2M1, INT4, INT8, CodeMap, QuantizedWeight, stack
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered in exp"),
@@ -29,8 +30,8 @@ def of_shape(columns: int, depth: int, device: str, *, group_size: int = 32) -> 
 
 
 def same_bits(x: Tensor, weight: QuantizedWeight) -> None:
-    from worker.kernels.gpu.products.linear import linear_triton
-    from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton
+    from worker.ops.linear.triton import linear_triton
+    from worker.ops.linear.triton_low_bit import quantized_linear_triton
 
     with poisoned():
         found = quantized_linear_triton(x, [pack_codes(weight)], None)
@@ -64,8 +65,8 @@ def test_every_tile_has_the_bits_of_the_dequantized_weight(
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_chains_bias_and_float32_have_the_bits_of_the_dequantized_weight(dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.products.linear import linear_triton
-    from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton
+    from worker.ops.linear.triton import linear_triton
+    from worker.ops.linear.triton_low_bit import quantized_linear_triton
 
     weight, bias = of_shape(72, 700, device, group_size=128), random(72, dtype=dtype, device=device, seed=2)
     full, packed = weight.dequantize(dtype), [pack_codes(weight)]
@@ -96,8 +97,8 @@ def mixed(device: str, columns: int = 40) -> list[QuantizedWeight]:
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 @pytest.mark.parametrize("rows", [2, 70])
 def test_parts_in_several_formats_are_one_product(rows: int, dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.products.linear import linear_triton
-    from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton
+    from worker.ops.linear.triton import linear_triton
+    from worker.ops.linear.triton_low_bit import quantized_linear_triton
 
     parts = mixed(device)
     full, x = torch.cat([part.dequantize(dtype) for part in parts]), random(rows, 600, dtype=dtype, device=device)
@@ -117,7 +118,7 @@ def test_parts_take_inputs_in_orders_of_their_own(rows: int, device: str) -> Non
 
 
 def test_gate_and_up_in_orders_of_their_own_are_two_parts(device: str) -> None:
-    from worker.kernels.gpu.products.quantized_linear import can_be_gated
+    from worker.ops.linear.triton_low_bit import can_be_gated
 
     parts = in_own_orders([of_shape(128, 200, device)] * 2)
     assert not can_be_gated([pack_codes(one) for one in stack(parts)])
@@ -131,13 +132,13 @@ def in_own_orders(parts: list[QuantizedWeight]) -> list[QuantizedWeight]:
 
 
 def quantized_linear(x: Tensor, parts: list[QuantizedWeight]) -> Tensor:
-    from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton
+    from worker.ops.linear.triton_low_bit import quantized_linear_triton
 
     return quantized_linear_triton(x, [pack_codes(one) for one in stack(parts)], None)
 
 
 def test_an_input_order_is_that_of_the_tokens(device: str) -> None:
-    from worker.kernels.gpu.products.quantized_linear import quantized_gated_linear_triton, quantized_linear_triton
+    from worker.ops.linear.triton_low_bit import quantized_gated_linear_triton, quantized_linear_triton
 
     plain = of_shape(128, 200, device)
     order = torch.randperm(200, generator=torch.Generator().manual_seed(3)).to(device)
@@ -158,12 +159,8 @@ def test_an_input_order_is_that_of_the_tokens(device: str) -> None:
 def test_a_gated_product_has_the_bits_of_the_product_and_the_gate(
     rows: int, columns: int, depth: int, dtype: torch.dtype, device: str
 ) -> None:
-    from worker.kernels.gpu.products.quantized_linear import (
-        can_be_gated,
-        quantized_gated_linear_triton,
-        quantized_linear_triton,
-    )
-    from worker.kernels.gpu.rowwise.act_and_mul import act_and_mul_triton
+    from worker.ops.activation.triton import act_and_mul_triton
+    from worker.ops.linear.triton_low_bit import can_be_gated, quantized_gated_linear_triton, quantized_linear_triton
 
     weight = pack_codes(on(quantized(INT4, 2 * columns, depth, 64), device))
     x, bias = random(rows, depth, dtype=dtype, device=device), random(2 * columns, dtype=dtype, device=device, seed=4)
@@ -175,7 +172,7 @@ def test_a_gated_product_has_the_bits_of_the_product_and_the_gate(
 
 
 def test_gates_of_several_formats_chains_or_odd_sizes_have_no_kernel_of_their_own(device: str) -> None:
-    from worker.kernels.gpu.products.quantized_linear import can_be_gated
+    from worker.ops.linear.triton_low_bit import can_be_gated
 
     def packed(columns: int, depth: int) -> PackedCodes:
         return pack_codes(of_shape(columns, depth, device))
@@ -188,7 +185,7 @@ def test_gates_of_several_formats_chains_or_odd_sizes_have_no_kernel_of_their_ow
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_bits_of_a_row_do_not_depend_on_the_others(dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton
+    from worker.ops.linear.triton_low_bit import quantized_linear_triton
 
     weight, x = pack_codes(of_shape(70, 530, device)), random(150, 530, dtype=dtype, device=device)
     whole = quantized_linear_triton(x, [weight], None)

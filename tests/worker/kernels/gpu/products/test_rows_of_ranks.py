@@ -8,10 +8,10 @@ import torch
 
 from tests.worker.kernels.harness.cases import TRITON_DTYPES, poisoned, random
 from tests.worker.kernels.harness.quantized import quantized
-from worker.kernels.gpu.products import tiles
-from worker.kernels.gpu.products.packed_codes import pack_codes
-from worker.kernels.library_products import library_linear
-from worker.kernels.weights.quantized_weight import INT4
+from worker.ops.linear import tiles
+from worker.ops.linear.cublas import library_linear
+from worker.ops.linear.packed_codes import pack_codes
+from worker.ops.quantized_weight import INT4
 
 ROWS, DEPTH = 1024, 512
 HALVES = slice(0, ROWS // 2), slice(ROWS // 2, ROWS)
@@ -32,7 +32,7 @@ def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES)
 def test_rows_of_a_plain_weight(dtype: torch.dtype, device: str) -> None:
-    from worker.kernels.gpu.products.linear import linear_triton
+    from worker.ops.linear.triton import linear_triton
 
     x, weight = random(3, DEPTH, dtype=dtype, device=device), random(ROWS, DEPTH, dtype=dtype, device=device, seed=1)
     bias = random(ROWS, dtype=dtype, device=device, seed=2)
@@ -46,7 +46,7 @@ def test_rows_of_a_plain_weight(dtype: torch.dtype, device: str) -> None:
 
 
 def test_rows_of_a_weight_in_few_bits(device: str) -> None:
-    from worker.kernels.gpu.products.quantized_linear import quantized_linear_triton
+    from worker.ops.linear.triton_low_bit import quantized_linear_triton
 
     x, weight = random(3, DEPTH, dtype=torch.float16, device=device), quantized(INT4, ROWS, DEPTH, 64)
     weight = replace(weight, codes=weight.codes.to(device), scale=weight.scale.to(device))
@@ -58,7 +58,7 @@ def test_rows_of_a_weight_in_few_bits(device: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_rows_of_gate_and_up(device: str) -> None:
-    from worker.kernels.gpu.products.linear import gated_linear_triton
+    from worker.ops.linear.triton import gated_linear_triton
 
     x, inner = random(2, DEPTH, device=device), ROWS // 2
     weight = random(ROWS, DEPTH, device=device, seed=1) / 8

@@ -3,30 +3,28 @@
 import pytest
 import torch
 
-from worker.kernels.gpu.products.tile_table import (
+from worker.ops.linear.tiles import (
+    CHAIN_STEP,
+    EXPERT_TILE_ROWS,
+    MAX_CHAINS,
     MEASURED,
     NUM_SMS,
     DeviceKind,
     Shape,
     Tile,
+    block_k_for,
     candidates,
     cdiv,
-    measured_entry,
-    measured_tile,
-    product_name,
-)
-from worker.kernels.gpu.products.tiles import (
-    CHAIN_STEP,
-    EXPERT_TILE_ROWS,
-    MAX_CHAINS,
-    block_k_for,
     chain_length,
     choose_expert_tile,
     choose_gated_tile,
     choose_tile,
     expert_tile_rows,
     is_single_chain,
+    measured_entry,
+    measured_tile,
     needs_split_k,
+    product_name,
     stages_that_fit,
     tile_constants,
 )

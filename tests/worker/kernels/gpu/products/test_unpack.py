@@ -6,13 +6,13 @@ import torch
 from tests.worker.kernels.gpu.products.test_quantized_linear import SCALES, on
 from tests.worker.kernels.harness.cases import poisoned
 from tests.worker.kernels.harness.quantized import CODE_MAPS, quantized, with_scales
-from worker.kernels.gpu.products.packed_codes import pack_codes
-from worker.kernels.weights.quantized_weight import CodeMap
+from worker.ops.linear.packed_codes import pack_codes
+from worker.ops.quantized_weight import CodeMap
 
 
 @pytest.mark.parametrize("code_map", CODE_MAPS, ids=lambda code_map: code_map.name)
 def test_unpacked_numbers_are_the_dequantized_ones(code_map: CodeMap, device: str) -> None:
-    from worker.kernels.gpu.products.unpack import unpack_triton
+    from worker.ops.linear.triton_unpack import unpack_triton
 
     first = CODE_MAPS.index(code_map)
     for at, group_size in enumerate((16, 32, 128, 1000), first):

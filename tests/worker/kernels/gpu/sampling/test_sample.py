@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random
 from tests.worker.kernels.harness.sampling import Row, moved_to, params_of
-from worker.kernels import sample as plain
-from worker.kernels.params import EVERY, Stages
-from worker.kernels.sample import sample_torch
+from worker.ops import sampling
+from worker.ops.sampling import reference as plain
+from worker.ops.sampling.reference import EVERY, Stages, sample_torch
 
 # a warning of NumPy; infinity is the right result
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in divide")
@@ -32,7 +32,7 @@ def check(logits: Tensor, rows: list[Row], device: str, stages: Stages = EVERY, 
 
     sizes: arguments of the kernel, so small that there are many parts, and that lists overflow
     """
-    from worker.kernels.gpu.sampling.sample import sample_triton
+    from worker.ops.sampling.triton import sample_triton
 
     params, logits = moved_to(params_of(rows).plain, device), logits.to(device)
     before = logits.clone()
@@ -124,10 +124,10 @@ def test_whole_vocabularies_in_a_captured_graph(width: int, device: str) -> None
     dice = host_random.Random(width)
     rows = [wish(dice, width) for _ in range(64)]
     logits, params = random(64, width).to(device) * 3, moved_to(params_of(rows).plain, device)
-    plain.sample_plain(logits, params)
+    sampling.sample_plain(logits, params)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = plain.sample_plain(logits, params)
+        got = sampling.sample_plain(logits, params)
     for round_to in (0.0, 0.125):
         if round_to:
             logits.copy_((logits / round_to).round() * round_to)

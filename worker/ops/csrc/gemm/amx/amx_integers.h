@@ -1,5 +1,5 @@
 /* Products in AMX tiles with codes that stand for integers. Inputs are converted to integers as in integer_rows.h; bf16
- * represents these integers exactly. The sums of a group are less than 2^24 (packed_weight.py makes sure of that), so
+ * represents these integers exactly. The sums of a group are less than 2^24 (linear/native.py makes sure of that), so
  * tiles add exactly, and every element has the same bits as in integer_few_rows.h.
  *
  * The sums of every group are stored from the tiles. They stay in the L1 cache until all groups of a block of inputs

@@ -148,7 +148,7 @@ OVERLAPPED(2, 0)
 OVERLAPPED(2, 1)
 
 /* Returns the function for a block, or NULL if the block is not four groups of one k-step or two groups of two. (The sums
- * of larger groups would not be exact, see packed_weight.py.) */
+ * of larger groups would not be exact, see linear/native.py.) */
 INLINE Overlapped *overlapped_for(const Weight *w, IntegerBlock b) {
     static Overlapped *const functions[][2] = {{overlapped_1_0, overlapped_1_1}, {overlapped_2_0, overlapped_2_1}};
     long each = w->group / 32;

@@ -1,0 +1,60 @@
+"""Chat requests with their own template, with documents, or with roles that only some templates know."""
+
+from dataclasses import replace
+from typing import Any
+
+from frontend.api.continuation import ContinueFrom
+from frontend.errors import Overloaded, Unprocessable
+from frontend.model_context import ModelContext
+from frontend.output_parser.model_format import ModelFormat
+from frontend.text.chat_template import ChatTemplate, TemplateError
+from frontend.turns import FairChildren
+from shared.sandbox import Killed, Lost, NotStarted, Raised
+
+SECONDS = 2.0  # time limit for rendering one template
+MEGABYTES = 256  # memory limit of the process that renders a template
+# Templates of one tenant wait for each other, and for no other tenant's.
+CHILDREN = FairChildren(
+    "template", "frontend.text.chat_template:rendered", 2, megabytes=MEGABYTES, most_waiting=64,
+    doing="chat templates wait to be rendered",
+)  # fmt: skip
+
+
+def with_template(context: ModelContext, source: str | None, continued: ContinueFrom | None = None) -> ModelContext:
+    """Returns the context for a request with its own chat template. The output is still parsed by the model's format.
+
+    source: the request's template; None: it has none
+    continued: the answer to continue; if it is given by a receipt, the template gets the receipt's date
+
+    Raises Unprocessable if the server does not trust templates of requests.
+    """
+    if continued is not None and continued.receipt is not None:
+        context = context.at(continued.receipt.created)
+    if source is None:
+        return context
+    if not context.trusts_templates:
+        raise Unprocessable(
+            "`chat_template`: the server renders templates of requests only with --trust-request-chat-template",
+            param="chat_template", code="unsupported_field",
+        )  # fmt: skip
+    shown = ModelFormat.of({"default": source})
+    style = replace(
+        context.style, shows_tools=shown.shows_tools, thinking_switch=shown.thinking_switch,
+        has_reasoning_effort=shown.has_reasoning_effort,
+    )  # fmt: skip
+    sees = context.tokenizer.pictures is not None
+    template = ChatTemplate({"default": source}, context.tokenizer.named_tokens, sees=sees, renderer=_in_child)
+    if (seconds := context.template.seconds) is not None:
+        template = template.at(seconds)
+    return replace(context, template=template, style=style)
+
+
+def _in_child(*arguments: Any) -> list[str]:
+    """Renders a template in a child process, because Jinja's sandbox limits neither time nor memory."""
+    try:
+        text: list[str] = CHILDREN.call_now(*arguments, seconds=SECONDS)
+        return text
+    except (NotStarted, Killed) as error:
+        raise Overloaded(f"`chat_template` was not rendered: {error}", code="not_ready", retry_after=1.0) from error
+    except (Lost, Raised) as error:
+        raise TemplateError(f"`chat_template` cannot be rendered: {error}", param="chat_template") from error
