@@ -25,7 +25,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from bench.checkpoints import checkpoint  # noqa: E402
 from bench.micro.engine import decode_of, decoding  # noqa: E402
-from shared.config.settings import ModelConfig
+from shared.config.settings import ModelConfig  # noqa: E402
 from shared.config.worker import WorkerConfig  # noqa: E402
 from shared.lora import read_files  # noqa: E402
 from shared.messages import Adapter  # noqa: E402

@@ -36,17 +36,17 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from bench.client.summary import aligned, number  # noqa: E402
-from worker.ops import (
+from worker.ops import (  # noqa: E402
     activation,
     roofline,
 )
 from worker.ops import native as c_library  # noqa: E402
-from worker.ops.activation import reference as act_and_mul
+from worker.ops.activation import reference as act_and_mul  # noqa: E402
 from worker.ops.attention import native as attention_native  # noqa: E402
 from worker.ops.linear import linear  # noqa: E402
-from worker.ops.linear.packed import PackedLinear, pack, pack_stacked
+from worker.ops.linear.packed import PackedLinear, pack, pack_stacked  # noqa: E402
 from worker.ops.moe import experts  # noqa: E402
-from worker.ops.moe.packed import Experts, pack_experts
+from worker.ops.moe.packed import Experts, pack_experts  # noqa: E402
 from worker.ops.norm import native as norm_native  # noqa: E402
 from worker.ops.norm import reference as norm  # noqa: E402
 from worker.ops.quantized_weight import INT4, INT8, CodeMap, QuantizedWeight  # noqa: E402

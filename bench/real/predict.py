@@ -32,7 +32,7 @@ from worker.device import threads_of  # noqa: E402
 from worker.engine.build import Engine, load_engine  # noqa: E402
 from worker.model_runner.inputs import build_inputs, dummy_sequence  # noqa: E402
 from worker.ops import native as c_library  # noqa: E402
-from worker.scheduler.sequence import (
+from worker.scheduler.sequence import (  # noqa: E402
     Chunk,
     PromptScores,
 )

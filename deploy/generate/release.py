@@ -14,7 +14,10 @@ from shared.build import VERSION, commit
 DEPLOY = Path(__file__).parents[1]
 CHART = DEPLOY / "helm" / "sluice"
 FOLDER = DEPLOY / "kubernetes"
-HEAD = "# Made from deploy/helm/sluice by `python -m deploy.generate.release`: change the chart, or this in a patch of your own.\n"
+HEAD = (
+    "# Made from deploy/helm/sluice by `python -m deploy.generate.release`: change the chart, or this in a patch "
+    "of your own.\n"
+)
 
 
 class NoHelm(Exception):

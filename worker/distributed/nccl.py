@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import (
-    FileStore,  # type: ignore[attr-defined]  # names of its API
-    PrefixStore,  # type: ignore[attr-defined]  # names of its API
-    Store,  # type: ignore[attr-defined]  # names of its API
-    TCPStore,  # type: ignore[attr-defined]  # names of its API
-)
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # names of its API
 
 from shared.config.declaration import ConfigError
 from shared.config.settings import ModelConfig

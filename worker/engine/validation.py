@@ -111,9 +111,8 @@ def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
         return "`cache_salt` is not that of a request with this adapter"
     if problem := _check_token_rules(sampling, vocab_size):
         return problem
-    if sampling.chain is not None:
-        if problem := check_chain(sampling.chain, vocab_size):
-            return problem
+    if sampling.chain is not None and (problem := check_chain(sampling.chain, vocab_size)):
+        return problem
     if submit.answer is not None and (sampling.logprobs is not None or sampling.prompt_logprobs):
         return "`logprobs`: a request that checks an answer cannot ask for log-probabilities"
     return ""

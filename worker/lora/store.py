@@ -184,8 +184,8 @@ class AdapterCollector:
         requests = CounterMetricFamily(
             self._prefix + "lora_requests", "Sequences that came with an adapter.", labels=["lora_name"]
         )
-        for name, count in self._store.requests.copy().items():
-            requests.add_metric([name], count)
+        for name, number in self._store.requests.copy().items():
+            requests.add_metric([name], number)
         loaded = GaugeMetricFamily(self._prefix + "lora_adapters_loaded", "Adapters in memory.", value=len(self._store))
         yield from (info, requests, loaded)
 

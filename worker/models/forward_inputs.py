@@ -34,7 +34,7 @@ class Padding(Enum):
     """How a column is padded where the padding is not one fixed number."""
 
     SCRATCH_SLOT = "the last slot of the scratch page"
-    COMPUTED = "what makes sequences of the padding: a function of worker/model_runner/cuda_graph_inputs.py for this column alone"
+    COMPUTED = "what makes sequences of the padding: a function of cuda_graph_inputs.py for this column alone"
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,7 +335,7 @@ def slots_of(sequence: "Sequence") -> SequenceStates:
 
 
 class Constraint(Protocol):
-    """A rule for the output of a sequence, and the position of the output in it. Implemented in `worker/structured_output`."""
+    """A rule for the output of a sequence, and the position of the output in it. worker/structured_output has them."""
 
     def accept(self, token: int) -> bool:
         """Adds a sampled token to the output. Called once for each token that is kept.

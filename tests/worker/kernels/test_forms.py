@@ -11,14 +11,11 @@ from torch import Tensor
 
 from tests.worker.kernels.harness.cases import random, rope_tables
 from worker.ops import choose, launch_options, rope
-from worker.ops import native as c_library
+from worker.ops.norm import native as norm_in_c
+from worker.ops.rope import native as rope_in_c
 from worker.ops.rope.reference import qkv_rope_write_torch
 
-KERNELS = Path(forms.__file__).parent
-# Modules that choose between Triton and C forms. All other modules of the folder define operations in plain PyTorch.
-CHOOSING = ("forms", "operations", "linear", "experts", "sample", "library_products")
-# file → choosing modules that it may import, because the product of a router may have any form
-UPWARD = {"gpu/experts/experts.py": {"experts", "linear"}}
+OPS = Path(choose.__file__).parent
 
 
 class OnGpu(Tensor):
@@ -36,15 +33,16 @@ def ours(path: Path) -> Iterator[str]:
 
 
 def test_definitions_know_no_device_and_kernels_know_no_choice() -> None:
-    own = [path for path in KERNELS.rglob("*.py") if path.relative_to(KERNELS).parts[0] not in ("gpu", "cpu")]
-    definitions = [path for path in own if path.parent != KERNELS or path.stem not in CHOOSING]
-    assert len(definitions) > 15
-    assert not [(path.name, one) for path in definitions for one in ours(path) if one.startswith(("gpu.", "cpu."))]
-    for path in (*KERNELS.glob("gpu/**/*.py"), *KERNELS.glob("cpu/**/*.py")):
-        name = path.relative_to(KERNELS).as_posix()
-        assert {one.split(".")[0] for one in ours(path)} & set(CHOOSING) == UPWARD.get(name, set()), name
-    assert not [path.name for path in KERNELS.glob("cpu/**/*.py") if [one for one in ours(path) if one[:4] == "gpu."]]
-    assert not [path.name for path in KERNELS.glob("gpu/**/*.py") if [one for one in ours(path) if one[:4] == "cpu."]]
+    """reference.py defines an operation, triton*.py and native.py compute it on a device; only __init__.py chooses."""
+    found = {path: set(ours(path)) for path in OPS.glob("*/*.py")}
+    definitions = [path for path in found if path.name == "reference.py"]
+    assert len(definitions) >= 6
+    for path in definitions:
+        assert not [one for one in found[path] if ".native" in one or ".triton" in one], path
+    for path in (path for path in found if path.name.startswith("triton")):
+        assert not [one for one in found[path] if one.split(".")[-2:-1] == ["native"] or one.startswith("choose")], path
+    for path in (path for path in found if path.name == "native.py"):
+        assert not [one for one in found[path] if ".triton" in one or one.startswith("choose")], path
 
 
 def test_form_is_that_of_the_device_and_of_what_the_library_can() -> None:
@@ -53,7 +51,7 @@ def test_form_is_that_of_the_device_and_of_what_the_library_can() -> None:
 
     for can, expected in ((True, "c"), (False, "torch")):
         operation = choose.choosing(
-            form("torch"), "rowwise.norm.rms_norm_triton", form("c"), lambda x, weight, can=can: can
+            form("torch"), "worker.ops.norm.triton.rms_norm_triton", form("c"), lambda x, weight, can=can: can
         )
         assert operation(torch.ones(1), 2, eps=3, options=launch_options.NO_OPTIONS) == (
             expected,
@@ -73,8 +71,9 @@ def test_norms_of_whole_rows_on_a_gpu_never_reach_the_library_for_cpus(monkeypat
     where = (*rope_tables(9, sizes[2]), torch.tensor([0, 4, 8]), torch.tensor([3, 1, 2]))
     plain, pretended = ([torch.zeros(2, 4, sizes[1], sizes[2]) for _ in "kv"] for _ in "12")
     expected = qkv_rope_write_torch(qkv, *plain, *where, **norms, eps=1e-6, offset=False, dtype=dtype)
-    for name in ("rms_norm", "rotary", "store_kv", "qkv_rope_write"):
-        monkeypatch.setattr(c_library, name, refuse)
+    monkeypatch.setattr(norm_in_c, "rms_norm", refuse)
+    for name in ("rotary", "store_kv", "qkv_rope_write"):
+        monkeypatch.setattr(rope_in_c, name, refuse)
     caches = [cache.as_subclass(OnGpu) for cache in pretended]
     got = rope.qkv_rope_write(qkv.as_subclass(OnGpu), *caches, *where, **norms, eps=1e-6, offset=False, dtype=dtype)
     torch.testing.assert_close(got.as_subclass(Tensor), expected, atol=1e-5, rtol=1e-5)

@@ -3,10 +3,7 @@ import sys
 
 import pytest
 
-OPERATIONS = (
-    "from worker.ops import attention, forms, linear, sample\n"
-    "from worker.ops.activation import act_and_mul, norm, rotary, store_kv"
-)
+OPERATIONS = "from worker.ops import activation, attention, linear, moe, norm, recurrent, rope, sampling, table"
 
 
 @pytest.mark.parametrize("imports", [OPERATIONS, "import worker.engine.build"])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import patch
 
@@ -12,13 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-import worker.ops.linear
 from tests.worker.kernels.harness.adverse import Order, adverse
 from tests.worker.kernels.harness.cases import batch, poisoned, random, rope_tables
 from tests.worker.kernels.harness.gpu_experts import PLAIN, Format, experts_on_triton, layer_of
 from tests.worker.kernels.harness.quantized import quantized, with_scales
 from tests.worker.kernels.harness.recurrent import slots
 from tests.worker.kernels.harness.sampling import Row, params_of
+from tests.worker.kernels.harness.triton_files import TRITON_FILES
 from worker.ops.launch_options import GpuOptions
 from worker.ops.linear.packed_codes import pack_codes
 from worker.ops.quantized_weight import E2M1, INT4, INT8, NF4, Kind, quantize
@@ -330,7 +329,8 @@ KERNELS: dict[Run, set[str]] = {
 # Programs of these launches communicate by atomics, so they run in every order. For other launches, one order is
 # enough, because `adverse` shows that no program reads what another program writes.
 ATOMIC: dict[Run, str] = {
-    attentions: "split_attention", experts: "routing", products_with_norms: "linear_norm", samples: "top_k_top_p",
+    attentions: "attention/triton_split.py", experts: "moe/triton_routing.py",
+    products_with_norms: "linear/triton_fused.py", samples: "sampling/triton_top_k_top_p.py",
 }  # fmt: skip
 
 
@@ -346,8 +346,7 @@ def test_kernel_bits_do_not_depend_on_program_order_or_neighbours(run: Run) -> N
 
 
 def test_program_order_covers_every_kernel() -> None:
-    folder = Path(next(iter(worker.kernels.gpu.__path__)))
-    sources = {file.stem: file.read_text() for file in folder.rglob("*.py")}
+    sources = {"/".join(file.parts[-2:]): file.read_text() for file in TRITON_FILES}
     kernels = {
         line.split("(")[0].removeprefix("def ")
         for source in sources.values()

@@ -2,7 +2,7 @@
 
 from bench.gpu.offline.triton_offline import Variant, usage
 from worker.ops.sampling import triton as sample
-from worker.ops.sampling import triton_top_k_top_p
+from worker.ops.sampling import triton_top_k_top_p as top_k_top_p
 
 F, N, L = "*fp32", "*i32", "*i64"
 SIZES = ["i32"] * 3  # stride, width, parts
@@ -23,12 +23,12 @@ VARIANTS = [
         sample._max_kernel, [F, L, F, L, N, *SIZES],
         {"FILTERED": True, "STATS_PER_ROW": 32, "PART_SIZE": 2048}, WARPS[8], ODD,
     ),
-    Variant(triton_top_k_top_p._count_kernel, [F, L, F, F, L, *ROW_PARAMS], COUNT | {"PASS": 0, "TILE": 512}, WARPS[4], ODD),
-    Variant(triton_top_k_top_p._count_kernel, [F, L, F, F, L, *ROW_PARAMS], COUNT | {"PASS": 1, "TILE": 512}, WARPS[4], ODD),
+    Variant(top_k_top_p._count_kernel, [F, L, F, F, L, *ROW_PARAMS], COUNT | {"PASS": 0, "TILE": 512}, WARPS[4], ODD),
+    Variant(top_k_top_p._count_kernel, [F, L, F, F, L, *ROW_PARAMS], COUNT | {"PASS": 1, "TILE": 512}, WARPS[4], ODD),
     Variant(
-        triton_top_k_top_p._collect_kernel, [F, L, F, L, N, N, *ROW_PARAMS], COUNT | {"MAX_LISTED_KEYS": 16384}, WARPS[8], ODD
+        top_k_top_p._collect_kernel, [F, L, F, L, N, N, *ROW_PARAMS], COUNT | {"MAX_LISTED_KEYS": 16384}, WARPS[8], ODD
     ),
-    Variant(triton_top_k_top_p._limit_kernel, [F, L, F, L, N, N, N, L, *ROW_PARAMS], LIMIT, WARPS[16], ODD),
+    Variant(top_k_top_p._limit_kernel, [F, L, F, L, N, N, N, L, *ROW_PARAMS], LIMIT, WARPS[16], ODD),
     Variant(sample._weight_sum_kernel, [F, L, N, L, N, F, F, *SIZES], DRAW | {"FILTERED": True}, WARPS[8], ODD),
     Variant(
         sample._draw_kernel, [F, L, N, L, L, N, L, F, F, L, L, *SIZES],

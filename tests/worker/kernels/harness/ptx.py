@@ -1,4 +1,4 @@
-"""Interprets PTX programs without branches on arrays. Knows only the few instructions that triton_dequantize.py uses."""
+"""Interprets PTX programs without branches on arrays. Knows only the few instructions of triton_dequantize.py."""
 
 import re
 
