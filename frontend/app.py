@@ -5,10 +5,9 @@ routes that need them respond with 503, and `/ready` says what is missing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,35 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.api.anthropic import messages
-from frontend.api.anthropic.messages_request import MessageCountRequest
-from frontend.api.formats import API_FORMATS, error_format
-from frontend.api.openai import responses
-from frontend.api.openai.chat_request import ChatRequest, TemplateRequest
-from frontend.api.openai.completions import CompletionRequest
-from frontend.api.openai.responses_request import ResponseCountRequest
-from frontend.app_state import AppState, json_response
-from frontend.model_context import ModelContext
+from frontend.api.formats import API_FORMATS, error_format, imported
+from frontend.app_state import AppState
 from frontend.model_table import ModelTable
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.routes import health, models, openapi, tokenize
-from frontend.routes.generate import generate, while_connected
-from frontend.routes.health import reset_prefix_cache
-from frontend.routes.lora import default_scales, load_adapter, set_default_scales, unload_adapter
-from frontend.routes.models import SGLANG_ROUTES, fall_asleep, is_sleeping, load_model, unload_model, wake_up
-from frontend.routes.pooling import POOLING_FORMATS, pool
-from frontend.routes.tokenize import (
-    AnyTokenizeRequest,
-    any_tokenize,
-    apply_template,
-    count_tokens,
-    render_chat,
-    render_completion,
-)
-from frontend.routes.verify import invocations, verify
-from frontend.schema.base import RequestModel
+from frontend.routes.pooling import POOLING_FORMATS
 from frontend.server import playground
 from frontend.server.access import LOCALHOST, OF_THIS_MACHINE, ApiKeys, Hosts, Origins, admission_of
 from frontend.server.middleware import RECORD, RequestMiddleware
@@ -58,66 +35,60 @@ FLUSH_S = 1.0
 LAG_S = 0.05  # pause between two measurements of the event loop's lag
 
 Handler = Callable[[AppState, Request], Awaitable[Response]]
-R = TypeVar("R", bound=RequestModel)
 
-
-def answering(kind: type[R], function: Callable[[R, ModelContext], Coroutine[Any, Any, Any]]) -> Handler:
-    """Returns a route handler that decodes the body into `kind`, calls `function` and responds with its result."""
-
-    async def handler(app: AppState, request: Request) -> Response:
-        decoded = app.decode(request, await app.body(request), kind)
-        model = await app.usable_model(request, decoded, computing=False)
-        return json_response(await while_connected(request, function(decoded, model.context)))
-
-    return handler
-
-
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET", "/health", health.health),
-    ("GET", "/v1/health", health.health),
-    ("GET", "/ready", health.ready),
-    ("GET", "/ping", health.health),
-    ("POST", "/ping", health.health),
-    ("GET", "/load", health.load),
-    ("GET", "/version", health.version),
-    ("GET", "/stats", models.stats),
-    ("GET", "/metrics", health.metrics),
-    ("GET", "/openapi.json", openapi.openapi_json),
-    ("GET", "/v1/models", models.list_models),
-    ("GET", "/models", models.list_models),
-    ("POST", "/models", models.list_models),
-    ("GET", "/v1/models/{name:path}", models.get_model),
-    ("POST", "/reset_prefix_cache", reset_prefix_cache),
-    ("POST", "/models/load", load_model),
-    ("POST", "/models/unload", unload_model),
-    ("POST", "/sleep", fall_asleep),
-    ("POST", "/wake_up", wake_up),
-    ("GET", "/is_sleeping", is_sleeping),
-    ("POST", "/v1/load_lora_adapter", load_adapter),
-    ("POST", "/v1/unload_lora_adapter", unload_adapter),
-    ("GET", "/tokenizer_info", models.tokenizer_info),
-    ("POST", "/tokenize", answering(AnyTokenizeRequest, any_tokenize)),
-    ("POST", "/detokenize", answering(tokenize.DetokenizeRequest, tokenize.detokenize)),
-    *(("POST", path, generate) for path in API_FORMATS),
-    ("POST", "/v1/completions/render", answering(CompletionRequest, render_completion)),
-    ("POST", "/v1/chat/completions/render", answering(ChatRequest, render_chat)),
-    ("POST", "/invocations", invocations),
-    ("GET", "/api/tags", models.ollama_tags),
-    ("GET", "/api/ps", models.ollama_processes),
-    ("POST", "/api/show", models.ollama_show),
-    ("GET", "/api/version", models.ollama_version),
-    *(("POST", path, pool) for path in POOLING_FORMATS),
-    ("POST", "/apply-template", answering(TemplateRequest, apply_template)),
-    ("POST", "/v1/chat/completions/input_tokens", answering(TemplateRequest, count_tokens)),
-    ("POST", "/chat/completions/input_tokens", answering(TemplateRequest, count_tokens)),
-    ("GET", "/props", models.llama_cpp_props),
-    ("GET", "/slots", models.llama_cpp_slots),
-    *SGLANG_ROUTES,
-    ("GET", "/lora-adapters", default_scales),
-    ("POST", "/lora-adapters", set_default_scales),
-    ("POST", "/v1/receipts/verify", verify),
-    ("POST", "/v1/responses/input_tokens", answering(ResponseCountRequest, responses.count_tokens)),
-    ("POST", "/v1/messages/count_tokens", answering(MessageCountRequest, messages.count_tokens)),
+# Method, path, and the handler as module:function. A module is imported by the first request of one of its routes.
+ROUTES: tuple[tuple[str, str, str], ...] = (
+    ("GET", "/health", "frontend.routes.health:health"),
+    ("GET", "/v1/health", "frontend.routes.health:health"),
+    ("GET", "/ready", "frontend.routes.health:ready"),
+    ("GET", "/ping", "frontend.routes.health:health"),
+    ("POST", "/ping", "frontend.routes.health:health"),
+    ("GET", "/load", "frontend.routes.health:load"),
+    ("GET", "/version", "frontend.routes.health:version"),
+    ("GET", "/stats", "frontend.routes.models:stats"),
+    ("GET", "/metrics", "frontend.routes.health:metrics"),
+    ("GET", "/openapi.json", "frontend.routes.openapi:openapi_json"),
+    ("GET", "/v1/models", "frontend.routes.models:list_models"),
+    ("GET", "/models", "frontend.routes.models:list_models"),
+    ("POST", "/models", "frontend.routes.models:list_models"),
+    ("GET", "/v1/models/{name:path}", "frontend.routes.models:get_model"),
+    ("POST", "/reset_prefix_cache", "frontend.routes.health:reset_prefix_cache"),
+    ("POST", "/models/load", "frontend.routes.models:load_model"),
+    ("POST", "/models/unload", "frontend.routes.models:unload_model"),
+    ("POST", "/sleep", "frontend.routes.models:fall_asleep"),
+    ("POST", "/wake_up", "frontend.routes.models:wake_up"),
+    ("GET", "/is_sleeping", "frontend.routes.models:is_sleeping"),
+    ("POST", "/v1/load_lora_adapter", "frontend.routes.lora:load_adapter"),
+    ("POST", "/v1/unload_lora_adapter", "frontend.routes.lora:unload_adapter"),
+    ("GET", "/tokenizer_info", "frontend.routes.models:tokenizer_info"),
+    ("POST", "/tokenize", "frontend.routes.tokenize:post_tokenize"),
+    ("POST", "/detokenize", "frontend.routes.tokenize:post_detokenize"),
+    *(("POST", path, "frontend.routes.generate:generate") for path in API_FORMATS),
+    ("POST", "/v1/completions/render", "frontend.routes.tokenize:post_completion"),
+    ("POST", "/v1/chat/completions/render", "frontend.routes.tokenize:post_chat"),
+    ("POST", "/invocations", "frontend.routes.verify:invocations"),
+    ("GET", "/api/tags", "frontend.routes.models:ollama_tags"),
+    ("GET", "/api/ps", "frontend.routes.models:ollama_processes"),
+    ("POST", "/api/show", "frontend.routes.models:ollama_show"),
+    ("GET", "/api/version", "frontend.routes.models:ollama_version"),
+    *(("POST", path, "frontend.routes.pooling:pool") for path in POOLING_FORMATS),
+    ("POST", "/apply-template", "frontend.routes.tokenize:post_template"),
+    ("POST", "/v1/chat/completions/input_tokens", "frontend.routes.tokenize:post_chat_tokens"),
+    ("POST", "/chat/completions/input_tokens", "frontend.routes.tokenize:post_chat_tokens"),
+    ("GET", "/props", "frontend.routes.models:llama_cpp_props"),
+    ("GET", "/slots", "frontend.routes.models:llama_cpp_slots"),
+    ("GET", "/model_info", "frontend.routes.models:model_info"),
+    ("GET", "/get_model_info", "frontend.routes.models:model_info"),
+    ("GET", "/server_info", "frontend.routes.models:server_info"),
+    ("GET", "/get_server_info", "frontend.routes.models:server_info"),
+    ("GET", "/health_generate", "frontend.routes.health:ready"),
+    ("GET", "/flush_cache", "frontend.routes.health:reset_prefix_cache"),
+    ("POST", "/flush_cache", "frontend.routes.health:reset_prefix_cache"),
+    ("GET", "/lora-adapters", "frontend.routes.lora:default_scales"),
+    ("POST", "/lora-adapters", "frontend.routes.lora:set_default_scales"),
+    ("POST", "/v1/receipts/verify", "frontend.routes.verify:verify"),
+    ("POST", "/v1/responses/input_tokens", "frontend.routes.input_tokens:of_response"),
+    ("POST", "/v1/messages/count_tokens", "frontend.routes.input_tokens:of_messages"),
 )
 
 
@@ -167,9 +138,11 @@ def _ended(ended: EndHooks, record: RequestRecord) -> None:
         record.release()
 
 
-async def _answered(handler: Handler, state: AppState, request: Request) -> Response:
+async def _answered(handler: str, state: AppState, request: Request) -> Response:
+    module, _, function = handler.partition(":")
+    answer: Handler = getattr(await imported(module), function)
     try:
-        return await handler(state, request)
+        return await answer(state, request)
     finally:
         if not request.scope[RECORD].body:  # else the record keeps the body until the request has ended
             state.bodies.release(request)

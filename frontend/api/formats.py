@@ -1,18 +1,13 @@
 """The interface of an API format, and the tables that say which format a path uses."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
-from frontend.api.anthropic import messages
-from frontend.api.llama_cpp import completion as llama_cpp_completion
-from frontend.api.llama_cpp import infill as llama_cpp_infill
-from frontend.api.llama_cpp import output as llama_cpp_envelope
-from frontend.api.ollama import chat as ollama_chat
-from frontend.api.ollama import generate as ollama_generate
-from frontend.api.openai import chat, completions, responses, typed_events
 from frontend.api.openai.completions import requested_stream_format
-from frontend.api.sglang import generate as sglang_generate
 from frontend.errors import SluiceError
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
@@ -20,6 +15,35 @@ from frontend.schema.base import RequestModel
 from frontend.server.middleware import Envelope
 from frontend.server.sse import Framing, StreamWriter
 from shared.config.frontend import FrontendConfig
+
+T = TypeVar("T")
+
+
+class Modules(Mapping[str, T], Generic[T]):
+    """Modules by path of a route. A module is imported by the first request of one of its paths."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+
+    def __getitem__(self, path: str) -> T:
+        return module(self.names[path])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def module(name: str) -> Any:
+    """Returns the module of this name. Imports it if need be, which takes some ten milliseconds."""
+    found = sys.modules.get(name)
+    return import_module(name) if found is None else found
+
+
+async def imported(name: str) -> Any:
+    """Returns the module of this name. If it is not imported yet, a thread imports it, so that streams go on."""
+    return sys.modules[name] if name in sys.modules else await asyncio.to_thread(import_module, name)
 
 
 class ApiFormat(Protocol):
@@ -40,37 +64,47 @@ class ApiFormat(Protocol):
     def stream_error(self, exc: SluiceError, request_id: str, context: ResponseContext) -> bytes: ...
 
 
-API_FORMATS: Mapping[str, ApiFormat] = {  # path of each route that generates text → its format
-    "/v1/completions": completions,
-    "/v1/chat/completions": chat,
-    "/chat/completions": chat,
-    "/v1/responses": responses,
-    "/responses": responses,
-    "/v1/messages": messages,
-    "/api/chat": ollama_chat,
-    "/api/generate": ollama_generate,
-    "/completion": llama_cpp_completion,
-    "/completions": llama_cpp_completion,
-    "/infill": llama_cpp_infill,
-    "/generate": sglang_generate,
-}
-ERRORS: Mapping[str, Envelope] = {  # the error format of other paths, by prefix; a path without a row uses OpenAI's
-    "/v1/messages/": messages,
-    "/api/": ollama_chat,
-    **dict.fromkeys(("/apply-template", "/embedding", "/props", "/slots", "/lora-adapters"), llama_cpp_envelope),
+CHAT = "frontend.api.openai.chat"
+LLAMA_CPP = "frontend.api.llama_cpp.output"
+API_FORMATS: Modules[ApiFormat] = Modules({  # path of each route that generates text → the module of its format
+    "/v1/completions": "frontend.api.openai.completions",
+    "/v1/chat/completions": CHAT,
+    "/chat/completions": CHAT,
+    "/v1/responses": "frontend.api.openai.responses",
+    "/responses": "frontend.api.openai.responses",
+    "/v1/messages": "frontend.api.anthropic.messages",
+    "/api/chat": "frontend.api.ollama.chat",
+    "/api/generate": "frontend.api.ollama.generate",
+    "/completion": "frontend.api.llama_cpp.completion",
+    "/completions": "frontend.api.llama_cpp.completion",
+    "/infill": "frontend.api.llama_cpp.infill",
+    "/generate": "frontend.api.sglang.generate",
+})  # fmt: skip
+TYPED_EVENTS = "frontend.api.openai.typed_events"
+ERRORS: Mapping[str, str] = {  # the error format of other paths, by prefix; a path without a row uses OpenAI's
+    "/v1/messages/": "frontend.api.anthropic.messages",
+    "/api/": "frontend.api.ollama.chat",
+    **dict.fromkeys(("/apply-template", "/embedding", "/props", "/slots", "/lora-adapters"), LLAMA_CPP),
 }
 
 
-def api_format(path: str, body: bytes, config: FrontendConfig) -> ApiFormat:
-    """Returns the API format of the response. Errors use it, too, even if the body cannot be decoded."""
+def name_of_format(path: str, body: bytes, config: FrontendConfig) -> str:
+    """Returns the module of the API format of the response. Errors use it, too, even if the body cannot be decoded."""
     if path == "/v1/completions":
         wanted = requested_stream_format(body) or config.completions_stream_format
-        return typed_events if wanted == "events" else completions
-    return API_FORMATS[path]
+        return TYPED_EVENTS if wanted == "events" else API_FORMATS.names[path]
+    return API_FORMATS.names[path]
+
+
+async def api_format(path: str, body: bytes, config: FrontendConfig) -> ApiFormat:
+    """Returns the API format of the response."""
+    return cast(ApiFormat, await imported(name_of_format(path, body, config)))
 
 
 def error_format(path: str, config: FrontendConfig) -> Envelope:
     """Returns the API format of an error before the body is read, or on a route that generates no text."""
     if path in API_FORMATS:
-        return api_format(path, b"", config)
-    return next((envelope for start, envelope in ERRORS.items() if path.startswith(start)), chat)
+        name = name_of_format(path, b"", config)
+    else:
+        name = next((name for start, name in ERRORS.items() if path.startswith(start)), CHAT)
+    return cast(Envelope, module(name))

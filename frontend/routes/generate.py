@@ -29,7 +29,7 @@ T = TypeVar("T")
 async def generate(app: AppState, request: Request) -> Response:
     body, begun = await app.body(request), time.perf_counter()
     record: RequestRecord = request.scope[RECORD]
-    chosen = request.scope[API_FORMAT] = api_format(request.scope["path"], body, app.config)
+    chosen = request.scope[API_FORMAT] = await api_format(request.scope["path"], body, app.config)
     record.api_format = chosen.NAME
     if app.config.record_text:
         record.body, record.release = body, partial(app.bodies.release, request)

@@ -3,7 +3,6 @@
 Each model is listed under each of its names but its path. Neither a list nor a model tells a folder of the server.
 """
 
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,8 +22,7 @@ from frontend.model_context import ModelContext, recommended
 from frontend.model_table import ModelTable, ServedModel
 from frontend.observability import stats as statistics
 from frontend.observability.access_log import RequestRecord
-from frontend.routes import health, tokenize
-from frontend.routes.health import reset_prefix_cache
+from frontend.routes import tokenize
 from frontend.schema.base import RequestModel, ResponseModel
 from frontend.schema.request_fields import doc
 from frontend.schema.responses import (
@@ -312,14 +310,3 @@ async def server_info(app: AppState, request: Request) -> Response:
             internal_states=[types.SglangState(last_gen_throughput=one.generation_tokens_s) for one in statuses],
         )
     )  # fmt: skip
-
-
-SGLANG_ROUTES: tuple[tuple[str, str, Callable[[AppState, Request], Awaitable[Response]]], ...] = (
-    ("GET", "/model_info", model_info),
-    ("GET", "/get_model_info", model_info),
-    ("GET", "/server_info", server_info),
-    ("GET", "/get_server_info", server_info),
-    ("GET", "/health_generate", health.ready),
-    ("GET", "/flush_cache", reset_prefix_cache),
-    ("POST", "/flush_cache", reset_prefix_cache),
-)

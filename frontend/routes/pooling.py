@@ -1,7 +1,6 @@
 """The life of a request for vectors or scores: read, parse, compute, write the response."""
 
 import time
-from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -9,10 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
-from frontend.api.llama_cpp import server as llama_cpp_embedding
-from frontend.api.ollama import embed as ollama_embed
-from frontend.api.ollama import embeddings as ollama_embeddings
-from frontend.api.pooling import embeddings, logprobs, rerank, score
+from frontend.api.formats import Modules, imported
 from frontend.api.pooling.fields import Binary
 from frontend.app_state import AppState
 from frontend.errors import SluiceError
@@ -42,27 +38,27 @@ class PoolingFormat(Protocol):
     def error(self, exc: SluiceError, request_id: str) -> bytes: ...
 
 
-POOLING_FORMATS: Mapping[str, PoolingFormat] = {
-    "/v1/embeddings": embeddings,
-    "/v1/logprobs": logprobs,
-    "/v1/score": score,
-    "/score": score,
-    "/v1/rerank": rerank,
-    "/v2/rerank": rerank,
-    "/rerank": rerank,
-    "/v1/reranking": rerank,
-    "/reranking": rerank,
-    "/api/embed": ollama_embed,
-    "/api/embeddings": ollama_embeddings,
-    "/embedding": llama_cpp_embedding,
-    "/embeddings": llama_cpp_embedding,
-}
+POOLING_FORMATS: Modules[PoolingFormat] = Modules({
+    "/v1/embeddings": "frontend.api.pooling.embeddings",
+    "/v1/logprobs": "frontend.api.pooling.logprobs",
+    "/v1/score": "frontend.api.pooling.score",
+    "/score": "frontend.api.pooling.score",
+    "/v1/rerank": "frontend.api.pooling.rerank",
+    "/v2/rerank": "frontend.api.pooling.rerank",
+    "/rerank": "frontend.api.pooling.rerank",
+    "/v1/reranking": "frontend.api.pooling.rerank",
+    "/reranking": "frontend.api.pooling.rerank",
+    "/api/embed": "frontend.api.ollama.embed",
+    "/api/embeddings": "frontend.api.ollama.embeddings",
+    "/embedding": "frontend.api.llama_cpp.server",
+    "/embeddings": "frontend.api.llama_cpp.server",
+})  # fmt: skip
 
 
 async def pool(app: AppState, request: Request) -> Response:
     body, begun = await app.body(request), time.perf_counter()
     record: RequestRecord = request.scope[RECORD]
-    chosen = request.scope[API_FORMAT] = POOLING_FORMATS[request.scope["path"]]
+    chosen = request.scope[API_FORMAT] = await imported(POOLING_FORMATS.names[request.scope["path"]])
     record.api_format = chosen.NAME
     decoded = app.decode(request, body, chosen.REQUEST)
     model = await app.usable_model(request, decoded)

@@ -5,28 +5,35 @@ length limit until a worker has reported one. They refuse the same requests as t
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, to_builtins
+from starlette.requests import Request
+from starlette.responses import Response
 
 from frontend.api.llama_cpp import types
 from frontend.api.openai import chat, completions
 from frontend.api.openai.chat_request import ChatRequest, TemplateRequest, TokenizeRequest, chat_prompt, rendered_chat
 from frontend.api.openai.completions import CompletionRequest
 from frontend.api.openai.responses_types import InputTokens
+from frontend.app_state import AppState, json_response
 from frontend.chat.template_sandbox import with_template
 from frontend.chat.tool_fields import shown
 from frontend.errors import BadRequest, Unprocessable
 from frontend.model_context import ModelContext, check_counted, check_ids, check_model
 from frontend.request import GenerationRequest
+from frontend.routes.generate import while_connected
 from frontend.schema.base import EXACT, JsonArray, RequestModel, ResponseModel, in_slices, made
 from frontend.schema.request_fields import ModelName, TextIds, doc
 from frontend.schema.responses import Prompt, Size, TokenizerInfo, TokenPiece, Tokens
 from frontend.text.tokenizer import Tokenizer
+
+Handler = Callable[[AppState, Request], Awaitable[Response]]
+R = TypeVar("R", bound=RequestModel)
 
 NO_LIMIT = 1 << 31  # replaces the length limit until a worker has reported one
 
@@ -320,3 +327,25 @@ async def count_tokens(request: TemplateRequest, context: ModelContext) -> Input
     context = with_template(context.unlimited, request.chat_template)
     prompt = await chat_prompt(request, await shown(request.tools, request.tool_choice), context)
     return InputTokens(input_tokens=len(prompt.ids))
+
+
+# The handlers of these routes
+
+
+def answering(kind: type[R], function: Callable[[R, ModelContext], Coroutine[Any, Any, Any]]) -> Handler:
+    """Returns a route handler that decodes the body into `kind`, calls `function` and responds with its result."""
+
+    async def handler(app: AppState, request: Request) -> Response:
+        decoded = app.decode(request, await app.body(request), kind)
+        model = await app.usable_model(request, decoded, computing=False)
+        return json_response(await while_connected(request, function(decoded, model.context)))
+
+    return handler
+
+
+post_tokenize = answering(AnyTokenizeRequest, any_tokenize)
+post_detokenize = answering(DetokenizeRequest, detokenize)
+post_completion = answering(CompletionRequest, render_completion)
+post_chat = answering(ChatRequest, render_chat)
+post_template = answering(TemplateRequest, apply_template)
+post_chat_tokens = answering(TemplateRequest, count_tokens)
