@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+import msgspec
+
 from frontend.api.answer import AsyncDeltas, ResponseContext
-from frontend.api.openai.completions import requested_stream_format
 from frontend.errors import SluiceError
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
@@ -86,6 +87,20 @@ ERRORS: Mapping[str, str] = {  # the error format of other paths, by prefix; a p
     "/api/": "frontend.api.ollama.chat",
     **dict.fromkeys(("/apply-template", "/embedding", "/props", "/slots", "/lora-adapters"), LLAMA_CPP),
 }
+
+
+class _StreamFormat(msgspec.Struct):
+    stream_format: Any = None
+
+
+def requested_stream_format(body: bytes) -> Any:
+    """Returns the field `stream_format` of a body whose other fields may be invalid; None if it cannot be read."""
+    if b"stream_format" not in body:
+        return None
+    try:
+        return msgspec.json.decode(body, type=_StreamFormat).stream_format
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def name_of_format(path: str, body: bytes, config: FrontendConfig) -> str:

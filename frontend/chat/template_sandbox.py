@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from frontend.api.continuation import ContinueFrom
 from frontend.errors import Overloaded, Unprocessable
 from frontend.model_context import ModelContext
 from frontend.output_parser.model_format import ModelFormat
@@ -20,16 +19,16 @@ CHILDREN = FairChildren(
 )  # fmt: skip
 
 
-def with_template(context: ModelContext, source: str | None, continued: ContinueFrom | None = None) -> ModelContext:
+def with_template(context: ModelContext, source: str | None, created: int | None = None) -> ModelContext:
     """Returns the context for a request with its own chat template. The output is still parsed by the model's format.
 
     source: the request's template; None: it has none
-    continued: the answer to continue; if it is given by a receipt, the template gets the receipt's date
+    created: when the answer to continue was created, if its receipt says so; the template gets this date
 
     Raises Unprocessable if the server does not trust templates of requests.
     """
-    if continued is not None and continued.receipt is not None:
-        context = context.at(continued.receipt.created)
+    if created is not None:
+        context = context.at(created)
     if source is None:
         return context
     if not context.trusts_templates:

@@ -49,11 +49,17 @@ status = api_status
 ROLE = b'"delta":{"role":"assistant","content":null,"refusal":null}'
 
 
+def _created(request: ChatRequest) -> int | None:
+    """Returns when the answer to continue was created, if its receipt is given."""
+    receipt = None if request.continue_from is None else request.continue_from.receipt
+    return None if receipt is None else receipt.created
+
+
 async def parse(request: ChatRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     _check_together(request)
-    context = with_template(context, request.chat_template, request.continue_from)
+    context = with_template(context, request.chat_template, _created(request))
     reading = Reading(
         request, "messages", _max_tokens(request), n=request.n, logprobs=_logprobs_asked(request),
         tool_choice=openai_tool_choice(request.tools, request.tool_choice, request.parallel_tool_calls, context),

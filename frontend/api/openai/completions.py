@@ -7,7 +7,6 @@ chunks in a slightly different shape.
 
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta
 
 from frontend.api.answer import AsyncDeltas, ResponseContext, Totals
@@ -149,20 +148,6 @@ async def tokenized(
             raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
         check_ids(param, ids, context.vocab_size)
     return tokens
-
-
-class _StreamFormat(msgspec.Struct):
-    stream_format: Any = None
-
-
-def requested_stream_format(body: bytes) -> Any:
-    """Returns the field `stream_format` of a body whose other fields may be invalid; None if it cannot be read."""
-    if b"stream_format" not in body:
-        return None
-    try:
-        return msgspec.json.decode(body, type=_StreamFormat).stream_format
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 NAME, PREFIX = "completions", "cmpl"

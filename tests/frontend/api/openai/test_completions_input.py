@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.api.formats import requested_stream_format
 from frontend.api.openai import completions
-from frontend.api.openai.completions import CompletionRequest, requested_stream_format
+from frontend.api.openai.completions import CompletionRequest
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
