@@ -27,7 +27,7 @@ class Modules(Mapping[str, T], Generic[T]):
         self.names = names
 
     def __getitem__(self, path: str) -> T:
-        return module(self.names[path])
+        return cast(T, module(self.names[path]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
