@@ -1,52 +1,24 @@
-"""Draws docs/pictures/folders.svg: the folders on levels, such that each folder imports only folders on lower levels.
+"""Draws docs/pictures/folders.svg: the floors of the tree, from which each folder imports only lower ones.
 
     python -m tests.docs.folder_picture
 
 A box states how many files and lines a folder with its subfolders had when the picture was drawn. Files that lie
-beside folders that import them, such as frontend/request.py, have boxes of their own.
+beside the folders, such as frontend/request.py, have boxes of their own.
 """
 
 from pathlib import Path
 
-from tests.test_imports import ROOT, folder_imports
+from tests.test_house import FLOORS, ROOT
 
 PICTURE = ROOT / "docs/pictures/folders.svg"
-WIDTH, HEIGHT, GAP, LEFT = 176, 44, 10, 40
-LEFT_OUT = (
-    "bench",
-    "deploy/demo",
-    "deploy/monitoring",
-    "deploy/generate/release",
-    "deploy/generate/docs",
-    "deploy/cli",
-)
+WIDTH, HEIGHT, GAP, LEFT = 190, 44, 10, 40
 COLOURS = {"frontend": "#dbeafe", "worker": "#dcfce7", "shared": "#f3f4f6", "deploy": "#fef3c7"}
 STYLE = "font: 12px sans-serif; fill: #111827"
 
 
-def box_of(node: str) -> str:
-    """Returns the name of the box of a file or folder in the graph of imports; "" if it has no box."""
-    top, *inner = node.split("/")
-    name = top if top == "shared" or not inner else f"{top}/{inner[0]}"
-    return "" if name.startswith(LEFT_OUT) or name.endswith("__init__.py") else name
-
-
 def levels() -> list[list[str]]:
-    """Returns the names of the boxes by level, the lowest first."""
-    below: dict[str, set[str]] = {}
-    for node, imported in folder_imports().items():
-        if box := box_of(node):
-            below.setdefault(box, set()).update({box_of(other) for other in imported} - {"", box})
-    level: dict[str, int] = {}
-
-    def level_of(box: str) -> int:
-        if box not in level:
-            level[box] = 1 + max((level_of(other) for other in below.get(box, ())), default=-1)
-        return level[box]
-
-    for box in below:
-        level_of(box)
-    return [sorted(box for box in level if level[box] == one) for one in range(max(level.values()) + 1)]
+    """Returns the names of the boxes by floor, the lowest first."""
+    return [sorted(names) for names in FLOORS]
 
 
 def size_of(box: str) -> str:

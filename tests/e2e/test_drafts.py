@@ -15,8 +15,8 @@ from deploy.launcher.child_command import DEMO_MODEL
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.e2e.server import Server, serving
 from tests.patience import PATIENCE_S
-from tests.worker.run.drafters.eagle_heads import EAGLES, Eagle
-from tests.worker.run.drafters.heads import with_head
+from tests.worker.spec_decode.eagle_heads import EAGLES, Eagle
+from tests.worker.spec_decode.heads import with_head
 
 STORY = "Once upon a time there was a little dog. The little dog was happy. Once upon a time there was a"
 COUNT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10. 1, 2, 3, 4, 5,"

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from tests.e2e.server import ROOT, serving
 from tests.gguf_files import mixed, write
 from tests.patience import PATIENCE_S
-from tests.worker.model.harness import Oracle
+from tests.worker.models.harness import Oracle
 
 NEW = 24
 

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from tests.checkpoints import TEXT, WINDOW
 from tests.e2e.conftest import Served
 from tests.e2e.server import Server
-from tests.worker.model.harness import Oracle
+from tests.worker.models.harness import Oracle
 
 pytestmark = pytest.mark.parametrize(
     "served", ["qwen3", "llama3", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "qwen3_5", "qwen3_5-moe"], indirect=True

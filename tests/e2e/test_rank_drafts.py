@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoints import VOCAB
 from tests.e2e.server import Server, serving
 from tests.e2e.test_drafts import BODIES, STORY, Headed, ask, headed, speculation
-from tests.worker.run.drafters.eagle_heads import EAGLES
+from tests.worker.spec_decode.eagle_heads import EAGLES
 
 __all__ = ["headed"]  # a fixture
 

@@ -26,7 +26,7 @@ from tests.checkpoints import Checkpoints
 from tests.e2e.server import ROOT, Server, serving
 from tests.e2e.test_ranks import FLAGS, TOKENS, answers, expected, pids
 from tests.patience import PATIENCE_S
-from tests.worker.ranks.hosts.test_rendezvous import free_ports
+from tests.worker.distributed.test_rendezvous import free_ports
 
 __all__ = ["expected"]  # a fixture
 

@@ -8,7 +8,7 @@ import torch
 from shared.gguf.translated import translated
 from tests.real.report import Row
 from tests.worker.matrix import Mode, assert_same_bits
-from tests.worker.run.harness import batch_invariant_decoder
+from tests.worker.model_runner.harness import batch_invariant_decoder
 
 
 def check(file: Path, dtype: torch.dtype, modes: list[Mode]) -> Row:

@@ -1,4 +1,4 @@
-"""Downloads from the hub, with a local server. test_checkpoint.py in tests/worker/model/ tests whole checkpoints."""
+"""Downloads from the hub, with a local server. test_checkpoint.py in tests/worker/models/ tests whole checkpoints."""
 
 import hashlib
 from collections.abc import Iterator

@@ -16,8 +16,8 @@ from torch import Tensor
 from shared.config.worker import WorkerConfig, with_default_sizes
 from shared.messages import Sampling
 from tests.checkpoints import EOS
-from tests.worker.run.harness import MAX_SEQ_LEN
-from tests.worker.schedule.harness import OracleDrafter, commit, set_drafter
+from tests.worker.model_runner.harness import MAX_SEQ_LEN
+from tests.worker.scheduler.harness import OracleDrafter, commit, set_drafter
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache, cache_groups, kv_format
 from worker.model_runner import runner as runner_module

@@ -9,8 +9,8 @@ from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig
 from shared.messages import Sampling
 from tests.checkpoints import Checkpoints
-from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
-from tests.worker.schedule.harness import commit
+from tests.worker.models.harness import all_logits, cache_for, decoder_of, prompts_of
+from tests.worker.scheduler.harness import commit
 from worker.engine.build import Engine, load_engine
 from worker.scheduler.sequence import Sequence
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.checkpoints import HYBRID, Checkpoints
 from tests.worker.matrix import DRAFTING_MODES, MODES, NEW, Mode, run
-from tests.worker.run.harness import MAX_SEQ_LEN
+from tests.worker.model_runner.harness import MAX_SEQ_LEN
 from worker.checkpoint.checkpoint import read_config
 from worker.models.config import spec_from_config
 from worker.models.decoder import Decoder
@@ -64,7 +64,7 @@ def test_bits_of_mxfp4_experts_on_a_gpu_depend_on_the_request_alone(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("compressed_tensors", reason="which writes the checkpoint")
-    from tests.worker.model.expert_checkpoints import in_mxfp4
+    from tests.worker.models.expert_checkpoints import in_mxfp4
 
     folder = in_mxfp4(Path(shutil.copytree(checkpoints("gpt-oss"), tmp_path / "copy")))
     compare_modes(decoder_on_gpu(folder, "auto"), [*MODES[1::9], *DRAFTING_MODES[::3]], monkeypatch)

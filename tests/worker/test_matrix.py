@@ -17,13 +17,13 @@ from frontend.structured_output.grammar import json_schema
 from shared.gguf.translated import translated
 from tests.checkpoints import EOS, GEMMA4, HYBRID, VOCAB, Checkpoints
 from tests.gguf_files import mixed, write
-from tests.worker.kernels.harness.cpu_tiers import HERE, MOST
 from tests.worker.matrix import DRAFTING_MODES, DRAFTING_PAIRS, HALVES, MODES, PAIRS, Mode, assert_same_bits, run
-from tests.worker.model.expert_checkpoints import in_mxfp4
-from tests.worker.model.quantized_checkpoints import FORMATS, rewrite
-from tests.worker.run.harness import (
+from tests.worker.model_runner.harness import (
     batch_invariant_decoder,
 )
+from tests.worker.models.expert_checkpoints import in_mxfp4
+from tests.worker.models.quantized_checkpoints import FORMATS, rewrite
+from tests.worker.ops.harness.cpu_tiers import HERE, MOST
 from worker.kv_cache import window
 from worker.models.decoder import Decoder
 from worker.ops import native as c_library

@@ -7,8 +7,8 @@ from shared.config.worker import WorkerConfig
 from shared.heartbeat import Heartbeat
 from shared.messages import KVUsage, Sampling
 from tests.checkpoints import WINDOW, Checkpoints
-from tests.worker.model.harness import prompts_of
-from tests.worker.schedule.harness import commit
+from tests.worker.models.harness import prompts_of
+from tests.worker.scheduler.harness import commit
 from worker.engine.build import Engine, load_engine
 from worker.engine.status import StatusReporter
 from worker.kv_cache.window import chunk_pages, window_pages

@@ -1,7 +1,7 @@
 """Unpacks GGUF's block formats: the bytes of a block become codes, scales and minimums of a QuantizedWeight.
 
 A row of a weight consists of blocks of 32 or 256 numbers. llama.cpp's ggml defines the formats, and
-`tests/worker/model/gguf/test_blocks.py` compares this module with `gguf.quants.dequantize`. All functions take the
+`tests/worker/quantization/test_blocks.py` compares this module with `gguf.quants.dequantize`. All functions take the
 bytes of blocks as uint8 [n, bytes of a block] on any device. On the CPU, the C library unpacks the usual formats.
 
 INT4 has signed codes. So an unsigned code of four bits becomes code - 8, and its minimum becomes minimum + 8 * scale.

@@ -85,7 +85,9 @@ PARTS = (
         "environment", "The GPU, versions, packages, the precompiled cache", "", 0, 60,
         words=("-m", "bench.gpu.calls.machine", "{device}"), packages=(), essential=True,
     ),
-    _tests("kernel-tests", "Tests of all kernels and of the runner", 7, 50, "tests/worker/kernels", "tests/worker/run"),
+    _tests(
+        "kernel-tests", "Tests of all kernels and of the runner", 7, 50, "tests/worker/ops", "tests/worker/model_runner",
+    ),
     _tests("matrix", "The same bits in every batch, chunk and page", 3, 20, "tests/worker/test_gpu_matrix.py"),
     _checked("small", "norm", "rotary", "store_kv", "qkv_rope_write", "act_and_mul", "recurrent", "sample", "experts"),
     _checked("attention", "attention", "fused"),
@@ -110,7 +112,7 @@ PARTS = (
     _measured("peer", "transformers' continuous batching", SERVED, 60, 90, "peer", packages=SERVER),
     Part(
         "sanitizer", "Reads and writes out of bounds", SERVED, 30, 60, packages=TESTS,
-        words=("-m", "bench.gpu.calls.sanitizer", "tests/worker/kernels/rowwise/test_norm.py"),
+        words=("-m", "bench.gpu.calls.sanitizer", "tests/worker/ops/rowwise/test_norm.py"),
     ),
     _measured("ranks", "One model on several GPUs", SERVED, 60, 115, "ranks"),
     _measured("sweep", "Tiles of products", SERVED, 60, 200, "sweep", environment=ONE_CHAIN),

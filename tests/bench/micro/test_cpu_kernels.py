@@ -3,7 +3,7 @@
 import pytest
 
 from bench.micro import cpu_kernels
-from tests.worker.kernels.harness.cpu_tiers import needs_library
+from tests.worker.ops.harness.cpu_tiers import needs_library
 from worker.ops.roofline import Floors
 
 LIMITS = Floors(10.0, 100.0, None)

@@ -10,7 +10,7 @@ from bench import checkpoints
 from bench.peers import random_gguf
 from bench.peers.random_gguf import BLOCKS, DEVIATION, tensors
 from shared.gguf.translated import translated
-from tests.worker.model.harness import all_logits, cache_for, decoder_of
+from tests.worker.models.harness import all_logits, cache_for, decoder_of
 
 VOCABULARY = {"a": 0, "b": 1, "<|im_end|>": 2, "ab": 3}
 CONFIG = {

@@ -1,4 +1,4 @@
-"""`sluice keygen`: the files that it makes. tests/worker/transport/test_auth.py shows that ZeroMQ accepts the keys."""
+"""`sluice keygen`: the files that it makes. tests/worker/engine/test_auth.py shows that ZeroMQ accepts the keys."""
 
 import stat
 from pathlib import Path

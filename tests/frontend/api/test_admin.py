@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, sending
-from tests.frontend.api.many.launched import launched
+from tests.frontend.many_models.launched import launched
 from tests.frontend.serving import app_over
 
 CHANGES = (

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from tests.frontend.text.tokenizers import SPECIALS, byte_fallback, byte_level, metaspace
-from tests.shared.gguf.text import test_tokenizer as gguf
+from tests.shared.gguf import test_tokenizer as gguf
 
 
 def unigram() -> Engine:

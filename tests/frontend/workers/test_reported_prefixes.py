@@ -1,4 +1,4 @@
-"""What a frontend knows of workers' prefixes. tests/worker/kv_events/test_prefix_report.py tests workers' reports."""
+"""What a frontend knows of workers' prefixes. tests/worker/engine/test_prefix_report.py tests workers' reports."""
 
 import pytest
 

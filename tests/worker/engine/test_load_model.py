@@ -9,7 +9,7 @@ from shared.config.declaration import ConfigError
 from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig, with_default_sizes
 from tests.checkpoints import Checkpoints
-from tests.worker.model.harness import all_logits, cache_for, decoder_of, prompts_of
+from tests.worker.models.harness import all_logits, cache_for, decoder_of, prompts_of
 from worker.engine import load_model as load_models
 from worker.engine.build import build_engine, load_engine
 from worker.engine.load_model import LoadedModel, find_model, load_model

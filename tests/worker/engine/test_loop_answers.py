@@ -14,7 +14,7 @@ from frontend.structured_output.grammar import json_schema, regex
 from shared import messages as m
 from shared.wire import pack_u32, unpack_u32
 from tests.checkpoints import EOS, VOCAB, Checkpoints
-from tests.worker.run.harness import RunnerBench, batch_invariant_decoder
+from tests.worker.model_runner.harness import RunnerBench, batch_invariant_decoder
 from tests.worker.test_matrix import FEW_BITS, decoder_in_few_bits
 from worker.model_runner.step import InFlightStep
 from worker.models.decoder import Decoder

@@ -9,7 +9,7 @@ import torch
 from shared import messages as m
 from shared.wire import pack_u32, unpack_f32, unpack_u32
 from tests.checkpoints import VOCAB, Checkpoints
-from tests.worker.run.harness import RunnerBench, batch_invariant_decoder
+from tests.worker.model_runner.harness import RunnerBench, batch_invariant_decoder
 
 TOP = 3
 SAMPLINGS = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.patience import PATIENCE_S
-from tests.worker.kernels.harness.cpu_tiers import needs_library
+from tests.worker.ops.harness.cpu_tiers import needs_library
 from worker.kv_cache import tensors
 from worker.kv_cache.tensors import Prefaulter
 from worker.ops.native import touch_pages

@@ -14,7 +14,7 @@ from torch import Tensor
 from shared.images import picture_digest
 from shared.messages import Picture, Sampling
 from tests.checkpoints import DELTA, EOS, FULL, GEMMA4_SIZES, SLIDING, VOCAB, byte_level_tokenizer
-from tests.worker.schedule.harness import commit
+from tests.worker.scheduler.harness import commit
 from worker.checkpoint.checkpoint import read_config
 from worker.engine.crash_journal import CrashJournal
 from worker.kv_cache.pages import PagePool

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from tests.frontend.pictures.test_prompt import asked, context_of, openai_part, text
+from tests.frontend.chat.test_prompt import asked, context_of, openai_part, text
 from tests.picture_processors import processor_of
 from tests.pictures import PIXTRALS, TEMPLATES, drawn, seeing_checkpoint
 from tests.worker.vision.harness import Asked, Bench, Served

@@ -10,7 +10,7 @@ from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig
 from shared.wire import pack_u32
 from tests.worker.engine.harness import Bench
-from tests.worker.kernels.harness.cpu_tiers import needs_library
+from tests.worker.ops.harness.cpu_tiers import needs_library
 from tests.worker.vision.harness import PLACEHOLDER, prompt_with
 from worker.engine.build import load_engine
 from worker.vision.vision import PictureAdmission

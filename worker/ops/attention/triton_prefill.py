@@ -123,7 +123,7 @@ def _prefill_kernel(
 # - Keys are hidden and splits are merged under one `if`, which needs the result of the product with values. If the `if`
 #   did not need it, Triton would move the `if`, and with it the use of the scores, to the beginning of the loop.
 # - The first scores come from a product. If they were a constant, the assembler would insert a wait into the loop.
-# tests/worker/kernels/harness/compile_attention.py checks the compiled code. The gain in speed is not measured yet.
+# tests/worker/ops/harness/compile_attention.py checks the compiled code. The gain in speed is not measured yet.
 
 
 @triton.jit

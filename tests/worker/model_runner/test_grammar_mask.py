@@ -1,0 +1,68 @@
+"""Grammar masks of batches, with matchers that allow fixed tokens. tests/worker/structured_output has real ones."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shared.messages import Sampling
+from worker.model_runner.grammar_mask import GrammarMask
+from worker.scheduler.sequence import Row, Sequence
+from worker.structured_output.matcher import Matcher, restriction
+
+V, EOS = 20, (3,)
+
+
+@dataclass
+class FakeState:
+    allowed: tuple[int, ...]
+
+    def unsafe_compute_mask_ptr(self, address: int, width: int) -> None:
+        mask = (ctypes.c_uint8 * width).from_address(address)
+        for id in self.allowed:
+            mask[id >> 3] |= 1 << (id & 7)
+
+
+def sequence(*allowed: int, min_tokens: int = 0) -> Sequence:
+    state: Any = FakeState(allowed)
+    constraint = Matcher(state) if allowed else None
+    return Sequence((b"f", 1), [1], 1, Sampling(9, min_tokens=min_tokens), 0, constraint=constraint)
+
+
+def rows(*sequences: Sequence) -> list[Row]:
+    return [(one, one.next_output) for one in sequences]
+
+
+def possible(logits: torch.Tensor) -> list[list[int]]:
+    return [row.isfinite().nonzero()[:, 0].tolist() for row in logits]
+
+
+def test_batch_without_grammars_returns_the_same_tensor() -> None:
+    logits = torch.zeros(2, V)
+    assert GrammarMask(V, EOS).apply(logits, rows(sequence(), sequence())) is logits
+
+
+def test_only_rows_with_a_grammar_are_masked() -> None:
+    logits = torch.arange(2.0 * V).view(2, V)
+    masked = GrammarMask(V, EOS).apply(logits, rows(sequence(), sequence(5, 19)))
+    assert possible(masked) == [list(range(V)), [5, 19]]
+    assert torch.equal(masked[0], logits[0]) and masked[1, 19] == logits[1, 19] and logits.isfinite().all()
+
+
+def test_every_row_has_its_own_mask() -> None:
+    masked = GrammarMask(V, EOS).apply(torch.zeros(2, V), rows(sequence(0), sequence(7, 8)))
+    assert possible(masked) == [[0], [7, 8]]
+
+
+def test_min_tokens_forbids_the_end_unless_nothing_else_is_allowed() -> None:
+    masked = GrammarMask(V, EOS).apply(torch.zeros(2, V), rows(sequence(3, 4, min_tokens=2), sequence(3, min_tokens=2)))
+    assert possible(masked) == [[4], [3]]
+
+
+def test_token_rules_mask_with_a_grammar_and_without() -> None:
+    sampling, state = Sampling(9, allowed_token_ids=(2, 3, 19), min_tokens=2), FakeState((3, 19))
+    fake: Any = Matcher(state)  # type: ignore[arg-type]
+    ruled = [Sequence((b"f", 1), [1], 1, sampling, 0, constraint=restriction(sampling, one)) for one in (None, fake)]
+    masked = GrammarMask(V, EOS).apply(torch.zeros(3, V), rows(*ruled, sequence()))
+    assert possible(masked) == [[2, 19], [19], list(range(V))]

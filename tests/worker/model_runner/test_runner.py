@@ -1,0 +1,52 @@
+"""The runner on the CPU gives the same bits with and without overlap, whichever requests share a step."""
+
+import pytest
+import torch
+
+from shared import messages as m
+from shared.config.settings import ModelConfig
+from shared.config.worker import WorkerConfig
+from tests.checkpoints import Checkpoints
+from tests.worker.model_runner.harness import OTHERS, PLAIN, RunnerBench, batch_invariant_decoder, scores, traffic
+from worker.engine.build import load_engine
+from worker.model_runner.runner import DeviceBroken
+
+
+@pytest.mark.parametrize("samplings", [PLAIN * 2, PLAIN + OTHERS + PLAIN], ids=["plain", "mixed"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_overlapping_steps_change_no_bit(family: str, samplings: list[m.Sampling], checkpoints: Checkpoints) -> None:
+    decoder = batch_invariant_decoder(checkpoints(family), torch.float32)
+    plain, ahead = RunnerBench(decoder), RunnerBench(decoder, overlap=True)
+    for bench in (plain, ahead):
+        traffic(bench, samplings)
+    assert (plain.max_in_flight, ahead.max_in_flight) == (0, 1)
+    assert ahead.received()[0] == plain.received()[0] and len(ahead.received()[1]) == len(samplings)
+    assert {id: end.outcome for id, end in ahead.received()[1].items()} == {
+        id: end.outcome for id, end in plain.received()[1].items()
+    }
+    assert scores(ahead) == scores(plain)
+
+
+def test_preemptions_of_in_flight_sequences_change_no_bit(checkpoints: Checkpoints) -> None:
+    decoder = batch_invariant_decoder(checkpoints("qwen3"), torch.float32)
+    roomy, tight = RunnerBench(decoder), RunnerBench(decoder, pages=14, overlap=True)
+    for bench in (roomy, tight):
+        traffic(bench, [m.Sampling(40, temperature=0.9, seed=i, ignore_eos=True) for i in range(8)])
+    assert tight.scheduler.status.preemptions > 3 and roomy.scheduler.status.preemptions == 0
+    assert tight.received()[0] == roomy.received()[0]
+
+
+def test_check_device_uses_only_the_scratch_page_and_raises_if_broken(checkpoints: Checkpoints) -> None:
+    folder = str(checkpoints("llama"))
+    engine = load_engine(ModelConfig(model=folder), WorkerConfig(device="cpu", kv_cache_gb=0.01), lambda *_: None)
+    cache, layers = engine.runner._cache, engine.runner.layers_started
+    cache.k[0].fill_(7.0)
+    before = (engine.pools[0].counts(), engine.scheduler.has_work, engine.scheduler.status.prefix_queries)
+    engine.runner.check_device()
+    assert (engine.pools[0].counts(), engine.scheduler.has_work, engine.scheduler.status.prefix_queries) == before
+    changed = torch.unique((cache.k[0] != 7.0).nonzero()[:, 1])  # [layer, page, …]
+    assert changed.tolist() == [0], "only the scratch page"
+    assert engine.runner.layers_started - layers == len(engine.spec.layers), "a sign of life for each layer"
+    engine.runner._model = None  # type: ignore[assignment]
+    with pytest.raises(DeviceBroken, match="cpu cannot compute: AttributeError"):
+        engine.runner.check_device()
