@@ -86,7 +86,8 @@ PARTS = (
         words=("-m", "bench.gpu.calls.machine", "{device}"), packages=(), essential=True,
     ),
     _tests(
-        "kernel-tests", "Tests of all kernels and of the runner", 7, 50, "tests/worker/ops", "tests/worker/model_runner",
+        "kernel-tests", "Tests of all kernels and of the runner", 7, 50,
+        "tests/worker/ops", "tests/worker/model_runner",
     ),
     _tests("matrix", "The same bits in every batch, chunk and page", 3, 20, "tests/worker/test_gpu_matrix.py"),
     _checked("small", "norm", "rotary", "store_kv", "qkv_rope_write", "act_and_mul", "recurrent", "sample", "experts"),
