@@ -23,7 +23,7 @@ from tests.worker.model_runner.harness import (
 )
 from tests.worker.models.expert_checkpoints import in_mxfp4
 from tests.worker.models.quantized_checkpoints import FORMATS, rewrite
-from tests.worker.ops.harness.cpu_tiers import HERE, MOST
+from tests.worker.ops.harness.cpu_tiers import HERE, MOST, tier  # noqa: F401
 from worker.kv_cache import window
 from worker.models.decoder import Decoder
 from worker.ops import native as c_library
@@ -91,7 +91,7 @@ def test_bits_depend_on_the_request_alone(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits_depend_on_the_request_alone_on_every_tier(
     family: str,
-    tier: str,
+    tier: str,  # noqa: F811
     dtype: torch.dtype,
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
@@ -137,7 +137,7 @@ def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone(
 def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone_on_every_tier(
     kept: str,
     family: str,
-    tier: str,
+    tier: str,  # noqa: F811
     dtype: torch.dtype,
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
@@ -174,7 +174,7 @@ def test_bits_of_few_bits_depend_on_the_request_alone(
 def test_bits_of_few_bits_depend_on_the_request_alone_on_every_tier(
     name: str,
     family: str,
-    tier: str,
+    tier: str,  # noqa: F811
     dtype: torch.dtype,
     checkpoints: Checkpoints,
     tmp_path: Path,

@@ -3,8 +3,8 @@
 import pytest
 
 from frontend.text.tokenizer import Tokenizer
-from tests.deploy.offline.harness import echoing, llm_over
 from tests.fakes import FakePool
+from tests.frontend.offline.harness import echoing, llm_over
 
 
 @pytest.mark.parametrize("wanted", [True, False])

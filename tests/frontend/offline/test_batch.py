@@ -10,9 +10,9 @@ from frontend.output_parser.model_format import ModelFormat
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m
-from tests.deploy.offline.harness import LimitedPool, echoing, ids_of, llm_over, prompt_of
 from tests.fakes import MODEL, FakePool, sending
 from tests.frontend.api.scripted import CALLED
+from tests.frontend.offline.harness import LimitedPool, echoing, ids_of, llm_over, prompt_of
 from tests.frontend.speaking import tokenizer_with
 from tests.templates import HARMONY
 

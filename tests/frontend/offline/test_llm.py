@@ -11,8 +11,8 @@ import pytest
 from deploy.offline.llm import LLM, CannotStart
 from frontend.text.tokenizer import Tokenizer
 from shared.config.declaration import ConfigError
-from tests.deploy.offline.harness import echoing, ids_of, llm_over
 from tests.fakes import FakePool
+from tests.frontend.offline.harness import echoing, ids_of, llm_over
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]

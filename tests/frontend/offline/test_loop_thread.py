@@ -13,8 +13,8 @@ from deploy.offline.llm import LLM, CannotStart
 from deploy.offline.loop_thread import Closed
 from frontend.generation.service import Service
 from frontend.text.tokenizer import Tokenizer
-from tests.deploy.offline.harness import echoing, ids_of, llm_over, until
 from tests.fakes import FakePool, context
+from tests.frontend.offline.harness import echoing, ids_of, llm_over, until
 
 
 def test_iterate_left_early_cancels_its_job(tokenizer: Tokenizer) -> None:

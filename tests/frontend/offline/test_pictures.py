@@ -11,8 +11,8 @@ from PIL import Image
 from frontend.errors import BadRequest
 from frontend.text.tokenizer import Tokenizer
 from shared.images import MAX_BYTES
-from tests.deploy.offline.harness import echoing, llm_over
 from tests.fakes import FakePool
+from tests.frontend.offline.harness import echoing, llm_over
 from tests.pictures import drawn, seeing_checkpoint
 
 WORDS = {"type": "text", "text": "What?"}

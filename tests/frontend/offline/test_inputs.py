@@ -6,8 +6,8 @@ from deploy.offline.inputs import as_chats
 from frontend.errors import BadRequest, Unprocessable
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
-from tests.deploy.offline.harness import echoing, llm_over
 from tests.fakes import FakePool
+from tests.frontend.offline.harness import echoing, llm_over
 
 
 def test_options_reach_the_worker_as_over_http(tokenizer: Tokenizer) -> None:
