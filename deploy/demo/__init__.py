@@ -1,5 +1,1 @@
-"""The demo model: a Llama of four million parameters.
-
-model/              the checkpoint
-training/           the scripts that made it
-"""
+"""The demo model: a Llama of four million parameters."""

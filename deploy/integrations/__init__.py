@@ -1,4 +1,1 @@
-"""Sluice behind NVIDIA Dynamo.
-
-engine   an LLMEngine of Dynamo that computes with a server of Sluice
-"""
+"""Sluice on other platforms: NVIDIA Dynamo and Ray Serve."""

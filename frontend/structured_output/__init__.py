@@ -1,1 +1,1 @@
-"""What of a JSON schema a grammar can enforce."""
+"""Grammars of answers: what of a JSON schema, a tool or a user's grammar can be enforced, and how."""
