@@ -39,7 +39,7 @@ class ModelContext:
     adapter: Adapter | None = None  # the LoRA adapter of the requests
     config: FrontendConfig = field(default_factory=FrontendConfig)  # the settings
     lifted: int = 0  # the `max_seq_len` of a context whose limit was lifted
-    text_fingerprint: str = ""  # a hash of how prompts are made, see fingerprint.py
+    text_fingerprint: str = ""  # a hash of how prompts are made, see shared/build.py
 
     @classmethod
     def of(cls, names: Sequence[str], tokenizer: Tokenizer, config: FrontendConfig) -> Self:

@@ -1,6 +1,6 @@
 """Describes a decoder-only model as data: its sizes, which norms and biases it has, and what each layer attends to.
 
-The spec contains no file names (model/weights.py), no Hugging Face names (model/families/families.py) and no tensors.
+The spec contains no file names (models/load.py), no Hugging Face names (models/config.py) and no tensors.
 """
 
 from collections.abc import Sequence

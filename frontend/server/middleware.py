@@ -1,7 +1,6 @@
 """ASGI middleware: checks host, origin and API key, turns exceptions into responses, and adds request ids.
 
-Knows HTTP statuses. access.py and access.py know the allowed names and pages, and auth.py knows the keys. The API
-format writes the body of an error.
+Knows HTTP statuses. access.py knows the allowed names, pages and keys. The API format writes the body of an error.
 """
 
 import asyncio

@@ -75,7 +75,7 @@ def dtype_of(container: Container) -> str:
 
 # The supported architectures. An architecture is a row, with a function for values that only it has in config.json.
 #
-# The functions are in dense.py, config_moe.py, config_moe.py and gemma4.py. Where GGUF files do not store a value,
+# The functions are in config_dense.py and config_moe.py. Where GGUF files do not store a value,
 # the row has the value that llama.cpp builds into the architecture.
 
 

@@ -18,7 +18,7 @@ from worker.ops.quantized_weight import E4M3, INT8, CodeMap, Kind, QuantizedWeig
 from worker.ops.quantized_weight import quantize as quantize_rows
 
 PLAIN = ("F32", "BF16", "F16")  # number formats without scales
-# the code maps that quantize.py supports, with one scale per row
+# the code maps that worker/ops/quantized_weight.py supports, with one scale per row
 BY_ROW: dict[CodeMap, Kind] = {INT8: "int8", E4M3: "fp8"}
 Shape = tuple[int, ...]
 

@@ -182,7 +182,7 @@ class OperationsOfRank(Operations):
 
 
 def gathering(rank: int, count: int, columns: Gather) -> Exchange:
-    """Returns the exchange of a decoder (model/decoder.py) that has the share `rank` of `count`."""
+    """Returns the exchange of a decoder (worker/models/decoder.py) that has the share `rank` of `count`."""
 
     def exchange(plain: Operations) -> Operations:
         own = {item.name: getattr(plain, item.name) for item in fields(Operations)}

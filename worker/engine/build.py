@@ -69,7 +69,7 @@ class Engine:
     dtype: str
     kernels: str
     batch_invariant: bool = True  # whether the bits of an answer depend on the request alone, according to checks
-    fingerprint: str = ""  # hash of everything that decides the bits, see fingerprint.py
+    fingerprint: str = ""  # hash of everything that decides the bits, see numerics.py
     expert_loads: Callable[[], ExpertLoads] = dict  # empty without --expert-metrics
     slots: PagePool | None = None  # slots for recurrent states; None if no layer has one
     task: Task = GENERATE

@@ -1,6 +1,6 @@
 """Runs chains of samplers. Each sampler drops candidate tokens of a row, or changes their logits.
 
-The sampling kernel (kernels/sample.py) then draws from the tokens that are left, with the row's own random number.
+The sampling kernel (worker/ops/sampling/) then draws from the tokens that are left, with the row's own random number.
 """
 
 import time

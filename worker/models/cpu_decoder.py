@@ -1,6 +1,6 @@
 """A decoder for the CPU whose loop over the layers is in C: one call per step, and the same bits as the Python loop.
 
-`fastest_decoder` chooses between this decoder and model/decoder.py once, after the model is loaded.
+`fastest_decoder` chooses between this decoder and decoder.py once, after the model is loaded.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ from worker.spec import ACTIVATIONS
 
 # Runs all layers of the decoder in one call of the C library, with buffers that are reused from step to step.
 #
-# The result has the same bits as with the Python loop in model/decoder.py. This part knows only tensors and
+# The result has the same bits as with the Python loop in decoder.py. This part knows only tensors and
 # addresses. Its structures have the same fields, in the same order, as the structs in csrc/decoder.c.
 
 
@@ -211,7 +211,7 @@ class DecoderC:
         """eps, offset: parameters of the norms; scale, softcap: parameters of attention
         residual_scale: the factor of everything that layers add to the residual stream
         query_scales [positions] float32: the factor of queries at each position; None: all factors are 1
-        activation: its index in ACTIVATIONS of activate.py
+        activation: its index in ACTIVATIONS of worker/spec.py
         parallel: if true, the feed-forward network and the mixer have the same input
         layers_started: a counter that the library increments at the start of every layer
         columns: the type of StepRows.columns

@@ -1,7 +1,7 @@
 """The only input of the model: the tokens of all sequences of a step, concatenated, without padding or masks.
 
-run/inputs.py builds it from a plan; model/decoder.py and the attention kernels read it. To add a column, declare it
-here, and add the function that computes it to worker/model_runner/inputs.py.
+worker/model_runner/inputs.py builds it from a plan; decoder.py and the attention kernels read it. To add a column,
+declare it here, and add the function that computes it to worker/model_runner/inputs.py.
 """
 
 from dataclasses import dataclass, fields, replace

@@ -72,7 +72,7 @@ def load(
 ) -> Weights:
     """Loads all weights to `device`, with packed linears. Weights in full precision become `dtype`.
 
-    invariant: see kernels/linear.py.
+    invariant: see worker/ops/linear/packed.py.
     memory: how the linears of the layers are kept in memory. Embedding and head are never quantized here: the head
         decides between tokens with close logits, and a tied head is the embedding, whose rows are looked up. A head
         that the checkpoint stores quantized stays quantized unless all linears are widened to `dtype`; an embedding

@@ -222,7 +222,7 @@ class Pieces:
 
 # Calls the C library for CPUs (csrc/, compiled by build.py) with torch tensors.
 #
-# This part knows tensors and strides, not models or instruction sets (ops/native.py). In every function, the bits of
+# This part knows tensors and strides, not models or instruction sets . In every function, the bits of
 # a row depend on this row only: not on the number of rows, the chunking of a prompt, the page size or the number of
 # threads. If `available` returns False (other dtypes, other processors, no compiler, SLUICE_NATIVE=0), callers use
 # functions in plain PyTorch, which also define what each function here computes.

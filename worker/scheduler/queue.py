@@ -3,7 +3,7 @@
 1. Preempted sequences go before all others.
 2. The sequences of one prompt form a group (n > 1). The first one, the leader, computes the prompt. The followers wait
    until the prompt is computed. Then they go to the front, because the prefix cache now has the leader's pages.
-3. Tenants share fairly, and within a tenant, priority counts before arrival (fair_queue.py).
+3. Tenants share fairly, and within a tenant, priority counts before arrival (see FairQueue).
 
 The queue knows nothing about pages, budgets or time. Every operation takes O(1) per sequence while there is one tenant.
 """

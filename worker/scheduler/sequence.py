@@ -59,12 +59,12 @@ class SharedPrefix:
 
 @dataclass(slots=True)
 class Turn:
-    """The place of a sequence in the queue. queue.py and fair_queue.py read it; fair_queue.py updates the charge."""
+    """The place of a sequence in the queue. queue.py reads it, and updates the charge."""
 
     group: int = 0  # group id, equal for all sequences of one prompt, see queue.py; 0: no group
     priority: int = 0  # lower goes first
     deadline: float = float("inf")  # seconds of the loop's clock
-    tenant: str = ""  # the name of the API key that the request came with, see fair_queue.py
+    tenant: str = ""  # the name of the API key that the request came with, see queue.py
     charged_tokens: int = 0  # tokens already counted in its tenant's account
     preempted_for: bool = False  # whether running sequences were already preempted to admit it
 
@@ -314,7 +314,7 @@ class SequenceUpdate(msgspec.Struct, frozen=True, gc=False, eq=False):
     outcome: Outcome | None  # None if the sequence continues
 
 
-# The slots for recurrent states that one sequence has. features/states.py gives and takes back slots.
+# The slots for recurrent states that one sequence has. recurrent_slots.py gives and takes back slots.
 
 
 @dataclass(slots=True, eq=False)
@@ -369,7 +369,7 @@ def accept(sequence: Sequence, constraint: Constraint, id: int) -> bool:
 
 # Draft tokens of a chunk: guessed next tokens, computed in the same step and accepted if the same ids are sampled.
 #
-# speculation.py guesses drafts; records/answer_check.py takes them from an answer.
+# drafts.py guesses drafts; AnswerCheck takes them from an answer.
 
 
 def accepted_ids(ids: list[int], drafts: tuple[int, ...]) -> list[int]:
@@ -524,7 +524,7 @@ class PromptPictures:
         return [picture for picture in found if picture.start + picture.tokens > begin]
 
 
-# A text that the client expects as the output. Its ids become drafts (features/predicted.py).
+# A text that the client expects as the output. Its ids become drafts (drafts.py).
 
 
 @dataclass(slots=True, eq=False)
@@ -551,7 +551,8 @@ class PromptScores:
         return max(0, self.start - 1)
 
 
-# Computes existing output again, because the next tokens depend on more than the ids (see mirostat.py).
+# Computes existing output again, because the next tokens depend on more than the ids (see
+# worker/model_runner/sampler_chain.py).
 
 MOST_REPLAYED = 31  # most tokens to replay in one step; each needs a row of logits, copied to the host
 

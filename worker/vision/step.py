@@ -39,7 +39,7 @@ def with_pictures(inputs: ForwardInputs, chunks: Sequence[Chunk], vision: Vision
 
 
 def _rotated(inputs: ForwardInputs, chunks: Sequence[Chunk], components: Tensor) -> ForwardInputs:
-    """Returns the inputs with the three positions of each row. components: see rotary.py"""
+    """Returns the inputs with the three positions of each row. components: see attention.py"""
     positions = np.concatenate([_positions_of(chunk) for chunk in chunks], axis=1)
     device = inputs.positions.device
     columns = torch.from_numpy(positions)[components].T.contiguous()  # [T, D]

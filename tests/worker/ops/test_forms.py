@@ -1,4 +1,4 @@
-"""forms.py chooses the right form of an operation, and no form imports another form."""
+"""choose.py chooses the right form of an operation, and no form imports another form."""
 
 import ast
 from collections.abc import Iterator

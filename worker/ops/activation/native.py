@@ -1,4 +1,4 @@
-"""Calls activation.c."""
+"""Calls rowwise.c."""
 
 import torch
 from torch import Tensor

@@ -17,7 +17,7 @@ def act_and_mul_torch(x: Tensor, activation: Activation) -> Tensor:
     """Returns act(x[:, :I]) * x[:, I:]. The activation is rounded to x's dtype before the multiplication.
 
     x [T, 2 * I] is contiguous and holds the gate and up projections side by side. The result is [T, I].
-    activation: one of GATED in activate.py
+    activation: one of GATED in triton.py
     """
     gate, up = x.chunk(2, dim=-1)
     if activation != "clamped_swiglu":
@@ -26,7 +26,7 @@ def act_and_mul_torch(x: Tensor, activation: Activation) -> Tensor:
     return gate * torch.sigmoid(gate * SWIGLU_ALPHA) * (up + 1)
 
 
-# The activation of a feed-forward network without a gate. act_and_mul.py has the activation of gated networks.
+# The activation of a feed-forward network without a gate. triton.py has the activation of gated networks.
 #
 # `relu2` is the square of max(x, 0). `xielu` (arXiv 2411.13010) has four parameters, alpha_p, alpha_n, beta and eps:
 #

@@ -74,7 +74,7 @@ INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + simd_exp(-x)); }
 /* The activations, in the order of ACTIVATIONS in worker/ops/activation/reference.py. */
 enum { SILU, GELU_TANH, RELU2, CLAMPED_SWIGLU, XIELU };
 
-/* tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). xIELU has parameters (activate.py). */
+/* tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). xIELU has parameters (worker/spec.py). */
 INLINE vf activated(vf x, int activation, const float *parameters) {
     vf zero = {0};
     if (activation == SILU) return x * sigmoid(x);

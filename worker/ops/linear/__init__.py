@@ -20,7 +20,7 @@ def linear(
     """Returns x [T, K] @ weight.T + bias, [T, N] in x's dtype, or in float32 if `fp32_out`.
 
     A float32 result has not been rounded to x's dtype before, except by library GEMMs. With `split_k`, the result may
-    also be split-K partial sums (see split_k.py) if it is cheaper to add them later.
+    also be split-K partial sums (see worker/ops/norm/reference.py) if it is cheaper to add them later.
     """
     if x.is_cuda and packed.codes:
         from worker.ops.linear.triton_low_bit import quantized_linear_triton

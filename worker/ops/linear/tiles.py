@@ -1,4 +1,4 @@
-"""Divides the matrix products of linear.py: decides where K is split, and which tiles the programs compute.
+"""Divides the matrix products of triton.py: decides where K is split, and which tiles the programs compute.
 
 Where K is split affects the bits, so this depends only on the weight's shape. Tiles do not affect the bits, so they may
 depend on the number of rows and on the device. The tables are below.
@@ -292,7 +292,7 @@ def choose_expert_tile(rows: int, columns: int, products: int, dtype: torch.dtyp
     if rows == 64:
         wide = products == 1 and columns % 128 == 0
         return Tile(64, 128, 4, 4) if wide else Tile(64, 64, 4, {1: 6, 2: 4}[products])
-    if products == 2 and dtype == torch.float8_e4m3fn:  # e4m3 needs registers for second sums, too (see linear.py)
+    if products == 2 and dtype == torch.float8_e4m3fn:  # e4m3 needs registers for second sums, too (see triton.py)
         return Tile(128, 64, 8, 4)
     return Tile(128, 128, 8, 4) if columns % 128 == 0 else Tile(128, 64, 4, {1: 4, 2: 3}[products])
 

@@ -5,19 +5,19 @@ In this file, a product is a matrix product.
 The bits are batch-invariant for the following reasons. K is split at absolute positions into chains (tiles.py). For
 each output element, every chain is one fp32 accumulation from zero, and the chains are added in order (the bias after
 the first chain). The division of work never affects the bits: one program may compute all chains of its tile; or each
-chain has its own program, and the kernel that reads the result adds the partial sums (split_k.py). Inside a chain, K
-advances by the tensor core's step (16 for 16-bit numbers) for any BLOCK_K, zeros beyond the end add nothing, and the
-same instruction runs throughout. The weight's rows are always the instruction's M side, 64 per warp group. The tokens
-are the N side: an instruction has 8 to 256 tokens, and no token affects another token. So tiles may depend on the
-number of tokens, but chains must not. All of this relies on one assumption about the hardware: wgmma m64nNk16 (k32 for
-e4m3) gives an element the same bits for every N.
+chain has its own program, and the kernel that reads the result adds the partial sums (worker/ops/norm/reference.py).
+Inside a chain, K advances by the tensor core's step (16 for 16-bit numbers) for any BLOCK_K, zeros beyond the end add
+nothing, and the same instruction runs throughout. The weight's rows are always the instruction's M side, 64 per warp
+group. The tokens are the N side: an instruction has 8 to 256 tokens, and no token affects another token. So tiles may
+depend on the number of tokens, but chains must not. All of this relies on one assumption about the hardware: wgmma
+m64nNk16 (k32 for e4m3) gives an element the same bits for every N.
 
 Textbooks put the tokens on the M side. Here the weights are on the M side, because with few tokens, a product takes as
 long as reading the weights. To read them at full speed, an H200 needs about 3 MB in flight, or 24 KB per
 multiprocessor. Here 64 rows of 64 weights are 8 KB per stage, at least six of eight stages are ahead, and two programs
 share a multiprocessor. If the tokens were on the M side, 64 rows of mostly missing tokens would take shared memory and
-its bandwidth from the weights. The M side may also come from registers: eight-bit weights (quantize.py) are converted
-in registers, and each chain is multiplied by the scale of its weight row before it is added.
+its bandwidth from the weights. The M side may also come from registers: eight-bit weights (quantized_weight.py) are
+converted in registers, and each chain is multiplied by the scale of its weight row before it is added.
 
 If the tokens have eight bits too, K advances by 32, and each chain is also multiplied by the scales of its tokens. Sums
 of int8 are exact. The tensor core keeps sums of e4m3 to about 14 bits only. So for e4m3, the tensor core starts from
@@ -112,7 +112,7 @@ def _gated_linear_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Computes act(x @ gate) * (x @ up), rounded as in act_and_mul.py.
+    """Computes act(x @ gate) * (x @ up), rounded as in worker/ops/activation/triton.py.
 
     The weight has `columns` rows of gate, then as many rows of up.
     """

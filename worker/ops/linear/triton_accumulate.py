@@ -3,7 +3,7 @@
 A product whose K is split into several chains needs two sums at a time: of the current chain, and of all finished
 chains. With a tile of 256 x 128, there are no registers for the second sum. So the sum of the finished chains waits in
 memory ("parked"): a program stores it at the end of a chain, and adds it at the end of the next chain. Additions have
-the same order as in linear.py, so the bits are the same.
+the same order as in triton.py, so the bits are the same.
 
 Each multiprocessor runs one program, which computes one tile after another. So on an H200, the waiting sums take 17 MB,
 which fit into its L2 cache of 50 MB.
@@ -113,8 +113,8 @@ def launch_parked(
 ) -> None:
     """Computes a product of `count` tiles that has several chains.
 
-    operands: x, weight, bias, scale and token scale, as in linear.py
-    sizes: rows, columns, depth, chain and stride of x, as in linear.py
+    operands: x, weight, bias, scale and token scale, as in triton.py
+    sizes: rows, columns, depth, chain and stride of x, as in triton.py
     """
     programs = min(count, multiprocessors(out.device))
     parked = torch.empty(programs * tile.rows * tile.columns, dtype=torch.float32, device=out.device)
@@ -123,7 +123,7 @@ def launch_parked(
 
 # Functions for kernels that multiply by weights of 16 or 8 bits: they compute one chain of additions for a tile.
 #
-# linear.py says what a chain is, and why its bits are the same in every tile.
+# triton.py says what a chain is, and why its bits are the same in every tile.
 
 
 @triton.jit
@@ -161,7 +161,7 @@ def _zero_accumulator(x_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 def _accumulate(acc, weight, x, FORMAT: tl.constexpr):
     """Returns acc [N, M] + weight [N, K] @ x [K, M]."""
     if x.dtype == tl.float8e4nv:
-        return acc + tl.dot(weight, x)  # the addition is separate: linear.py says why
+        return acc + tl.dot(weight, x)  # the addition is separate: triton.py says why
     else:
         return tl.dot(widen(weight, x.dtype, FORMAT), x, acc, input_precision="ieee", out_dtype=acc.dtype)
 

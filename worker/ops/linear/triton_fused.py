@@ -1,12 +1,12 @@
 """A Triton kernel for linear_add_norm: a product of few rows, whose last program adds the residual and norms the sum.
 
-A program stores its partial sums (split_k.py), and counts itself in `arrivals`. The last program, which finds all other
-programs counted, reads all partial sums from the L2 cache and computes the norm like the kernel of norm.py. It also
-sets the counter back for the next launch.
+A program stores its partial sums (worker/ops/triton_common.py), and counts itself in `arrivals`. The last program,
+which finds all other programs counted, reads all partial sums from the L2 cache and computes the norm like the kernel
+of worker/ops/norm/triton.py. It also sets the counter back for the next launch.
 
 The bits are the same as with two kernels. A norm adds the squares of a row in an order that depends on the number of
-warps, so this kernel has as many warps as the kernel of norm.py. The last program computes one row after another, so
-this kernel is used only for few rows.
+warps, so this kernel has as many warps as the kernel of worker/ops/norm/triton.py. The last program computes one row
+after another, so this kernel is used only for few rows.
 """
 
 from collections.abc import Iterator, Sequence

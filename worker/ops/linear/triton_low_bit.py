@@ -1,6 +1,6 @@
 """Triton kernels for linear with a weight of four or eight bits (worker/ops/quantized_weight.py).
 
-The products have the same bits as those of linear.py with the dequantized weight: K is split into the same chains, and
+The products have the same bits as those of triton.py with the dequantized weight: K is split into the same chains, and
 a chain has the same order. A program reads codes, turns them into numbers of the tokens' format in registers
 (triton_dequantize.py), and multiplies these numbers. Tokens keep their format.
 
@@ -36,7 +36,7 @@ def _quantized_linear_kernel(
     FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Computes x @ weight.T like _linear_kernel in linear.py. Each program multiplies BLOCK_M tokens by BLOCK_N weight
+    """Computes x @ weight.T like _linear_kernel in triton.py. Each program multiplies BLOCK_M tokens by BLOCK_N weight
     rows.
 
     weight_rows: how many rows the weight has, including the padding of the last tile
@@ -81,7 +81,7 @@ def _quantized_gated_linear_kernel(
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Computes act(x @ gate) * (x @ up) like _gated_linear_kernel in linear.py."""
+    """Computes act(x @ gate) * (x @ up) like _gated_linear_kernel in triton.py."""
     launch_dependents(PDL)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     tile_m, tile_n = tile_index(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N), GROUP)

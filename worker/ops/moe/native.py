@@ -190,7 +190,7 @@ class CExperts:
     chosen: int  # how many experts each row chooses
     sigmoid: bool  # if true, routing weights are sigmoids of the logits, else their softmax
     normalized: bool  # if true, the weights of a row's experts are divided by their sum
-    activation: int  # its index in ACTIVATIONS of activate.py
+    activation: int  # its index in ACTIVATIONS of worker/spec.py
 
     def struct(self, ranks: RanksC | None = None, parts: int = 0) -> ExpertsStruct:
         """Returns a struct that is valid as long as this record exists.

@@ -97,7 +97,8 @@ def pack_experts(
 ) -> PackedExperts:
     """Prepares one linear of `count` experts for inputs of `dtype`.
 
-    experts: for each expert the parts of its weight, whose rows are stacked as in pack_stacked of linear.py. Experts
+    experts: for each expert the parts of its weight, whose rows are stacked as in pack_stacked of
+    worker/ops/linear/packed.py. Experts
         are read from the iterable one by one, so that only one expert is in memory twice.
     bias: [E, N]
     """
@@ -130,7 +131,7 @@ def pack_quantized_experts(
 
     experts: for each expert values [N, K] (int8 or float8_e4m3fn) and scale [N]
     dynamic: if true, inputs are quantized, too. Only GPU kernels read quantized values; see pack_quantized in
-        linear.py.
+        worker/ops/linear/packed.py.
     """
     (first, _), every = _peek(experts)
     if not first.is_cuda:

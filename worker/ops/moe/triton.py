@@ -6,7 +6,7 @@ kernels.
 A slot is one chosen expert of a row. If there are few slots, most slots have an expert of their own; then each slot is
 a tile of its own, and only the weights of chosen experts are read. If there are more slots, they are grouped by expert
 once for both products. A row's bits are the same in both cases: an element is one chain of additions over K in any tile
-(linear.py), and a row's results are added in the order of its slots.
+(worker/ops/linear/triton.py), and a row's results are added in the order of its slots.
 """
 
 import torch

@@ -1,9 +1,9 @@
 """Triton kernels for one linear of many experts, with weights of 16 or 8 bits. The input of each slot is multiplied by
 the weight of its expert.
 
-The products are computed as in linear.py, but K is always one chain, because many experts keep a GPU busy even if K is
-not split. So a slot has the same bits in every tile. For a weight of this shape, `linear_triton` gives the same bits if
-it uses a single chain, too.
+The products are computed as in worker/ops/linear/triton.py, but K is always one chain, because many experts keep a GPU
+busy even if K is not split. So a slot has the same bits in every tile. For a weight of this shape, `linear_triton`
+gives the same bits if it uses a single chain, too.
 """
 
 from typing import Any

@@ -41,7 +41,7 @@ def add_rms_norm_torch(
 ) -> tuple[Tensor, Tensor]:
     """Returns (rms_norm(s), s) with s = scale * x + residual, rounded to the dtype first, as in Hugging Face models.
 
-    x [T, H], or its split-K partial sums (see split_k.py); residual [T, H]; weight [H], or [2, H] for a layer norm;
+    x [T, H], or its split-K partial sums (see sum_split_k); residual [T, H]; weight [H], or [2, H] for a layer norm;
     None: there is no norm, and both results are s. x_norm: the weight of a norm that is applied to x first; None: no
     such norm
     """

@@ -1,4 +1,4 @@
-"""Calls rope.c."""
+"""Calls rowwise.c."""
 
 import torch
 from torch import Tensor

@@ -97,8 +97,8 @@ def qkv_rope_write_torch(
 ) -> Tensor:
     """Returns the rotated q [T, Hq, D] in `dtype`, and writes k and v to the slots `slot_mapping` [T] of the caches.
 
-    qkv [T, (Hq + 2 Hk) * D] in `dtype`, or its split-K partial sums (see split_k.py); cache_k, cache_v [pages,
-    page_size, Hk, D] or as store_kv.py says; cos, sin [M, D] float32; positions [T]: rows of the tables. q_norm and
+    qkv [T, (Hq + 2 Hk) * D] in `dtype`, or its split-K partial sums (see sum_split_k); cache_k, cache_v [pages,
+    page_size, Hk, D] or as store_kv says; cos, sin [M, D] float32; positions [T]: rows of the tables. q_norm and
     k_norm are None if there are no norms, [D] for a norm of each head, or [Hq * D] and [Hk * D] for one norm of all
     query heads and one of all key heads; v_norm [D] or None. norm_last: if true, norms of heads follow the rotation
     instead of preceding it. If Hk is 0, there are only queries. norm, rotate, write: other forms of the three

@@ -1,9 +1,9 @@
 """Triton kernel for qkv_rope_write. One program norms and rotates some heads of one token, and writes them to q and the
 cache.
 
-It computes the same as the kernels of norm.py, rotary.py and store_kv.py one after another, with their roundings: a
-normed value is rounded to the dtype before it is rotated. No multiplication is fused into an addition, as in norm.py,
-so a head has the same bits whether or not qkv is split-K partial sums.
+It computes the same as the kernel of worker/ops/norm/triton.py and the two others here one after another, with their
+roundings: a normed value is rounded to the dtype before it is rotated. No multiplication is fused into an addition, as
+in worker/ops/norm/triton.py, so a head has the same bits whether or not qkv is split-K partial sums.
 """
 
 import torch
