@@ -32,11 +32,12 @@ from frontend.server.http_protocol import ConnectionLimits, LimitedHttpProtocol,
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool
+from shared.address import parse_all
 from shared.config.settings import Settings
 from shared.heartbeat import Heartbeat, Phase, StopRequests, ignore_further
 from shared.machine import map_large_buffers
 from shared.model_list import Entry, read_entries
-from shared.wire import keys_for, parse_all
+from shared.wire import keys_for
 
 GRACE_S = 5.0  # time after a drain in which connections may receive their last bytes
 IDLE_CLOSE_S = 3.0  # time after SIGHUP until idle connections are closed

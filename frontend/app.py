@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.api.formats import API_FORMATS, error_format, imported
+from frontend.api.formats import API_FORMATS, MODULES, error_format
 from frontend.app_state import AppState
 from frontend.model_table import ModelTable
 from frontend.observability.access_log import RequestRecord
@@ -140,7 +140,7 @@ def _ended(ended: EndHooks, record: RequestRecord) -> None:
 
 async def _answered(handler: str, state: AppState, request: Request) -> Response:
     module, _, function = handler.partition(":")
-    answer: Handler = getattr(await imported(module), function)
+    answer: Handler = getattr(await MODULES.soon(module), function)
     try:
         return await answer(state, request)
     finally:

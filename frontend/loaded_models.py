@@ -21,10 +21,10 @@ from frontend.text.tokenizer import Tokenizer
 from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready
+from shared.address import parse_all
 from shared.config.settings import Settings, with_values
 from shared.launcher_messages import Keep, Load, ModelState
 from shared.model_list import Entry, read_entries, seconds_of, worker_folder
-from shared.wire import parse_all
 
 log = logging.getLogger("sluice.models")
 POLL_S = 0.02  # pause between two checks whether a loaded model can serve

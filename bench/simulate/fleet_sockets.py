@@ -28,9 +28,10 @@ from frontend.server.http_protocol import available_connections
 from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool
 from shared import messages as m
+from shared.address import Address
 from shared.config.flags import positive_float, positive_int
 from shared.config.settings import WireConfig
-from shared.wire import Address, bind, decode_request, encode, large_context
+from shared.wire import bind, decode_request, encode, large_context
 
 STATUS_S = 0.2
 FILES = 20_000  # limit of open files that each of the two processes requests

@@ -16,7 +16,7 @@ from shared.config.flags import Parser, positive_float
 STEP_AGE = re.compile(rb"^\S*worker_last_step_age_seconds(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
-def probe_parser() -> Parser:
+def parser() -> Parser:
     parser = Parser(
         prog="sluice probe", description="Check the health of a process: exit with 0 if it answers 200, else with 1."
     )
@@ -35,7 +35,7 @@ def probe_parser() -> Parser:
 
 
 def probe(words: list[str]) -> int:
-    args = probe_parser().read(words)
+    args = parser().read(words)
     if not args.url.startswith(("http://", "https://")):
         raise CliError(f"{args.url} does not begin with http:// or https://", 2)
     text = _get(args.url, args.timeout, insecure=args.insecure)

@@ -26,16 +26,16 @@ import msgspec
 from deploy.launcher.child_command import DEMO, DEMO_MODEL, with_local_model
 from deploy.launcher.many_sizes import GIB, PROCESS_BYTES, HubModels, Kept, weight_files, weights_bytes
 from deploy.launcher.packaged_model import SMOLLM2
+from shared.address import check_socket_path
 from shared.config.check import check
 from shared.config.declaration import ConfigError, flag_name
 from shared.config.flags import Flag, all_flags
 from shared.config.settings import ModelConfig, Settings, with_values
+from shared.gguf.index import read_index
 from shared.gguf.naming import is_translation, local_model, short_name
-from shared.gguf.translated import read_index
 from shared.launcher_messages import State
 from shared.machine import CPU_SHARE, available_bytes, visible_gpus
 from shared.model_list import Entry, checked, encode_entries, find_entries, read_entries, seconds_of, worker_folder
-from shared.wire import check_socket_path
 
 TURN_S = 10.0
 MOST_DRAIN_S = 30.0

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.address import with_port_offset
 from shared.config.declaration import ConfigError
 from shared.config.settings import Settings, with_values
 from shared.machine import CPU_SHARE, available_bytes, usable_cores
-from shared.wire import with_port_offset
 
 GIB = 1 << 30
 

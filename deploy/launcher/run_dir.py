@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shared.wire import LONGEST_SOCKET_PATH
+from shared.address import LONGEST_SOCKET_PATH
 
 _PREFIX = "sluice-run-"
 _METRICS_FILE_BYTES = 1 << 18  # ten times what metrics without labels need

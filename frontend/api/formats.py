@@ -1,7 +1,6 @@
 """The interface of an API format, and the tables that say which format a path uses."""
 
 import asyncio
-import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -20,6 +19,26 @@ from shared.config.frontend import FrontendConfig
 T = TypeVar("T")
 
 
+class LazyModules:
+    """Modules by name. Each is imported when it is first asked for, which takes some ten milliseconds."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}  # modules that are complete; sys.modules has those that a thread still imports
+
+    def now(self, name: str) -> Any:
+        if (found := self._found.get(name)) is None:
+            found = self._found[name] = import_module(name)
+        return found
+
+    async def soon(self, name: str) -> Any:
+        """Returns the module. If it is not imported yet, a thread imports it, so that streams go on."""
+        found = self._found.get(name)
+        return await asyncio.to_thread(self.now, name) if found is None else found
+
+
+MODULES = LazyModules()
+
+
 class Modules(Mapping[str, T], Generic[T]):
     """Modules by path of a route. A module is imported by the first request of one of its paths."""
 
@@ -27,24 +46,13 @@ class Modules(Mapping[str, T], Generic[T]):
         self.names = names
 
     def __getitem__(self, path: str) -> T:
-        return cast(T, module(self.names[path]))
+        return cast(T, MODULES.now(self.names[path]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 
     def __len__(self) -> int:
         return len(self.names)
-
-
-def module(name: str) -> Any:
-    """Returns the module of this name. Imports it if need be, which takes some ten milliseconds."""
-    found = sys.modules.get(name)
-    return import_module(name) if found is None else found
-
-
-async def imported(name: str) -> Any:
-    """Returns the module of this name. If it is not imported yet, a thread imports it, so that streams go on."""
-    return sys.modules[name] if name in sys.modules else await asyncio.to_thread(import_module, name)
 
 
 class ApiFormat(Protocol):
@@ -113,7 +121,7 @@ def name_of_format(path: str, body: bytes, config: FrontendConfig) -> str:
 
 async def api_format(path: str, body: bytes, config: FrontendConfig) -> ApiFormat:
     """Returns the API format of the response."""
-    return cast(ApiFormat, await imported(name_of_format(path, body, config)))
+    return cast(ApiFormat, await MODULES.soon(name_of_format(path, body, config)))
 
 
 def error_format(path: str, config: FrontendConfig) -> Envelope:
@@ -122,4 +130,4 @@ def error_format(path: str, config: FrontendConfig) -> Envelope:
         name = name_of_format(path, b"", config)
     else:
         name = next((name for start, name in ERRORS.items() if path.startswith(start)), CHAT)
-    return cast(Envelope, module(name))
+    return cast(Envelope, MODULES.now(name))

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
-from frontend.api.formats import Modules, imported
+from frontend.api.formats import MODULES, Modules
 from frontend.api.pooling.fields import Binary
 from frontend.app_state import AppState
 from frontend.errors import SluiceError
@@ -58,7 +58,7 @@ POOLING_FORMATS: Modules[PoolingFormat] = Modules({
 async def pool(app: AppState, request: Request) -> Response:
     body, begun = await app.body(request), time.perf_counter()
     record: RequestRecord = request.scope[RECORD]
-    chosen = request.scope[API_FORMAT] = await imported(POOLING_FORMATS.names[request.scope["path"]])
+    chosen = request.scope[API_FORMAT] = await MODULES.soon(POOLING_FORMATS.names[request.scope["path"]])
     record.api_format = chosen.NAME
     decoded = app.decode(request, body, chosen.REQUEST)
     model = await app.usable_model(request, decoded)

@@ -25,8 +25,9 @@ import zmq
 from frontend.workers.status import REPORTED, ConnectionState, Readiness, readiness_of
 from frontend.workers.stream import Stream
 from shared import messages as m
+from shared.address import Address
 from shared.config.settings import WireConfig
-from shared.wire import Address, connect, decode_event, encode, pack_u32, unpack_u32
+from shared.wire import connect, decode_event, encode, pack_u32, unpack_u32
 
 # The events that a connection reports to its listener, and the counters of all connections for /metrics.
 

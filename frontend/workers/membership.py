@@ -15,9 +15,10 @@ from frontend.workers.connection import WorkerConnection
 from frontend.workers.routing import load
 from frontend.workers.status import READY, STARTING, ConnectionState, Readiness, WorkerStatus, not_ready
 from shared import messages as m
+from shared.address import Address, parse_all
 from shared.config.declaration import ConfigError
 from shared.config.settings import WireConfig
-from shared.wire import MAX_SOCKETS, Address, large_context, parse_all
+from shared.wire import MAX_SOCKETS, large_context
 
 # Worker addresses from the flags, from the lines of a file, and from DNS.
 #

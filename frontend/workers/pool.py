@@ -22,9 +22,10 @@ from frontend.workers.membership import RESOLVE_S, Discovery, Membership
 from frontend.workers.routing import Router, load
 from frontend.workers.stream import Stream
 from shared import messages as m
+from shared.address import Address
 from shared.config.settings import WireConfig
 from shared.messages import Picture
-from shared.wire import Address, pack_u32
+from shared.wire import pack_u32
 
 TICK_S = 0.1
 REPLACED = (

@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from shared.address import check_socket_path, parse_all, with_port_offset
 from shared.config.declaration import ConfigError, flag_name, value_problem, words
 from shared.config.frontend import ALIASES, FrontendConfig
 from shared.config.settings import Settings, WireConfig, non_default_names, read_speculative_config, with_values
-from shared.wire import check_socket_path, parse_all, with_port_offset
 
 
 def check(settings: Settings, explicit: Collection[str] | None = None) -> Settings:

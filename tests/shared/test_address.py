@@ -2,10 +2,10 @@
 
 import pytest
 
+from shared.address import LONGEST_SOCKET_PATH, parse
 from shared.config.check import check
 from shared.config.declaration import ConfigError
 from shared.config.settings import Settings, with_values
-from shared.wire import LONGEST_SOCKET_PATH, parse
 
 
 @pytest.mark.parametrize(

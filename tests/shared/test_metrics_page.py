@@ -22,10 +22,10 @@ from frontend.workers.connection import WireCounters
 from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import ConnectionState, WorkerStatus
+from shared.address import parse_all
 from shared.config.frontend import ALIASES, FrontendConfig
 from shared.config.settings import WireConfig
 from shared.messages import Status
-from shared.wire import parse_all
 from tests.fakes import READY_STATUS
 from tests.fakes import tokenizer as small_tokenizer
 from tests.wire.harness import Worker, until

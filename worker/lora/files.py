@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from shared.gguf.config import ARCHITECTURES
+from shared.gguf.index import Index
 from shared.gguf.lora import read_gguf
-from shared.gguf.translated import Index
 from shared.lora import AdapterError, AdapterFiles, LowRank, StoredFactor, low_rank_modules
 from worker.quantization.gguf_tensors import AS_STORED, PAIRED, Layout, hugging_face_name, layout_of
 from worker.spec import ModelSpec

@@ -10,8 +10,8 @@ import pytest
 
 from deploy.launcher.run_dir import RunDirError, reserve_metrics, run_dir, running_servers
 from deploy.launcher.serve import watchdog_for
+from shared.address import LONGEST_SOCKET_PATH
 from shared.config.settings import Settings
-from shared.wire import LONGEST_SOCKET_PATH
 from tests.strangers import give_away
 
 

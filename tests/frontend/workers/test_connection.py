@@ -14,8 +14,9 @@ from frontend.workers.connection import NO_EPOCH, SILENCE_S, WireCounters, Worke
 from frontend.workers.status import ConnectionState, not_ready
 from frontend.workers.stream import Stream
 from shared import messages as m
+from shared.address import Address
 from shared.messages import WorkerState
-from shared.wire import Address, decode_request, pack_u32
+from shared.wire import decode_request, pack_u32
 from tests.wire.harness import sampling
 
 ME, EPOCH = b"frontend", 3

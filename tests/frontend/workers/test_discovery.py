@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from frontend.workers.membership import Discovery
-from shared.wire import parse, parse_all
+from shared.address import parse, parse_all
 
 
 def test_workers_file_is_reread_and_errors_keep_the_addresses(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from frontend.workers.membership import FILES_OF_A_WORKER, Discovery, Membership
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import READY, ConnectionState, not_ready
 from shared import messages as m
+from shared.address import Address, parse_all
 from shared.config.declaration import ConfigError
 from shared.config.settings import WireConfig
-from shared.wire import Address, parse_all
 
 LIMITS = m.Limits(100, 100, (1,))
 

@@ -16,9 +16,10 @@ from frontend.workers.pool import WorkerPool
 from frontend.workers.status import READY, not_ready
 from frontend.workers.stream import Stream
 from shared import messages as m
+from shared.address import parse_all
 from shared.config.settings import WireConfig
 from shared.prefix_identity import prefix_keys
-from shared.wire import pack_u32, parse_all
+from shared.wire import pack_u32
 from tests.patience import PATIENCE_S
 from tests.wire.harness import FakeRunner, Worker, expected, sampling, until, whole
 
