@@ -1,4 +1,4 @@
-"""Says which version of Sluice this is."""
+"""Says which version and commit of Sluice this is, and hashes what decides the bytes of answers."""
 
 import dataclasses
 import hashlib

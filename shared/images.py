@@ -1,4 +1,4 @@
-"""Makes a data: URL, as in requests, of a picture's file."""
+"""Images in requests: data: URLs, digests, the identity of an image in a prompt, and limits."""
 
 import base64
 import hashlib

@@ -1,4 +1,6 @@
-"""The entries of the table of models: read from a file, or found in a folder. Opens no checkpoint.
+"""The list of models of a server with many models: entries, and how durations are written in it.
+
+The entries of the table of models: read from a file, or found in a folder. Opens no checkpoint.
 
 A file of TOML has a table for each model:
 

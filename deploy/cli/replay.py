@@ -1,4 +1,4 @@
-"""Writes the report of a replay: the differences, a table of latencies, and the verdict in the last line."""
+"""`sluice replay`: sends recorded requests again, compares the answers, and reports differences and times."""
 
 import sys
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Renders deploy/kubernetes/ and deploy/gateway/pool.yaml from the Helm chart with `helm template`."""
+"""Names the images of a release, and renders deploy/kubernetes/ and deploy/gateway/pool.yaml from the Helm chart."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""Sums up the usage and the timings of a response from the deltas of its choices."""
+"""What a format writes a response from: its context, and usage and timings summed up over the deltas of its choices."""
 
 import secrets
 import time

@@ -1,4 +1,6 @@
-"""Decodes and resizes one picture, in a child process that a hostile file may crash (shared/sandbox.py).
+"""Decodes images in child processes, and keeps recent ones.
+
+Decodes and resizes one picture, in a child process that a hostile file may crash (shared/sandbox.py).
 
 Does the same as the Pillow-based image processors of transformers, except normalization, which the worker does.
 """

@@ -1,4 +1,6 @@
-"""Reads a picture from the web, from the hosts that the server allows.
+"""Reads the images of a request: from data URLs, the web, or a folder.
+
+Reads a picture from the web, from the hosts that the server allows.
 
 The address of the host is looked up once, checked, and connected to, so that a name cannot change to an address of the
 local network in between. Redirects are not followed, because they lead to other hosts. Only the ports of the web are

@@ -1,4 +1,7 @@
-"""Empties the prefix caches of all workers, and waits until the workers confirm it."""
+"""Routes that report health, readiness, load and metrics, and the route that empties the prefix caches.
+
+Empties the prefix caches of all workers, and waits until the workers confirm it.
+"""
 
 import asyncio
 import secrets

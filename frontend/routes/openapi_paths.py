@@ -1,4 +1,4 @@
-"""Describes llama.cpp's routes for /openapi.json."""
+"""Describes the routes of other servers' APIs for /openapi.json: adapters, many models, llama.cpp, SGLang."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,6 @@
-"""vLLM's render routes: the token ids and the sampling parameters with which a request would be computed.
+"""Routes that need no worker: token ids, texts of ids, rendered prompts and counts.
+
+vLLM's render routes: the token ids and the sampling parameters with which a request would be computed.
 
 A gateway hashes the ids to find the worker whose cache has the prefix. These routes need no worker, so prompts have no
 length limit until a worker has reported one. They refuse the same requests as the generating routes, in the same words.

@@ -1,5 +1,8 @@
-"""/invocations, the only route that Amazon SageMaker calls. The fields of a body decide which other route handles
-it."""
+"""Routes whose body holds another route's request: receipts to verify, and SageMaker's /invocations.
+
+/invocations, the only route that Amazon SageMaker calls. The fields of a body decide which other route handles
+it.
+"""
 
 import time
 from typing import Any

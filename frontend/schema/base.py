@@ -1,4 +1,6 @@
-"""The base of all request types, helpers for msgspec's description of a type, and the refusals that name a field.
+"""The base of request and response types, and how JSON is encoded.
+
+The base of all request types, helpers for msgspec's description of a type, and the refusals that name a field.
 
 Knows no API format and no field.
 """

@@ -1,4 +1,6 @@
-"""API keys: authenticates requests and names their tenants. Knows headers, but no routes and no limits.
+"""Who may use the server: API keys, host names, origins of web pages, headers of a gateway, and TLS.
+
+API keys: authenticates requests and names their tenants. Knows headers, but no routes and no limits.
 
 Keys come from settings and from a file. A line of the file holds a key, white space, and the key's name, which is its
 tenant in logs, metrics and the queue. Several keys may share a name, such as an old and a new key while clients change

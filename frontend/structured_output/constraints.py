@@ -1,4 +1,6 @@
-"""Builds the grammar of a structural tag: https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html
+"""One grammar of all fields that constrain an answer, structural tags included.
+
+Builds the grammar of a structural tag: https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html
 
 A structural tag describes free text with tagged parts as a tree of formats: `const_string`, `json_schema`, `regex`,
 `any_text`, `sequence`, `or`, `tag`, `triggered_tags` and `tags_with_separator`. The older form, with `structures` and

@@ -1,7 +1,7 @@
 """Finds rules of a Lark grammar that allow no text that ends, so that an answer that enters one could never end.
 
 A rule is productive if one of its alternatives has only productive parts. Terminals count as productive: Lark allows
-no recursion among them. Of a grammar with notation that is not known here, nothing is said.
+no recursion among them. This module says nothing of a grammar whose notation it does not know.
 """
 
 import re

@@ -1,4 +1,7 @@
-"""Finds spellings of added tokens in untrusted texts. Puts before each spelling a mark that chat templates keep."""
+"""Keeps special tokens that a user writes ordinary text.
+
+Finds spellings of added tokens in untrusted texts. Puts before each spelling a mark that chat templates keep.
+"""
 
 import re
 import secrets

@@ -1,4 +1,4 @@
-"""Makes the part of config.json that only models with recurrent layers have (Gated DeltaNet, Mamba-2, convolutions)."""
+"""The parts of config.json that mixtures of experts, hybrids (DeltaNet, Mamba-2, convolutions) and Gemma 4 have."""
 
 from functools import partial
 

@@ -1,4 +1,6 @@
-"""Outputs of inner layers that a drafter on rank 0 reads (ForwardInputs.tapped), in pipeline parallelism.
+"""What stages of a pipeline send besides the rows: hidden states for drafters, vectors of layers, loads of experts.
+
+Outputs of inner layers that a drafter on rank 0 reads (ForwardInputs.tapped), in pipeline parallelism.
 
 The first stage has its outputs in the process that reads them. Every other stage hands on the outputs of its tapped
 layers to the next stage, as more columns of the rows, in the order of the layers. They come back to rank 0 with the

@@ -1,4 +1,7 @@
-"""Loads a model by its name: its config files, and its weights to a device. It builds no cache and no scheduler."""
+"""Loads a model by its name.
+
+Loads a model by its name: its config files, and its weights to a device. It builds no cache and no scheduler.
+"""
 
 import hashlib
 import logging

@@ -1,4 +1,4 @@
-"""Chooses the number formats of a model: for computation, for the K/V cache and for quantized weights."""
+"""Chooses the number formats of a model, and hashes what decides the bits of its answers."""
 
 import logging
 import re

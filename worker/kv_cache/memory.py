@@ -1,4 +1,6 @@
-"""Checks, before weights are read, whether a model fits in this machine's memory. Used when the CPU computes.
+"""Checks, before weights are read, whether a model fits in the memory of the machine or the GPU.
+
+Checks, before weights are read, whether a model fits in this machine's memory. Used when the CPU computes.
 
 A model that may fit is never refused, because other processes may free memory, and the K/V pool may stay empty.
 """

@@ -1,4 +1,7 @@
-"""Computes which positions of a sequence a sliding window still needs. Pages before these positions are freed."""
+"""What a sequence still needs, in plain integers: positions in a sliding window, and slots of recurrent states.
+
+Computes which positions of a sequence a sliding window still needs. Pages before these positions are freed.
+"""
 
 from typing import Protocol
 

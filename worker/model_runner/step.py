@@ -1,4 +1,4 @@
-"""A step in flight: it is launched, but its ids are not read yet."""
+"""What a runner takes and gives: the model, a launched step whose ids are not read yet, and its results."""
 
 from collections.abc import Callable
 from ctypes import c_uint64

@@ -43,9 +43,9 @@ def _triton(place: str) -> Form:
 # Functions that return whether the C library can compute an operation. They have the operation's arguments.
 
 
-def _has_dtype(x: Tensor, *_: Any) -> bool:
+def has_dtype(x: Tensor, *_: Any) -> bool:
     return native.available(x.dtype)
 
 
-def _has_dtype_of_residual(x: Tensor, residual: Tensor, *_: Any) -> bool:
+def has_dtype_of_residual(x: Tensor, residual: Tensor, *_: Any) -> bool:
     return native.available(residual.dtype)

@@ -247,7 +247,7 @@ def address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def _rows(x: Tensor) -> tuple[Tensor, int, int]:
+def contiguous_heads(x: Tensor) -> tuple[Tensor, int, int]:
     """Returns x, its number of heads and its D, for x [T, heads, D] or [T, D] (one head).
 
     Copies x unless the heads of each token are contiguous.

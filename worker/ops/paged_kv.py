@@ -88,13 +88,13 @@ def rows_visible(visible_to: Tensor | None, rows: int) -> int | None:
     return address(visible_to)
 
 
-def _check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:
+def check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:
     assert cache_k.shape == cache_v.shape and cache_k.dtype == cache_v.dtype and supports_cache(dtype, cache_k, d)
     assert cache_k.shape[2] == heads and (has_scales(cache_k, d) or cache_k.shape[3] == d)
     assert cache_k.is_contiguous() and cache_v.is_contiguous()
 
 
-def _check_tables(cos: Tensor, sin: Tensor, positions: Tensor, t: int, d: int) -> None:
+def check_tables(cos: Tensor, sin: Tensor, positions: Tensor, t: int, d: int) -> None:
     assert cos.dtype == sin.dtype == torch.float32 and cos.shape == sin.shape and cos.shape[1] == d and d % 2 == 0
     assert cos.is_contiguous() and sin.is_contiguous()
     assert positions.dtype == torch.int64 and positions.shape == (t,) and positions.is_contiguous()

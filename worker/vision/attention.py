@@ -1,4 +1,6 @@
-"""Attention among all patches of a picture, by the kernels for causal attention over pages.
+"""How the patches of an image attend to each other: windows, positions, rotary embeddings.
+
+Attention among all patches of a picture, by the kernels for causal attention over pages.
 
 In causal attention, a token at the last position sees every key, and so do all its query heads. This module therefore
 passes the queries of many patches to the kernel as if they were the query heads of one token at the last position. Each

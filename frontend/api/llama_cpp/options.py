@@ -1,4 +1,7 @@
-"""The fields that /completion and /infill share, and their translation to this server's fields."""
+"""The fields and prompts of llama.cpp's /completion and /infill.
+
+The fields that /completion and /infill share, and their translation to this server's fields.
+"""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The fields that /api/chat and /api/generate share, and their translation to this server's fields."""
+"""The JSON of Ollama's API: the fields that /api/chat and /api/generate share, messages, and responses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

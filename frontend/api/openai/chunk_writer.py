@@ -1,4 +1,4 @@
-"""Token ids and the prompt's log-probabilities in responses of completions and chats, with vLLM's field names."""
+"""Writes every byte of OpenAI's streams, with the details of tokens that vLLM's fields ask for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The fields that requests for vectors and scores share, and how their inputs become prompts."""
+"""What requests for vectors and scores share: fields, responses, and how vectors are encoded."""
 
 from array import array
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,7 @@
-"""The body of /generate: prompts, `sampling_params`, and which details the answer shall have."""
+"""The JSON of SGLang's routes: fields of requests, and responses.
+
+The body of /generate: prompts, `sampling_params`, and which details the answer shall have.
+"""
 
 from typing import Annotated, Any, ClassVar, Literal
 

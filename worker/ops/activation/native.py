@@ -1,4 +1,4 @@
-"""Calls rowwise.c."""
+"""Calls the activations of the C library (csrc/rowwise.c)."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Attention over the paged cache."""
+"""Attention over the paged cache: chooses which form runs."""
 
 from collections.abc import Sequence
 from typing import Any

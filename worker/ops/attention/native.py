@@ -1,10 +1,10 @@
-"""Calls attention_*.c."""
+"""Calls the attention of the C library (csrc/attention/)."""
 
 import torch
 from torch import Tensor
 
-from worker.ops.native import MAX_HEAD_DIM, _rows, address, kernels
-from worker.ops.paged_kv import _check_cache, kv_format, rows_visible
+from worker.ops.native import MAX_HEAD_DIM, address, contiguous_heads, kernels
+from worker.ops.paged_kv import check_cache, kv_format, rows_visible
 
 
 def attention(
@@ -28,9 +28,9 @@ def attention(
 
     Raises MemoryError when there is no memory for the threads' buffers.
     """
-    q, heads, d = _rows(q)
+    q, heads, d = contiguous_heads(q)
     kv_heads, size = cache_k.shape[2], cache_k.shape[1]
-    _check_cache(cache_k, cache_v, q.dtype, kv_heads, d)
+    check_cache(cache_k, cache_v, q.dtype, kv_heads, d)
     assert heads % kv_heads == 0 and d <= MAX_HEAD_DIM and scale > 0 and softcap >= 0
     check_sinks(sinks, heads)
     assert query_start_loc.dtype == seq_lens.dtype == page_table.dtype == torch.int32

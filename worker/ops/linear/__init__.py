@@ -1,4 +1,4 @@
-"""Linear, gated_linear: which form runs."""
+"""Products with a weight, gated or not: chooses which form runs."""
 
 from torch import Tensor
 

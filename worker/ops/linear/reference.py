@@ -1,4 +1,4 @@
-"""PyTorch."""
+"""Products with a packed weight in PyTorch, which define them."""
 
 import torch
 import torch.nn.functional as F

@@ -1,11 +1,11 @@
-"""Experts: which form runs."""
+"""A mixture of experts: chooses which form runs."""
 
 import torch
 from torch import Tensor
 
 from worker.ops.moe import native as experts_c
 from worker.ops.moe.packed import CLEAR, Experts, Gather, in_c
-from worker.ops.moe.reference import _choice_keys, _logits, experts_torch
+from worker.ops.moe.reference import choice_keys, experts_torch, router_logits
 from worker.spec import Activation
 
 
@@ -43,7 +43,7 @@ def clear_choices(h: Tensor, layer: Experts, chosen: int) -> Tensor:
 
     Only these rows can be compared with the results of another kernel.
     """
-    keys = _choice_keys(_logits(h, layer.router), layer.choice_bias)
+    keys = choice_keys(router_logits(h, layer.router), layer.choice_bias)
     if chosen == keys.shape[1]:
         return torch.ones(len(h), dtype=torch.bool, device=h.device)
     last, next_one = keys.topk(chosen + 1, dim=1).values[:, -2:].unbind(1)

@@ -1,4 +1,4 @@
-"""PyTorch."""
+"""A mixture of experts in PyTorch, which defines it."""
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ def choose_experts(
 
     Equally likely experts are in the order of their numbers.
     """
-    order = _choice_keys(logits, choice_bias).sort(dim=1, descending=True, stable=True).indices
+    order = choice_keys(logits, choice_bias).sort(dim=1, descending=True, stable=True).indices
     ordered, numbers = logits.gather(1, order), order[:, :chosen]
     if sigmoid:
         weights = ordered[:, :chosen].sigmoid()
@@ -40,7 +40,7 @@ def choose_experts(
     return numbers, weights if scales is None else weights * scales[numbers]
 
 
-def _choice_keys(logits: Tensor, choice_bias: Tensor | None) -> Tensor:
+def choice_keys(logits: Tensor, choice_bias: Tensor | None) -> Tensor:
     """Returns the numbers [T, E] by which experts are chosen. Without a bias, these are the logits, because their
     sigmoids have the same order.
     """
@@ -70,7 +70,7 @@ def experts_torch(
 
     The router's logits, the weights, the outputs of `down` and the sum are float32.
     """
-    logits = _logits(h if router_input is None else router_input, layer.router)
+    logits = router_logits(h if router_input is None else router_input, layer.router)
     numbers, weights = choose_experts(
         logits, chosen, normalized=normalized, scales=layer.scales, sigmoid=sigmoid, choice_bias=layer.choice_bias
     )
@@ -103,7 +103,7 @@ def combine_torch(
     return total.to(dtype)
 
 
-def _logits(h: Tensor, router: PackedLinear) -> Tensor:
+def router_logits(h: Tensor, router: PackedLinear) -> Tensor:
     """Returns the router's logits [T, E] in float32. Library GEMMs would round them to h's dtype."""
     if router.cpu is not None or router.codes or router.scale is not None:
         return linear_torch(h, router, fp32_out=True)

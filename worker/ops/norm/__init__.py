@@ -1,8 +1,8 @@
-"""Rms_norm, add_rms_norm: which form runs."""
+"""RMS norms, alone or after adding the residual: chooses which form runs."""
 
 from torch import Tensor
 
-from worker.ops.choose import _has_dtype, _has_dtype_of_residual, choosing
+from worker.ops.choose import choosing, has_dtype, has_dtype_of_residual
 from worker.ops.norm import native
 from worker.ops.norm.reference import add_rms_norm_torch, rms_norm_torch, sum_split_k
 
@@ -18,10 +18,10 @@ def _add_rms_norm_in_c(
     return native.add_rms_norm(x, residual, weight, eps, offset, scale)
 
 
-rms_norm = choosing(rms_norm_torch, "worker.ops.norm.triton.rms_norm_triton", native.rms_norm, _has_dtype)
+rms_norm = choosing(rms_norm_torch, "worker.ops.norm.triton.rms_norm_triton", native.rms_norm, has_dtype)
 add_rms_norm = choosing(
     add_rms_norm_torch,
     "worker.ops.norm.triton.add_rms_norm_triton",
     _add_rms_norm_in_c,
-    _has_dtype_of_residual,
+    has_dtype_of_residual,
 )

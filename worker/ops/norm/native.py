@@ -1,16 +1,16 @@
-"""Calls the norms of the C library."""
+"""Calls the norms of the C library (csrc/rowwise.c)."""
 
 import torch
 from torch import Tensor
 
-from worker.ops.native import _rows, address, kernels
+from worker.ops.native import address, contiguous_heads, kernels
 
 HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # which elements one norm of queries or keys covers (csrc/rowwise.c)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Tensor:
     """Computes the same as `rms_norm_torch`, for x [T, H] or [T, heads, D]."""
-    x, heads, n = _rows(x)
+    x, heads, n = contiguous_heads(x)
     _check_norm(weight, x)
     out = torch.empty(x.shape, dtype=x.dtype)
     getattr(kernels()[x.dtype], norm_kind(weight))(

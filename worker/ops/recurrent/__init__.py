@@ -1,4 +1,4 @@
-"""Delta_net, mamba2, short_conv: which form runs."""
+"""Recurrent layers (gated delta rule, Mamba-2, short convolution): chooses which form runs."""
 
 from collections.abc import Callable
 from typing import Any

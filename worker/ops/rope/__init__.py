@@ -1,4 +1,4 @@
-"""Rotary, store_kv, qkv_rope_write."""
+"""Rotary embedding and K/V write, alone or with the norms before them: chooses which form runs."""
 
 from functools import partial
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from worker.ops import paged_kv
-from worker.ops.choose import _has_dtype, choosing
+from worker.ops.choose import choosing, has_dtype
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions
 from worker.ops.norm import rms_norm
 from worker.ops.norm.reference import sum_split_k
@@ -19,7 +19,7 @@ def _can_write(k: Tensor, v: Tensor, cache_k: Tensor, *_: Any) -> bool:
     return paged_kv.supports_cache(k.dtype, cache_k, k.shape[2])
 
 
-rotary = choosing(rotary_torch, "worker.ops.rope.triton.rotary_triton", native.rotary, _has_dtype)
+rotary = choosing(rotary_torch, "worker.ops.rope.triton.rotary_triton", native.rotary, has_dtype)
 store_kv = choosing(store_kv_torch, "worker.ops.rope.triton.store_kv_triton", native.store_kv, _can_write)
 # Computes qkv_rope_write by three operations in a row, with the same bits.
 qkv_rope_write_unfused = partial(qkv_rope_write_torch, norm=rms_norm, rotate=rotary, write=store_kv)

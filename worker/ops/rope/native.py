@@ -1,11 +1,11 @@
-"""Calls rowwise.c."""
+"""Calls rotary embedding and K/V write of the C library (csrc/rowwise.c)."""
 
 import torch
 from torch import Tensor
 
-from worker.ops.native import _rows, address, kernels
+from worker.ops.native import address, contiguous_heads, kernels
 from worker.ops.norm.native import HEADS, ROTATED_HEADS, WHOLE
-from worker.ops.paged_kv import _check_cache, _check_tables, kv_format
+from worker.ops.paged_kv import check_cache, check_tables, kv_format
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -17,8 +17,8 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) ->
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
-    x, heads, d = _rows(x)
-    _check_tables(cos, sin, positions, x.shape[0], d)
+    x, heads, d = contiguous_heads(x)
+    check_tables(cos, sin, positions, x.shape[0], d)
     out = torch.empty(x.shape, dtype=x.dtype)
     kernels()[x.dtype].rotary(
         x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(),
@@ -29,9 +29,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
 
 def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
     """Does the same as `store_kv_torch`: writes rows of k and v [T, Hk, D] to the slots slot_mapping [T] int64."""
-    (k, heads, d), v = _rows(k), _rows(v)[0]
+    (k, heads, d), v = contiguous_heads(k), contiguous_heads(v)[0]
     assert k.shape == v.shape and k.dtype == v.dtype
-    _check_cache(cache_k, cache_v, k.dtype, heads, d)
+    check_cache(cache_k, cache_v, k.dtype, heads, d)
     assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (k.shape[0],) and slot_mapping.is_contiguous()
     kernels()[k.dtype].store_kv(
         k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slot_mapping.data_ptr(),
@@ -67,8 +67,8 @@ def qkv_rope_write(
     kv_heads, d = cache_k.shape[2], cos.shape[1]
     q_heads = qkv.shape[1] // d - 2 * kv_heads
     assert qkv.is_contiguous() and qkv.shape[1] == (q_heads + 2 * kv_heads) * d
-    _check_cache(cache_k, cache_v, qkv.dtype, kv_heads, d)
-    _check_tables(cos, sin, positions, qkv.shape[0], d)
+    check_cache(cache_k, cache_v, qkv.dtype, kv_heads, d)
+    check_tables(cos, sin, positions, qkv.shape[0], d)
     assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (qkv.shape[0],) and slot_mapping.is_contiguous()
     normed = normed_heads(q_norm, d, norm_last)
     assert v_norm is None or (v_norm.dtype == qkv.dtype and v_norm.is_contiguous() and v_norm.shape == (d,))

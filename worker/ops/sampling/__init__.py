@@ -1,4 +1,4 @@
-"""Sample, sample_plain: which form runs."""
+"""Sampling: chooses which form runs."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Sampling parameters of a batch: tensors on the device that samples, with an entry for each row of logits."""
+"""Sampling in PyTorch, which defines it: the parameters of a batch, and the draw of each row."""
 
 from dataclasses import dataclass, fields, replace
 
