@@ -105,7 +105,8 @@ class Harness:
         for prompt in prompts:
             self._server.inbox.append((FRONTEND, Submit(self._next, pack_u32(list(prompt)), sampling)))
             self._next += 1
-        self._request_table.receive(self._server.inbox, 0.0)
+        while self._server.inbox:  # one call handles messages for a limited time
+            self._request_table.receive(self._server.inbox, 0.0)
         looked_up = [self.scheduler.state.live.get((FRONTEND, id)) for id in range(first, self._next)]
         sequences = [sequence for sequence in looked_up if sequence is not None]
         assert len(sequences) == len(prompts), "a sequence was refused"

@@ -60,7 +60,7 @@ def rank_0(machine: Machine, folder: Path, settings: dict[str, Any]) -> None:
         engine = load_engine(ModelConfig(model=str(folder), max_seq_len=LONGEST), worker)
     engine.runner.check_device()
     assert engine.kernels == "triton" and engine.batch_invariant and not machine.recordings
-    parts = [*traffic(Served(engine))]
+    parts = [*traffic(Served(engine, folder))]
     engine.compiler.close()
     print(f"{folder.name}: rank 0 has {engine.size.pages} pages of the whole model; served {', '.join(parts)}")
 
