@@ -1,6 +1,7 @@
 """The Python API with the embedded model and a worker gives the server's answers, and leaves no process behind."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -50,8 +51,12 @@ def worker_of(llm: LLM) -> int:
 
 
 def children(pid: int) -> list[str]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [child for task in tasks for child in (task / "children").read_text().split()]
+    """Children of all threads of the process; threads that end meanwhile have none."""
+    found: list[str] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += (task / "children").read_text().split()
+    return found
 
 
 def command(pid: str) -> bytes:
