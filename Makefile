@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Which CPU kernels are compiled beside the installation: those that a start on this processor uses (empty), --here: also
 # those of its lower instruction sets, which tests use; --all: also those of other processors; or none.
 KERNELS = $(if $(FULL),--all,--here)
-NATIVE := $(shell find worker/ops/csrc -name "*.[ch]")
+NATIVE := $(shell find worker -path "*/csrc/*.[ch]")
 FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device '$(DEVICE)') $(if $(PORT),--port '$(PORT)') \
         $(if $(FRONTENDS),--frontends '$(FRONTENDS)') $(if $(WORKERS),--workers '$(WORKERS)')
 

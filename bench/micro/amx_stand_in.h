@@ -1,4 +1,4 @@
-/* Included before a C file of worker/ops/csrc that uses AMX. It replaces the tile instructions by instructions of
+/* Included before a C file that uses AMX. It replaces the tile instructions by instructions of
  * about the same cost, which give no result. A tile load reads 16 cache lines, a store writes 16, and a matrix product of
  * tiles keeps two multiply-add units busy for 16 cycles. */
 #pragma once

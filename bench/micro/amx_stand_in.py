@@ -3,7 +3,7 @@
     python -m bench.micro.amx_stand_in [OTHER_SOURCES]
 
 Other instructions stand in for the tile instructions (amx_stand_in.h). Only ratios between two folders of C sources
-(each laid out like worker/ops/csrc) are meaningful. The two folders alternate in one run. Times are CPU time of
+(each laid out like worker/) are meaningful. The two folders alternate in one run. Times are CPU time of
 one thread.
 """
 
@@ -27,9 +27,15 @@ WEIGHTS = 6  # number of different weights in a round: together more than a CPU 
 
 def compiled(sources: Path, room: Path) -> ctypes.CDLL:
     target = room / "stand_in.so"
-    shim = ("-include", str(HEADER), "-I", str(sources), "-Wno-unused", "-shared")
+    shim = ("-include", str(HEADER), *native_build.includes(sources), "-Wno-unused", "-shared")
     native_build._run(
-        "gcc", *native_build.COMMON, *native_build.AMX, *shim, str(sources / "gemm/amx/gemm_amx.c"), "-o", str(target)
+        "gcc",
+        *native_build.COMMON,
+        *native_build.AMX,
+        *shim,
+        str(sources / "ops/linear/csrc/amx/gemm_amx.c"),
+        "-o",
+        str(target),
     )
     return ctypes.CDLL(str(target))
 

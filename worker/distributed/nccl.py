@@ -159,7 +159,7 @@ def _lanes(part: Part, device: torch.device, store: Callable[[], Store]) -> Lane
 # Only linears behind a mixer or an activation need columns of other ranks: their inputs are gathered before the
 # product, and their outputs after it. Every product thus adds up the same numbers in the same order as without ranks.
 # Nothing is ever summed across ranks. These are the places at which the C library exchanges columns, too
-# (csrc/decoder.c).
+# (worker/models/csrc/decoder.c).
 
 Gather = Callable[[Tensor], Tensor]
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from ctypes import POINTER, Structure, c_float, c_int, c_long, c_uint64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +29,6 @@ from worker.ops.linear.native import CpuWeight
 from worker.ops.lora_native import StepAdaptersC
 from worker.ops.moe.native import CExperts, ExpertsStruct, scratch_bytes
 from worker.ops.native import huge_pages, kernels, library
-from worker.ops.native_build import SOURCES
 from worker.ops.norm import native as norm_native
 from worker.ops.recurrent.native import RecurrentC
 from worker.ops.rope import native as rope_native
@@ -457,7 +457,7 @@ def _layer_in_c(layer: Layer, place: Place) -> DecoderCLayer:
 #
 # python -m worker.models.cpu_decoder    writes the header, csrc/step_columns.h
 
-HEADER = SOURCES / "step_columns.h"
+HEADER = Path(__file__).with_name("csrc") / "step_columns.h"
 TOP = """/* Fields of struct Step in decoder.c: the columns of T tokens in S sequences with R rows of logits.
  * Made from worker/models/forward_inputs.py by `python -m worker.models.cpu_decoder`: do not edit. */
 """

@@ -1,4 +1,4 @@
-"""Exchanges rows between the processes that compute a model together, through shared memory or TCP (csrc/ranks/)."""
+"""Exchanges rows between the processes that compute a model together, through shared memory or TCP (csrc/ranks.c)."""
 
 import ctypes
 import errno
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from worker.ops.native import library
 
-MOST_RANKS, LINE = 8, 64  # as in csrc/ranks/ranks.h
+MOST_RANKS, LINE = 8, 64  # as in csrc/ranks.h
 HEADER_BYTES = (MOST_RANKS + 1) * LINE
 
 

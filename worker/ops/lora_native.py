@@ -1,6 +1,6 @@
-"""Passes a step's LoRA adapters to the C library, which adds them to linears (csrc/adapters/adapters.c).
+"""Passes a step's LoRA adapters to the C library, which adds them to linears (worker/lora/csrc/adapters.c).
 
-The structures have the same fields, in the same order, as the structs in csrc/adapters/adapters.h.
+The structures have the same fields, in the same order, as the structs in worker/lora/csrc/adapters.h.
 """
 
 import ctypes

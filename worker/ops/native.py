@@ -220,7 +220,7 @@ class Pieces:
         return self._piece[begin : begin + nbytes].view(dtype).view(*shape)
 
 
-# Calls the C library for CPUs (csrc/, compiled by build.py) with torch tensors.
+# Calls the C library for CPUs (csrc/, compiled by native_build.py) with torch tensors.
 #
 # This part knows tensors and strides, not models or instruction sets . In every function, the bits of
 # a row depend on this row only: not on the number of rows, the chunking of a prompt, the page size or the number of

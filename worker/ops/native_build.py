@@ -38,7 +38,7 @@ from shared.private_files import cache_folder, is_trusted, private_cache
 # process.
 
 VARIABLE = "SLUICE_ISA"
-OF_X86 = ("none", "avx2", "avxvnni", "avx512", "avx512bf16", "amx")  # `supports` in csrc/cpu_features.c takes an index
+OF_X86 = ("none", "avx2", "avxvnni", "avx512", "avx512bf16", "amx")  # `supports` in cpu_features.c takes an index
 OF_ARM = ("none", "neon", "dotprod")
 ON_ARM = platform.machine() in ("aarch64", "arm64")
 TIERS = OF_ARM if ON_ARM else OF_X86
@@ -116,7 +116,12 @@ def best_of(library: Any, allowed: int = len(TIERS) - 1) -> int:
 
 
 log = logging.getLogger("sluice.kernels")
-SOURCES = Path(__file__).with_name("csrc")
+LIBRARIES = Path(__file__).with_name("csrc")  # the folder of libraries and objects that are compiled in place
+SOURCES = Path(__file__).parents[1]
+FOLDERS = (  # where C lies below SOURCES: beside what it computes. Names are unique, so sources include bare names.
+    "ops/csrc", "ops/linear/csrc", "ops/linear/csrc/amx", "ops/linear/csrc/integer", "ops/attention/csrc",
+    "ops/moe/csrc", "ops/recurrent/csrc", "lora/csrc", "models/csrc",
+)  # fmt: skip
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVXVNNI = (*AVX2, "-mavxvnni")
@@ -128,36 +133,32 @@ NEON = ("-march=armv8-a",)
 DOTPROD = ("-march=armv8.2-a+dotprod",)
 ROUND_TWICE = ("-ffp-contract=off",)  # no fused multiply-add: products are rounded before they are added
 ANY = (
-    "cpu_features.c", "gemm/pack.c", "gemm/pack_codes.c", "decoder.c", "experts.c", "ranks/ranks.c",
-    "ranks/sockets.c", "adapters/adapters.c",
+    "cpu_features.c", "pack.c", "pack_codes.c", "decoder.c", "experts.c", "ranks.c", "sockets.c", "adapters.c",
 )  # fmt: skip
-ROWS = (
-    "adapters/add_product.c", "adapters/few_rows.c", "rowwise.c", "recurrent/mamba2.c", "recurrent/short_conv.c",
-    "recurrent/delta_net.c",
-)  # fmt: skip
-PLAIN = ("gemm/gemm_simd.c", "attention/attention_simd.c", "floors/floors_simd.c")
+ROWS = ("add_product.c", "few_rows.c", "rowwise.c", "mamba2.c", "short_conv.c", "delta_net.c")
+PLAIN = ("gemm_simd.c", "attention_simd.c", "floors_simd.c")
 # Each source with its compiler flags. From the flags, simd.h derives the suffix of the functions' names.
 Unit = tuple[str, tuple[str, ...]]
 Units = tuple[Unit, ...]
 X86_UNITS: Units = (
     *((source, ()) for source in ANY),
-    ("gemm/unpack_blocks.c", ROUND_TWICE),
+    ("unpack_blocks.c", ROUND_TWICE),
     *((source, flags) for source in ROWS for flags in (AVX2, AVX512, AVX512BF16)),
     *((source, flags) for source in PLAIN for flags in (AVX2, AVX512)),
-    ("gemm/gemm_simd.c", AVXVNNI),
-    ("gemm/gemm_bf16.c", AVX512VNNI),
-    ("gemm/amx/gemm_amx.c", AMX),
-    ("adapters/few_rows_tiles.c", AMX),
-    ("attention/attention_bf16.c", AVX512BF16),
-    ("attention/attention_amx.c", AMX),
-    ("floors/floors_bf16.c", AVX512BF16),
-    ("floors/floors_amx.c", AMX),
+    ("gemm_simd.c", AVXVNNI),
+    ("gemm_bf16.c", AVX512VNNI),
+    ("gemm_amx.c", AMX),
+    ("few_rows_tiles.c", AMX),
+    ("attention_bf16.c", AVX512BF16),
+    ("attention_amx.c", AMX),
+    ("floors_bf16.c", AVX512BF16),
+    ("floors_amx.c", AMX),
 )
 ARM_UNITS: Units = (
     *((source, ()) for source in ANY),
-    ("gemm/unpack_blocks.c", ROUND_TWICE),
+    ("unpack_blocks.c", ROUND_TWICE),
     *((source, NEON) for source in (*ROWS, *PLAIN)),
-    ("gemm/gemm_simd.c", DOTPROD),
+    ("gemm_simd.c", DOTPROD),
 )
 UNITS = ARM_UNITS if ON_ARM else X86_UNITS
 # The instruction set of each group of flags. Units with other flags are part of every library.
@@ -169,9 +170,9 @@ EVERY_SET = tuple(one for one in TIERS if one in SETS.values())
 # How many seconds of CPU time gcc 12 took at most for a unit of each source. The longest units are compiled first, so
 # that no core is left with a long one at the end. Sources that took less than half a second are left out.
 SECONDS = {
-    "attention/attention_simd.c": 5.8, "gemm/gemm_simd.c": 4.5, "gemm/gemm_bf16.c": 4.3, "gemm/amx/gemm_amx.c": 4.3,
-    "adapters/few_rows.c": 2.5, "attention/attention_bf16.c": 1.9, "rowwise.c": 1.8, "attention/attention_amx.c": 1.2,
-    "adapters/few_rows_tiles.c": 0.8, "recurrent/delta_net.c": 0.7, "recurrent/mamba2.c": 0.6,
+    "attention_simd.c": 5.8, "gemm_simd.c": 4.5, "gemm_bf16.c": 4.3, "gemm_amx.c": 4.3, "few_rows.c": 2.5,
+    "attention_bf16.c": 1.9, "rowwise.c": 1.8, "attention_amx.c": 1.2, "few_rows_tiles.c": 0.8, "delta_net.c": 0.7,
+    "mamba2.c": 0.6,
 }  # fmt: skip
 POLL_S = 0.02
 PROGRESS_DIGITS = 4  # the size of each of the two numbers in the file that other processes read
@@ -298,7 +299,7 @@ def existing(sets: Sequence[str]) -> Path | None:
 
     Raises OSError if the folder is writable for other users: these users could make this process run their code.
     """
-    if found := _with_sets(SOURCES, sets):
+    if found := _with_sets(LIBRARIES, sets):
         return found[0]
     if not (cached := _with_sets(cache_folder(), sets)):
         return None
@@ -342,9 +343,9 @@ def objects_folder() -> Path | None:
     """Returns the folder that keeps compiled units for other libraries of the current sources; None if the package is
     installed read-only, because several installations share the user's cache.
 
-    Only a process that holds the lock of SOURCES may write there.
+    Only a process that holds the lock of LIBRARIES may write there.
     """
-    return SOURCES / f".objects-{_key()}" if _folder() == SOURCES else None
+    return LIBRARIES / f".objects-{_key()}" if _folder() == LIBRARIES else None
 
 
 @contextmanager
@@ -402,7 +403,7 @@ def _compile(
             while waiting and len(running) < len(os.sched_getaffinity(0)):
                 source, flags = unit = waiting.pop()
                 made = folder / objects[unit].name
-                command = (*COMMON, *flags, f"-I{SOURCES}", "-c", str(SOURCES / source), "-o", str(made))
+                command = (*COMMON, *flags, *includes(SOURCES), "-c", str(source_file(source)), "-o", str(made))
                 with made.with_suffix(".txt").open("wb") as said:
                     running[unit] = subprocess.Popen((compiler, *command), stderr=said, stdin=subprocess.DEVNULL)
             for unit in [unit for unit, process in running.items() if process.poll() is not None]:
@@ -422,6 +423,16 @@ def _compile(
     return library
 
 
+def includes(sources: Path) -> tuple[str, ...]:
+    """Returns the compiler's flags that find the headers of a tree laid out like SOURCES."""
+    return tuple(f"-iquote{sources / folder}" for folder in FOLDERS)
+
+
+def source_file(name: str) -> Path:
+    """Returns the path of a C source: its name is in one of FOLDERS, or it is an absolute path."""
+    return next(path for folder in FOLDERS if (path := SOURCES / folder / name).exists())
+
+
 def _object_name(compiler: str, unit: Unit) -> str:
     return hashlib.sha256(repr((compiler, COMMON, unit)).encode()).hexdigest()[:16] + ".o"
 
@@ -432,15 +443,15 @@ def _run(*command: str) -> None:
 
 def _key() -> str:
     digest = hashlib.sha256(repr((COMMON, UNITS)).encode())
-    for source in sorted(SOURCES.rglob("*.[ch]")):
-        digest.update(str(source.relative_to(SOURCES)).encode() + b"\0" + source.read_bytes())
+    for source in sorted(path for folder in FOLDERS for path in (SOURCES / folder).glob("*.[ch]")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _folder() -> Path:
-    """Returns the folder of the sources, or the user's cache if the package is installed read-only."""
-    if os.access(SOURCES, os.W_OK):
-        return SOURCES
+    """Returns LIBRARIES, or the user's cache if the package is installed read-only."""
+    if os.access(LIBRARIES, os.W_OK):
+        return LIBRARIES
     return private_cache()
 
 
@@ -448,12 +459,12 @@ def _remove_older(target: Path) -> None:
     """Removes libraries and objects of older sources. The user's cache is left alone, because other installations share
     it.
     """
-    if target.parent != SOURCES:
+    if target.parent != LIBRARIES:
         return
-    for other in SOURCES.glob("libsluice-*.so"):
+    for other in LIBRARIES.glob("libsluice-*.so"):
         if not other.name.startswith(f"libsluice-{_key()}-"):
             other.unlink(missing_ok=True)
-    for folder in SOURCES.glob(".objects-*/"):
+    for folder in LIBRARIES.glob(".objects-*/"):
         if folder.name != f".objects-{_key()}":
             shutil.rmtree(folder, ignore_errors=True)
 

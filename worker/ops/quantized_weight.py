@@ -6,8 +6,8 @@ While a checkpoint is read, every quantized format becomes this one record: int8
 GPTQ, AWQ, MXFP4, NF4, and the block formats of GGUF. `dequantize` defines its numbers. A product with a quantized
 weight equals the product with the dequantized weight up to rounding. A GPU kernel rounds each number of the weight once
 to the format in which it multiplies. The C library multiplies codes, and applies a group's scale to the sum of the
-group's products (cpu/csrc/gemm/groups.h). Inputs keep their format with one exception: where codes stand for integers,
-CPUs without AMX turn bfloat16 inputs into integers of 16 bits (cpu/csrc/gemm/integer/integer_rows.h). All rows of a
+group's products (groups.h). Inputs keep their format with one exception: where codes stand for integers,
+CPUs without AMX turn bfloat16 inputs into integers of 16 bits (integer_rows.h). All rows of a
 batch are multiplied by the same numbers.
 """
 

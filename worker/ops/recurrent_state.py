@@ -11,7 +11,7 @@ from torch import Tensor
 from worker.spec import RecurrentShape
 
 NO_STATE = -1  # in place of a slot to read: the sequence begins in this step and has no state yet
-COLUMNS = 32  # a slot pads the columns of its matrices to a multiple of 32 (cpu/csrc/recurrent/state_columns.h)
+COLUMNS = 32  # a slot pads the columns of its matrices to a multiple of 32 (worker/ops/recurrent/csrc/state_columns.h)
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ def read(settings: Mapping[str, Any]) -> GgufMethod:
     return GgufMethod(StoredQuantization(str(settings["kind"])), heads and msgspec.convert(heads, TiledHeads))
 
 
-# in the order of FORMATS in csrc/gemm/unpack_blocks.c
+# in the order of FORMATS in worker/ops/linear/csrc/unpack_blocks.c
 BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 
 

@@ -1,4 +1,4 @@
-"""Calls the attention of the C library (csrc/attention/)."""
+"""Calls the attention of the C library (csrc/)."""
 
 import torch
 from torch import Tensor

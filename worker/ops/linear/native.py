@@ -1,7 +1,7 @@
 """Packs weights for the matmul of the C library: tensors, or codes with scales (quantized_weight.py).
 
 If rows of a weight have different formats, the packed weight has several parts. Each part has a C struct
-(csrc/gemm/weight.h). This module knows the layout of memory; pack.c and pack_codes.c fill the memory.
+(csrc/weight.h). This module knows the layout of memory; pack.c and pack_codes.c fill the memory.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ from worker.ops.quantized_weight import (
     runs_in_one_format,
 )
 
-LAYOUT = 5  # version of packed weights: to be raised if csrc/gemm/weight.h or the choice of quantized codes changes
+LAYOUT = 5  # version of packed weights: to be raised if csrc/weight.h or the choice of quantized codes changes
 PANEL = 32  # columns of a packed panel
 K_STEP = 32  # how many inputs a step of a bf16 kernel multiplies
 CODE_BLOCK = 16  # inputs of a block of codes
@@ -51,14 +51,14 @@ INTEGER_KINDS = {
     IQ4_NL: INTEGER4,
     INT8: INTEGER8,
 }
-LARGEST_INPUT = 255 << 7  # the largest integer that an input becomes (csrc/gemm/integer/integer_rows.h)
+LARGEST_INPUT = 255 << 7  # the largest integer that an input becomes (csrc/integer/integer_rows.h)
 FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS = range(3)  # CodeOrder of weight.h
 Rows = TypeVar("Rows", Tensor, QuantizedWeight)  # a weight, or some of its rows
 E4M3_FACTOR = 256.0  # the library reads the bits of e4m3 as fp16, which makes the numbers 2^8 times too small
 
 
 class WeightStruct(Structure):
-    """struct Weight of csrc/gemm/weight.h."""
+    """struct Weight of csrc/weight.h."""
 
 
 WeightStruct._fields_ = [
@@ -71,7 +71,7 @@ WeightStruct._fields_ = [
 
 
 class GemmJob(Structure):
-    """struct GemmJob of csrc/gemm/weight.h."""
+    """struct GemmJob of csrc/weight.h."""
 
     _fields_ = [*((name, c_void_p) for name in ("weights", "x", "out")), ("t", c_long)]
 
@@ -294,7 +294,7 @@ def _exact_in_tiles(code_map: CodeMap, group: int) -> bool:
     """Returns whether AMX can multiply codes of this kind as integers: the sums of a group must be exact in fp32, and a
     group must be half a step of K_STEP inputs, or whole steps.
 
-    With codes of eight bits, inputs get fewer bits, so that sums fit (dropped_bits, csrc/gemm/integer/integer_rows.h).
+    With codes of eight bits, inputs get fewer bits, so that sums fit (dropped_bits, csrc/integer/integer_rows.h).
     """
     if code_map.bits == 8:
         return group in (CODE_BLOCK, K_STEP)

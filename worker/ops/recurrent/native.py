@@ -1,6 +1,6 @@
 """Passes recurrent layers to the C library, and runs a layer alone, outside of the C library's loop over all layers.
 
-The structures have the same fields, in the same order, as the structs in csrc/recurrent/recurrent.h.
+The structures have the same fields, in the same order, as the structs in csrc/recurrent.h.
 """
 
 import ctypes
@@ -91,13 +91,13 @@ def run(layer: RecurrentC, projected: Tensor, gates: Tensor | None, slots: State
     return out
 
 
-# Calls the C library's gated delta rule (csrc/recurrent/delta_net.c) with torch tensors.
+# Calls the C library's gated delta rule (csrc/delta_net.c) with torch tensors.
 #
 # The memory of a slot is [value_heads, blocks of COLUMNS columns, key_dim, COLUMNS]. Columns of padding are zero.
 
 
 class DeltaNetStruct(Structure):
-    """struct DeltaNet of csrc/recurrent/delta_net.c."""
+    """struct DeltaNet of csrc/delta_net.c."""
 
     _fields_ = [("layer", MatrixLayerStruct), ("key_heads", c_long)]
 
@@ -128,13 +128,13 @@ def delta_net(
     return run(delta_net_in_c(weights, shape, state, eps), projected, gates, slots, shape.values)
 
 
-# Calls the C library's Mamba-2 (csrc/recurrent/mamba2.c) with torch tensors.
+# Calls the C library's Mamba-2 (csrc/mamba2.c) with torch tensors.
 #
 # The memory of a slot is [heads, blocks of COLUMNS columns, state_size, COLUMNS]. Columns of padding are zero.
 
 
 class Mamba2Struct(Structure):
-    """struct Mamba2 of csrc/recurrent/mamba2.c."""
+    """struct Mamba2 of csrc/mamba2.c."""
 
     _fields_ = [("layer", MatrixLayerStruct), ("conv_bias", c_void_p), ("skip", c_void_p), ("groups", c_long)]
 
@@ -168,11 +168,11 @@ def mamba2(
     return run(mamba2_in_c(weights, shape, state, eps), projected, steps, slots, shape.values)
 
 
-# Calls the C library's short convolution (csrc/recurrent/short_conv.c) with torch tensors.
+# Calls the C library's short convolution (csrc/short_conv.c) with torch tensors.
 
 
 class ShortConvStruct(Structure):
-    """struct ShortConv of csrc/recurrent/short_conv.c."""
+    """struct ShortConv of csrc/short_conv.c."""
 
     _fields_ = [("conv", c_void_p), ("tails", c_void_p), ("channels", c_long), ("taps", c_long)]
 

@@ -38,7 +38,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
         return room / "library.so"
 
     (tmp_path / "sources").mkdir()
-    monkeypatch.setattr(native_build, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(native_build, "LIBRARIES", tmp_path / "sources")
+    monkeypatch.setattr(native_build, "FOLDERS", (*native_build.FOLDERS, str(tmp_path / "sources")))
     monkeypatch.setattr(native_build, "_compile", compiled)
     monkeypatch.setattr(native_build, "machine", lambda: "x86_64")
     monkeypatch.setenv("CC", "true")
@@ -74,7 +75,7 @@ def calls(tmp_path: Path) -> list[str]:
 
 
 def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: path != native_build.SOURCES)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != native_build.LIBRARIES)
 
 
 def test_installed_library_is_used_in_a_read_only_package(
@@ -117,7 +118,7 @@ def test_processes_that_start_together_compile_once(made: Made, monkeypatch: pyt
     monkeypatch.setattr(native_build, "_compile", slowly)
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(lambda _: native_build.build(on_progress=tell), range(4))]
-    assert len(made) == 1 and found == [native_build.SOURCES / native_build._file_name(native_build.EVERY_SET)] * 4
+    assert len(made) == 1 and found == [native_build.LIBRARIES / native_build._file_name(native_build.EVERY_SET)] * 4
 
 
 def test_library_of_one_processor_is_not_taken_on_another(made: Made, x86: None) -> None:
@@ -137,14 +138,14 @@ def test_library_with_more_instruction_sets_than_a_processor_uses_is_taken(made:
 
 
 def test_library_of_other_sources_is_removed_but_not_those_of_other_processors(made: Made, x86: None) -> None:
-    older = native_build.SOURCES / "libsluice-0123456789abcdef-avx2.so"
+    older = native_build.LIBRARIES / "libsluice-0123456789abcdef-avx2.so"
     older.touch()
     assert native_build.build(ZEN3) and native_build.build(SAPPHIRE_RAPIDS)
     assert not older.exists() and native_build.existing(ZEN3)
 
 
 def test_folders_of_killed_compilations_are_removed(made: Made) -> None:
-    left = native_build.SOURCES / ".build-killed"
+    left = native_build.LIBRARIES / ".build-killed"
     left.mkdir()
     (left / "0.o").touch()
     assert native_build.build() and not left.exists()
@@ -156,7 +157,7 @@ def test_units_are_those_of_the_instruction_sets(sets: tuple[str, ...], x86: Non
     assert {native_build.SETS[flags] for _, flags in chosen if flags in native_build.SETS} == set(sets)
     assert {source for source, flags in chosen if flags not in native_build.SETS} == {
         *native_build.ANY,
-        "gemm/unpack_blocks.c",
+        "unpack_blocks.c",
     }
     assert [unit for unit in native_build.X86_UNITS if unit in chosen] == [
         *chosen
@@ -177,7 +178,7 @@ def test_longest_units_are_compiled_first_and_all_are_linked_in_order(
     units = native_build.units_of(ZEN3)
     native_build._compile(compiler(""), tmp_path, units, lambda *progress: told.append(progress))
     *compiled, linked = calls(tmp_path)
-    sources = [line.partition(" -c ")[2].split()[0].removeprefix(f"{native_build.SOURCES}/") for line in compiled]
+    sources = [line.partition(" -c ")[2].split()[0].rpartition("/")[2] for line in compiled]
     seconds = [native_build.SECONDS.get(source, 0.0) for source in sources]
     assert sorted(sources) == sorted(source for source, _ in units)
     assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
@@ -189,10 +190,11 @@ def test_longest_units_are_compiled_first_and_all_are_linked_in_order(
 def sources(tmp_path: Path, x86: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A writable folder of sources, without any."""
     (tmp_path / "sources").mkdir()
-    monkeypatch.setattr(native_build, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(native_build, "LIBRARIES", tmp_path / "sources")
+    monkeypatch.setattr(native_build, "FOLDERS", (*native_build.FOLDERS, str(tmp_path / "sources")))
     monkeypatch.setattr(native_build, "machine", lambda: "x86_64")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return native_build.SOURCES
+    return native_build.LIBRARIES
 
 
 def compiled_units(tmp_path: Path) -> list[tuple[str, str]]:
@@ -200,7 +202,7 @@ def compiled_units(tmp_path: Path) -> list[tuple[str, str]]:
     *compiled, linked = calls(tmp_path)
     (tmp_path / "calls").unlink()
     assert " -shared " in f" {linked} "
-    return [(line.partition(" -c ")[2].split()[0], line.partition(" -I")[0]) for line in compiled]
+    return [(line.partition(" -c ")[2].split()[0], line.partition(" -iquote")[0]) for line in compiled]
 
 
 def test_library_with_more_sets_compiles_only_the_units_that_another_library_has_not(
@@ -270,7 +272,7 @@ def test_failing_unit_ends_the_compilation_with_its_message(compiler: Compiler, 
 def test_process_that_ends_ends_its_compiler(
     compiler: Compiler, tmp_path: Path, x86: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_build, "SOURCES", tmp_path)
+    monkeypatch.setattr(native_build, "LIBRARIES", tmp_path)
     monkeypatch.setattr(native_build, "machine", lambda: "x86_64")
     monkeypatch.setenv("CC", compiler("exec sleep 600"))
     building = native_build.Building(ZEN3)

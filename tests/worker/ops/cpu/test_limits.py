@@ -1,4 +1,4 @@
-"""The bounds of arrays are stated once, in csrc/model_limits.h."""
+"""The bounds of arrays are stated once, in worker/ops/csrc/model_limits.h."""
 
 import re
 from pathlib import Path
@@ -8,11 +8,11 @@ import torch
 from worker.ops import native as c_library
 from worker.ops import native as limits
 from worker.ops import paged_kv
-from worker.ops.native_build import SOURCES
+from worker.ops.native_build import SOURCES, source_file
 
 
 def test_limits_are_defined_in_one_file_and_read_from_it() -> None:
-    header = (SOURCES / "model_limits.h").read_text()
+    header = source_file("model_limits.h").read_text()
     for name in ("MAX_HEAD_DIM", "MAX_KEY_ELEMENTS", "MAX_TAPS", "MAX_CHOSEN"):
         others = [path for path in Path(SOURCES).rglob("*.[ch]") if re.search(rf"define {name}\b", path.read_text())]
         assert [path.name for path in others] == ["model_limits.h"]

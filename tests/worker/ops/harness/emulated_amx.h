@@ -1,4 +1,4 @@
-/* Included before a source of worker/ops/csrc. It replaces AMX by plain functions (emulated_amx.c): the names
+/* Included before a C source. It replaces AMX by plain functions (emulated_amx.c): the names
  * in amx_tiles.h that stand for instructions, and the two functions that ask the processor and the system about AMX. */
 #pragma once
 #include <cpuid.h>

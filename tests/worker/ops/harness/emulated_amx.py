@@ -19,14 +19,14 @@ from worker.ops import native_build
 FILES = [Path(__file__).with_suffix(suffix) for suffix in (".h", ".c")]
 # The macro is read by nobody: with it, the name of an object that is kept changes with the contents of these files.
 CONTENTS = hashlib.sha256(b"".join(file.read_bytes() for file in FILES)).hexdigest()[:16]
-SHIM = ("-include", str(FILES[0]), "-I", str(native_build.SOURCES), f"-DSLUICE_EMULATOR=0x{CONTENTS}")
+SHIM = ("-include", str(FILES[0]), *native_build.includes(native_build.SOURCES), f"-DSLUICE_EMULATOR=0x{CONTENTS}")
 ROWS_ALONE = (  # sources without an AMX version
-    "adapters/add_product.c",
-    "adapters/few_rows.c",
+    "add_product.c",
+    "few_rows.c",
     "rowwise.c",
-    "recurrent/delta_net.c",
-    "recurrent/mamba2.c",
-    "recurrent/short_conv.c",
+    "delta_net.c",
+    "mamba2.c",
+    "short_conv.c",
 )
 # compiled sources that ops/native.py binds at this tier
 UNITS = (
@@ -75,7 +75,7 @@ def path() -> Path:
     units = tuple((source, (*flags, "-O1")) for source, flags in UNITS)
     if (kept := native_build.objects_folder()) is None:
         return native_build._compile(compiler, room, units)
-    with native_build._locked(native_build.SOURCES / ".build-lock", native_build._quietly):
+    with native_build._locked(native_build.LIBRARIES / ".build-lock", native_build._quietly):
         return native_build._compile(compiler, room, units, kept=kept)
 
 

@@ -1,0 +1,106 @@
+/* Functions that the two bf16 attention kernels share. They use 512-bit registers. */
+#pragma once
+#include "attention_rows.h"
+
+#define LOG2_E 1.44269504f
+
+INLINE long head_dim_steps(const AttentionArgs *a) { return (a->d + 31) / 32; }
+
+INLINE __mmask32 column_mask(long d, long from) {
+    return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
+}
+
+/* Loads elements [from, from + 32) of a cached head as bf16, with zeros beyond d. 8-bit codes are converted; the
+ * results of FP8 codes are their values divided by FP8_FACTOR. */
+INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) {
+    __mmask32 mask = column_mask(d, from);
+    if (!in_eight_bits(kv_format)) return _mm512_maskz_loadu_epi16(mask, row + from * 2);
+    vf x[2];
+    Codes codes = d - from >= 32 ? load_codes(row + from) : _mm256_maskz_loadu_epi8(mask, row + from);
+    widen_codes(codes, x, kv_format);
+    return (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
+}
+
+/* Calls an inlined function with the cache's format as a compile-time constant. */
+#define WITH_KV_FORMAT(function, ...)                                   \
+    switch (a->kv_format) {                                             \
+        case KV_INT8: function(__VA_ARGS__, KV_INT8); break;            \
+        case KV_FP8: function(__VA_ARGS__, KV_FP8); break;              \
+        default: function(__VA_ARGS__, KV_PLAIN);                       \
+    }
+
+INLINE float scale_factor(const AttentionArgs *a) { return a->kv_format == KV_FP8 ? FP8_FACTOR : 1; }
+
+/* Interleaves elements [from, from + 32) of the values of two keys. out[0] has the pairs of the first 16 columns,
+ * out[1] the pairs of the last 16. */
+INLINE void interleave_32(const char *even, const char *odd, long d, long from, __m512i out[2], const int kv_format) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    __m512i x = even ? load_32(even, d, from, kv_format) : _mm512_setzero_si512();
+    __m512i y = odd ? load_32(odd, d, from, kv_format) : _mm512_setzero_si512();
+    out[0] = _mm512_permutex2var_epi16(x, low, y), out[1] = _mm512_permutex2var_epi16(x, high, y);
+}
+
+/* Transposes a 16 x 16 matrix of 32-bit elements. */
+INLINE void transpose_16x16(__m512i r[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+/* Returns 2^x with a relative error of 3e-6 (weights are rounded to bf16 afterwards); the result for 0 is exactly 1. */
+INLINE __m512 simd_exp2(__m512 x) {
+    __m512 n = _mm512_roundscale_ps(x, 8), f = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(9.58285299e-3f), _mm512_set1_ps(5.59064247e-2f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.40240986e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93124193e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
+/* Returns tanh(x) = 1 - 2 / (e^2x + 1) with an absolute error below 3e-6, without a division. */
+INLINE __m512 bf16_tanh(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f);
+    x = _mm512_min_ps(_mm512_set1_ps(30.0f), x); /* tanh(30) rounds to 1, and e^60 is finite */
+    __m512 below = _mm512_add_ps(simd_exp2(_mm512_mul_ps(x, _mm512_set1_ps(2 * LOG2_E))), one);
+    __m512 inverse = _mm512_rcp14_ps(below);
+    inverse = _mm512_mul_ps(inverse, _mm512_fnmadd_ps(below, inverse, two));
+    return _mm512_fnmadd_ps(two, inverse, one);
+}
+
+INLINE vf state_exp(vf x) { return (vf)simd_exp2((__m512)x); }
+INLINE vf to_state(vf logits) { return logits * LOG2_E; }
+
+static void store_rows(const AttentionArgs *a, const Tile *tile, const SoftmaxState *state, const WorkItem *item) {
+    long group = group_size(a), padded_d = pad_to_16(a->d);
+    for (int i = 0; i < tile->rows; i++) {
+        long row = tile->row + i, token = a->query_start_loc[item->seq] + row / group,
+             head = tile->head * group + row % group;
+        bf16 *out = (bf16 *)a->out + (token * a->heads + head) * a->d;
+        /* adding 0 makes a zero positive: its sign depends on which denormals were flushed */
+        vf inverse = broadcast(1.0f / state->sum[i]);
+        for (long j = 0; j < a->d; j += SIMD_WIDTH)
+            store(out, j, a->d, load_f32(state->out + i * padded_d + j) * inverse + 0.0f, 1);
+    }
+}
