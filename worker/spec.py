@@ -162,7 +162,7 @@ class ModelSpec:
     max_positions: int  # how many positions the model was trained for
     norm_eps: float
     norm_offset: bool = False  # norms multiply by 1 + weight
-    layer_norm: bool = False  # norms subtract the mean (kernels/rowwise/norm.py)
+    layer_norm: bool = False  # norms subtract the mean (worker/ops/norm/reference.py)
     norm_bias: bool = False  # norms have biases
     pre_norms: bool = True  # norms before attention and before the feed-forward
     post_norms: bool = False  # norms after attention and after the feed-forward, before the residual sum

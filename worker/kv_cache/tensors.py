@@ -131,7 +131,7 @@ class KVCache:
     kv_head, head_dim], initially zero. Page 0 of a group is its scratch page. A group whose layers have heads of
     several shapes has tensors for each.
 
-    On the CPU, 8-bit rows are 4 bytes longer, for their scale (kernels/weights/eight_bit_kv.py).
+    On the CPU, 8-bit rows are 4 bytes longer, for their scale (worker/ops/paged_kv.py).
 
     `states` holds the recurrent states, by layer. The state of a sequence has the same slot in every layer. Slot 0 is
     the scratch slot.

@@ -77,7 +77,7 @@ def _make(
 
 
 def _xielu(alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
-    """Returns the parameters of xielu (kernels/rowwise/activate.py). The arguments are as stored: before softplus."""
+    """Returns the parameters of xielu (ops/activation). The arguments are as stored: before softplus."""
     return torch.cat((softplus(alpha_p), beta + softplus(alpha_n), beta[None], eps[None]))
 
 

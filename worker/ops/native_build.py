@@ -120,7 +120,8 @@ LIBRARIES = Path(__file__).with_name("csrc")  # the folder of libraries and obje
 SOURCES = Path(__file__).parents[1]
 FOLDERS = (  # where C lies below SOURCES: beside what it computes. Names are unique, so sources include bare names.
     "ops/csrc", "ops/linear/csrc", "ops/linear/csrc/amx", "ops/linear/csrc/integer", "ops/attention/csrc",
-    "ops/moe/csrc", "ops/recurrent/csrc", "lora/csrc", "models/csrc",
+    "ops/norm/csrc", "ops/activation/csrc", "ops/rope/csrc", "ops/moe/csrc", "ops/recurrent/csrc", "lora/csrc",
+    "models/csrc",
 )  # fmt: skip
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -135,7 +136,10 @@ ROUND_TWICE = ("-ffp-contract=off",)  # no fused multiply-add: products are roun
 ANY = (
     "cpu_features.c", "pack.c", "pack_codes.c", "decoder.c", "experts.c", "ranks.c", "sockets.c", "adapters.c",
 )  # fmt: skip
-ROWS = ("add_product.c", "few_rows.c", "rowwise.c", "mamba2.c", "short_conv.c", "delta_net.c")
+ROWS = (
+    "add_product.c", "few_rows.c", "norm.c", "activation.c", "rope.c", "combine.c", "mamba2.c", "short_conv.c",
+    "delta_net.c",
+)  # fmt: skip
 PLAIN = ("gemm_simd.c", "attention_simd.c", "floors_simd.c")
 # Each source with its compiler flags. From the flags, simd.h derives the suffix of the functions' names.
 Unit = tuple[str, tuple[str, ...]]
@@ -171,8 +175,8 @@ EVERY_SET = tuple(one for one in TIERS if one in SETS.values())
 # that no core is left with a long one at the end. Sources that took less than half a second are left out.
 SECONDS = {
     "attention_simd.c": 5.8, "gemm_simd.c": 4.5, "gemm_bf16.c": 4.3, "gemm_amx.c": 4.3, "few_rows.c": 2.5,
-    "attention_bf16.c": 1.9, "rowwise.c": 1.8, "attention_amx.c": 1.2, "few_rows_tiles.c": 0.8, "delta_net.c": 0.7,
-    "mamba2.c": 0.6,
+    "attention_bf16.c": 1.9, "attention_amx.c": 1.2, "few_rows_tiles.c": 0.8, "rope.c": 0.8, "norm.c": 0.7,
+    "activation.c": 0.7, "delta_net.c": 0.7, "mamba2.c": 0.6,
 }  # fmt: skip
 POLL_S = 0.02
 PROGRESS_DIGITS = 4  # the size of each of the two numbers in the file that other processes read

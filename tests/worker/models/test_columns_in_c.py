@@ -10,7 +10,7 @@ import torch
 
 from worker.models.cpu_decoder import HEADER, STEP_COLUMNS, columns_in_c, columns_struct, header, step_struct
 from worker.models.forward_inputs import COLUMNS, Column, Extent, ForwardInputs
-from worker.ops.native_build import SOURCES
+from worker.ops.native_build import SOURCES, includes, source_file
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
 MARKS = Column(torch.int32, Extent.SEQUENCES, -1, in_c=True)
@@ -21,11 +21,13 @@ WIDER = {"tags": TAGS, **COLUMNS, "unread": Column(torch.int64, Extent.TOKENS, 0
 def offsets_in_c(folder: Path, struct: str, names: list[str]) -> list[int]:
     """Returns the offsets of a structure's fields as gcc lays them out. struct: its definition, with the name S"""
     lines = "".join(f'printf("%zu\\n", offsetof(S, {name}));' for name in names)
-    headers = ["<stddef.h>", "<stdint.h>", "<stdio.h>", '"adapters/adapters.h"']
+    headers = ["<stddef.h>", "<stdint.h>", "<stdio.h>", '"adapters.h"']
     included = "".join(f"#include {header}\n" for header in headers)
     program = f"{included}{struct}\nint main(void) {{ {lines} }}\n"
     (folder / "offsets.c").write_text(program)
-    subprocess.run(["gcc", f"-I{folder}", f"-I{SOURCES}", "offsets.c", "-o", "offsets"], cwd=folder, check=True)
+    subprocess.run(
+        ["gcc", f"-iquote{folder}", *includes(SOURCES), "offsets.c", "-o", "offsets"], cwd=folder, check=True
+    )
     return [int(line) for line in subprocess.run([folder / "offsets"], capture_output=True, check=True).stdout.split()]
 
 
@@ -48,7 +50,7 @@ def test_added_columns_are_where_c_reads_them(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_step_has_its_fields_where_c_reads_them(tmp_path: Path) -> None:
-    source = (SOURCES / "decoder.c").read_text()
+    source = source_file("decoder.c").read_text()
     end = source.index("} Step;")
     definition = source[source.rindex("typedef struct {", 0, end) : end] + "} S;"
     step = step_struct(STEP_COLUMNS)

@@ -68,7 +68,7 @@ typedef struct {
     char *cache_k, *cache_v;
     long window, group; /* group: the index of this cache's page tables and slots in the step */
     long kv_heads, own_kv_heads, d; /* own_kv_heads: heads that the layer writes; 0 if it reads another layer's cache */
-    int normed, kv_format; /* normed: which elements q_norm and k_norm cover (the enum with HEADS in rowwise.c) */
+    int normed, kv_format; /* normed: which elements q_norm and k_norm cover (the enum with HEADS in rope.c) */
     int sees_ahead;        /* if true, Step.visible_to applies to this layer */
 } Layer;
 

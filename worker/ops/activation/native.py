@@ -1,4 +1,4 @@
-"""Calls the activations of the C library (csrc/rowwise.c)."""
+"""Calls the activations of the C library (csrc/activation.c)."""
 
 import torch
 from torch import Tensor

@@ -1,11 +1,11 @@
-"""Calls the norms of the C library (csrc/rowwise.c)."""
+"""Calls the norms of the C library (csrc/norm.c)."""
 
 import torch
 from torch import Tensor
 
 from worker.ops.native import address, contiguous_heads, kernels
 
-HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # which elements one norm of queries or keys covers (csrc/rowwise.c)
+HEADS, WHOLE, ROTATED_HEADS = 0, 1, 2  # which elements one norm of queries or keys covers (rope.c)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: bool = False) -> Tensor:

@@ -1,4 +1,4 @@
-"""Calls rotary embedding and K/V write of the C library (csrc/rowwise.c)."""
+"""Calls rotary embedding and K/V write of the C library (csrc/rope.c)."""
 
 import torch
 from torch import Tensor

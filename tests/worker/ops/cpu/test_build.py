@@ -246,11 +246,11 @@ def test_objects_of_other_sources_flags_and_compilers_are_not_taken(
 def test_no_object_is_kept_of_a_unit_that_fails_or_in_the_users_cache(
     compiler: Compiler, tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CC", compiler('case "$*" in *rowwise.c*) exit 1;; esac'))
+    monkeypatch.setenv("CC", compiler('case "$*" in *norm.c*) exit 1;; esac'))
     assert native_build.build(ZEN3) is None
     (tmp_path / "calls").unlink()
     monkeypatch.setenv("CC", compiler(""))
-    assert native_build.build(ZEN3) and any(source.endswith("rowwise.c") for source, _ in compiled_units(tmp_path))
+    assert native_build.build(ZEN3) and any(source.endswith("norm.c") for source, _ in compiled_units(tmp_path))
     monkeypatch.setattr(os, "access", lambda path, mode: path != sources)
     assert native_build.build(SAPPHIRE_RAPIDS) and not [*(tmp_path / "cache").rglob("*.o")]
 
@@ -263,7 +263,7 @@ def test_compiling_needs_no_packages() -> None:
 
 
 def test_failing_unit_ends_the_compilation_with_its_message(compiler: Compiler, tmp_path: Path, x86: None) -> None:
-    failing = compiler('case "$*" in *rowwise.c*) echo "error: no such header" >&2; exit 1;; esac')
+    failing = compiler('case "$*" in *norm.c*) echo "error: no such header" >&2; exit 1;; esac')
     with pytest.raises(subprocess.CalledProcessError) as raised:
         native_build._compile(failing, tmp_path, native_build.units_of(ZEN3))
     assert raised.value.stderr == "error: no such header\n"
