@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.kv_cache.tensors import KVCache
-from worker.model_runner.inputs import lay_out, to_device
+from worker.model_runner.inputs import prepare_batch, to_device
 from worker.model_runner.step import Forward
 from worker.models.forward_inputs import ForwardInputs
 from worker.scheduler.sequence import Chunk, Plan, Sequence
@@ -59,11 +59,11 @@ class HiddenStates:
 
     def of_step(self, model: Forward, inputs: ForwardInputs, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Returns the output of the last norm [R, H], which the next step may overwrite, and hidden states [R, W]."""
-        tapped, outputs = self.tapped(inputs)
-        normed = model.hidden(tapped, cache)
+        aux_hidden_states, outputs = self.aux_hidden_states(inputs)
+        normed = model.hidden(aux_hidden_states, cache)
         return normed, states_in(normed, outputs)
 
-    def tapped(self, inputs: ForwardInputs) -> tuple[ForwardInputs, Tensor | None]:
+    def aux_hidden_states(self, inputs: ForwardInputs) -> tuple[ForwardInputs, Tensor | None]:
         """Returns inputs with which the model writes the outputs of the layers to a tensor [L, R, H], and this tensor.
 
         The tensor is None if the hidden states are the output of the last norm.
@@ -72,11 +72,11 @@ class HiddenStates:
             return inputs, None
         shape = len(self.layers), len(inputs.logits_indices), self.hidden_size
         outputs = torch.empty(shape, dtype=self.dtype, device=inputs.positions.device)
-        return replace(inputs, tapped=tuple(zip(self.layers, outputs, strict=True))), outputs
+        return replace(inputs, aux_hidden_states=tuple(zip(self.layers, outputs, strict=True))), outputs
 
 
 def states_in(normed: Tensor, outputs: Tensor | None) -> Tensor:
-    """Returns the hidden states [R, W] of a step. outputs: see HiddenStates.tapped"""
+    """Returns the hidden states [R, W] of a step. outputs: see HiddenStates.aux_hidden_states"""
     return normed.clone() if outputs is None else outputs.transpose(0, 1).flatten(1)
 
 
@@ -85,8 +85,9 @@ class ReadStep:
     """A step whose hidden states are read.
 
     inputs: those with which the model computes the step: all rows that are read have logits, too.
-    outputs: see HiddenStates.tapped. with_logits, read_rows: the indices of the rows whose logits are returned, and of
-    those that are read, among the rows of the model's output; None: all rows. wanted: see rows_to_read.
+    outputs: see HiddenStates.aux_hidden_states. with_logits, read_rows: the indices of the rows whose logits are
+    returned, and of those that are read, among the rows of the model's output; None: all rows.
+    wanted: see rows_to_read
     """
 
     inputs: ForwardInputs
@@ -131,13 +132,13 @@ def read_step(inputs: ForwardInputs, plan: Plan, states_of: HiddenStates, read: 
     wanted = rows_to_read(plan.chunks)
     rows = [row for first, chunk, skipped in wanted for row in range(first + skipped, first + chunk.length)]
     if inputs.all_logits and len(rows) == len(inputs.token_ids):  # the step has only decodes
-        return ReadStep(*states_of.tapped(inputs), None, None, wanted, read)
+        return ReadStep(*states_of.aux_hidden_states(inputs), None, None, wanted, read)
     device = inputs.logits_indices.device
     on_gpu = device.type == "cuda"  # then the host lays the step out again, because reading the indices would wait
-    with_logits = lay_out(plan.chunks, 1)[0].logits_indices if on_gpu else inputs.logits_indices.numpy()
+    with_logits = prepare_batch(plan.chunks, 1)[0].logits_indices if on_gpu else inputs.logits_indices.numpy()
     at = np.array(rows, np.int64)
     indices = np.union1d(with_logits, at)  # ascending
-    more, outputs = states_of.tapped(replace(inputs, logits_indices=to_device(indices, device)))
+    more, outputs = states_of.aux_hidden_states(replace(inputs, logits_indices=to_device(indices, device)))
     of_logits, of_states = (to_device(np.searchsorted(indices, each), device) for each in (with_logits, at))
     return ReadStep(more, outputs, of_logits, of_states, wanted, read)
 
@@ -162,8 +163,8 @@ class CapturedStates:
         """Computes a step, and returns its logits [R, vocab]. Never waits for the device."""
         count = len(inputs.token_ids)
         every = replace(inputs, logits_indices=self._rows[:count], any_rows=False)
-        tapped, outputs = self._states.tapped(every)
-        normed = model.hidden(tapped, cache)
+        aux_hidden_states, outputs = self._states.aux_hidden_states(every)
+        normed = model.hidden(aux_hidden_states, cache)
         states = normed if outputs is None else states_in(normed, outputs)
         self._memory[:count].copy_(self._features(states))
         return model.logits(normed if inputs.all_logits else normed[inputs.logits_indices])

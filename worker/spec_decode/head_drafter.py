@@ -58,7 +58,9 @@ class HeadSequence:
     def of(cls, target: Sequence, first: int) -> "HeadSequence":
         sampling = msgspec.structs.replace(target.sampling, prompt_logprobs=False)
         own = Sequence(target.key, [], 0, sampling, target.seed, pages=[array("i")])
-        own.adjustment = target.adjustment  # what it depends on, own.next_output, equals that of the target
+        own.logits_processing = (
+            target.logits_processing
+        )  # what it depends on, own.next_output, equals that of the target
         return cls(target, own, first)
 
     @property
