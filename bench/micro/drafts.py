@@ -83,7 +83,7 @@ class RecordedProposer:
 
     def __init__(self, head: HeadDrafter, drafters: list[RecordedDrafter]) -> None:
         self._head, self._drafters = head, drafters
-        self.forget = head.forget
+        self.forget, self.capture_graphs = head.forget, head.capture_graphs
 
     @property
     def seconds(self) -> float:

@@ -21,9 +21,10 @@ from tests.worker.scheduler.harness import OracleDrafter, commit, set_drafter
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache, cache_groups, kv_format
 from worker.model_runner import runner as runner_module
-from worker.model_runner.hidden_states import HiddenStates, ReadStep, read_step
+from worker.model_runner.hidden_states import CapturedStates, HiddenStates, ReadStep, read_step
 from worker.model_runner.runner import Runner
 from worker.model_runner.sampler import sample_rows
+from worker.model_runner.step import Forward
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
@@ -102,14 +103,24 @@ class Recorder:
         return sample_rows(logits, rows, *how)
 
 
-@dataclass(frozen=True)
 class Reading:
     """Replaces a head that proposes drafts: reads hidden states, and does nothing with them. See Reader."""
 
-    states: HiddenStates
+    def __init__(self, states: HiddenStates, device: torch.device) -> None:
+        self.states = states
+        self.of_graphs = CapturedStates(states, MAX_SEQ_LEN * CROWD, device, lambda kept: kept, states.width)
 
     def reads(self, inputs: ForwardInputs, plan: Plan) -> ReadStep:
-        return read_step(inputs, plan, self.states, lambda sequence, start, states: None)
+        return read_step(inputs, plan, self.states, self.nothing)
+
+    def captured(self, model: Forward, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        return self.of_graphs.logits(model, inputs, cache)
+
+    def replayed(self, plan: Plan) -> None:
+        self.of_graphs.read(plan, self.nothing)
+
+    def nothing(self, sequence: Sequence, start: int, states: Tensor) -> None:
+        pass
 
 
 def run(
@@ -145,7 +156,7 @@ def run(
     scheduler = Scheduler(mode.config(), pools, states)
     runner = Runner(fastest_decoder(decoder, kv), kv, graphs=graphs)
     if mode.reads is not None:
-        runner.hidden_reader = Reading(HiddenStates(mode.reads, decoder.spec.hidden_size, dtype))
+        runner.hidden_reader = Reading(HiddenStates(mode.reads, decoder.spec.hidden_size, dtype), kv.device)
     recorder = Recorder()
     monkeypatch.setattr(runner_module, "sample_rows", recorder)
     target = _sequence(b"target", 0, PROMPT, 5, decoder.spec.vocab_size)

@@ -5,6 +5,7 @@ they are sampled.
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,8 @@ def compare_modes(decoder: Decoder, modes: list[Mode], monkeypatch: pytest.Monke
 def test_bits_on_a_gpu_depend_on_the_request_alone(
     family: str, quantization: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modes = [*MODES[1::5], *DRAFTING_MODES[::2]]
+    """In some modes, a draft head reads the hidden states."""
+    modes = [*MODES[1::5], *DRAFTING_MODES[::2], *(replace(mode, reads=(1, 0)) for mode in DRAFTING_MODES[1::4])]
     compare_modes(decoder_on_gpu(checkpoints(family), quantization), modes, monkeypatch)
 
 

@@ -20,7 +20,7 @@ from shared.hf_hub import Progress
 from shared.messages import Limits
 from worker.checkpoint.checkpoint import stored_bytes
 from worker.device import pick_device
-from worker.engine.drafter import load_with_drafter
+from worker.engine.drafter import FoundDrafter, Served, load_with_drafter
 from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model
 from worker.engine.metrics import ExpertLoads
 from worker.engine.numerics import Formats, dtype_name, fingerprint, kernels_name, numerics_of, warn_about_cpu
@@ -109,10 +109,7 @@ def load_engine(
     files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
     loaded, drafter = load_with_drafter(files, model, worker, on_progress, hosts)
-    engine = build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1))
-    if drafter is not None and engine.scheduler.speculation is not None:
-        drafter.add_to(engine.runner, engine.scheduler.speculation, loaded.weights, engine.size.max_seq_len)
-    return engine
+    return build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1), drafter)
 
 
 def _device(worker: WorkerConfig, hosts: "Hosts | None") -> torch.device:
@@ -129,26 +126,32 @@ def build_engine(
     model: ModelConfig,
     worker: WorkerConfig,
     on_progress: Callable[[], None],
+    drafter: FoundDrafter | None = None,
 ) -> Engine:
     """Builds the engine around a loaded model: pools, cache, runner, scheduler.
 
-    worker: the settings after _settings_on(). on_progress: called from time to time. Raises the same errors as
-    `load_engine`.
+    worker: the settings after _settings_on(). on_progress: called from time to time. drafter: is loaded if drafts are
+    on. Raises the same errors as `load_engine`.
     """
     files, spec, formats, device = loaded.files, loaded.files.spec, loaded.files.formats, loaded.files.device
     worker = _with_whole_pictures(worker, loaded.tower)
     with explain_out_of_memory(loaded.gpu):
-        decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress)
+        decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress, drafter)
     worker = _resolve_speculation(replace(worker, batch_invariant=invariant), files.folder, formats, device)
     loads = _count_loads(decoder, loaded) if worker.expert_metrics else None
     vision = _vision(loaded.tower, decoder, worker)
-    runner = _ready_runner(decoder, cache, loaded, worker, size, vision, on_progress)
     pools, slots = size.pools(), size.slots()
+    scheduler = Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pools, slots)
+    runner = _runner_for(decoder, cache, loaded, worker, size, vision, on_progress)
+    if drafter is not None and scheduler.speculation is not None:  # before the capture, as graphs keep hidden states
+        scheduler.speculation.proposer = drafter.load(Served(runner, loaded.weights, size, worker))
+        scheduler.speculation.proposer.capture_graphs(on_progress)
+    runner.capture_graphs(on_progress)
     kernels = kernels_name(decoder, formats.dtype)
     numerics = numerics_of(kernels, formats, device, batch_invariant=invariant and kernels != "torch")
     return Engine(
         runner=runner,
-        scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pools, slots),
+        scheduler=scheduler,
         pools=pools,
         slots=slots,
         task=files.task,
@@ -182,12 +185,16 @@ def build_engine(
 
 
 def _fit_into_memory(
-    loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
+    loaded: LoadedModel,
+    model: ModelConfig,
+    worker: WorkerConfig,
+    on_progress: Callable[[], None],
+    drafter: FoundDrafter | None,
 ) -> tuple[Decoder, KVCache, PoolSize, bool]:
     """Returns a decoder, its cache, the sizes of the pools, and whether bits are batch-invariant on this device."""
     formats, weights = loaded.files.formats, loaded.weights
     if loaded.ranks is None:
-        decoder, size, invariant = _fit(loaded, model, worker, on_progress)
+        decoder, size, invariant = _fit(loaded, model, worker, on_progress, drafter)
     else:
         decoder, size, invariant = _fit_ranks(loaded, model, worker, on_progress)
     groups = size.groups if loaded.ranks is None else loaded.ranks.part.stage.groups(size.groups)
@@ -199,12 +206,16 @@ def _fit_into_memory(
 
 
 def _fit(
-    loaded: LoadedModel, model: ModelConfig, worker: WorkerConfig, on_progress: Callable[[], None]
+    loaded: LoadedModel,
+    model: ModelConfig,
+    worker: WorkerConfig,
+    on_progress: Callable[[], None],
+    drafter: FoundDrafter | None,
 ) -> tuple[Decoder, PoolSize, bool]:
     """Returns a decoder, the sizes of the pools, and whether bits are batch-invariant. For a model in one process."""
     formats, gpu, invariant = loaded.files.formats, loaded.gpu, worker.batch_invariant
     size, decoder = size_pool_and_decoder(
-        loaded.files.spec, loaded.weights, formats.kv_dtype, model, worker, gpu, on_progress
+        loaded.files.spec, loaded.weights, formats.kv_dtype, model, worker, gpu, on_progress, drafter=drafter
     )
     if gpu is not None:  # this check must run before the cache takes the memory
         invariant = keeps_bits(decoder, worker, size.max_seq_len, gpu.name)
@@ -229,7 +240,7 @@ def _fit_ranks(
     return Decoder(loaded.part, loaded.weights, size.max_seq_len), size, worker.batch_invariant
 
 
-def _ready_runner(
+def _runner_for(
     decoder: Decoder,
     cache: KVCache,
     loaded: LoadedModel,
@@ -238,7 +249,7 @@ def _ready_runner(
     vision: "Vision | None",
     on_progress: Callable[[], None],
 ) -> Runner:
-    """Returns a runner that is ready: on the CPU with prepared memory, on a GPU with captured graphs."""
+    """Returns a runner, on the CPU with prepared memory. Its graphs are not captured yet."""
     formats, gpu = loaded.files.formats, loaded.gpu
     log.info(
         "%s on %s in %s, K/V in %s: %s", decoder.spec.model_type, gpu.name if gpu else "cpu", formats.dtype,
@@ -253,7 +264,6 @@ def _ready_runner(
         shared = loaded.ranks.model(decoder, cache, size, on_progress)
         runner = make_runner(shared, cache, worker, vision, on_gpu=gpu is not None)
         runner.pipeline = shared.pipeline
-    runner.capture_graphs(on_progress)
     return runner
 
 
@@ -355,10 +365,11 @@ def size_pool_and_decoder(
     gpu: GpuMemoryReader | None,
     on_progress: Callable[[], None],
     free: int | None = None,
+    drafter: FoundDrafter | None = None,
 ) -> tuple[PoolSize, Decoder]:
     """Returns the sizes of the K/V pools, and a decoder for the longest sequences that the pools can hold.
 
-    free: see configured_budget.
+    free: see configured_budget. drafter: takes a part of a GPU's memory.
 
     On a GPU, the kernels are chosen and compiled first, and the memory that they leave for the pool is measured.
     """
@@ -372,6 +383,7 @@ def size_pool_and_decoder(
     decoder = with_sound_options(Decoder(spec, weights, length), worker, length)
     decoder = with_equal_library_products(decoder, worker)
     decoder, measured = choose_operations(decoder, worker, length, gpu, on_progress)
+    measured = measured if drafter is None else drafter.leaves(measured)
     budget = configured_budget(worker) if worker.kv_cache_gb else measured
     size = size_pool(spec, kv_dtype, device, budget, model, worker, weights.embed.dtype)
     warn_if_capped(size, worker)

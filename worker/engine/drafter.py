@@ -16,17 +16,19 @@ from shared.hf_hub import Progress
 from worker.checkpoint.checkpoint import CheckpointError
 from worker.checkpoint.staging import Staging
 from worker.engine.load_model import LoadedModel, ModelFiles, find_model, load_model
-from worker.kv_cache.sizing import longest_sequence
+from worker.kv_cache.sizing import PoolBudget, PoolSize, longest_sequence
 from worker.model_runner.runner import Runner
-from worker.models.decoder import Weights
+from worker.models.decoder import Decoder, Weights
 from worker.models.load import Loader, open_source
 from worker.ops.linear.packed import PackedLinear
+from worker.ops.table import TORCH
 from worker.quantization.methods import in_memory
-from worker.scheduler.drafts import Speculation
+from worker.scheduler.drafts import Proposer
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:
     from worker.distributed.rendezvous import Hosts
+    from worker.spec_decode.head_drafter import Head
 
 log = logging.getLogger("sluice.load")
 
@@ -36,13 +38,52 @@ class FoundDrafter:
     """A draft model that was found but not loaded yet.
 
     nbytes: the memory that it takes. optional: whether the model is served without it if the memory is too small.
-    add_to: loads it and adds it to an engine. Arguments: the runner, the scheduler's Speculation, the weights of the
-    served model, and the length of the longest sequence. Raises CheckpointError.
+    kv_bytes: returns how much of a number of bytes its K/V takes on a GPU, where `nbytes` may not include the K/V.
+    load: loads it. Returns what proposes drafts, and adds it to the runner if it reads hidden states. Raises
+    CheckpointError.
     """
 
     nbytes: int
-    add_to: Callable[[Runner, Speculation, Weights, int], None]
+    kv_bytes: Callable[[int], int]
+    load: "Callable[[Served], Proposer]"
     optional: bool = False
+
+    def leaves(self, budget: PoolBudget) -> PoolBudget:
+        """Returns what the drafter leaves of a GPU's memory for the served model's K/V. Its weights are not loaded."""
+        from worker.spec_decode.model_drafter import POOL_SHARE
+
+        left = max(0, budget.nbytes - self.nbytes)
+        return replace(budget, nbytes=max(0, left - self.kv_bytes(left // (POOL_SHARE + 1))))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model that a drafter drafts for: its runner, before graphs are captured, its weights, and its K/V pools."""
+
+    runner: Runner
+    weights: Weights
+    size: PoolSize
+    worker: WorkerConfig
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.weights.embed.is_cuda
+
+    @property
+    def drafters_budget(self) -> int:
+        """How many bytes the K/V of a drafter may take."""
+        from worker.spec_decode.model_drafter import POOL_SHARE, drafters_budget
+
+        return self.size.nbytes // POOL_SHARE if self.on_gpu else drafters_budget(self.worker)
+
+    @property
+    def how(self) -> dict[str, bool]:
+        """How the drafter's model computes its steps: see DraftRunner."""
+        return {"ahead": self.on_gpu, "graphs": bool(self.runner.graph_tokens)}
+
+    def operations_of(self, decoder: Decoder) -> Decoder:
+        """Returns a drafter's decoder. It uses plain PyTorch if the served model does, as kernels are wrong there."""
+        return decoder.with_operations(TORCH) if self.runner.operations is TORCH else decoder
 
 
 def load_with_drafter(
@@ -70,8 +111,11 @@ def find_drafter(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) ->
     config = read_speculative_config(worker.speculative_config, worker.max_draft_tokens)
     if not config.runs_a_model:
         return None
-    if files.device.type != "cpu":
-        raise ConfigError(f"--speculative-config with {config.method} works on the CPU only: leave it out, or --device")
+    if files.device.type != "cpu" and worker.ranks > 1:
+        raise ConfigError(
+            f"--speculative-config with {config.method} works on one GPU or on CPUs, and not with {worker.ranks_flag} "
+            "above 1 on GPUs; leave one of both out"
+        )
     return FINDERS[config.method](files, model, worker)
 
 
@@ -91,40 +135,51 @@ def _find_own_head(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) 
 
 
 def _find_mtp(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter:
-    from worker.spec_decode.head_drafter import HeadDrafter
-    from worker.spec_decode.model_drafter import drafters_budget
     from worker.spec_decode.mtp import check_head, load_head
 
     output_head = _bytes_of_head(files, worker)
-    spec, nbytes = check_head(files.folder, files.spec, files.formats.dtype, files.formats.memory, output_head)
+    formats = files.formats
+    spec, nbytes = check_head(files.folder, files.spec, formats.dtype, formats.memory, output_head, files.device)
 
-    def add_to(runner: Runner, speculation: Speculation, weights: Weights, longest: int) -> None:
+    def load(served: Served) -> Proposer:
         whole = _whole_head(files, worker)
-        head = load_head(files.folder, files.spec, weights, files.formats.memory, longest, whole)
-        runner.hidden_reader = speculation.proposer = HeadDrafter(head, files.spec, drafters_budget(worker))
+        longest = served.size.max_seq_len
+        return _reading(load_head(files.folder, files.spec, served.weights, formats.memory, longest, whole), served)
 
-    return FoundDrafter(nbytes + _cache_bytes(spec, files, model, worker), add_to)
+    return FoundDrafter(*_memory(nbytes, spec, files, model, worker), load)
 
 
 def _find_eagle(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter:
     from worker.spec_decode.eagle import check_eagle, load_eagle, read_eagle_config
-    from worker.spec_decode.head_drafter import HeadDrafter
-    from worker.spec_decode.model_drafter import draft_folder, drafters_budget, explain_draft_model
+    from worker.spec_decode.model_drafter import draft_folder, explain_draft_model
 
     with explain_draft_model():
         folder = draft_folder(worker)
         config = read_eagle_config(folder, files.spec)
         memory = in_memory(config.spec.stored, worker.quantization, files.device)
         output_head = _bytes_of_head(files, worker)
-        nbytes = check_eagle(folder, config, files.spec, files.formats.dtype, memory, output_head)
+        nbytes = check_eagle(folder, config, files.spec, files.formats.dtype, memory, output_head, files.device)
 
-    def add_to(runner: Runner, speculation: Speculation, weights: Weights, longest: int) -> None:
+    def load(served: Served) -> Proposer:
         with explain_draft_model():
             whole = _whole_head(files, worker)
-            head = load_eagle(folder, config, files.spec, weights, memory, longest, whole)
-        runner.hidden_reader = speculation.proposer = HeadDrafter(head, files.spec, drafters_budget(worker))
+            head = load_eagle(folder, config, files.spec, served.weights, memory, served.size.max_seq_len, whole)
+        return _reading(head, served)
 
-    return FoundDrafter(nbytes + _cache_bytes(config.spec, files, model, worker), add_to)
+    return FoundDrafter(*_memory(nbytes, config.spec, files, model, worker), load)
+
+
+def _reading(head: "Head", served: Served) -> Proposer:
+    """Returns the drafter of a head, which reads hidden states from now on."""
+    from worker.spec_decode.head_drafter import HeadDrafter
+
+    head = head.with_decoder(served.operations_of(head.decoder))
+    runner = served.runner
+    drafter = HeadDrafter(
+        head, runner.spec, served.drafters_budget, captured_tokens=runner.graph_tokens, **served.how
+    )  # fmt: skip
+    runner.hidden_reader = drafter
+    return drafter
 
 
 def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> FoundDrafter:
@@ -132,7 +187,6 @@ def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfi
         ModelDrafter,
         check_fits,
         draft_settings,
-        drafters_budget,
         explain_draft_model,
     )
 
@@ -142,12 +196,13 @@ def _find_draft_model(files: ModelFiles, model: ModelConfig, worker: WorkerConfi
         check_fits(draft.spec, draft.folder, files.spec, files.folder)
         nbytes = _weights_bytes(draft)
 
-    def add_to(runner: Runner, speculation: Speculation, weights: Weights, longest: int) -> None:
+    def load(served: Served) -> Proposer:
         with explain_draft_model():
             decoder = load_model(draft, *settings, lambda done, total: None).decoder(draft.spec.max_positions)
-        speculation.proposer = ModelDrafter(decoder, longest, drafters_budget(worker))
+        decoder = served.operations_of(decoder)
+        return ModelDrafter(decoder, served.size.max_seq_len, served.drafters_budget, **served.how)
 
-    return FoundDrafter(nbytes + _cache_bytes(draft.spec, files, model, worker), add_to)
+    return FoundDrafter(*_memory(nbytes, draft.spec, files, model, worker), load)
 
 
 def _weights_bytes(files: ModelFiles) -> int:
@@ -182,14 +237,21 @@ def _loader(files: ModelFiles) -> Iterator[Loader]:
         yield Loader(source, files.spec, formats.dtype, files.device, True, formats.memory)
 
 
-def _cache_bytes(spec: ModelSpec, files: ModelFiles, model: ModelConfig, worker: WorkerConfig) -> int:
-    """Returns the bytes of a draft model's K/V; 0 without --kv-cache-gb: the K/V then takes leftover memory."""
+def _memory(
+    weights: int, spec: ModelSpec, files: ModelFiles, model: ModelConfig, worker: WorkerConfig
+) -> tuple[int, Callable[[int], int]]:
+    """Returns the values of FoundDrafter.nbytes and kv_bytes. weights: the bytes of a drafter's weights.
+
+    Without --kv-cache-gb, the K/V takes leftover memory, and is not counted beforehand.
+    """
     from worker.spec_decode.model_drafter import cache_bytes, drafters_budget
 
-    if not worker.kv_cache_gb:
-        return 0
     longest = longest_sequence(files.spec, model, worker)
-    return cache_bytes(spec, files.formats.dtype, longest, drafters_budget(worker))
+
+    def kv_bytes(room: int) -> int:
+        return cache_bytes(spec, files.formats.dtype, longest, room, files.device)
+
+    return weights + (kv_bytes(drafters_budget(worker)) if worker.kv_cache_gb else 0), kv_bytes
 
 
 FINDERS = {"mtp": _find_mtp, "eagle3": _find_eagle, "draft_model": _find_draft_model}  # keys: `method`

@@ -11,7 +11,7 @@ captured again.
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -35,6 +35,7 @@ from worker.spec import Activation
 
 NO_SLOT = -1  # of a chunk without an adapter
 Key = tuple[int, float]  # id() of a LoadedAdapter, and its scale
+Compute = Callable[[Model, ForwardInputs], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,10 @@ class GraphAdapters:
     generation: grows when all steps with adapters must be captured again
     """
 
-    def __init__(self, model: Model, cache: KVCache, shapes: Shapes, slots: int) -> None:
+    def __init__(self, model: Model, cache: KVCache, shapes: Shapes, slots: int, compute: Compute) -> None:
+        """compute: computes the logits of a captured step"""
         self.generation = 0
-        self._model, self._cache, self._slots = model, cache, slots
+        self._model, self._cache, self._slots, self._compute = model, cache, slots, compute
         self._blocks = Blocks(
             max(block_bytes(_layout(shape, slots)) for shape in shapes.all_shapes() if _can_have_adapters(shape)),
             cache.device,
@@ -157,7 +159,7 @@ class GraphAdapters:
     def step(self, shape: Shape) -> "StepAdapters":
         """Returns the adapters of the captured step of a shape, for this generation."""
         assert self._tables is not None
-        return StepAdapters(shape, self._tables, self._blocks, self._slots, self._model, self._cache)
+        return StepAdapters(shape, self._tables, self._blocks, self._slots, self._model, self._compute)
 
     def eager(self, chunks: Sequence[Chunk], inputs: ForwardInputs) -> Tensor:
         """Returns the logits of a step without a graph, [R, vocab] float32."""
@@ -168,8 +170,10 @@ class GraphAdapters:
 class StepAdapters:
     """The adapters of the captured step of one shape."""
 
-    def __init__(self, shape: Shape, tables: Tables, blocks: Blocks, slots: int, model: Model, cache: KVCache) -> None:
-        self._shape, self._tables, self._blocks, self._cache = shape, tables, blocks, cache
+    def __init__(
+        self, shape: Shape, tables: Tables, blocks: Blocks, slots: int, model: Model, compute: Compute
+    ) -> None:
+        self._shape, self._tables, self._blocks, self._compute = shape, tables, blocks, compute
         self._nbytes = block_bytes(_layout(shape, slots))
         self._host = [
             {name: view.numpy() for name, view in views_of(block, _layout(shape, slots))} for block in blocks.on_host
@@ -185,7 +189,7 @@ class StepAdapters:
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns the logits of the shape, [R, vocab] float32. Never waits for the device."""
-        return self._model.forward(inputs, self._cache)
+        return self._compute(self._model, inputs)
 
     def fill(self, layout: BatchMetadata, slots: Sequence[int]) -> None:
         """Sends which rows have which slot. slots: for each chunk, see GraphAdapters.place"""

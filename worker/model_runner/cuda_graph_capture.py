@@ -173,6 +173,7 @@ class StaticForward:
             max_kv_len=shape.max_kv_len,
             rope_rows=graph.rope_rows if memory.mrope else None,
             any_rows=shape.mixed,  # also in a shape with as many rows of logits as tokens
+            sources=graph.sources,
         )
         memory.logits[: shape.rows].copy_(self.forward(inputs))
 

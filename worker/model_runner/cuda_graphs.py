@@ -76,6 +76,7 @@ class StepGraphs:
         make_adapters: called before the first step with adapters
         """
         self.on = True
+        self.most_tokens = max(shape.tokens for shape in shapes.all_shapes())
         self._forward, self._capture, self._count_replayed = forward, capture, count_replayed
         self._shapes, self._batch_invariant, self._device = shapes, batch_invariant, device
         nbytes = max(inputs_bytes(shape, groups) for shape in shapes.all_shapes())

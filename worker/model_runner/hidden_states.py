@@ -2,6 +2,9 @@
 
 The runner only has a hook for this, `Runner.hidden_reader`, which says how a step is computed. The logits have the same
 bits as without the hook, because the bits of a row do not depend on other rows.
+
+A captured step writes the hidden states of all its rows to memory at a fixed address (CapturedStates), from which one
+copy takes the rows that are read. Other steps return them (ReadStep).
 """
 
 from collections.abc import Callable
@@ -9,10 +12,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.kv_cache.tensors import KVCache
+from worker.model_runner.inputs import prepare_batch, to_device
 from worker.model_runner.step import Forward
 from worker.models.forward_inputs import ForwardInputs
 from worker.scheduler.sequence import Chunk, Plan, Sequence
@@ -25,6 +30,12 @@ class Reader(Protocol):
 
     def reads(self, inputs: ForwardInputs, plan: Plan) -> "ReadStep | None":
         """Returns how a step is computed so that its hidden states are read; None if it is computed as any other."""
+
+    def captured(self, model: Forward, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        """Computes a step whose inputs and outputs are at fixed addresses. Returns its logits."""
+
+    def replayed(self, plan: Plan) -> None:
+        """Reads the hidden states of the last step that captured() computed, or a replay of it."""
 
 
 Read = Callable[[Sequence, int, Tensor], None]  # (sequence, position of the first row, hidden states [N, W])
@@ -59,7 +70,8 @@ class HiddenStates:
         """
         if not self.layers:
             return inputs, None
-        outputs = torch.empty(len(self.layers), len(inputs.logits_indices), self.hidden_size, dtype=self.dtype)
+        shape = len(self.layers), len(inputs.logits_indices), self.hidden_size
+        outputs = torch.empty(shape, dtype=self.dtype, device=inputs.positions.device)
         return replace(inputs, aux_hidden_states=tuple(zip(self.layers, outputs, strict=True))), outputs
 
 
@@ -121,11 +133,50 @@ def read_step(inputs: ForwardInputs, plan: Plan, states_of: HiddenStates, read: 
     rows = [row for first, chunk, skipped in wanted for row in range(first + skipped, first + chunk.length)]
     if inputs.all_logits and len(rows) == len(inputs.token_ids):  # the step has only decodes
         return ReadStep(*states_of.aux_hidden_states(inputs), None, None, wanted, read)
-    at = torch.tensor(rows, dtype=torch.int64)
-    indices = torch.unique(torch.cat((inputs.logits_indices, at)))  # ascending
-    more, outputs = states_of.aux_hidden_states(replace(inputs, logits_indices=indices))
-    of_logits, of_states = torch.searchsorted(indices, inputs.logits_indices), torch.searchsorted(indices, at)
+    device = inputs.logits_indices.device
+    on_gpu = device.type == "cuda"  # then the host lays the step out again, because reading the indices would wait
+    with_logits = prepare_batch(plan.chunks, 1)[0].logits_indices if on_gpu else inputs.logits_indices.numpy()
+    at = np.array(rows, np.int64)
+    indices = np.union1d(with_logits, at)  # ascending
+    more, outputs = states_of.aux_hidden_states(replace(inputs, logits_indices=to_device(indices, device)))
+    of_logits, of_states = (to_device(np.searchsorted(indices, each), device) for each in (with_logits, at))
     return ReadStep(more, outputs, of_logits, of_states, wanted, read)
+
+
+class CapturedStates:
+    """The hidden states of the last captured step, at a fixed address that the steps of all shapes share.
+
+    A captured step computes all its rows up to the last norm, so that its size does not depend on which are read.
+    """
+
+    def __init__(
+        self, states: HiddenStates, rows: int, device: torch.device, features: Callable[[Tensor], Tensor], width: int
+    ) -> None:
+        """rows: the most tokens of a captured step. features: makes the vectors [T, width] that are kept from hidden
+        states [T, W]
+        """
+        self._states, self._features = states, features
+        self._memory = torch.zeros(rows, width, dtype=states.dtype, device=device)
+        self._rows = torch.arange(rows, device=device)
+
+    def logits(self, model: Forward, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        """Computes a step, and returns its logits [R, vocab]. Never waits for the device."""
+        count = len(inputs.token_ids)
+        every = replace(inputs, logits_indices=self._rows[:count], any_rows=False)
+        aux_hidden_states, outputs = self._states.aux_hidden_states(every)
+        normed = model.hidden(aux_hidden_states, cache)
+        states = normed if outputs is None else states_in(normed, outputs)
+        self._memory[:count].copy_(self._features(states))
+        return model.logits(normed if inputs.all_logits else normed[inputs.logits_indices])
+
+    def read(self, plan: Plan, read: Read) -> None:
+        """Gives the vectors of a step's tokens to `read`, in a copy that later steps do not overwrite."""
+        wanted = rows_to_read(plan.chunks)
+        if wanted:
+            parts = [self._memory[first + skipped : first + chunk.length] for first, chunk, skipped in wanted]
+            copies = torch.cat(parts).split_with_sizes([len(part) for part in parts])
+            for (_, chunk, skipped), own in zip(wanted, copies, strict=True):
+                read(chunk.sequence, chunk.start + skipped, own)
 
 
 def rows_to_read(chunks: Seq[Chunk]) -> list[tuple[int, Chunk, int]]:

@@ -6,7 +6,7 @@ The runner works on tensors and plans and makes no decisions. Prefill, chunked p
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,6 +36,7 @@ from worker.model_runner.step import (
 from worker.models.forward_inputs import ForwardInputs
 from worker.ops.table import Operations
 from worker.scheduler.sequence import Chunk, Plan, Row, has_adapters
+from worker.spec import ModelSpec
 
 if TYPE_CHECKING:
     from worker.model_runner.cuda_graph_adapters import GraphAdapters
@@ -80,7 +81,7 @@ class Runner:
         max_step_tokens: int = 512, max_loras: int = 8, batch_invariant: bool = True, vision: "Vision | None" = None,
     ) -> None:  # fmt: skip
         self._model, self._cache, self._device, self.vision = model, cache, cache.device, vision
-        self.hidden_reader: Reader | None = None  # a drafter that reads hidden states
+        self.hidden_reader: Reader | None = None  # a drafter that reads hidden states; set it before capture_graphs()
         self.pipeline: Pipeline | None = None  # the model, if its layers are cut into stages
         self._grammar_mask: GrammarMask | None = None  # made when it is first needed
         self._overlap = overlap
@@ -92,7 +93,7 @@ class Runner:
         def make_adapters() -> "GraphAdapters":
             from worker.model_runner.cuda_graph_adapters import GraphAdapters
 
-            return GraphAdapters(self._model, self._cache, shapes, max_loras)
+            return GraphAdapters(self._model, self._cache, shapes, max_loras, self._captured)
 
         return StepGraphs(
             self._forward, cuda_capture() if self._device.type == "cuda" else EagerGraph,
@@ -116,7 +117,12 @@ class Runner:
         return torch.cuda.mem_get_info(self._device)[0]
 
     def _forward(self, inputs: ForwardInputs) -> Tensor:
-        return self._model.forward(inputs, self._cache)
+        return self._captured(self._model, inputs)
+
+    def _captured(self, model: Model, inputs: ForwardInputs) -> Tensor:
+        """Computes the logits of a step whose inputs are at fixed addresses."""
+        reader = self.hidden_reader
+        return model.forward(inputs, self._cache) if reader is None else reader.captured(model, inputs, self._cache)
 
     def step(self, plan: Plan) -> StepOutput:
         """Computes the chunks of a plan. Catches no exception of the device. Never changes a sequence."""
@@ -158,6 +164,8 @@ class Runner:
         replayed = self._graphs.launch(plan, rows, before)
         if replayed is None:
             return None
+        if self.hidden_reader is not None:
+            self.hidden_reader.replayed(plan)
         logits, ids = replayed
         return _Computed(logits, LogitsUse(list(range(len(logits))), []), logits, ids)
 
@@ -165,7 +173,7 @@ class Runner:
         inputs, use = build_inputs(plan.chunks, self._cache.page_size, self._device, recurrent=bool(self._cache.states))
         self._cache.reach(inputs.max_pages)
         if before is not None:
-            self._fill_pending(inputs.token_ids, plan, before)
+            inputs = self._with_pending(inputs, plan, before)
         return inputs_for(inputs, plan, self.vision), use
 
     def _run(self, model: Forward, inputs: ForwardInputs, plan: Plan, rows: list[Row], use: LogitsUse) -> InFlightStep:
@@ -217,11 +225,27 @@ class Runner:
             self._row_done()
         return ids[0] if len(ids) == 1 else torch.cat(ids)
 
-    def _fill_pending(self, token_ids: Tensor, plan: Plan, before: InFlightStep) -> None:
+    def _with_pending(self, inputs: ForwardInputs, plan: Plan, before: InFlightStep) -> ForwardInputs:
+        """Returns the inputs with the tokens that only the device knows, from the ids of step `before`."""
         rows, sources = pending_tokens(plan.chunks, before.plan.chunks)
-        if rows:
-            at, source = to_device(np.array([rows, sources]), self._device)
-            token_ids.index_copy_(0, at, before.ids[source])
+        if not rows:
+            return inputs
+        at, source = to_device(np.array([rows, sources]), self._device)
+        inputs.token_ids.index_copy_(0, at, before.ids[source])
+        return replace(inputs, sources=torch.full_like(inputs.token_ids, -1).index_copy_(0, at, source))
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._model.spec
+
+    @property
+    def operations(self) -> Operations:
+        return self._model.operations
+
+    @property
+    def graph_tokens(self) -> int:
+        """The most tokens of a step that is replayed as a graph; 0 without graphs."""
+        return 0 if self._graphs is None else self._graphs.most_tokens
 
     def check_device(self) -> None:
         """Runs a dummy step of one token in the scratch page. If the device is broken, raises DeviceBroken or hangs."""

@@ -96,9 +96,10 @@ class ForwardInputs:
     first: Tensor | None = None  # [T, K]: input of the first layer's mixer, in place of the normed embeddings
     any_rows: bool = False  # whether logits_indices may name any rows, even if it is as long as there are rows
     of_layers: Tensor | None = None  # [T, L, P]: per-layer embeddings that another process has computed
-    aux_hidden_states: tuple[
-        tuple[int, Tensor], ...
-    ] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
+    # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
+    aux_hidden_states: tuple[tuple[int, Tensor], ...] = ()
+    # [T] int64: the row of logits of the step before that a token was sampled from; negative: the host knew the token
+    sources: Tensor | None = None  # None: the host knew all tokens
 
     @property
     def state_slots(self) -> StateSlots | None:

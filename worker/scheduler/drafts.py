@@ -14,6 +14,7 @@ failed one and computes the accepted tokens again; it may have drafts, too. The 
 its rejection would repeat, so sequences with a recurrent state get fewer drafts.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol
 
@@ -389,6 +390,9 @@ class Proposer(Protocol):
 
     def forget(self, target: Sequence) -> None:
         """Frees the memory of a sequence that has ended."""
+
+    def capture_graphs(self, on_progress: Callable[[], None]) -> None:
+        """Captures CUDA graphs before serving, if the draft model has any."""
 
 
 class Experience:

@@ -39,6 +39,7 @@ from worker.ops.linear.packed import PackedLinear, pack_stacked
 from worker.quantization.methods import InMemory
 from worker.spec import ModelSpec
 from worker.spec_decode import head_drafter
+from worker.spec_decode.model_drafter import Device
 
 # Reads the config of an EAGLE-3 checkpoint: its layer, and which layers of the served model it reads.
 #
@@ -179,6 +180,9 @@ class EagleHead:
     residual_normed: bool
     normed: bool
 
+    def with_decoder(self, decoder: Decoder) -> "EagleHead":
+        return replace(self, decoder=decoder)
+
     def features(self, hidden: Tensor) -> Tensor:
         if self.norms_before:
             parts = hidden.chunk(len(self.norms_before), dim=-1)
@@ -190,9 +194,8 @@ class EagleHead:
         embedded = self._norm(embedding(inputs.token_ids, self.decoder.weights.embed), self.embedding_norm)
         normed = self._norm(features, self.hidden_norm)
         residual = normed if self.residual_normed else features
-        return replace(
-            inputs, replaced=(torch.arange(len(residual)), residual), first=torch.cat((embedded, normed), dim=-1)
-        )
+        rows = torch.arange(len(residual), device=residual.device)
+        return replace(inputs, replaced=(rows, residual), first=torch.cat((embedded, normed), dim=-1))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         normed: Tensor = self.decoder.operations.rms_norm(x.contiguous(), weight, self.decoder.spec.norm_eps)
@@ -200,16 +203,23 @@ class EagleHead:
 
 
 def check_eagle(
-    folder: Path, config: EagleConfig, served: ModelSpec, dtype: torch.dtype, memory: InMemory, output_head: int = 0
+    folder: Path,
+    config: EagleConfig,
+    served: ModelSpec,
+    dtype: torch.dtype,
+    memory: InMemory,
+    output_head: int = 0,
+    device: Device = "cpu",
 ) -> int:
     """Returns how many bytes the head takes in memory. Reads no weights.
 
-    output_head: bytes of the served model's output head, if it must be loaded again for drafts.
+    device: the served model's. output_head: bytes of the served model's output head, if it must be loaded again for
+    drafts.
 
     Raises CheckpointError if the checkpoint lacks a tensor of the head, or has unknown tensors.
     """
     with closing(open_source(folder, None)) as source:
-        return _Stored(source, config, served, dtype, memory).check(output_head)
+        return _Stored(source, config, served, dtype, memory, torch.device(device)).check(output_head)
 
 
 def load_eagle(
@@ -221,7 +231,7 @@ def load_eagle(
     max_positions: int,
     output_head: Callable[[], PackedLinear] | None = None,
 ) -> EagleHead:
-    """Loads a head to the CPU.
+    """Loads a head to the device of the served model.
 
     served, weights, memory: the spec, weights and format of the served model. output_head: loads the served model's
     output head if `weights` have only a part of it. max_positions: see Decoder.
@@ -229,7 +239,7 @@ def load_eagle(
     Raises the same errors as check_eagle, and CheckpointError if `d2t` gives invalid ids.
     """
     with closing(open_source(folder, Staging(weights.embed.device))) as source:
-        stored = _Stored(source, config, served, weights.embed.dtype, memory)
+        stored = _Stored(source, config, served, weights.embed.dtype, memory, weights.embed.device)
         return stored.load(weights, max_positions, output_head or (lambda: weights.head))
 
 
@@ -237,11 +247,12 @@ class _Stored:
     """The tensors of a head in its checkpoint; checks and loads them."""
 
     def __init__(
-        self, source: WeightSource, config: EagleConfig, served: ModelSpec, dtype: torch.dtype, memory: InMemory
-    ) -> None:
+        self, source: WeightSource, config: EagleConfig, served: ModelSpec, dtype: torch.dtype, memory: InMemory,
+        device: torch.device,
+    ) -> None:  # fmt: skip
         self._source, self._config, self._served = source, config, served
         self._tensors, self._hidden = source.tensors, config.spec.hidden_size
-        self._loader = Loader(source, config.spec, dtype, torch.device("cpu"), True, memory)
+        self._loader = Loader(source, config.spec, dtype, device, True, memory)
         self._layer = _find_layer(source.tensors)
         own = [name for name in self._tensors.names() if name.startswith(self._layer)]
         names = LayerNames.of(config.spec, [f"layers.0.{name.removeprefix(self._layer)}" for name in own], "")
@@ -287,13 +298,15 @@ class _Stored:
 
     def _own_embedding(self, stored: PlainWeight, served: Tensor) -> Tensor:
         """Reads the head's embedding. Returns the served model's embedding instead if both embeddings are equal."""
-        own = torch.empty(stored.shape, dtype=served.dtype)
+        own = torch.empty(stored.shape, dtype=served.dtype, device=served.device)
         self._tensors.copy(stored.name, own)
         return served if torch.equal(own, served) else own
 
     def _layout(self, head: StoredWeight) -> Layout | None:
         """Returns the format in memory of the head's own output head over the vocabulary."""
-        return head_drafter.LAYOUT if head_drafter.pays(head.shape, head.layout, self._loader.dtype) else head.layout
+        loader = self._loader
+        pays = head_drafter.pays(head.shape, head.layout, loader.dtype, loader.device)
+        return head_drafter.LAYOUT if pays else head.layout
 
     def _own_head(self, stored: StoredWeight) -> PackedLinear:
         head, dtype = self._loader.read(stored), self._loader.dtype
@@ -345,7 +358,7 @@ class _Stored:
         ids = torch.arange(size) + added
         if int(ids.min()) < 0 or int(ids.max()) >= count or len(torch.unique(ids)) < size:
             raise CheckpointError(f"{where}: tensor {TARGET_IDS} does not give {size} different ids below {count}")
-        return ids
+        return ids.to(self._loader.device)
 
 
 def _find_layer(tensors: StoredTensors) -> str:

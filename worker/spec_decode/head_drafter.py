@@ -10,24 +10,25 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
 from worker.checkpoint.stored_weight import Layout, Shape
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache
-from worker.model_runner.hidden_states import CONTEXT, HiddenStates, ReadStep, read_step
-from worker.model_runner.inputs import build_inputs
-from worker.model_runner.sampler import sample_rows
+from worker.model_runner.hidden_states import CONTEXT, CapturedStates, HiddenStates, ReadStep, read_step
+from worker.model_runner.step import Forward, Model
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
 from worker.ops import native as c_library
 from worker.ops.linear.packed import PackedLinear, pack_stacked
 from worker.ops.quantized_weight import INT4, QuantizedWeight
-from worker.scheduler.sequence import Chunk, Plan, Sequence, with_biases_of
+from worker.ops.table import Operations
+from worker.scheduler.sequence import Chunk, Plan, Sequence
 from worker.spec import ModelSpec
-from worker.spec_decode.model_drafter import PAGE_SIZE, CpuDrafter, grow, page_count
+from worker.spec_decode.model_drafter import CATCH_UP, PAGE_SIZE, Device, DraftRunner, NeuralDrafter, grow, page_count
 
 # The data of a draft head for each sequence: hidden states that it has not read yet, and K/V pages of its own layer.
 #
@@ -55,8 +56,9 @@ class HeadSequence:
 
     @classmethod
     def of(cls, target: Sequence, first: int) -> "HeadSequence":
-        own = Sequence(target.key, [], 0, target.sampling, target.seed, pages=[array("i")])
-        own.logits_processing = with_biases_of(target.logits_processing, own.logits_processing)
+        sampling = msgspec.structs.replace(target.sampling, prompt_logprobs=False)
+        own = Sequence(target.key, [], 0, sampling, target.seed, pages=[array("i")])
+        own.logits_processing = target.logits_processing  # it depends on own.next_output, which is that of the target
         return cls(target, own, first)
 
     @property
@@ -85,6 +87,7 @@ class HeadSequence:
         del own.tokens[self.known :]
         own.tokens.extend(target[self.first + 1 + self.known :])
         self.known = len(own.tokens)
+        own.prompt_len = self.known - self.target.next_output  # so that drafts are sampled like the tokens themselves
         if self.last is not None and not self.unread:  # the last row is computed again for its output
             own.computed_tokens -= 1
             self.unread, self.unread_rows = [self.last], 1
@@ -171,6 +174,7 @@ class Head(Protocol):
     def normed(self) -> bool: ...
     @property
     def target_ids(self) -> Tensor | None: ...
+    def with_decoder(self, decoder: Decoder) -> "Head": ...
 
     def features(self, hidden: Tensor) -> Tensor:
         """Returns the vectors [N, H] that the head reads for N tokens. hidden [N, W]: from the served model."""
@@ -183,88 +187,141 @@ class Head(Protocol):
         """
 
 
-class HeadDrafter(CpuDrafter):
-    """Runs a draft head on the CPU. The runner calls it as `hidden_reader`, and Speculation as `proposer`.
+class HeadModel:
+    """A draft head as the model of a runner (Model in worker/model_runner/step.py).
+
+    A row reads features: those in `given` if the host knew its token when the step was launched; else the token is a
+    draft, and the features are those that followed from the row which the draft was sampled from.
+    given [CATCH_UP, H]: written before a step is launched. following [CATCH_UP, H]: from the rows with logits of the
+    last step. Both are at fixed addresses.
+    vocab_size: the served model's
+    """
+
+    def __init__(self, head: Head, model: Model, vocab_size: int) -> None:
+        self.head, self._model, self._vocab_size = head, model, vocab_size
+        self.spec, self.operations, self.max_positions = model.spec, model.operations, model.max_positions
+        self.layers_started, self.count_replayed = model.layers_started, model.count_replayed
+        embed, hidden = head.decoder.weights.embed, model.spec.hidden_size
+        self._own = HiddenStates(() if head.normed else (0,), hidden, embed.dtype)
+        self.given, self.following = embed.new_zeros(2, CATCH_UP, hidden)
+
+    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        """Returns the logits of the served model's tokens, [R, vocab] float32."""
+        return self.logits(self.hidden(inputs, cache))
+
+    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        features, sources = self.given[: len(inputs.token_ids)], inputs.sources
+        if sources is not None:
+            features = torch.where((sources < 0)[:, None], features, self.following[sources.clamp(min=0)])
+        normed, following = self._own.of_step(self._model, self.head.inputs(inputs, features), cache)
+        self.following[: len(following)].copy_(following)
+        return normed
+
+    def logits(self, h: Tensor) -> Tensor:
+        logits, ids = self._model.logits(h), self.head.target_ids
+        if ids is None:
+            return logits
+        return logits.new_full((len(logits), self._vocab_size), -torch.inf).index_copy_(1, ids, logits)
+
+    def with_operations(self, operations: Operations) -> "HeadModel":
+        raise NotImplementedError("a draft head has no adapters")
+
+
+class HeadDrafter(NeuralDrafter):
+    """Runs a draft head. The runner calls it as `hidden_reader`, and Speculation as `proposer`.
 
     A sequence gets drafts only after the head has read all its hidden states.
     served: the spec of the served model. pool_bytes: the maximum memory for K/V, but always enough for one sequence.
-    Sequences for which there is no room get no drafts.
+    Sequences for which there is no room get no drafts. ahead, graphs: see DraftRunner. captured_tokens: the most tokens
+    of a step of the served model that is replayed as a graph.
     """
 
-    def __init__(self, head: Head, served: ModelSpec, pool_bytes: int) -> None:
+    def __init__(
+        self, head: Head, served: ModelSpec, pool_bytes: int, *, ahead: bool = False, graphs: bool = False,
+        captured_tokens: int = 0,
+    ) -> None:  # fmt: skip
         decoder = head.decoder
-        spec, dtype, self._longest = decoder.spec, decoder.weights.embed.dtype, decoder.max_positions
-        pages = page_count(spec, dtype, self._longest, pool_bytes)
-        self._cache = KVCache(spec, [pages], PAGE_SIZE, dtype, "cpu")
-        self.head, self._model, self.name = head, fastest_decoder(decoder, self._cache), head.name
-        self._own = HiddenStates(() if head.normed else (0,), spec.hidden_size, dtype)
-        self._vocab_size = served.vocab_size
+        spec, embed, self._longest = decoder.spec, decoder.weights.embed, decoder.max_positions
+        pages = page_count(spec, embed.dtype, self._longest, pool_bytes, embed.device)
+        self._cache = KVCache(spec, [pages], PAGE_SIZE, embed.dtype, embed.device)
+        self.head, self.name = head, head.name
+        self._model = HeadModel(head, fastest_decoder(decoder, self._cache), served.vocab_size)
+        self.steps = DraftRunner(self._model, self._cache, ahead=ahead, graphs=graphs)
         self.sequences = HeadSequences(PagePool(pages, PAGE_SIZE))
-        self.hidden_states = HiddenStates(head.layers, served.hidden_size, dtype)
+        self.hidden_states = HiddenStates(head.layers, served.hidden_size, embed.dtype)
+        # In captured steps, the served model's graph ends with the features, so that they need no launch of their own.
+        # Elsewhere they are computed only when drafts are wanted.
+        self._captured = (
+            CapturedStates(self.hidden_states, captured_tokens, embed.device, head.features, spec.hidden_size)
+            if captured_tokens
+            else None
+        )
 
     def reads(self, inputs: ForwardInputs, plan: Plan) -> ReadStep | None:
         """Returns a step of the served model that stores the hidden states of its sequences."""
-        return None if self.failed else read_step(inputs, plan, self.hidden_states, self.sequences.read)
+        return None if self.failed else read_step(inputs, plan, self.hidden_states, self._read)
+
+    def captured(self, model: Forward, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        assert self._captured is not None
+        return self._captured.logits(model, inputs, cache)
+
+    def replayed(self, plan: Plan) -> None:
+        if self._captured is not None and not self.failed:
+            self._captured.read(plan, self.sequences.read)
 
     def forget(self, target: Sequence) -> None:
         """Frees the memory of a sequence that has ended."""
         self.sequences.forget(target)
 
+    def _read(self, target: Sequence, start: int, hidden: Tensor) -> None:
+        kept = hidden if self._captured is None else self.head.features(hidden)
+        self.sequences.read(target, start, kept)
+
     @torch.inference_mode()
     def _propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         held = [self.sequences.get(target, count, self._longest) for target, count in wanted]
-        chunks, hidden = self._unread([one for one in held if one is not None])
-        features = self.head.features(hidden) if chunks else hidden
+        chunks = self._unread([one for one in held if one is not None])
         ready = {chunk.sequence for chunk in chunks if chunk.samples}
         counts = {
             one: count for one, (_, count) in zip(held, wanted, strict=True) if one is not None and one.own in ready
         }
         by_own = {one.own: one for one in counts}
-        drafted = 0
+        going, drafted = [by_own[chunk.sequence] for chunk in chunks if chunk.samples], 0
         while chunks:
-            going = [by_own[chunk.sequence] for chunk in chunks if chunk.samples]
-            features = self._draft(chunks, features, going)
+            self.steps.launch(chunks)
             drafted += 1
             left = [at for at, one in enumerate(going) if counts[one] > drafted]
-            features = features[left]
-            chunks = [Chunk(going[at].own, len(going[at].own.tokens) - 1, 1, True) for at in left]
+            going = [going[at] for at in left]
+            chunks = [_next_chunk(one.own) for one in going]
+            if chunks and not self.steps.ahead:  # the host knows the drafts, so the rows read `given`
+                self._model.given[: len(left)].copy_(self._model.following[left])
+        self.steps.read()
         return [() if one is None or one not in counts else tuple(one.own.tokens[one.known :]) for one in held]
 
-    def _unread(self, held: list[HeadSequence]) -> tuple[list[Chunk], Tensor]:
-        """Returns at most CONTEXT rows that must be computed before drafts, and their hidden states [N, W].
+    def _unread(self, held: list[HeadSequence]) -> list[Chunk]:
+        """Returns chunks of at most CATCH_UP rows that must be computed before drafts, and gives the model their
+        features.
 
         Sequences with few such rows go first, so that a long prompt delays no other sequence.
         """
-        budget, chunks, hidden = CONTEXT, [], [torch.empty((0, self.hidden_states.width))]
+        budget, chunks, hidden = CATCH_UP, list[Chunk](), list[Tensor]()
         for one in sorted(held, key=lambda one: one.unread_rows):
             length = min(one.unread_rows, budget)
             if length:
                 chunks.append(Chunk(one.own, one.own.computed_tokens, length, length == one.unread_rows))
                 hidden.append(one.take(length))
                 budget -= length
-        return chunks, torch.cat(hidden[1:] or hidden)
+        given = self._model.given[: CATCH_UP - budget]
+        if chunks and self._captured is None:
+            given.copy_(self.head.features(torch.cat(hidden)))
+        elif chunks:
+            torch.cat(hidden, out=given)
+        return chunks
 
-    def _draft(self, chunks: list[Chunk], features: Tensor, drafting: list[HeadSequence]) -> Tensor:
-        """Computes rows, and adds a draft to each sequence in `drafting`. Returns the features [R, H] of the next rows.
 
-        features: the vectors [N, H] that the rows read.
-        """
-        inputs, _ = build_inputs(chunks, PAGE_SIZE, self._cache.device)
-        normed, following = self._own.of_step(self._model, self.head.inputs(inputs, features), self._cache)
-        if drafting:
-            rows = [(one.target, one.target.next_output + len(one.own.tokens) - one.known) for one in drafting]
-            logits, model = self._of_vocabulary(self._model.logits(normed)), self._model
-            ids = sample_rows(logits, rows, model.spec.eos_ids, model.operations.sample_plain).tolist()
-            for one, id in zip(drafting, ids, strict=True):
-                one.own.tokens.append(id)
-        return following
-
-    def _of_vocabulary(self, logits: Tensor) -> Tensor:
-        """Converts the logits of the head's tokens [R, D] to logits of the served model's tokens [R, vocab]."""
-        ids = self.head.target_ids
-        if ids is None:
-            return logits
-        return logits.new_full((len(logits), self._vocab_size), -torch.inf).index_copy_(1, ids, logits)
+def _next_chunk(own: Sequence) -> Chunk:
+    """Returns the chunk of the last draft, which may not be known yet."""
+    return Chunk(own, len(own.tokens) + own.pending_outputs - 1, 1, True)
 
 
 # Quantizes the output head over the vocabulary to four bits, for drafts only.
@@ -276,11 +333,11 @@ LAYOUT = Layout(INT4, 128)
 SMALL = 16 << 20  # bytes; a head up to this size may stay in the processors' caches, so a copy would not help
 
 
-def pays(shape: Shape, layout: Layout | None, dtype: torch.dtype) -> bool:
+def pays(shape: Shape, layout: Layout | None, dtype: torch.dtype, device: Device = "cpu") -> bool:
     """Whether a 4-bit copy of an output head [vocab, H] speeds drafts up. layout: the head's own format, or None."""
     bits = 8 * dtype.itemsize if layout is None else layout.code_map.bits
     large = torch.Size(shape).numel() * bits // 8 > SMALL
-    return large and bits > LAYOUT.code_map.bits and c_library.available(dtype)
+    return large and bits > LAYOUT.code_map.bits and (torch.device(device).type == "cuda" or c_library.available(dtype))
 
 
 def pack(head: Tensor | QuantizedWeight, dtype: torch.dtype) -> PackedLinear:

@@ -9,7 +9,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,11 +25,11 @@ from worker.checkpoint.checkpoint import CheckpointError, resolve
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import configured_budget
 from worker.kv_cache.tensors import KVCache, bytes_per_page, one_group
-from worker.model_runner.inputs import build_inputs
-from worker.model_runner.sampler import sample_rows
+from worker.model_runner.runner import Runner
+from worker.model_runner.step import AnyStep, Model
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
-from worker.scheduler.sequence import TILE, Chunk, Sequence, SequenceStates, with_biases_of
+from worker.scheduler.sequence import TILE, Chunk, Plan, Sequence, SequenceStates, with_biases_of
 from worker.spec import ModelSpec
 
 # The draft model's data for each sequence that it drafts for: the tokens, K/V pages and recurrent states.
@@ -136,12 +136,14 @@ class DraftSequences:
 
 log = logging.getLogger("sluice.drafts")
 PAGE_SIZE = 16  # tokens
+Device = torch.device | str
 
 
-class CpuDrafter(ABC):
+class NeuralDrafter(ABC):
     """Proposes tokens with a model. After the model has failed once, it proposes nothing any more."""
 
     name: str  # the name of the model in the log
+    steps: "DraftRunner"
     failed = False
     seconds = 0.0  # the duration of the last propose()
 
@@ -160,26 +162,29 @@ class CpuDrafter(ABC):
         finally:
             self.seconds = time.perf_counter() - begun
 
+    def capture_graphs(self, on_progress: Callable[[], None]) -> None:
+        self.steps.runner.capture_graphs(on_progress)
+
     @abstractmethod
     def _propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         """Computes the result of `propose`. May raise any exception."""
 
 
-def page_count(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: int) -> int:
+def page_count(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: int, device: Device = "cpu") -> int:
     """Returns how many pages a drafter's pool has: as many as fit in `pool_bytes`, but enough for one sequence.
 
     A sequence has up to `longest` tokens. The pool has no more pages than TILE sequences need. One page is the scratch
     page.
     """
     each = -(-longest // PAGE_SIZE)
-    affordable = pool_bytes // max(1, bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu"))
+    affordable = pool_bytes // max(1, bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, device))
     return 1 + max(each, min(TILE * each, affordable))
 
 
-def cache_bytes(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: int) -> int:
+def cache_bytes(spec: ModelSpec, dtype: torch.dtype, longest: int, pool_bytes: int, device: Device = "cpu") -> int:
     """Returns how many bytes the K/V of a drafter takes. For the arguments, see page_count."""
-    each = bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, "cpu")
-    return page_count(spec, dtype, longest, pool_bytes) * each
+    each = bytes_per_page(spec, one_group(spec)[0], PAGE_SIZE, dtype, device)
+    return page_count(spec, dtype, longest, pool_bytes, device) * each
 
 
 def grow(pages: "array[int]", pool: PagePool, tokens: int) -> bool:
@@ -189,26 +194,59 @@ def grow(pages: "array[int]", pool: PagePool, tokens: int) -> bool:
     return more is not None
 
 
-CATCH_UP = 256  # the most tokens per step that the draft model computes to catch up, for example with a new prompt
+# Runs the steps of a drafter's model, on a GPU as CUDA graphs.
+
+CATCH_UP = 256  # the most tokens per step that a drafter's model computes to catch up, for example with a new prompt
 
 
-class ModelDrafter(CpuDrafter):
-    """Runs a draft model on the CPU. A sequence gets drafts only after the draft model has computed all its tokens.
+class DraftRunner:
+    """Computes the steps of a proposal. Sequences get the tokens that are sampled when the steps are read.
+
+    ahead: whether a step is launched before the ids of the last one are read, so that a GPU computes all drafts without
+    waiting for the host. graphs: whether steps are replayed as CUDA graphs.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, *, ahead: bool, graphs: bool) -> None:
+        self.runner = Runner(model, cache, graphs=graphs, max_batch_size=TILE, max_step_tokens=CATCH_UP)
+        self.ahead = ahead
+        self._launched: list[AnyStep] = []
+
+    def launch(self, chunks: list[Chunk]) -> None:
+        before = self._launched[-1] if self._launched else None
+        self._launched.append(self.runner.launch(Plan(chunks), before))
+        for chunk in chunks:
+            chunk.sequence.pending_outputs += chunk.samples
+        if not self.ahead:
+            self.read()
+
+    def read(self) -> None:
+        """Waits for the steps, and adds the sampled tokens to their sequences."""
+        launched, self._launched = self._launched, []
+        for step in launched:
+            for chunk, id in zip(step.plan.sampling, step.read().ids, strict=True):
+                chunk.sequence.tokens.append(id)
+                chunk.sequence.pending_outputs -= 1
+
+
+class ModelDrafter(NeuralDrafter):
+    """Runs a draft model. A sequence gets drafts only after the draft model has computed all its tokens.
 
     decoder: the decoder of the draft model. max_seq_len: the served model's. Sequences that are too long for the draft
     model get no drafts. pool_bytes: the maximum memory for K/V, but always enough for one sequence. Sequences for which
-    there is no room get no drafts.
+    there is no room get no drafts. ahead, graphs: see DraftRunner
     """
 
     name = "the draft model"
 
-    def __init__(self, decoder: Decoder, max_seq_len: int, pool_bytes: int) -> None:
-        spec, dtype = decoder.spec, decoder.weights.embed.dtype
+    def __init__(
+        self, decoder: Decoder, max_seq_len: int, pool_bytes: int, *, ahead: bool = False, graphs: bool = False
+    ) -> None:
+        spec, dtype, device = decoder.spec, decoder.weights.embed.dtype, decoder.weights.embed.device
         self.longest = min(max_seq_len, decoder.max_positions)
-        pages = page_count(spec, dtype, self.longest, pool_bytes)
+        pages = page_count(spec, dtype, self.longest, pool_bytes, device)
         slots = 1 + TILE * SLOTS_EACH if spec.recurrent else 0
-        self._cache = KVCache(spec, [pages], PAGE_SIZE, dtype, "cpu", state_slots=slots, state_dtype=dtype)
-        self._model = fastest_decoder(decoder, self._cache)
+        self._cache = KVCache(spec, [pages], PAGE_SIZE, dtype, device, state_slots=slots, state_dtype=dtype)
+        self.steps = DraftRunner(fastest_decoder(decoder, self._cache), self._cache, ahead=ahead, graphs=graphs)
         self.sequences = DraftSequences(PagePool(pages, PAGE_SIZE), PagePool(slots, PAGE_SIZE) if slots else None)
 
     def forget(self, target: Sequence) -> None:
@@ -222,9 +260,10 @@ class ModelDrafter(CpuDrafter):
         counts = {one: count for one, (_, count) in zip(held, wanted, strict=True) if one is not None and one in ready}
         for drafted in range(1, max(counts.values(), default=0)):
             going = [one for one, count in counts.items() if count > drafted]
-            self._sample([Chunk(one.own, one.own.computed_tokens, 1, True) for one in going])
+            self.steps.launch([Chunk(one.own, one.own.computed_tokens, 1, True) for one in going])
             for one in going:
                 one.computed(one.own.computed_tokens + 1, known=False)
+        self.steps.read()
         ends = [len(target.tokens) for target, _ in wanted]
         return [
             tuple(one.own.tokens[end:]) if one is not None and one in counts else ()
@@ -252,23 +291,10 @@ class ModelDrafter(CpuDrafter):
                 ready |= {one} if length == one.left else set()
                 budget -= length
         if chunks:
-            self._sample(chunks)
+            self.steps.launch(chunks)
         for one, end in behind.items():
             one.computed(end, known=True)
         return ready
-
-    def _sample(self, chunks: list[Chunk]) -> None:
-        """Computes the chunks, and adds the sampled token to each sequence whose chunk samples."""
-        inputs, _ = build_inputs(chunks, PAGE_SIZE, self._cache.device, recurrent=bool(self._cache.states))
-        logits = self._model.forward(inputs, self._cache)
-        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
-        if not sampling:
-            return
-        rows = [(own, own.next_output) for own in sampling]
-        model = self._model
-        ids = sample_rows(logits, rows, model.spec.eos_ids, model.operations.sample_plain).tolist()
-        for own, id in zip(sampling, ids, strict=True):
-            own.tokens.append(id)
 
 
 # Finds the draft model of --speculative-config, checks that it fits the served model, and limits its memory.

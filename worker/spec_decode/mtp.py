@@ -39,6 +39,7 @@ from worker.ops.linear.packed import PackedLinear
 from worker.quantization.methods import InMemory
 from worker.spec import ATTENTION, LayerSpec, ModelSpec
 from worker.spec_decode import head_drafter
+from worker.spec_decode.model_drafter import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ class MtpHead:
     embedding_norm: Tensor  # [H]
     hidden_norm: Tensor  # [H]
 
+    def with_decoder(self, decoder: Decoder) -> "MtpHead":
+        return replace(self, decoder=decoder)
+
     def features(self, hidden: Tensor) -> Tensor:
         return hidden
 
@@ -96,7 +100,7 @@ class MtpHead:
         embedded = do.rms_norm(embedded, self.embedding_norm, eps, offset=offset)
         normed = do.rms_norm(features, self.hidden_norm, eps, offset=offset)
         joined = do.linear(torch.cat((embedded, normed), dim=-1), self.join)
-        return replace(inputs, replaced=(torch.arange(len(joined)), joined))
+        return replace(inputs, replaced=(torch.arange(len(joined), device=joined.device), joined))
 
 
 def has_head(folder: Path, spec: ModelSpec) -> bool:
@@ -107,15 +111,16 @@ def has_head(folder: Path, spec: ModelSpec) -> bool:
 
 
 def check_head(
-    folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemory, output_head: int = 0
+    folder: Path, spec: ModelSpec, dtype: torch.dtype, memory: InMemory, output_head: int = 0, device: Device = "cpu"
 ) -> tuple[ModelSpec, int]:
     """Returns the spec of a model with only the head's layer, and how many bytes the head takes. Reads no weights.
 
-    spec, memory: the served model's spec and format. output_head: bytes of the served model's output head, if it must
-    be loaded again for drafts. Raises CheckpointError unless the checkpoint has a head with all its tensors.
+    spec, memory, device: the served model's spec, format and device. output_head: bytes of the served model's output
+    head, if it must be loaded again for drafts. Raises CheckpointError unless the checkpoint has a head with all its
+    tensors.
     """
     with closing(open_source(folder, None)) as source:
-        return _Head(source, spec, dtype, memory).check(output_head)
+        return _Head(source, spec, dtype, memory, torch.device(device)).check(output_head)
 
 
 def load_head(
@@ -126,22 +131,24 @@ def load_head(
     max_positions: int,
     output_head: Callable[[], PackedLinear] | None = None,
 ) -> MtpHead:
-    """Loads the head of a checkpoint to the CPU.
+    """Loads the head of a checkpoint to the device of the served model.
 
     spec, served, memory: the spec, weights and format of the served model. output_head: loads the served model's output
     head if `served` has only a part of it. max_positions: see Decoder. Raises the same errors as check_head.
     """
     with closing(open_source(folder, Staging(served.embed.device))) as source:
-        head = _Head(source, spec, served.embed.dtype, memory)
+        head = _Head(source, spec, served.embed.dtype, memory, served.embed.device)
         return head.load(served, max_positions, output_head or (lambda: served.head))
 
 
 class _Head:
     """The tensors of an MTP head in a checkpoint; checks and loads them."""
 
-    def __init__(self, source: WeightSource, served: ModelSpec, dtype: torch.dtype, memory: InMemory) -> None:
+    def __init__(
+        self, source: WeightSource, served: ModelSpec, dtype: torch.dtype, memory: InMemory, device: torch.device
+    ) -> None:
         self._source, self._spec = source, replace(served, layers=(_layer_of(served),), draft_layers=0)
-        self._loader = Loader(source, self._spec, dtype, torch.device("cpu"), True, memory)
+        self._loader = Loader(source, self._spec, dtype, device, True, memory)
         self._names = _find(source.tensors, self._loader.prefix, served)
         own = [name for name in source.tensors.names() if name.startswith(self._names.layer)]
         of_layers = self._names.layer.partition("layers.")[0]
@@ -182,7 +189,7 @@ class _Head:
     def _copies_head(self) -> bool:
         """Whether drafts use a 4-bit copy of the served model's output head."""
         layout = None if self._loader.memory.widen else self._stored_head.layout
-        return head_drafter.pays(self._stored_head.shape, layout, self._loader.dtype)
+        return head_drafter.pays(self._stored_head.shape, layout, self._loader.dtype, self._loader.device)
 
     def _copied_head(self, served: Weights) -> PackedLinear:
         loader = self._loader

@@ -4,6 +4,7 @@ The compilations that they need are then in the machine's launches. The plain Py
 values of tensors, which the fake GPU does not have. So these forms are replaced by empty results.
 """
 
+import json
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from bench.gpu.clock import clock_of
 from bench.gpu.environment import Environment, Row, spec_of
-from bench.gpu.offline.checkpoint import LAYERS
+from bench.gpu.offline.checkpoint import LAYERS, add_mtp_head, eagle_head
 from bench.gpu.offline.machine import Machine
 from bench.gpu.sections import EXPERT_MODELS, ON_REQUEST, SECTIONS, Options, Task, tasks
 from bench.gpu.setup import profiler
@@ -43,6 +44,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "options": {"gpu_options": ",".join(GPU_OPTIONS)},
     "plain": {"dtype": "float32", "cuda_graphs": False, "page_size": 1},
 }
+# name of a serving configuration → the method of --speculative-config
+DRAFTERS = {"draft-model": "draft_model", "mtp": "mtp", "eagle3": "eagle3"}
+WAYS |= {way: {"overlap": False, "speculation": "ngram", "max_draft_tokens": 3} for way in DRAFTERS}
 EXPERTS = 9  # more experts than a token chooses in any of EXPERT_MODELS
 APART = ("start", "ranks", "served", "killed", "peer")  # sections that start other processes
 BRIEF = replace(FULL, steps=1, rounds=2)  # keeps every size that decides which kernels are compiled
@@ -59,10 +63,22 @@ def started(folder: Path, way: str, max_seq_len: int = 0) -> Engine:
     with patch(
         "worker.model_runner.check_kernels.TORCH", replace(TORCH, attention=empty_attention, experts=empty_attention)
     ):
-        worker = WorkerConfig(device="cuda", **WAYS[way])
+        worker = WorkerConfig(device="cuda", **WAYS[way], **drafting(folder, DRAFTERS.get(way, "")))
         engine = load_engine(ModelConfig(model=str(folder), max_seq_len=max_seq_len), worker)
         engine.runner.check_device()
     return engine
+
+
+def drafting(folder: Path, method: str) -> dict[str, Any]:
+    """Returns the settings with which a model drafts by a method. The model's folder gets the head for it."""
+    if not method:
+        return {}
+    stated = {"method": method, "num_speculative_tokens": 3}
+    if method == "mtp":
+        add_mtp_head(folder)
+    else:
+        stated["model"] = str(folder if method == "draft_model" else eagle_head(folder / "eagle", folder))
+    return {"speculative_config": json.dumps(stated)}
 
 
 def few_experts() -> AbstractContextManager[Any]:

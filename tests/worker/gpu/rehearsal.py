@@ -22,7 +22,7 @@ from bench.gpu.offline.compiling import compile_all
 from bench.gpu.offline.cuda import gpu
 from bench.gpu.offline.launches import Compilation
 from bench.gpu.offline.machine import Machine
-from bench.gpu.offline.rehearsals import WAYS, few_experts, started
+from bench.gpu.offline.rehearsals import DRAFTERS, WAYS, few_experts, started
 from bench.gpu.shapes import CONFIGS
 from bench.micro.step import EncodingServer
 from frontend.structured_output import grammar as build
@@ -39,7 +39,9 @@ from worker.engine.requests import RequestTable
 from worker.engine.stats import Stats
 from worker.lora.store import AdapterStore
 from worker.model_runner.cuda_graph_inputs import FREE_PADDING
+from worker.model_runner.runner import Runner
 from worker.scheduler.sequence import Plan
+from worker.spec_decode.model_drafter import NeuralDrafter
 
 LONGEST = 4096
 ME = b"frontend"
@@ -152,18 +154,21 @@ def adapters_of(folder: Path) -> list[Adapter]:
     return [Adapter(one.name, str(one), read_files(str(one)).sha256) for one in drawn]
 
 
-def steady(served: Served, machine: Machine) -> Counter[str]:
-    """Returns the places where the host waits for the device in ten decode steps of three running sequences."""
+def steady(served: Served, machine: Machine) -> tuple[Counter[str], Counter[str]]:
+    """Returns the places where the host waits for the device in ten decode steps of three running sequences, and what
+    is launched outside of graphs there.
+    """
     for _ in range(3):
-        served.say(30, Sampling(40, temperature=0.8, seed=1))
+        served.say(30, Sampling(120, temperature=0.8, seed=1))
     for _ in range(12):
         served.turn()
     machine.waits.clear()
+    before = machine.launched + machine.launches.names
     for _ in range(10):
         served.turn()
-    waits = Counter(machine.waits)
+    waits, launched = Counter(machine.waits), machine.launched + machine.launches.names - before
     served.drain()
-    return waits
+    return waits, launched
 
 
 class Heard(logging.Handler):
@@ -177,17 +182,33 @@ class Heard(logging.Handler):
         self.warnings.append(record.getMessage())
 
 
-def eager_steps(engine: Engine) -> list[Plan]:
+def eager_steps(runner: Runner) -> list[Plan]:
     """Returns a list to which every later step that no graph replays is added."""
     found: list[Plan] = []
-    inputs = engine.runner._inputs
+    inputs = runner._inputs
 
     def inputs_of(plan: Plan, before: Any) -> Any:
         found.append(plan)
         return inputs(plan, before)
 
-    engine.runner._inputs = inputs_of  # type: ignore[method-assign]
+    runner._inputs = inputs_of  # type: ignore[method-assign]
     return found
+
+
+def drafting_problems(engine: Engine, launched: Counter[str]) -> list[str]:
+    """Returns what a drafter on a GPU must not do. launched: what steady() launched outside of graphs.
+
+    The inputs of a step are sent in one copy, a page of K/V or the end of a step in a few; no kernel is launched.
+    """
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    drafter = speculation.proposer
+    assert isinstance(drafter, NeuralDrafter)
+    copies = {"aten::copy_", "aten::cat", "aten::index_copy_", "aten::_to_copy"}
+    problems = [f"{count} times {name} outside of graphs" for name, count in launched.items() if name not in copies]
+    if drafter.failed or not speculation.accepted_tokens:
+        problems.append(f"no drafts: {speculation.draft_tokens} drafted, failed: {drafter.failed}")
+    return problems
 
 
 def replayable(plan: Plan) -> bool:
@@ -203,19 +224,23 @@ def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]
     heard = Heard()
     logging.getLogger("sluice").addHandler(heard)
     with gpu() as machine:
+        adapters = adapters_of(folder)
         engine = started(folder, way, LONGEST)
         made, recordings = machine.launches.compilations, machine.recordings
         start, replays = len(made), machine.replays
-        eager = eager_steps(engine)
+        eager, drafter = eager_steps(engine.runner), None
+        if way in DRAFTERS and engine.scheduler.speculation is not None:
+            drafter = engine.scheduler.speculation.proposer
+        of_drafts = eager_steps(drafter.steps.runner) if isinstance(drafter, NeuralDrafter) else []
         served = Served(engine, folder)
         late = []
         for name in traffic(served):
             late += [f"{name}: {one.key}" for one in made[start + len(late) :]]
-        waits = steady(served, machine)
+        waits, launched = steady(served, machine)
         later = machine.recordings - recordings
         adapted, eager_before = "", len(eager)
         if way != "plain" and engine.spec.experts is None:
-            traffic_with_adapters(served, adapters_of(folder))
+            traffic_with_adapters(served, adapters)
             captured = machine.recordings - recordings - later
             adapted = f"with adapters {captured} recorded, {len(eager) - eager_before} steps without graphs; "
         failed = [end for end in served.link.ended if end.outcome not in (Outcome.LENGTH, Outcome.EOS)]
@@ -234,7 +259,12 @@ def profile_memory(folder: Path, way: str) -> tuple[list[Compilation], list[str]
         *map(str, failed),
         *[f"recorded while serving: {later} graphs"] * bool(later),
         *(f"a step of {plan.tokens} tokens has no graph" for plan in eager if way != "plain" and replayable(plan)),
+        *(f"a step of {plan.tokens} tokens of a drafter has no graph" for plan in of_drafts),
+        *(drafting_problems(engine, launched) if way in DRAFTERS else ()),
     ]
+    if way in DRAFTERS:
+        speculation = engine.scheduler.speculation
+        print(f"{speculation.draft_tokens} drafts, {speculation.accepted_tokens} accepted; ten steps: {dict(launched)}")
     problems += [
         f"a decode waits: {place}" for place in waits if "step.py" not in place and "cuda_graph_inputs.py" not in place
     ]

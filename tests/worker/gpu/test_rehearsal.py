@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bench.gpu.offline.cuda import gpu
 from bench.gpu.offline.machine import Machine
+from bench.gpu.offline.rehearsals import DRAFTERS
 
 CUDA = torch.device("cuda")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the fake GPU runs only where there is none")
@@ -49,15 +50,16 @@ def test_a_worker_serves_and_compiles_nothing_meanwhile_and_the_bench_runs_to_it
     worker = "tests.worker.gpu.rehearsal"
     experts = worker, "gpt-oss-20b", "int4"
     tiny = worker, "tiny", "plain", "int8-dynamic"
+    drafting = worker, "tiny", *DRAFTERS
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         bench, *served = pool.map(
             lambda words: rehearsed(*words),
-            [("tests.bench.gpu.rehearsal",), experts, tiny],
+            [("tests.bench.gpu.rehearsal",), experts, tiny, drafting],
         )
     assert "ablations gemma-3-1b" in bench
     lines = [line for said in served for line in said.splitlines() if "compiled at" in line]
-    assert sum(bool(re.search(r"with adapters [1-9]\d* recorded, 0 steps without graphs", line)) for line in lines) == 1
-    assert [line.count("later 0; ") for line in lines] == [line.count(" and 0; ") for line in lines] == [1] * 3
+    assert sum(bool(re.search(r"with adapters [1-9]\d* recorded, 0 steps without graphs", line)) for line in lines) == 4
+    assert [line.count("later 0; ") for line in lines] == [line.count(" and 0; ") for line in lines] == [1] * 6
 
 
 def pinned(*values: int) -> Tensor:

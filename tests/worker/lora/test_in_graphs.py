@@ -28,8 +28,11 @@ from worker.lora import ops
 from worker.lora.loaded import LoadedAdapter, ProductPart
 from worker.model_runner.cuda_graph_capture import EagerGraph, Graph
 from worker.model_runner.cuda_graphs import StepGraphs
+from worker.model_runner.hidden_states import CapturedStates, HiddenStates, ReadStep, read_step
 from worker.model_runner.runner import Runner
+from worker.model_runner.step import Forward
 from worker.models.decoder import Decoder
+from worker.models.forward_inputs import ForwardInputs
 from worker.ops.linear.packed import PackedLinear
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
@@ -156,6 +159,47 @@ def test_replayed_steps_with_adapters_change_no_bit_while_adapters_come_and_go(
     assert shapes == {False, True} and all(
         shape.rows < shape.tokens for shape in graphs._adapted.of_shapes if shape.mixed
     )
+
+
+class Reading:
+    """Reads the hidden states of each position, as a draft head does."""
+
+    def __init__(self, layers: tuple[int, ...], decoder: Decoder) -> None:
+        self.of = HiddenStates(layers, decoder.spec.hidden_size, decoder.weights.embed.dtype)
+        self.of_graphs = CapturedStates(self.of, 128, torch.device(CPU), lambda states: states, self.of.width)
+        self.rows: dict[tuple[int, int], Tensor] = {}  # (request, position) → hidden state [W]
+
+    def reads(self, inputs: ForwardInputs, plan: Plan) -> ReadStep:
+        return read_step(inputs, plan, self.of, self._keep)
+
+    def captured(self, model: Forward, inputs: ForwardInputs, cache: KVCache) -> Tensor:
+        return self.of_graphs.logits(model, inputs, cache)
+
+    def replayed(self, plan: Plan) -> None:
+        self.of_graphs.read(plan, self._keep)
+
+    def _keep(self, sequence: Sequence, start: int, states: Tensor) -> None:
+        self.rows |= {(sequence.key[1], start + at): row for at, row in enumerate(states)}
+
+
+@pytest.mark.parametrize(("family", "layers"), [("llama", ()), ("llama", (1, 0)), ("gemma3", (2,))])
+def test_replayed_steps_give_a_head_the_hidden_states_of_steps_without_graphs(
+    family: str, layers: tuple[int, ...], checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    base = checkpoints(family)
+    decoder = decoder_of(base)
+    adapter = drawn(base, decoder, tmp_path, 1, r=4, targets=NARROW)
+    asked = [(adapter, 1.0), (None, 1.0), (None, 1.0), (adapter, 0.5)]
+    expected = Served(decoder, graphs=False).answers(*asked)
+    rows = []
+    for graphs in (False, True):
+        one, reading = Served(decoder, graphs=graphs), Reading(layers, decoder)
+        one._runner.hidden_reader = reading
+        assert one.answers(*asked) == expected and bool(one.eager) != graphs
+        rows.append(reading.rows)
+    plain, replayed = rows
+    assert plain.keys() == replayed.keys() and len(plain) > sum(map(len, PROMPTS))
+    assert all(torch.equal(row, replayed[at]) for at, row in plain.items())
 
 
 def test_an_adapter_that_is_gone_leaves_its_slot_and_another_at_its_address_gets_new_tables(

@@ -12,6 +12,7 @@ from worker.ops import attention
 from worker.ops.attention import reference as twin
 from worker.ops.attention.reference import attention_torch
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions
+from worker.ops.linear.tiles import DeviceKind
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (3, 99), (1, 2), (33, 33)]
 FEW = [(1, 37), (17, 90), (1, 1), (3, 70)]
@@ -343,6 +344,34 @@ def test_triton_softmax_overlap_changes_no_bit(
     near(expected, one_by_one(case, 0.2, window, **more))
     options = GpuOptions(softmax_overlap=True)
     assert torch.equal(run_triton(case, 0.2, window, device, options=options, **more), expected)
+
+
+@pytest.mark.parametrize(
+    ("size", "page", "window", "more"), [(16, 8, 200, {"sinks": sinks_of(2), "softcap": 3.0}), (80, 64, 0, {})]
+)
+def test_triton_loop_over_the_blocks_of_each_split_changes_no_bit(
+    size: int, page: int, window: int, more: dict[str, Any], device: str, short_splits: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As on GPUs from compute capability 10.0 on. Splits have one, two or more blocks, and windows begin within one."""
+    from worker.ops.attention import triton as attention
+
+    case = batch([(2, 2), (3, 256), (66, 270), (9, 1300)], 2, 1, size, page, torch.float16)
+    expected = run_triton(case, 0.2, window, device, **more)
+    monkeypatch.setattr(attention, "nests_splits", lambda device, dtype: True)
+    assert torch.equal(run_triton(case, 0.2, window, device, **more), expected)
+
+
+def test_triton_nests_splits_where_registers_do_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker.ops.attention import triton as attention
+
+    found = {}
+    for capability in (80, 89, 90, 100, 120):
+        kind = DeviceKind("", capability)
+        monkeypatch.setattr(attention, "kind_of", lambda device, kind=kind: kind)
+        found[capability] = attention.nests_splits(torch.device("cuda"), torch.bfloat16)
+        assert not attention.nests_splits(torch.device("cuda"), torch.float32)
+    assert found == {80: False, 89: False, 90: False, 100: True, 120: True}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from worker.models.cpu_decoder import fastest_decoder
 from worker.scheduler.drafts import Proposer
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import Sequence
+from worker.scheduler.sequence import Plan, Sequence
 
 SAMPLINGS = (
     Sampling(30, temperature=0.0, ignore_eos=True),
@@ -38,12 +38,21 @@ def sequences() -> list[Sequence]:
     return made
 
 
+def only_replays(runner: Runner) -> None:
+    """Makes a step without a graph fail, also if the self-test of graphs turns them off."""
+
+    def no_inputs(plan: Plan, before: object) -> None:
+        raise AssertionError(f"a step of {plan.tokens} tokens is not replayed")
+
+    runner._inputs = no_inputs  # type: ignore[assignment, method-assign]
+
+
 def served(
-    folder: Path, drafter: Proposer | None, reader: Reader | None = None, **settings: Any
+    folder: Path, drafter: Proposer | None, reader: Reader | None = None, *, graphs: bool = False, **settings: Any
 ) -> tuple[list[list[int]], Scheduler, int]:
     """Returns the tokens of all sequences, the scheduler, and the number of steps.
 
-    reader: becomes the runner's `hidden_reader`
+    reader: becomes the runner's `hidden_reader`. graphs: whether steps are replayed, which no step may refuse then
     """
     decoder = batch_invariant_decoder(folder, torch.float32)
     groups = cache_groups(decoder.spec, MAX_SEQ_LEN, paged=True)
@@ -56,8 +65,10 @@ def served(
     scheduler = Scheduler(config, pools, slots)
     if scheduler.speculation is not None:
         scheduler.speculation.proposer = drafter
-    runner, every, steps = Runner(fastest_decoder(decoder, cache), cache), sequences(), 0
+    runner, every, steps = Runner(fastest_decoder(decoder, cache), cache, graphs=graphs), sequences(), 0
     runner.hidden_reader = reader
+    if graphs:
+        only_replays(runner)
     for sequence in every:
         scheduler.submit(sequence, 0.0)
     while scheduler.has_work:

@@ -13,10 +13,10 @@ from shared.messages import Sampling
 from tests.checkpoints import VOCAB
 from tests.worker.model_runner.harness import MAX_SEQ_LEN, batch_invariant_decoder
 from worker.kv_cache.tensors import KVCache, cache_groups
+from worker.model_runner import runner
 from worker.model_runner.inputs import build_inputs, dummy_sequence
 from worker.models.decoder import Decoder
 from worker.scheduler.sequence import Chunk, Sequence
-from worker.spec_decode import head_drafter
 from worker.spec_decode.head_drafter import Head, HeadDrafter
 
 
@@ -32,8 +32,8 @@ class Made:
     def target(self) -> Decoder:
         return batch_invariant_decoder(self.folder, torch.float32)
 
-    def drafter(self, pool_bytes: int = 1 << 30) -> HeadDrafter:
-        return HeadDrafter(self.load(self.target), self.target.spec, pool_bytes)
+    def drafter(self, pool_bytes: int = 1 << 30, **how: Any) -> HeadDrafter:
+        return HeadDrafter(self.load(self.target), self.target.spec, pool_bytes, **how)
 
     @torch.inference_mode()
     def hidden_states(self, drafter: HeadDrafter, tokens: list[int]) -> torch.Tensor:
@@ -52,8 +52,11 @@ class Made:
         return drafter.hidden_states.of_step(target, inputs, kv)[1]
 
 
-def check_proposals(one: Made, monkeypatch: pytest.MonkeyPatch, vocab: int = VOCAB) -> None:
-    """Asserts that four drafts and their logits equal those of plain PyTorch, and checks the positions of draws."""
+def check_proposals(one: Made, monkeypatch: pytest.MonkeyPatch, vocab: int = VOCAB, *, ahead: bool = False) -> None:
+    """Asserts that four drafts and their logits equal those of plain PyTorch, and checks the positions of draws.
+
+    ahead: as for HeadDrafter
+    """
     logits: list[torch.Tensor] = []
     drawn: list[tuple[Sequence, int]] = []
 
@@ -62,12 +65,12 @@ def check_proposals(one: Made, monkeypatch: pytest.MonkeyPatch, vocab: int = VOC
         drawn.extend(rows)
         return original(of, rows, *others)
 
-    original = head_drafter.sample_rows  # type: ignore[attr-defined]
-    monkeypatch.setattr(head_drafter, "sample_rows", noting)
+    original = runner.sample_rows  # type: ignore[attr-defined]
+    monkeypatch.setattr(runner, "sample_rows", noting)
     draw = random.Random(5)
     tokens = [draw.randrange(3, vocab) for _ in range(draw.randint(20, 60))]
     sequence = Sequence((b"f", 1), tokens, len(tokens) - 1, Sampling(9, temperature=0.0), 4)
-    drafter = one.drafter()
+    drafter = one.drafter(ahead=ahead)
     states = one.hidden_states(drafter, tokens[:-1])
     drafter.sequences.read(sequence, 0, states[:11])
     drafter.sequences.read(sequence, 11, states[11:])
@@ -80,4 +83,6 @@ def check_proposals(one: Made, monkeypatch: pytest.MonkeyPatch, vocab: int = VOC
         of_drafter = of_drafter[:, ids]
     torch.testing.assert_close(of_drafter, of_reference, rtol=1e-3, atol=1e-3)
     assert drafts == [tuple(expected)]
-    assert drawn == [(sequence, output) for output in range(1, 5)], "as the tokens themselves will be drawn"
+    assert [(own.sampling, own.seed, output) for own, output in drawn] == [
+        (sequence.sampling, sequence.seed, output) for output in range(1, 5)
+    ], "as the tokens themselves will be drawn"

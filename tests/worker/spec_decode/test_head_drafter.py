@@ -13,7 +13,7 @@ from shared.messages import Sampling
 from tests.checkpoints import Checkpoints
 from tests.worker.model_runner.harness import MAX_SEQ_LEN
 from tests.worker.spec_decode.eagle_heads import EAGLES, Eagle
-from tests.worker.spec_decode.harness import sequences, served
+from tests.worker.spec_decode.harness import only_replays, sequences, served
 from tests.worker.spec_decode.heads import HEADS, with_head
 from tests.worker.spec_decode.made import Made, check_proposals
 from worker.model_runner.hidden_states import CONTEXT
@@ -23,6 +23,9 @@ from worker.scheduler.sequence import Sequence
 from worker.spec_decode.eagle import load_eagle, read_eagle_config
 from worker.spec_decode.head_drafter import Head, HeadDrafter, HeadSequence
 from worker.spec_decode.mtp import load_head
+
+# EAGLE heads that read several layers, with norms before `fc` or with features that are not normed; an MTP head
+GRAPH_KINDS = [(kind, True) for kind in ("qwen3_5-moe", *EAGLES)]
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +50,11 @@ def made(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> 
     return make
 
 
-@pytest.mark.parametrize("kind", (*HEADS, *EAGLES))
+@pytest.mark.parametrize(("kind", "ahead"), [*((kind, False) for kind in (*HEADS, *EAGLES)), *GRAPH_KINDS])
 def test_drafts_are_those_of_plain_pytorch(
-    kind: str, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
+    kind: str, ahead: bool, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_proposals(made(kind), monkeypatch)
+    check_proposals(made(kind), monkeypatch, ahead=ahead)
 
 
 class Corrected:
@@ -87,20 +90,24 @@ class Corrected:
         self.drafter.forget(target)
 
 
-@pytest.mark.parametrize("kind", (*HEADS, *EAGLES))
+@pytest.mark.parametrize(("kind", "graphs"), [*((kind, False) for kind in (*HEADS, *EAGLES)), *GRAPH_KINDS])
 def test_head_changes_no_token_and_knows_the_hidden_states_of_all_accepted_tokens(
-    kind: str, made: Callable[[str], Made]
+    kind: str, graphs: bool, made: Callable[[str], Made]
 ) -> None:
+    """With graphs, as on a GPU: the served model's graphs keep features, and drafts are launched ahead."""
     folder = made(kind).folder
     plain, _, most = served(folder, None)
-    drafter = made(kind).drafter()
-    tokens, scheduler, _ = served(folder, drafter, drafter)
+    drafter = made(kind).drafter(ahead=graphs, graphs=graphs, captured_tokens=512 * graphs)
+    if graphs:
+        only_replays(drafter.steps.runner)
+    tokens, scheduler, _ = served(folder, drafter, drafter, graphs=graphs)
     assert tokens == plain and scheduler.status.draft_tokens > 5
     corrected = Corrected(made(kind), drafter, plain)
-    tokens, scheduler, steps = served(folder, corrected, drafter)
+    tokens, scheduler, steps = served(folder, corrected, drafter, graphs=graphs)
     assert tokens == plain and steps < most and corrected.compared > 9
     assert 0 < scheduler.status.accepted_tokens < scheduler.status.draft_tokens
     assert len(drafter.sequences) == 0, "everything is taken back"
+    assert not drafter.failed
 
 
 def held(length: int) -> HeadSequence:
@@ -157,5 +164,5 @@ def test_head_that_fails_drafts_no_more_and_fails_no_request(
         calls.append(1)
         raise RuntimeError("unlucky")
 
-    monkeypatch.setattr(drafter, "_draft", failing)
+    monkeypatch.setattr(drafter.steps, "launch", failing)
     assert served(folder, drafter, drafter)[0] == served(folder, None)[0] and len(calls) == 1

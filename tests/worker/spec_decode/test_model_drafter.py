@@ -9,36 +9,55 @@ import torch
 
 from tests.checkpoints import VOCAB, Checkpoints
 from tests.worker.model_runner.harness import MAX_SEQ_LEN, batch_invariant_decoder
-from tests.worker.spec_decode.harness import sequences, served
+from tests.worker.spec_decode.harness import only_replays, sequences, served
 from worker.models.decoder import Decoder
 from worker.spec_decode.model_drafter import CATCH_UP, ModelDrafter
 
+AS_ON_GPU = {"ahead": True, "graphs": True}  # on the CPU, a replay computes the step again
 
-def drafter_of(folder: Path, pool_bytes: int = 1 << 30, longest: int = MAX_SEQ_LEN) -> ModelDrafter:
+
+def drafter_of(
+    folder: Path, pool_bytes: int = 1 << 30, longest: int = MAX_SEQ_LEN, how: dict[str, bool] | None = None
+) -> ModelDrafter:
     target = batch_invariant_decoder(folder, torch.float32)
     decoder = Decoder(target.spec, target.weights, MAX_SEQ_LEN)  # the drafter's own decoder
-    return ModelDrafter(decoder, longest, pool_bytes)
+    return ModelDrafter(decoder, longest, pool_bytes, **how or {})
 
 
 @pytest.mark.parametrize(
-    ("target", "draft"),
-    [("llama", "llama"), ("llama", "qwen3"), ("qwen3", "qwen3_5"), ("qwen3_5", "qwen3_5"), ("gemma3", "gemma3")],
+    ("target", "draft", "how"),
+    [
+        ("llama", "llama", {}),
+        ("llama", "qwen3", {}),
+        ("qwen3", "qwen3_5", {}),
+        ("qwen3_5", "qwen3_5", {}),
+        ("gemma3", "gemma3", {}),
+        ("llama", "qwen3", AS_ON_GPU),
+        ("qwen3_5", "qwen3_5", AS_ON_GPU),
+    ],
 )
-def test_drafts_of_a_model_change_no_token(target: str, draft: str, checkpoints: Checkpoints) -> None:
+def test_drafts_of_a_model_change_no_token(
+    target: str, draft: str, how: dict[str, bool], checkpoints: Checkpoints
+) -> None:
     plain, _, most = served(checkpoints(target), None)
-    drafter = drafter_of(checkpoints(draft))
-    tokens, scheduler, steps = served(checkpoints(target), drafter)
-    assert tokens == plain
+    drafter = drafter_of(checkpoints(draft), how=how)
+    if how:
+        only_replays(drafter.steps.runner)
+    tokens, scheduler, steps = served(checkpoints(target), drafter, graphs=bool(how))
+    assert tokens == plain and not drafter.failed
     status = scheduler.status
     assert status.draft_tokens > 4 and len(drafter.sequences) == 0, "and everything is taken back"
     if target == draft:  # even sampled tokens are predicted; requests with a penalty get no drafts
         assert status.accepted_tokens == status.draft_tokens and steps < 0.7 * most
 
 
+@pytest.mark.parametrize("how", [{}, AS_ON_GPU])
 @pytest.mark.parametrize("kind", ["llama", "lfm2"])
-def test_drafts_are_the_models_own_text_whatever_was_rejected(kind: str, checkpoints: Checkpoints) -> None:
+def test_drafts_are_the_models_own_text_whatever_was_rejected(
+    kind: str, how: dict[str, bool], checkpoints: Checkpoints
+) -> None:
     """After right and wrong drafts, the drafter proposes the same as a new drafter that gets all tokens at once."""
-    drafter, draw = drafter_of(checkpoints(kind)), random.Random(3)
+    drafter, draw = drafter_of(checkpoints(kind), how=how), random.Random(3)
     made = sequences()[:3]
     for sequence in made:
         sequence.tokens += [5]
@@ -85,5 +104,5 @@ def test_model_that_fails_drafts_no_more_and_fails_no_request(
         calls.append(1)
         raise RuntimeError("unlucky")
 
-    monkeypatch.setattr(drafter, "_sample", failing)
+    monkeypatch.setattr(drafter.steps, "launch", failing)
     assert served(folder, drafter)[0] == plain and len(calls) == 1

@@ -35,7 +35,7 @@ from worker.ops.attention.triton_prefill import _prefill_kernel
 from worker.ops.attention.triton_shared import LOG2_E, count_splits, sequence_block
 from worker.ops.attention.triton_split import _combine_kernel, _split_kernel
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions
-from worker.ops.linear.tiles import cdiv, multiprocessors, shared_memory
+from worker.ops.linear.tiles import cdiv, kind_of, multiprocessors, shared_memory
 from worker.ops.triton_common import pdl_options
 
 SPLIT_SIZE = 256  # positions of the shortest splits (see triton_shared.py); a multiple of every block_n
@@ -47,6 +47,7 @@ COMBINE_PROGRAMS = 32  # programs of _combine_kernel for each multiprocessor, wh
 SPLITS_AT_ONCE = 8  # how many partial results a program loads at once when it merges them
 # with at least so many bytes of shared memory there are five stages, which take up to 132 KiB; three take up to 99 KiB
 FIVE_STAGES_FROM = 160 << 10
+NESTED_FROM = 100  # compute capability, see nests_splits
 NO_FP_FUSION = {"enable_fp_fusion": False}  # every kernel rounds multiplications and additions as written
 
 
@@ -139,6 +140,15 @@ def divide_work(
     )  # fmt: skip
 
 
+def nests_splits(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether prefill has a loop over the blocks of each split, which changes no bits.
+
+    From compute capability 10.0 on, the other form spills registers in its loop over all blocks. Older GPUs hold what
+    that loop needs, and it loads keys ahead across splits, too. The gain is not measured yet.
+    """
+    return kind_of(device).capability >= NESTED_FROM and dtype != torch.float32
+
+
 def without_splits(tokens: int, sequences: int, group: int, max_splits: int, tiles: Tiles) -> Division:
     """Returns a division in which no keys are split: one program attends to all keys of a tile.
 
@@ -200,7 +210,8 @@ def attention_triton(
         _prefill_kernel[(kv_heads, work.prefill_programs)](
             q, cache_k, cache_v, out, sinks, bidirectional_end, *lengths, page_table, *numbers,
             ROWS=tiles.prefill_m // (heads // kv_heads), BLOCK_M=tiles.prefill_m, num_warps=tiles.prefill_warps,
-            OVERLAP=options.softmax_overlap and tiles.overlaps and cache_k.dtype == q.dtype, **attending,
+            OVERLAP=options.softmax_overlap and tiles.overlaps and cache_k.dtype == q.dtype,
+            NESTED=nests_splits(q.device, q.dtype), **attending,
         )  # fmt: skip
     if work.split_programs:
         arrivals = _arrivals(options, tokens, sequences, work.places * kv_heads)

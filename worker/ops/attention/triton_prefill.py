@@ -16,6 +16,8 @@ from worker.ops.attention.triton_shared import (
     hides_keys,
     list_tiles,
     merge_softmax,
+    split_index,
+    split_start,
 )
 from worker.ops.triton_common import start_dependent
 
@@ -48,6 +50,36 @@ def _attend(
     return m_i, l_i, acc, m_j, l_j, acc_j
 
 
+@triton.jit
+def attend_by_splits(
+    q, k_ptr, v_ptr, page_table_ptr, query_positions, last_keys, first_position, last_position, begin,
+    scale, window, cap_scale,
+    TOKEN: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Computes the same as `_attend`, in the same order, with a loop over the blocks of each split.
+
+    The inner loop does not use the sums over earlier splits. So where registers do not hold two accumulators, those
+    sums are in memory meanwhile, and not the numbers that every block needs.
+    """
+    m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
+    m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
+    first = split_index(begin, SPLIT_SIZE, SHORT_SPLITS, UNIFORM)
+    last = split_index(last_position, SPLIT_SIZE, SHORT_SPLITS, UNIFORM)
+    for index in range(first, last + 1):
+        m_i, l_i, acc = merge_softmax(m_i, l_i, acc, m_j, l_j, acc_j, scale)
+        m_j, l_j, acc_j = empty_softmax(BLOCK_M, BLOCK_D)
+        from_key = tl.maximum(begin, split_start(index, SPLIT_SIZE, SHORT_SPLITS, UNIFORM))
+        to_key = tl.minimum(last_position + 1, split_start(index + 1, SPLIT_SIZE, SHORT_SPLITS, UNIFORM))
+        for start in range(from_key, to_key, BLOCK_N):
+            m_j, l_j, acc_j = attend_block(
+                q, m_j, l_j, acc_j, k_ptr, v_ptr, page_table_ptr, query_positions, last_keys, first_position,
+                last_position, start, last_position + 1, scale, window, cap_scale, TOKEN, HEAD, PAGE, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+    return m_i, l_i, acc, m_j, l_j, acc_j
+
+
 @triton.jit(do_not_specialize=["window", "page_table_stride", "sequences", "max_rows"])
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, sinks_ptr, visible_ptr, query_start_loc_ptr, seq_lens_ptr, page_table_ptr,
@@ -55,7 +87,7 @@ def _prefill_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr, UNIFORM: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr, NESTED: tl.constexpr,
 ):  # fmt: skip
     """Computes attention for sequences with more than max_rows rows.
 
@@ -93,6 +125,11 @@ def _prefill_kernel(
         numbers = scale, window, cap_scale
         if OVERLAP:
             m_i, l_i, acc, m_j, l_j, acc_j = attend_overlapped(
+                q, *keys, *positions, *numbers,
+                KV_HEADS * HEAD, HEAD, PAGE, SPLIT_SIZE, SHORT_SPLITS, UNIFORM, BLOCK_M, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+        elif NESTED:
+            m_i, l_i, acc, m_j, l_j, acc_j = attend_by_splits(
                 q, *keys, *positions, *numbers,
                 KV_HEADS * HEAD, HEAD, PAGE, SPLIT_SIZE, SHORT_SPLITS, UNIFORM, BLOCK_M, BLOCK_D, BLOCK_N,
             )  # fmt: skip

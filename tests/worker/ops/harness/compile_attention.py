@@ -61,7 +61,7 @@ def attend(
         missing |= set() if merges else {"out_ptr", "sinks_ptr", "arrivals_ptr"}
         types += [F] * 3
     else:
-        constants["OVERLAP"] = False
+        constants |= {"OVERLAP": False, "NESTED": gpu >= attention.NESTED_FROM}
         missing |= set() if spans else {"visible_ptr"}
     options_of = ("out_ptr", "sinks_ptr", "arrivals_ptr" if split else "visible_ptr")
     types += [given[name] for name in options_of if name not in missing]
@@ -157,3 +157,6 @@ def check() -> None:
     for gpu, shape in ((89, (64, 4, 16)), (120, (256, 4, 64)), (120, (512, 4, 64))):
         used = usage(attend(attention._prefill_kernel, *shape, gpu=gpu).compiled())
         assert used.shared <= SHARED[gpu], (gpu, shape, used)
+    for gpu in (100, 120):
+        made = attend(attention._prefill_kernel, 128, 4, 32, gpu=gpu, sequences=200).compiled()
+        assert spilled_in_loop(made) == 0, gpu
