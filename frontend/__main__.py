@@ -200,9 +200,9 @@ def _model_table(settings: Settings, tokenizer: asyncio.Future[Tokenizer], metri
 
 def _many(settings: Settings, entries: list[Entry], metrics: PrometheusMetrics) -> ModelTable:
     """Makes the table for many models, whose workers the launcher starts and stops."""
-    from frontend.loaded_models import Residents
+    from frontend.loaded_models import LoadedModels
 
-    return Residents(settings, entries, metrics.of_model)
+    return LoadedModels(settings, entries, metrics.of_model)
 
 
 def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> WorkerPool:

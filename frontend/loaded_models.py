@@ -33,7 +33,7 @@ LOADED_STATES = ("loading", "loaded", "unloading")
 
 
 @dataclass(slots=True)
-class Resident:
+class LoadedModel:
     """A model of the table. When it is unloaded, `served` is replaced by an entry without tokenizer and connections.
 
     gone: whether the model was removed from the table
@@ -53,7 +53,7 @@ class Resident:
         return self.state.state == "loaded"
 
 
-class Residents(ModelTable):
+class LoadedModels(ModelTable):
     """The models of a frontend whose launcher loads models on demand."""
 
     def __init__(self, settings: Settings, entries: Sequence[Entry], metrics: Callable[[str], ModelMetrics]) -> None:
@@ -62,7 +62,7 @@ class Residents(ModelTable):
         self._metrics = metrics
         self._link = LauncherLink(Path(settings.wire.run_dir), self._update)
         self._entries = {entry.name: entry for entry in entries}
-        self._residents = {entry.name: self._resident(entry) for entry in entries}
+        self._loaded = {entry.name: self._loaded_model(entry) for entry in entries}
         self._names = {name: entry.name for entry in entries for name in entry.names}
         self._reading = 0  # the value of LauncherLink.reading when the entries were read
         self._changed = asyncio.Event()
@@ -70,26 +70,26 @@ class Residents(ModelTable):
         self._closing: set[asyncio.Task[None]] = set()
         self._waiting: dict[asyncio.Task[object] | None, str] = {}  # task → the model that it waits for
         self._is_draining = False
-        super().__init__([one.served for one in self._residents.values()])
+        super().__init__([one.served for one in self._loaded.values()])
 
     # called by the routes
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter([one.served for one in self._residents.values() if not one.gone])
+        return iter([one.served for one in self._loaded.values() if not one.gone])
 
     @property
     def first(self) -> ServedModel:
         """The model for requests that name none: the only loaded model or, if there are none or several, the table's
         first."""
-        loaded = [one.served for one in self._residents.values() if one.loaded and not one.gone]
+        loaded = [one.served for one in self._loaded.values() if one.loaded and not one.gone]
         return loaded[0] if len(loaded) == 1 else next(iter(self))
 
     def get(self, name: str) -> ServedModel | None:
-        return self._residents[self._names[name]].served if name in self._names else None
+        return self._loaded[self._names[name]].served if name in self._names else None
 
     def state_of(self, name: str) -> ModelState | None:
         """Returns the launcher's last report about the model with this name."""
-        return self._residents[self._names[name]].state if name in self._names else None
+        return self._loaded[self._names[name]].state if name in self._names else None
 
     @property
     def readiness(self) -> Readiness:
@@ -116,7 +116,7 @@ class Residents(ModelTable):
 
     def flush_metrics(self) -> None:
         waiters = Counter(self._waiting.values())
-        for name, one in self._residents.items():
+        for name, one in self._loaded.items():
             one.served.metrics.residence = None if one.gone else Residence(one.state, waiters[name])
             one.served.flush_metrics()
 
@@ -138,7 +138,7 @@ class Residents(ModelTable):
         seconds = seconds_of_field(keep_alive)
         if name and not found.config.any_model_name and self._named(name) is None:
             raise absent(name)
-        one, task = self._residents[found.name], asyncio.current_task()
+        one, task = self._loaded[found.name], asyncio.current_task()
         self._waiting[task] = found.name
         try:
             async with asyncio.timeout(self._settings.models.load_wait):
@@ -157,7 +157,7 @@ class Residents(ModelTable):
     def waited_for(self) -> Callable[["asyncio.Task[object] | None"], str]:
         return lambda task: self._waiting.get(task, "")
 
-    async def _until_loaded(self, one: Resident) -> None:
+    async def _until_loaded(self, one: LoadedModel) -> None:
         """Waits until the launcher has loaded the model, and then holds it."""
         name = one.entry.name
         if self._link.asleep:
@@ -188,7 +188,7 @@ class Residents(ModelTable):
         assert task is not None
         task.add_done_callback(lambda _: self._link.release(name))
 
-    async def _until_serving(self, one: Resident) -> None:
+    async def _until_serving(self, one: LoadedModel) -> None:
         """Waits until this frontend has the model's tokenizer and a connection to its worker, which may have been lost
         meanwhile."""
         while not one.served.service.readiness.ready and not self._is_draining:
@@ -218,7 +218,7 @@ class Residents(ModelTable):
         if self._reading != self._link.reading:
             self._read_table()
             self._reading = self._link.reading
-        for one in self._residents.values():
+        for one in self._loaded.values():
             state = self._link.states.get(one.entry.name, ModelState(one.entry.name, "unloaded"))
             if state.state == "failed" and (one.state.state, one.state.attempts) != ("failed", state.attempts):
                 one.failed_at = time.monotonic()
@@ -237,24 +237,24 @@ class Residents(ModelTable):
         entries = read_entries(Path(self._settings.models.models))
         self._entries = {entry.name: entry for entry in entries}
         self._names = {name: entry.name for entry in entries for name in entry.names}
-        before = self._residents
-        self._residents = {entry.name: before.get(entry.name) or self._resident(entry) for entry in entries} | before
-        for one in self._residents.values():
+        before = self._loaded
+        self._loaded = {entry.name: before.get(entry.name) or self._loaded_model(entry) for entry in entries} | before
+        for one in self._loaded.values():
             one.gone = one.entry.name not in self._entries
 
     def _renew(self) -> None:
         """Gives models that are not loaded their newest entries, and removes those that are no longer in the table."""
-        for name, one in list(self._residents.items()):
+        for name, one in list(self._loaded.items()):
             if one.opened is not None or one.entry == self._entries.get(name):
                 continue
             if one.gone:
-                del self._residents[name]
+                del self._loaded[name]
                 one.served.metrics.workers, one.served.metrics.residence = (), None
             else:
                 one.entry = self._entries[name]
                 self._empty(one)
 
-    def _resident(self, entry: Entry) -> Resident:
+    def _loaded_model(self, entry: Entry) -> LoadedModel:
         """Makes a model of the table that is not loaded."""
         own: dict[str, object] = {name: value for name, value in entry.flags.items() if name != "kv_cache_gb"}
         own |= {"model": entry.model, "served_model_name": ",".join(entry.names)}
@@ -269,9 +269,9 @@ class Residents(ModelTable):
             model=entry.name,
         )
         served = ServedModel.of(entry.names, config, pool, tokenizer, self._metrics(entry.name))
-        return Resident(entry, settings, served, tokenizer, ModelState(entry.name, "unloaded"))
+        return LoadedModel(entry, settings, served, tokenizer, ModelState(entry.name, "unloaded"))
 
-    async def _open(self, one: Resident, folder: str) -> None:
+    async def _open(self, one: LoadedModel, folder: str) -> None:
         """Connects to the worker of a model, and reads the model's tokenizer in a thread."""
         tokenizer, settings = one.tokenizer, one.settings
         await one.served.pool.start()
@@ -283,7 +283,7 @@ class Residents(ModelTable):
             tokenizer.exception()  # asyncio would otherwise warn that the exception was never retrieved
             log.error("the tokenizer of %s did not load: %s", one.entry.name, error)
 
-    def _drop(self, one: Resident) -> None:
+    def _drop(self, one: LoadedModel) -> None:
         """Cancels the opening of a model, closes its connections and discards its tokenizer."""
         assert one.opened is not None
         one.opened.cancel()
@@ -293,9 +293,9 @@ class Residents(ModelTable):
         one.opened = None
         self._empty(one)
 
-    def _empty(self, one: Resident) -> None:
+    def _empty(self, one: LoadedModel) -> None:
         """Replaces settings, tokenizer and pool of a model that is not loaded by new ones, made from its entry."""
-        fresh = self._resident(one.entry)
+        fresh = self._loaded_model(one.entry)
         one.settings, one.served, one.tokenizer = fresh.settings, fresh.served, fresh.tokenizer
 
     # start and end of the process
@@ -307,12 +307,12 @@ class Residents(ModelTable):
     async def drain(self, timeout: float) -> None:
         self._is_draining = True
         self._changed.set()
-        await asyncio.gather(*(one.served.service.drain(timeout) for one in self._residents.values()))
+        await asyncio.gather(*(one.served.service.drain(timeout) for one in self._loaded.values()))
 
     async def close(self) -> None:
         if self._running is not None:
             self._running.cancel()
-        for one in self._residents.values():
+        for one in self._loaded.values():
             await one.served.pool.close()
 
 

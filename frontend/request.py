@@ -69,7 +69,7 @@ class Finish(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ResponseOptions:
     """Which optional parts a response has besides the text of its choices."""
 
     usage: bool = False  # whether a stream ends with a chunk that has the usage
@@ -109,7 +109,7 @@ class GenerationRequest:
     stream: bool = False
     model: str = ""
     parser_config: ParserConfig | None = None  # None: the output is not parsed
-    shown: Shown = Shown()
+    shown: ResponseOptions = ResponseOptions()
     admission: Admission = Admission()
     features: Features = NO_FEATURES
     param: str = "prompt"  # the name of the field with the prompts, for error messages

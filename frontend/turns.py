@@ -17,7 +17,7 @@ from queue import LifoQueue
 from typing import Any, TypeVar
 
 from frontend.errors import Overloaded
-from shared.sandbox import Expendable, FairQueue, Killed
+from shared.sandbox import Killed, Sandbox, TurnQueue
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class FairThreads:
         """
         self.most_waiting = most_waiting
         self._name, self._places, self._doing = name, places, doing
-        self._turns = FairQueue(places, each)
+        self._turns = TurnQueue(places, each)
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Returns the result of `function`, called in a thread when the present tenant has its turn.
@@ -99,18 +99,18 @@ class FairChildren:
     def __init__(
         self, name: str, function: str, places: int, *, megabytes: int, each: int = 1, most_waiting: int, doing: str
     ) -> None:
-        """function, megabytes: see Expendable. The other arguments are those of FairThreads."""
+        """function, megabytes: see Sandbox. The other arguments are those of FairThreads."""
         self.threads = FairThreads(name, places, each=each, most_waiting=most_waiting, doing=doing)
-        self.idle: LifoQueue[Expendable] = LifoQueue()
+        self.idle: LifoQueue[Sandbox] = LifoQueue()
         for _ in range(places):
-            self.idle.put(Expendable(function, megabytes=megabytes))
+            self.idle.put(Sandbox(function, megabytes=megabytes))
 
     async def call(self, *arguments: Any, seconds: float) -> Any:
         """Returns the function's result, when the present tenant has had its turn.
 
         seconds: time limit of the call itself
 
-        Raises Overloaded if too many calls of the tenant wait, and what Expendable.call raises.
+        Raises Overloaded if too many calls of the tenant wait, and what Sandbox.call raises.
         """
         return await self.threads.run(self._call, arguments, seconds)
 
@@ -136,11 +136,11 @@ class Job:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._child: Expendable | None = None
+        self._child: Sandbox | None = None
         self._stopped = False
 
     @contextmanager
-    def using(self, child: Expendable) -> Iterator[None]:
+    def using(self, child: Sandbox) -> Iterator[None]:
         """Lets `stop` end this child during a `with` block. Raises Killed if the work was stopped before."""
         with self._lock:
             if self._stopped:

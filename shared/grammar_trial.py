@@ -1,4 +1,4 @@
-"""Builds a grammar with llguidance, to find out whether it can be built. Run it in an `Expendable`, since it may crash.
+"""Builds a grammar with llguidance, to find out whether it can be built. Run it in an `Sandbox`, since it may crash.
 
 llguidance follows nesting and references on the stack, without a limit. Building takes the same amount of stack with
 any vocabulary or none, so a grammar that builds here on a small stack cannot overflow a larger stack later. The parent

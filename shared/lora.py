@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from shared.config.declaration import ConfigError
 from shared.config.settings import ModelConfig
-from shared.sandbox import Expendable, Lost, NotStarted, Raised
+from shared.sandbox import Lost, NotStarted, Raised, Sandbox
 
 # Reads and hashes the files of an adapter: two files in a PEFT folder, or one GGUF file. Does not know what the files
 # mean.
@@ -383,7 +383,7 @@ def first_matches(field: str, patterns: Sequence[str], modules: Sequence[str]) -
         raise AdapterError(f"{CONFIG}: {field} has {len(patterns)} patterns for {len(modules)} modules: too many")
     if all(PLAIN.fullmatch(pattern) for pattern in patterns):
         return matches(patterns, modules)
-    child = Expendable(MATCH, megabytes=MEGABYTES)
+    child = Sandbox(MATCH, megabytes=MEGABYTES)
     try:
         found: list[int] = child.call(patterns, modules, seconds=SECONDS)
     except Lost as error:

@@ -1,6 +1,6 @@
 """Runs work that may crash, hang or take all memory in a child process, whose death costs only one call.
 
-An `Expendable` keeps one child that runs one function, call after call, and starts another after the child has ended.
+An `Sandbox` keeps one child that runs one function, call after call, and starts another after the child has ended.
 The parent enforces the time limit, and lowers the priority of a child whose call takes long; such a child ends after
 its call, since its priority stays low. Resource limits of the child bound its memory and stack. Arguments and results
 are msgpack, in frames of a 4-byte length and a body, over a pair of sockets. The child imports only the function's
@@ -52,7 +52,7 @@ class NotStarted(Exception):
     """No child process could be started; the message says why."""
 
 
-class Expendable:
+class Sandbox:
     """One function in a child process. Threads may share it: calls run one by one. The child ends with this object."""
 
     def __init__(self, function: str, *, megabytes: int, stack_kib: int = STACK_KIB) -> None:
@@ -282,7 +282,7 @@ def _address_space() -> int:
 # Places for long work, shared fairly between tenants: a tenant has at most `each` places, and tenants take turns.
 
 
-class FairQueue:
+class TurnQueue:
     """Starts each piece of work when its tenant has its turn. Threads may share the queue."""
 
     def __init__(self, places: int, each: int = 1) -> None:

@@ -62,7 +62,9 @@ class LayerSpec:
     intermediate_size: int = 0  # the width of the MLP; 0: ModelSpec.intermediate_size
     key_is_value: bool = False  # whether values are the projected keys, before their norm and rotation
     mixes: int = 0  # how many inputs the mixer's linears have; 0: ModelSpec.hidden_size
-    sees_ahead: bool = True  # whether a picture's tokens attend to the picture's later tokens, if the model allows this
+    bidirectional: bool = (
+        True  # whether a picture's tokens attend to the picture's later tokens, if the model allows this
+    )
     shares: int | None = None  # the index of the layer whose K/V this layer reads; None: it has its own K/V
 
     @property
@@ -127,7 +129,7 @@ class StoredQuantization:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerInputsSpec:
+class PerLayerInputsSpec:
     """Describes per-layer embeddings (Gemma 4 E2B, E4B): every layer has a vector for each token.
 
     The vector comes from an embedding table and from a linear of the token's embedding. The layer transforms it and
@@ -172,7 +174,7 @@ class ModelSpec:
     whole_qk_norm: bool = False  # with qk_norm: one norm over all query heads, and one over all key heads
     value_norm: bool = False  # each value is divided by its root mean square
     layer_scales: bool = False  # each layer's output is multiplied by a learned number
-    layer_inputs: LayerInputsSpec | None = None
+    per_layer_inputs: PerLayerInputsSpec | None = None
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

@@ -17,7 +17,7 @@ KERNELS = (
     "recurrent",
     "linear",
     "quantized",
-    "few_bits",
+    "low_bit",
     "fused",
     "experts",
     "sample",

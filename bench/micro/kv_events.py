@@ -21,7 +21,7 @@ from worker.engine.kv_events import PageJournal
 from worker.engine.prefix_report import PrefixReport
 from worker.kv_cache.pages import PagePool
 from worker.scheduler.paging import Paging
-from worker.scheduler.sequence import History, Sequence, Turn
+from worker.scheduler.sequence import RequestStats, SchedulingParams, Sequence
 
 BATCH = 4  # prompts between two batches of events
 ENDPOINT = "tcp://127.0.0.1:9"  # no process listens on this port
@@ -41,8 +41,8 @@ def sequences(prompt: int, prompts: int) -> list[Sequence]:
             prompt,
             Sampling(1),
             0,
-            turn=Turn(),
-            history=History(0.0),
+            turn=SchedulingParams(),
+            history=RequestStats(0.0),
         )
         for number in range(prompts)
     ]

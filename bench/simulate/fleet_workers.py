@@ -10,7 +10,7 @@ from shared.messages import CachedPrefixes, ConnectedFrontend, KVUsage, Pages, S
 from worker.engine.kv_events import PageJournal
 from worker.engine.prefix_report import PrefixReport
 from worker.scheduler.queue import Refused
-from worker.scheduler.sequence import History, Plan, Sequence, SharedPrefix
+from worker.scheduler.sequence import Plan, PrefixState, RequestStats, Sequence
 
 POOL_TOKENS = 40_000  # tokens that a worker's K/V pool holds
 
@@ -53,7 +53,7 @@ class SimulatedWorker:
         id, prompt = stream.submit.id, stream.prompt
         sequence = Sequence(
             self._key(stream), prompt + stream.output, len(prompt), stream.submit.sampling, id,
-            history=History(now), prefix=SharedPrefix(),
+            history=RequestStats(now), prefix=PrefixState(),
         )  # fmt: skip
         try:
             self.scheduler.submit(sequence, now)

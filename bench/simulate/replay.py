@@ -19,7 +19,7 @@ from worker.kv_cache.pages import PagePool
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.queue import QueueFull, Refused
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import History, Plan, Sequence, SequenceUpdate
+from worker.scheduler.sequence import Plan, RequestStats, Sequence, SequenceUpdate
 
 GENERATED_ID = 1  # the id of every generated token
 DEFAULT_SEQ_LEN = 4096
@@ -184,7 +184,7 @@ class _Run:
         request = self.requests[id] = Request(sent, len(arrival.prompt))
         sampling = Sampling(arrival.max_tokens, temperature=0.0, ignore_eos=True)
         sequence = Sequence(
-            (FRONTEND, id), list(arrival.prompt), len(arrival.prompt), sampling, id, history=History(sent)
+            (FRONTEND, id), list(arrival.prompt), len(arrival.prompt), sampling, id, history=RequestStats(sent)
         )
         try:
             self._scheduler.submit(sequence, self.now)

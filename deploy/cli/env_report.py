@@ -22,7 +22,7 @@ from worker.ops.native_build import (
     EVERY_SET,
     TIERS,
     VARIABLE,
-    Shown,
+    ProgressLine,
     best_of,
     build,
     existing,
@@ -59,7 +59,7 @@ def parser() -> Parser:
 def env(words: list[str]) -> int:
     args = parser().read(words)
     if args.build:
-        with closing(Shown()) as shown:
+        with closing(ProgressLine()) as shown:
             build(EVERY_SET, on_progress=shown)
     facts = {name: find() for name, find in FACTS.items()} | (_floors() if args.measure else {})
     width = max(map(len, facts))

@@ -17,7 +17,7 @@ from frontend.errors import Unprocessable
 from frontend.model_context import ModelContext, check_ids, check_length, truncated
 from frontend.output_parser.model_format import Function, Mode, ParserConfig, Reasoning, ToolChoice, with_reasoning
 from frontend.output_parser.tool_syntax import specials_of
-from frontend.request import NO_FEATURES, Admission, Features, GenerationRequest, Shown
+from frontend.request import NO_FEATURES, Admission, Features, GenerationRequest, ResponseOptions
 from frontend.schema.base import SMALLEST
 from frontend.schema.request_fields import MAX_STOP_IDS, GenerationFields
 from frontend.structured_output.fields import StructuredOutput
@@ -28,7 +28,7 @@ Prompts = Sequence[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedRequest:
     """A request for generated text, as its API format has read it. The prompts are passed separately."""
 
     fields: GenerationFields  # sampling parameters, and priority and deadline
@@ -50,7 +50,7 @@ class Reading:
 
 
 async def prepare(
-    reading: Reading,
+    reading: ParsedRequest,
     prompts: Prompts,
     context: ModelContext,
     begins: Reasoning = Reasoning.DONE,
@@ -97,7 +97,7 @@ def _ended_as_a_middle(chosen: Sampling, prompts: Prompts, context: ModelContext
     return msgspec.structs.replace(chosen, stop_token_ids=ids)
 
 
-def _most_tokens(reading: Reading, prompts: Prompts, context: ModelContext) -> int:
+def _most_tokens(reading: ParsedRequest, prompts: Prompts, context: ModelContext) -> int:
     """Returns the limit on new tokens. Raises ContextLengthExceeded for a prompt that leaves no room for new tokens."""
     asked = reading.max_tokens
     needed = 1 if asked is None else min(1, asked) if reading.ends_with_context else asked
@@ -118,7 +118,7 @@ def _budget(budget: Budget, begins: Reasoning, most: int, context: ModelContext)
     return thinking_budget(tokens, param, begins, most, context)
 
 
-async def _grammar(reading: Reading, prompts: int, begins: Reasoning, context: ModelContext) -> str:
+async def _grammar(reading: ParsedRequest, prompts: int, begins: Reasoning, context: ModelContext) -> str:
     """Builds the grammar of the whole output; empty if the output is not constrained."""
     text_grammar, tool_choice = "", reading.tool_choice
     if reading.form:
@@ -140,7 +140,7 @@ async def check_forms(forms: Sequence[StructuredOutput]) -> None:
         await grammar(forms)
 
 
-def _parser_config(reading: Reading, begins: Reasoning, context: ModelContext) -> ParserConfig | None:
+def _parser_config(reading: ParsedRequest, begins: Reasoning, context: ModelContext) -> ParserConfig | None:
     """Returns how to parse the output; None if it is plain text."""
     choice, asks = reading.tool_choice, partial(getattr, reading.fields)
     if choice is None:
@@ -157,7 +157,7 @@ def _specials(context: ModelContext) -> dict[str, int]:
 
 
 def _features(
-    reading: Reading, whole: Prompts, prompts: Prompts, most: int, prompt_top: int | None, context: ModelContext,
+    reading: ParsedRequest, whole: Prompts, prompts: Prompts, most: int, prompt_top: int | None, context: ModelContext,
     pictures: tuple[Picture, ...],
 ) -> Features:  # fmt: skip
     """Returns the optional features of the request. whole: the prompts before they were shortened"""
@@ -180,7 +180,7 @@ def _features(
     return replace(reading.features, **asked) if asked else reading.features
 
 
-def _shown_with_tools(reading: Reading) -> Shown:
+def _shown_with_tools(reading: ParsedRequest) -> ResponseOptions:
     made, choice = shown(reading.fields), reading.tool_choice
     if choice is None or not choice.functions or not (names := choice.custom_names):
         return made
@@ -191,10 +191,10 @@ def admission(fields: GenerationFields) -> Admission:
     return Admission(fields.cache_salt or "", fields.deadline_ms or 0, fields.priority)
 
 
-def shown(fields: GenerationFields) -> Shown:
+def shown(fields: GenerationFields) -> ResponseOptions:
     """Returns which optional parts the response has. A field that the API format lacks counts as its default."""
     asks, options = partial(getattr, fields), fields.stream_options
-    return Shown(
+    return ResponseOptions(
         usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats and options.include_usage is not False),
         timings=fields.timings,

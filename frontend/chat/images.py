@@ -108,7 +108,7 @@ async def with_pictures(rendered: Rendered, context: ModelContext, param: str) -
     return Prompt(ids, rendered.begins, placed(ids, pictures, seen, context.tokenizer, param))
 
 
-def check_sight(context: ModelContext, param: str) -> PictureFormat:
+def check_supports_vision(context: ModelContext, param: str) -> PictureFormat:
     """Raises BadRequest for a model that accepts no pictures, or whose chat template shows none.
 
     param: where the request has its first picture

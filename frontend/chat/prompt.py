@@ -29,7 +29,7 @@ from frontend.text.chat_template import (
     whole,
     without_sources,
 )
-from frontend.text.special_tokens import Spellings, new_mark
+from frontend.text.special_tokens import TokenTexts, new_mark
 from frontend.text.tokenizer import AddedTokens
 from shared.messages import Picture
 
@@ -170,9 +170,9 @@ def render(
     check_calls(messages, context.style, answered=generate or resume, param=param)
     messages, sources = without_sources(messages)
     if sources:
-        from frontend.chat.images import check_sight
+        from frontend.chat.images import check_supports_vision
 
-        check_sight(context, next(iter(sources.values())).path)
+        check_supports_vision(context, next(iter(sources.values())).path)
     messages = [one | {"content": _parts(one, context)} if PARTED in one["content"] else one for one in messages]
     chat = marked(messages, list(offered), kwargs, context)
     shown = as_the_template_shows(chat.messages, context.style)
@@ -355,14 +355,14 @@ class Rules:
     rest: for messages of all other roles, and for texts without a role
     """
 
-    turns: Mapping[str, Spellings]
-    rest: Spellings
+    turns: Mapping[str, TokenTexts]
+    rest: TokenTexts
 
     @classmethod
     def of(cls, context: ModelContext) -> "Rules":
         return _rules(context.tokenizer.added, context.template.sources, context.style.tags)
 
-    def of_role(self, role: str) -> Spellings:
+    def of_role(self, role: str) -> TokenTexts:
         return self.turns.get(role, self.rest)
 
 
@@ -376,9 +376,9 @@ def _rules(added: AddedTokens, sources: tuple[str, ...], tags: Tags) -> Rules:
     they must not be able to close the tags between which the template shows them.
     """
     written = {one for one in added.tags if any(one in source for source in sources)}
-    special = Spellings(added.special)
-    trusted = Spellings(added.special.difference(tags))
-    return Rules({"user": special, "system": trusted, "assistant": trusted}, Spellings(added.special | written))
+    special = TokenTexts(added.special)
+    trusted = TokenTexts(added.special.difference(tags))
+    return Rules({"user": special, "system": trusted, "assistant": trusted}, TokenTexts(added.special | written))
 
 
 def marked(
@@ -410,7 +410,7 @@ async def encode_texts(
     return await context.tokenizer.encode_plain(texts, add_special_tokens)
 
 
-def _occurs(value: Any, spellings: Spellings) -> bool:
+def _occurs(value: Any, spellings: TokenTexts) -> bool:
     if isinstance(value, str):
         return spellings.occur_in(value)
     if isinstance(value, dict):
@@ -418,7 +418,7 @@ def _occurs(value: Any, spellings: Spellings) -> bool:
     return isinstance(value, Collection) and any(_occurs(one, spellings) for one in value)
 
 
-def _marked(value: Any, spellings: Spellings, mark: str) -> Any:
+def _marked(value: Any, spellings: TokenTexts, mark: str) -> Any:
     if isinstance(value, str):
         return spellings.marked(value, mark)
     if isinstance(value, dict):
@@ -426,7 +426,7 @@ def _marked(value: Any, spellings: Spellings, mark: str) -> Any:
     return [_marked(one, spellings, mark) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _marked_message(one: ChatMessage, spellings: Spellings, mark: str) -> ChatMessage:
+def _marked_message(one: ChatMessage, spellings: TokenTexts, mark: str) -> ChatMessage:
     """Returns a message with marks.
 
     A call id that would need a mark is replaced by its digest instead, because some templates and formats shorten ids,
@@ -447,5 +447,5 @@ def _marked_message(one: ChatMessage, spellings: Spellings, mark: str) -> ChatMe
     return shown
 
 
-def _safe_id(id: str, spellings: Spellings) -> str:
+def _safe_id(id: str, spellings: TokenTexts) -> str:
     return hashlib.sha256(id.encode(errors="replace")).hexdigest()[:24] if spellings.occur_in(id) else id

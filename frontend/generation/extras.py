@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from frontend.generation.generation import Choice, Extra
-from frontend.request import Delta, Features, Finish, GenerationRequest, Shown, TokenLogprob
+from frontend.request import Delta, Features, Finish, GenerationRequest, ResponseOptions, TokenLogprob
 from frontend.text.detokenizer import OutputText
 from shared.messages import Logprobs
 from shared.wire import unpack_f32, unpack_u32
@@ -248,7 +248,7 @@ def _predicted(choice: Choice, delta: Delta) -> None:
 class Progress:
     """Adds the usage to every delta and the times to the first delta, if the request asks for them."""
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: ResponseOptions) -> None:
         self._usage, self._start = shown.continuous_usage, shown.telemetry is not None
 
     def __call__(self, choice: Choice, delta: Delta) -> None:

@@ -75,7 +75,7 @@ class WorkerSums:
             yield {**self._common, **({MODEL_LABEL: model.name} if model.name else {})}, model.workers
 
 
-class LoadedModels:
+class LoadMetrics:
     """Metrics of models that the launcher loads on demand: loaded, failed, waiting requests, memory."""
 
     def __init__(self, prefix: str, models: Collection[ModelMetrics]) -> None:

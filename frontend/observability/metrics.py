@@ -68,9 +68,9 @@ class PrometheusMetrics:
         counted: Collector = _Multiprocess() if "PROMETHEUS_MULTIPROC_DIR" in os.environ else self.registry
         sources: list[Collector] = [counted, WorkerGauges(prefix, self.models.values())]
         if on_demand:
-            from frontend.observability.aliases import LoadedModels, WorkerSums
+            from frontend.observability.aliases import LoadMetrics, WorkerSums
 
-            sources += [WorkerSums(prefix, self.models.values()), LoadedModels(prefix, self.models.values())]
+            sources += [WorkerSums(prefix, self.models.values()), LoadMetrics(prefix, self.models.values())]
         self._page = MetricsPage(sources, prefix, names[0], packages=()).registry()
         if aliases != "none":
             from frontend.observability.aliases import OTHERS, OtherNames

@@ -120,7 +120,7 @@ Temperature = Annotated[float, Meta(ge=0, le=LARGEST)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 TopK = Annotated[int, Meta(ge=-1, le=MOST)]
-Rivals = Annotated[int, Meta(ge=-1, le=MOST)]  # how many likely tokens to report beside the drawn one; -1: all
+LogprobCount = Annotated[int, Meta(ge=-1, le=MOST)]  # how many likely tokens to report beside the drawn one; -1: all
 TokenIds = Annotated[list[Count], Meta(max_length=MAX_STOP_IDS)]
 TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # the ids of a whole prompt or answer
 STOPS = f"Texts that end the answer, of {MAX_STOP_BYTES} bytes in all; they are not part of it"
@@ -136,7 +136,7 @@ IncludeReasoning = Annotated[bool, doc("false: leave the reasoning out of the an
 SeparateReasoning = Annotated[bool, doc("false: reasoning stays in the text, as the model wrote it")]
 StreamReasoning = Annotated[bool, doc("false: a stream has reasoning in one piece, at its end")]
 TopLogprobs = Annotated[
-    Rivals | None,
+    LogprobCount | None,
     doc("How many likeliest tokens to report per token, up to `--max-logprobs`; -1: all; chats also need `logprobs`"),
 ]
 ChoiceCount = Annotated[
@@ -434,7 +434,7 @@ class TokenDetailFields(SamplerFields):
     return_token_ids: Annotated[bool, doc("Add `token_ids`, and the prompt's as `prompt_token_ids`")] = False
     return_tokens_as_token_ids: Annotated[bool, doc("Log-probabilities name tokens as `token_id:ID`")] = False
     prompt_logprobs: Annotated[
-        Rivals | None,
+        LogprobCount | None,
         doc("Log-probabilities of the prompt's tokens, and of this many likeliest tokens per token; not in streams"),
     ] = None
     grammar: Annotated[Text | None, doc("Llama.cpp's name of `guided_grammar`")] = None

@@ -24,7 +24,7 @@ def new_mark() -> str:
     return f"{secrets.randbits(128):039}"
 
 
-class Spellings:
+class TokenTexts:
     """A set of spellings, each of at least two characters."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
@@ -128,7 +128,7 @@ class AliasedEngine:
     def __init__(self, engine: Engine, spellings: Iterable[str]) -> None:
         secret = secrets.token_hex(16)
         self._aliases = {one: f"q{secret}q{engine.token_to_id(one):x}q" for one in spellings}
-        self._spellings = Spellings(self._aliases)
+        self._token_texts = TokenTexts(self._aliases)
         self._engine = Engine.from_str(msgspec.json.encode(_renamed(engine, self._aliases)).decode())
         find = self._engine.token_to_id
         if any(find(alias) != engine.token_to_id(one) for one, alias in self._aliases.items()):
@@ -138,8 +138,8 @@ class AliasedEngine:
             )  # fmt: skip
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
-        """Returns the ids of a text with marks (see Spellings). A spelling after a mark is encoded as plain text."""
-        return self.encode_plain([self._spellings.replaced(text, self._aliases, mark)], False)[0]
+        """Returns the ids of a text with marks (see TokenTexts). A spelling after a mark is encoded as plain text."""
+        return self.encode_plain([self._token_texts.replaced(text, self._aliases, mark)], False)[0]
 
     def encode_plain(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool

@@ -210,7 +210,7 @@ class Tokenizer:
         return await self._in_thread(lambda: self._aliased.encode_plain(texts, add_special_tokens))
 
     async def encode_marked(self, text: str, mark: str) -> list[int]:
-        """Returns the ids of a text with marks (see Spellings): a spelling after a mark is encoded as plain text."""
+        """Returns the ids of a text with marks (see TokenTexts): a spelling after a mark is encoded as plain text."""
         return await self._in_thread(lambda: self._aliased.encode_marked(text, mark))
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
@@ -287,7 +287,7 @@ class Tokenizer:
             case "fallback":
                 return ByteFallbackText(self._texts, self._raw, self._decoding.strip)
             case _:
-                return WindowText(self.decode, lambda token: self._spelling(token) is None)
+                return WindowText(self.decode, lambda token: self._token_text(token) is None)
 
     def token_bytes(self, token: int) -> bytes:
         """Returns the bytes that the id adds to a text; empty for special and unknown ids."""
@@ -326,13 +326,13 @@ class Tokenizer:
     def _pool(self) -> FairThreads:
         return FairThreads("tokenize", THREADS, each=THREADS - 1)
 
-    def _spelling(self, token: int) -> str | None:
+    def _token_text(self, token: int) -> str | None:
         """Returns the vocabulary's spelling of an id; None for ids that have no text."""
         spelling: str | None = self._engine.id_to_token(token) if 0 <= token < MAX_IDS else None
         return None if spelling in self._specials else spelling
 
     def _make_bytes(self, token: int) -> bytes:
-        spelling = self._spelling(token)
+        spelling = self._token_text(token)
         if spelling is None:
             return b""
         match self._decoding.kind:
@@ -344,7 +344,7 @@ class Tokenizer:
                 return self.decode([token]).encode()
 
     def _make_text(self, token: int) -> str:
-        if self._decoding.kind == "fallback" and self._spelling(token) in BYTE_TOKENS:
+        if self._decoding.kind == "fallback" and self._token_text(token) in BYTE_TOKENS:
             return PARTIAL
         try:
             return self._raw[token].decode()
@@ -443,16 +443,16 @@ class TokenLength(msgspec.Struct, frozen=True):
 
 def _reach(vocabulary: Collection[str]) -> tuple[int, ...]:
     """Returns for each ASCII character the length of the longest token that contains it, as itself or as a byte."""
-    found = {spelling: 1 for byte in range(128) for spelling in _spellings(byte)}
+    found = {spelling: 1 for byte in range(128) for spelling in _token_texts(byte)}
     pending = set(found)
     for token in sorted(vocabulary, key=len, reverse=True):
         for letter in pending.intersection(token):
             found[letter] = len(token)
             pending.remove(letter)
-    return tuple(max(found[spelling] for spelling in _spellings(byte)) for byte in range(128))
+    return tuple(max(found[spelling] for spelling in _token_texts(byte)) for byte in range(128))
 
 
-def _spellings(byte: int) -> set[str]:
+def _token_texts(byte: int) -> set[str]:
     return {chr(byte), spelled(chr(byte))}
 
 

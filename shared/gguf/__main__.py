@@ -17,7 +17,7 @@ from gguf import LlamaFileType
 from msgspec.structs import replace
 
 from shared.gguf.config import config_of, pooling_files, write_numbers
-from shared.gguf.config_vision import OF_TOWER, NotServed, Sight, sight_of
+from shared.gguf.config_vision import OF_TOWER, NotServed, Vision, read_vision
 from shared.gguf.container import Container, StoredTensor
 from shared.gguf.index import Entry, Index, TiledHeads
 from shared.gguf.naming import INDEX, NUMBERS, GgufError
@@ -44,57 +44,57 @@ def translate(files: Sequence[Path], folder: Path, tower: TowerFile | None) -> N
     numbers = write_numbers(container, config["num_hidden_layers"], folder, len(files))
     if numbers:
         index = replace(index, files=(*index.files, NUMBERS), tensors=index.tensors | numbers)
-    sight, reason = _sight(container, tower)
-    if tower is not None and sight is not None:
-        index = _with_tower(index, tower.path, sight)
-    tensors = [*container.tensors.values(), *(sight.tensors.values() if sight else ())]
+    vision, reason = _vision(container, tower)
+    if tower is not None and vision is not None:
+        index = _with_tower(index, tower.path, vision)
+    tensors = [*container.tensors.values(), *(vision.tensors.values() if vision else ())]
     if quantization := _quantization(tensors, container):
         tiled = msgspec.to_builtins(index.tiled_heads)
         config["quantization_config"] = {"quant_method": "gguf", "kind": quantization, "tiled_heads": tiled}
-    _write_text(container, folder, _seeing(config, sight, reason), sight)
+    _write_text(container, folder, _seeing(config, vision, reason), vision)
     (folder / INDEX).write_bytes(msgspec.json.encode(index))
 
 
 def translate_text(files: Sequence[Path], folder: Path, tower: TowerFile | None) -> None:
     """Writes the files that a frontend needs, from the metadata of the first file and of the tower's file."""
     container = Container.read_first(files[0])
-    sight, reason = _sight(container, tower)
-    _write_text(container, folder, _seeing({}, sight, reason), sight)
+    vision, reason = _vision(container, tower)
+    _write_text(container, folder, _seeing({}, vision, reason), vision)
     (folder / INDEX).write_bytes(msgspec.json.encode(Index("", 0, 0, (), {})))
 
 
-def _sight(container: Container, tower: TowerFile | None) -> tuple[Sight | None, str]:
+def _vision(container: Container, tower: TowerFile | None) -> tuple[Vision | None, str]:
     """Returns what a tower adds to the model; or None, and the reason why the text model is served without it."""
     if tower is None:
         return None, ""
     try:
-        return sight_of(container, Container.read([tower.path])), ""
+        return read_vision(container, Container.read([tower.path])), ""
     except GgufError as error:
         if tower.given and not isinstance(error, NotServed):
             raise
         return None, str(error)
 
 
-def _seeing(config: dict[str, Any], sight: Sight | None, reason: str) -> dict[str, Any]:
+def _seeing(config: dict[str, Any], vision: Vision | None, reason: str) -> dict[str, Any]:
     """Returns config.json of a text model with a tower. reason: why the tower is not served; empty if it is"""
-    if sight is None:
+    if vision is None:
         return config | ({"vision_config": {"not_served": reason}} if reason else {})
     whole = {name: config[name] for name in OF_BOTH if name in config}
     generator = {"architectures": ["GgufForConditionalGeneration"]}
-    return {**whole, **generator, **sight.config, "text_config": config}
+    return {**whole, **generator, **vision.config, "text_config": config}
 
 
-def _with_tower(index: Index, file: Path, sight: Sight) -> Index:
+def _with_tower(index: Index, file: Path, vision: Vision) -> Index:
     """Adds the tensors of the tower; they replace any tensors of a tower in the text model's files."""
     own = {name: entry for name, entry in index.tensors.items() if not name.startswith(OF_TOWER)}
     number = len(index.files)
-    added = {name: Entry(number, one.type, one.shape, one.offset, one.nbytes) for name, one in sight.tensors.items()}
-    heads = sight.config["vision_config"]["num_attention_heads"]
+    added = {name: Entry(number, one.type, one.shape, one.offset, one.nbytes) for name, one in vision.tensors.items()}
+    heads = vision.config["vision_config"]["num_attention_heads"]
     files = (*index.files, str(file))
-    return replace(index, files=files, tensors=own | added, projector=sight.kind, tower_heads=heads)
+    return replace(index, files=files, tensors=own | added, projector=vision.kind, tower_heads=heads)
 
 
-def _write_text(container: Container, folder: Path, config: dict[str, Any], sight: Sight | None) -> None:
+def _write_text(container: Container, folder: Path, config: dict[str, Any], vision: Vision | None) -> None:
     """Writes the tokenizer files, and config.json with the ids that end a text. The caller writes INDEX last."""
     vocabulary = Vocabulary.read(container)
     generation = generation_config_of(vocabulary)
@@ -103,8 +103,8 @@ def _write_text(container: Container, folder: Path, config: dict[str, Any], sigh
     contents = {
         "config.json": config | ends,
         "generation_config.json": generation,
-        "tokenizer_config.json": tokenizer_config_of(vocabulary) | dict(sight.named if sight else {}),
-        **({"preprocessor_config.json": sight.processor} if sight else {}),
+        "tokenizer_config.json": tokenizer_config_of(vocabulary) | dict(vision.named if vision else {}),
+        **({"preprocessor_config.json": vision.processor} if vision else {}),
         **pooling_files(container),
     }
     for name, content in contents.items():

@@ -42,7 +42,7 @@ class Projector:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Vision:
     """What a vision tower adds to the files of a Hugging Face checkpoint.
 
     kind: kind of the projector, which decides the names of tensors. config: entries of config.json
@@ -56,7 +56,7 @@ class Sight:
     tensors: Mapping[str, StoredTensor]
 
 
-def sight_of(text: Container, tower: Container) -> Sight:
+def read_vision(text: Container, tower: Container) -> Vision:
     """Returns what the tower adds to the files of the text model.
 
     Raises NotServed for a tower whose kind is not served, and GgufError for one that does not fit the text model.
@@ -81,7 +81,7 @@ def sight_of(text: Container, tower: Container) -> Sight:
     config = {"model_type": row.models[architecture], "vision_config": vision, **tokens, **row.values(tower, vision)}
     texts = text.entries("tokenizer.ggml.tokens", str)
     named = {name: one for name, one in row.named.items() if one in texts}
-    return Sight(kind, config, _processor(tower, row, vision), {"image_token": texts[token], **named}, _tensors(tower))
+    return Vision(kind, config, _processor(tower, row, vision), {"image_token": texts[token], **named}, _tensors(tower))
 
 
 def _image_token(text: Container, row: Projector) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared import sandbox as expendable
-from shared.sandbox import Expendable, Killed, Lost, NotStarted, Raised, TookTooLong
+from shared.sandbox import Killed, Lost, NotStarted, Raised, Sandbox, TookTooLong
 from tests.patience import PATIENCE_S
 
 CHILD_CODE = """
@@ -33,40 +33,40 @@ keep = []
 
 
 @pytest.fixture(scope="module")
-def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Expendable]:
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     folder = tmp_path_factory.mktemp("child")
     (folder / "acting_child.py").write_text(CHILD_CODE)
     sys.path.append(str(folder))
-    made = Expendable("acting_child:act", megabytes=64)
+    made = Sandbox("acting_child:act", megabytes=64)
     yield made
     made.close()
     sys.path.remove(str(folder))
 
 
-def ask(child: Expendable, *arguments: object) -> object:
+def ask(child: Sandbox, *arguments: object) -> object:
     return child.call(*arguments, seconds=PATIENCE_S)
 
 
-def test_call_returns_the_result_and_keeps_the_child(child: Expendable) -> None:
+def test_call_returns_the_result_and_keeps_the_child(child: Sandbox) -> None:
     assert ask(child, "echo", ["a" * 300_000, b"\x00", {"n": 1}]) == ["a" * 300_000, b"\x00", {"n": 1}]
     assert ask(child, "pid") == ask(child, "pid") == child.pid != os.getpid()
 
 
-def test_call_survives_a_signal_to_stop_that_everyone_gets(child: Expendable) -> None:
+def test_call_survives_a_signal_to_stop_that_everyone_gets(child: Sandbox) -> None:
     assert ask(child, "kill", signal.SIGTERM) is None and ask(child, "echo", 1) == 1
 
 
-def test_call_of_a_function_that_prints_returns(child: Expendable) -> None:
+def test_call_of_a_function_that_prints_returns(child: Sandbox) -> None:
     assert ask(child, "print", "x" * 100_000) is None and ask(child, "echo", 1) == 1
 
 
-def test_call_hides_the_parents_environment(child: Expendable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_hides_the_parents_environment(child: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     child.close()
     assert "HF_TOKEN" not in str(ask(child, "environment"))
 
 
-def test_call_that_raises_raises_its_text_and_keeps_the_child(child: Expendable) -> None:
+def test_call_that_raises_raises_its_text_and_keeps_the_child(child: Sandbox) -> None:
     before = ask(child, "pid")
     with pytest.raises(Raised, match="ValueError: no"):
         ask(child, "raise", "no")
@@ -77,13 +77,13 @@ def test_call_that_raises_raises_its_text_and_keeps_the_child(child: Expendable)
     ("number", "why"),
     [(signal.SIGSEGV, "deeply"), (signal.SIGABRT, "64 MB"), (signal.SIGKILL, r"ended \(-9\)")],
 )
-def test_call_that_ends_its_child_is_lost_and_the_next_works(child: Expendable, number: int, why: str) -> None:
+def test_call_that_ends_its_child_is_lost_and_the_next_works(child: Sandbox, number: int, why: str) -> None:
     with pytest.raises(Lost, match=why):
         ask(child, "kill", number)
     assert ask(child, "echo", 1) == 1
 
 
-def test_child_killed_between_calls_is_replaced(child: Expendable) -> None:
+def test_child_killed_between_calls_is_replaced(child: Sandbox) -> None:
     pid = ask(child, "pid")
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGKILL)
@@ -92,7 +92,7 @@ def test_child_killed_between_calls_is_replaced(child: Expendable) -> None:
     assert ask(child, "pid") != pid
 
 
-def test_child_killed_during_a_call_costs_that_call(child: Expendable) -> None:
+def test_child_killed_during_a_call_costs_that_call(child: Sandbox) -> None:
     ask(child, "echo", 1)
     threading.Timer(0.2, os.kill, (child.pid, signal.SIGKILL)).start()
     with pytest.raises(Killed, match="ended"):
@@ -100,27 +100,27 @@ def test_child_killed_during_a_call_costs_that_call(child: Expendable) -> None:
     assert ask(child, "echo", 1) == 1
 
 
-def test_call_that_takes_too_long_is_killed(child: Expendable) -> None:
+def test_call_that_takes_too_long_is_killed(child: Sandbox) -> None:
     pid = ask(child, "pid")
     with pytest.raises(TookTooLong, match=r"longer than 0\.2 s"):
         child.call("sleep", PATIENCE_S, seconds=0.2)
     assert not Path(f"/proc/{pid}").exists() and ask(child, "echo", 1) == 1
 
 
-def test_call_that_takes_too_much_memory_is_lost(child: Expendable) -> None:
+def test_call_that_takes_too_much_memory_is_lost(child: Sandbox) -> None:
     assert ask(child, "take", 16 << 20) == 16 << 20
     with pytest.raises(Lost, match="64 MB"):
         ask(child, "take", 80 << 20)
 
 
-def test_child_that_keeps_memory_is_replaced_after_its_answer(child: Expendable) -> None:
+def test_child_that_keeps_memory_is_replaced_after_its_answer(child: Sandbox) -> None:
     before = ask(child, "pid")
     assert ask(child, "keep", 40 << 20) is None
     assert ask(child, "pid") != before
 
 
-def test_child_whose_parent_has_gone_ends(child: Expendable) -> None:
-    made = Expendable("acting_child:act", megabytes=64)
+def test_child_whose_parent_has_gone_ends(child: Sandbox) -> None:
+    made = Sandbox("acting_child:act", megabytes=64)
     pid = ask(made, "pid")
     del made
     deadline = time.monotonic() + PATIENCE_S
@@ -132,12 +132,12 @@ def test_child_whose_parent_has_gone_ends(child: Expendable) -> None:
 def test_call_without_a_process_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(NotStarted, match="no child process"):
-        ask(Expendable("os:getpid", megabytes=64))
+        ask(Sandbox("os:getpid", megabytes=64))
 
 
 def test_call_without_such_a_module_raises() -> None:
     with pytest.raises(NotStarted):
-        ask(Expendable("no_such_module:f", megabytes=64))
+        ask(Sandbox("no_such_module:f", megabytes=64))
 
 
 def test_long_call_goes_on_with_a_lower_priority_and_the_next_call_has_another_child(
@@ -145,7 +145,7 @@ def test_long_call_goes_on_with_a_lower_priority_and_the_next_call_has_another_c
 ) -> None:
     """Short calls, which are all that honest clients send, keep the priority of the parent."""
     monkeypatch.setattr(expendable, "YIELD_S", 0.05)
-    child = Expendable("tests.shared.test_expendable:priority_after", megabytes=64)
+    child = Sandbox("tests.shared.test_expendable:priority_after", megabytes=64)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         assert child.call(0.0, seconds=PATIENCE_S) == own

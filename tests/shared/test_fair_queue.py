@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from shared.sandbox import FairQueue
+from shared.sandbox import TurnQueue
 
 
-def started(queue: FairQueue, *tenants: str) -> list[str]:
+def started(queue: TurnQueue, *tenants: str) -> list[str]:
     order: list[str] = []
     for tenant in tenants:
         queue.enter(tenant, partial(order.append, tenant))
@@ -13,13 +13,13 @@ def started(queue: FairQueue, *tenants: str) -> list[str]:
 
 
 def test_enter_starts_one_piece_of_work_for_each_tenant_within_the_places() -> None:
-    queue = FairQueue(2)
+    queue = TurnQueue(2)
     order = started(queue, "a", "a", "a", "b", "c")
     assert order == ["a", "b"] and queue.waiting("a") == 2
 
 
 def test_leave_gives_the_place_to_the_tenant_that_waits_longest() -> None:
-    queue = FairQueue(1)
+    queue = TurnQueue(1)
     order = started(queue, "a", "a", "a", "b", "c")
     while len(order) < 5:
         queue.leave(order[-1])
@@ -27,7 +27,7 @@ def test_leave_gives_the_place_to_the_tenant_that_waits_longest() -> None:
 
 
 def test_leave_of_a_tenant_without_more_work_frees_the_place() -> None:
-    queue = FairQueue(1)
+    queue = TurnQueue(1)
     assert started(queue, "a") == ["a"]
     queue.leave("a")
     assert started(queue, "b", "b") == ["b"] and queue.waiting("b") == 1

@@ -117,7 +117,7 @@ def _first_difference(one: Checksums, other: Checksums) -> str:
 
 
 def _beside_layers(weights: Weights) -> dict[str, int]:
-    others = {"embed": weights.embed, "norm": weights.norm, "head": weights.head, "inputs": weights.layer_inputs}
+    others = {"embed": weights.embed, "norm": weights.norm, "head": weights.head, "inputs": weights.per_layer_inputs}
     return {path: one for name, value in others.items() for path, one in _of_parts(name, value)}
 
 

@@ -27,7 +27,7 @@ from worker.ops.linear.packed import PackedLinear
 from worker.ops.table import FAST
 
 if TYPE_CHECKING:
-    from worker.distributed.nccl import Lanes
+    from worker.distributed.nccl import ShardGroup
     from worker.lora.ops import AdapterRows
 
 
@@ -117,7 +117,7 @@ class Exchange:
         return cls(part, lanes, _ring(part, rows, CPU))
 
     @classmethod
-    def on_gpu(cls, part: Part, lanes: "Lanes | None", rows: Links, device: torch.device) -> "Exchange":
+    def on_gpu(cls, part: Part, lanes: "ShardGroup | None", rows: Links, device: torch.device) -> "Exchange":
         """lanes: the ranks that share the layers, which have not joined yet. rows: see `of`. device: of this rank"""
         from worker.distributed.nccl import GatheringDecoder
 
@@ -159,15 +159,15 @@ def exchange_of_machine(
     """
     if exchanged == IN_C:
         return Exchange.of(part, mmap.mmap(memory, size), rows, by_tcp=False)
-    from worker.distributed.nccl import lanes_in_memory
+    from worker.distributed.nccl import shard_group_in_memory
 
-    return Exchange.on_gpu(part, lanes_in_memory(part, os.dup(memory), device), rows, device)
+    return Exchange.on_gpu(part, shard_group_in_memory(part, os.dup(memory), device), rows, device)
 
 
 def exchange_of_hosts(part: Part, size: int, rows: Links, address: tuple[str, int], device: torch.device) -> Exchange:
     """Returns the exchange of a rank of --rank-group. size: see RanksC; address: host and port of rank 0."""
     if exchange_on(device) == IN_C:
         return Exchange.of(part, mmap.mmap(-1, size), rows, by_tcp=True)
-    from worker.distributed.nccl import lanes_over_tcp
+    from worker.distributed.nccl import shard_group_over_tcp
 
-    return Exchange.on_gpu(part, lanes_over_tcp(part, *address, device), rows, device)
+    return Exchange.on_gpu(part, shard_group_over_tcp(part, *address, device), rows, device)

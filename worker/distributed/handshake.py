@@ -35,12 +35,12 @@ class WrongKey(Exception):
     """The other end does not have the worker's key."""
 
 
-class Stranger(Exception):
+class HandshakeRefused(Exception):
     """The other end is not a rank of this version of the program."""
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Identity:
     """The identity of the connecting rank. group: the random name that rank 0 gave the group; before that, NO_GROUP."""
 
     purpose: int
@@ -48,10 +48,10 @@ class Caller:
     group: bytes = NO_GROUP
 
 
-def greet(link: socket.socket, secret: bytes, caller: Caller) -> None:
+def greet(link: socket.socket, secret: bytes, identity: Identity) -> None:
     """The connecting end's side of the handshake. Raises WrongKey, EOFError and OSError."""
     deadline = time.monotonic() + HANDSHAKE_S
-    greeting = GREETING.pack(PROTOCOL, os.urandom(NONCE), caller.purpose, caller.rank, caller.group)
+    greeting = GREETING.pack(PROTOCOL, os.urandom(NONCE), identity.purpose, identity.rank, identity.group)
     link.sendall(greeting)
     answer = _exactly(link, NONCE + PROOF, deadline)
     nonce, proof = answer[:NONCE], answer[NONCE:]
@@ -60,17 +60,20 @@ def greet(link: socket.socket, secret: bytes, caller: Caller) -> None:
     link.sendall(_proof(secret, b"connects", greeting, nonce))
 
 
-def admit(link: socket.socket, secret: bytes) -> Caller:
-    """The listening end's side. Returns the rank that connected. Raises Stranger, WrongKey, EOFError and OSError."""
+def admit(link: socket.socket, secret: bytes) -> Identity:
+    """The listening end's side. Returns the rank that connected.
+
+    Raises HandshakeRefused, WrongKey, EOFError and OSError.
+    """
     deadline = time.monotonic() + HANDSHAKE_S
     greeting, nonce = _exactly(link, GREETING.size, deadline), os.urandom(NONCE)
     protocol, _, purpose, rank, group = GREETING.unpack(greeting)
     if protocol != PROTOCOL or purpose not in (ORDERS, ROWS):
-        raise Stranger
+        raise HandshakeRefused
     link.sendall(nonce + _proof(secret, b"listens", greeting, nonce))
     if not hmac.compare_digest(_exactly(link, PROOF, deadline), _proof(secret, b"connects", greeting, nonce)):
         raise WrongKey
-    return Caller(purpose, rank, group)
+    return Identity(purpose, rank, group)
 
 
 def _proof(secret: bytes, end: bytes, greeting: bytes, nonce: bytes) -> bytes:
@@ -96,15 +99,15 @@ BACKLOG = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class Peer:
     """A rank whose connection was accepted. address: the rank's IP address, as this machine sees it."""
 
-    caller: Caller
+    identity: Identity
     link: socket.socket
     address: str
 
 
-class Door:
+class Listener:
     """Listens during a `with` block. At its end, accepted connections that next() has not returned are closed."""
 
     def __init__(self, port: int, secret: bytes) -> None:
@@ -116,12 +119,12 @@ class Door:
         except OSError as error:
             raise ConfigError(f"--rank-port: cannot listen on port {port}: {error.strerror}") from error
         self._secret = secret
-        self._guests: queue.Queue[Guest] = queue.Queue()
+        self._peers: queue.Queue[Peer] = queue.Queue()
         self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._closed = False
-        threading.Thread(target=self._listen, name="door", daemon=True).start()
+        threading.Thread(target=self._listen, name="listener", daemon=True).start()
 
-    def __enter__(self) -> "Door":
+    def __enter__(self) -> "Listener":
         return self
 
     def __exit__(
@@ -131,13 +134,13 @@ class Door:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept() of the listening thread
         self._listener.close()
-        while not self._guests.empty():
-            self._guests.get().link.close()
+        while not self._peers.empty():
+            self._peers.get().link.close()
 
-    def next(self, seconds: float) -> Guest | None:
+    def next(self, seconds: float) -> Peer | None:
         """Waits for the next rank that is accepted, and returns it; None if there is none within `seconds`."""
         try:
-            return self._guests.get(timeout=seconds)
+            return self._peers.get(timeout=seconds)
         except queue.Empty:
             return None
 
@@ -148,22 +151,24 @@ class Door:
             except OSError:
                 return
             if self._places.acquire(blocking=False):
-                threading.Thread(target=self._admit, args=(link, _plain(address[0])), name="door", daemon=True).start()
+                threading.Thread(
+                    target=self._admit, args=(link, _plain(address[0])), name="listener", daemon=True
+                ).start()
             else:
                 link.close()
 
     def _admit(self, link: socket.socket, address: str) -> None:
         try:
-            caller = admit(link, self._secret)
+            identity = admit(link, self._secret)
             prepare(link)
         except WrongKey:
             log.warning("refused a rank at %s: it has another key in --curve-dir", address)
-        except Stranger:
+        except HandshakeRefused:
             log.warning("refused a connection from %s: it is no rank of this version", address)
         except (OSError, EOFError):
             pass  # the other end has closed the connection, or did not finish the handshake in time
         else:
-            self._guests.put(Guest(caller, link, address))
+            self._peers.put(Peer(identity, link, address))
             if self._closed:
                 link.close()
             return
@@ -191,11 +196,11 @@ _OPTIONS = {
 }
 
 
-def connect(host: str, port: int, secret: bytes, caller: Caller) -> socket.socket:
+def connect(host: str, port: int, secret: bytes, identity: Identity) -> socket.socket:
     """Connects to a rank, and checks that it has the key. Raises WrongKey, EOFError and OSError."""
     link = socket.create_connection((host, port), HANDSHAKE_S)
     try:
-        greet(link, secret, caller)
+        greet(link, secret, identity)
         prepare(link)
     except BaseException:
         link.close()

@@ -24,7 +24,9 @@ from worker.models.forward_inputs import ForwardInputs
 
 CPU = torch.device("cpu")
 HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # values of Order.compute
-FIELDS = [field.name for field in fields(ForwardInputs) if field.name != "tapped"]  # see Order.tapped
+FIELDS = [
+    field.name for field in fields(ForwardInputs) if field.name != "aux_hidden_states"
+]  # see Order.aux_hidden_states
 LENGTH = struct.Struct("<Q")
 IN_C, ON_GPUS = "c", "gpus"  # values of Beginning.exchange
 RECEIVED = 1 << 20  # the maximum bytes of one recv()
@@ -115,14 +117,15 @@ class StepAdapter(msgspec.Struct, frozen=True, array_like=True):
 class Order(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One frame for each step. columns: the fields of ForwardInputs; for LOGITS, the rows of the output head's input.
 
-    checked: whether ranks compare their residual streams after this step. tapped: the layers in ForwardInputs.tapped.
+    checked: whether ranks compare their residual streams after this step
+    aux_hidden_states: the layers in ForwardInputs.aux_hidden_states
     """
 
     compute: str
     columns: list[TensorBytes | list[TensorBytes | int] | bool | int | None]
     checked: bool = False
     adapters: list[StepAdapter] = []
-    tapped: list[int] = []
+    aux_hidden_states: list[int] = []
 
 
 class NewAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -163,8 +166,11 @@ def order(
     if isinstance(inputs, Tensor):
         return Order(compute, [_bytes_of(inputs)])
     used = [StepAdapter(number, scale, _bytes_of(rows)) for number, scale, rows in adapters]
-    columns, tapped = [_packed(getattr(inputs, name)) for name in FIELDS], [layer for layer, _ in inputs.tapped]
-    return Order(compute, columns, checked, used, tapped)
+    columns, aux_hidden_states = (
+        [_packed(getattr(inputs, name)) for name in FIELDS],
+        [layer for layer, _ in inputs.aux_hidden_states],
+    )
+    return Order(compute, columns, checked, used, aux_hidden_states)
 
 
 def inputs_of(given: Order, like: Tensor) -> ForwardInputs:
@@ -172,7 +178,7 @@ def inputs_of(given: Order, like: Tensor) -> ForwardInputs:
     columns = zip(FIELDS, given.columns, strict=True)
     inputs = ForwardInputs(**{name: _unpacked(value, like.device) for name, value in columns})
     shape = len(inputs.logits_indices), like.shape[-1]
-    return replace(inputs, tapped=tuple((layer, like.new_empty(shape)) for layer in given.tapped))
+    return replace(inputs, aux_hidden_states=tuple((layer, like.new_empty(shape)) for layer in given.aux_hidden_states))
 
 
 def rows_of(given: Order, device: torch.device = CPU) -> Tensor:

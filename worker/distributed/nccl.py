@@ -44,7 +44,7 @@ ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 LOST = "a process that computes a part of the model has died"
 
 
-class Lanes:
+class ShardGroup:
     """The ranks that share the layers of a stage, as one of them sees it. A process has one such group at most."""
 
     def __init__(self, rank: int, count: int, store: Callable[[], Store], device: torch.device) -> None:
@@ -132,26 +132,26 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def lanes_in_memory(part: Part, memory: int, device: torch.device) -> Lanes | None:
+def shard_group_in_memory(part: Part, memory: int, device: torch.device) -> ShardGroup | None:
     """Returns the ranks of one machine that share the layers of `part`; None if it has all heads.
 
     memory: the file descriptor of empty memory that these ranks share, in which they find each other
     """
-    return _lanes(part, device, lambda: FileStore(f"/proc/self/fd/{memory}", part.lanes))
+    return _shard_group(part, device, lambda: FileStore(f"/proc/self/fd/{memory}", part.lanes))
 
 
-def lanes_over_tcp(part: Part, host: str, port: int, device: torch.device) -> Lanes | None:
+def shard_group_over_tcp(part: Part, host: str, port: int, device: torch.device) -> ShardGroup | None:
     """Does the same for ranks on several hosts. host, port: of rank 0, which listens there from join() on."""
 
     def store() -> Store:
         shared = TCPStore(host, port, is_master=not part.rank, timeout=timedelta(seconds=JOIN_S))
         return PrefixStore(f"stage {part.stage.index}", shared)
 
-    return _lanes(part, device, store)
+    return _shard_group(part, device, store)
 
 
-def _lanes(part: Part, device: torch.device, store: Callable[[], Store]) -> Lanes | None:
-    return Lanes(part.lane, part.lanes, store, device) if part.lanes > 1 else None
+def _shard_group(part: Part, device: torch.device, store: Callable[[], Store]) -> ShardGroup | None:
+    return ShardGroup(part.lane, part.lanes, store, device) if part.lanes > 1 else None
 
 
 # The operations of a rank that has some rows of each weight: around each product, all ranks gather their columns.
@@ -224,11 +224,11 @@ def _experts(
 class GatheringDecoder:
     """The decoder of one rank. All ranks call the same methods with equal arguments, and get equal results."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, lanes: Lanes, first: int = 0) -> None:
+    def __init__(self, decoder: Decoder, cache: KVCache, lanes: ShardGroup, first: int = 0) -> None:
         """decoder: has the spec and weights of this rank (model/parts/share.py). first: the first rank of `lanes`"""
         self._decoder = copy(decoder)
         self._decoder.exchange = gathering(lanes.rank, lanes.count, lanes.gather)
-        self._cache, self._lanes, self._first = cache, lanes, first
+        self._cache, self._shard_group, self._first = cache, lanes, first
 
     def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "GatheringDecoder":
         """Returns the decoder for a step: this one, as workers with several GPUs are refused to have adapters."""
@@ -244,18 +244,18 @@ class GatheringDecoder:
         h = self._decoder.hidden(inputs, self._cache)
         if checked:
             self._compare(checksum(h))
-        self._lanes.settle()
+        self._shard_group.settle()
         return h
 
     def _compare(self, own: int) -> None:
-        sums = self._lanes.gather(torch.tensor([[own]], device=self._cache.device)).flatten().tolist()
-        if self._lanes.rank == 0 and (rank := differing(sums)) is not None:
+        sums = self._shard_group.gather(torch.tensor([[own]], device=self._cache.device)).flatten().tolist()
+        if self._shard_group.rank == 0 and (rank := differing(sums)) is not None:
             raise RankDiffers(self._first + rank, "has another residual stream than most ranks")
 
     def logits(self, h: Tensor) -> Tensor:
         """Computes the same as Decoder.logits of the whole model, and waits for the result. Raises RankLost."""
         logits = self._decoder.logits(h)
-        self._lanes.settle()
+        self._shard_group.settle()
         return logits
 
 

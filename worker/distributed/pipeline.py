@@ -23,7 +23,7 @@ from torch import Tensor
 
 from worker.distributed.lora import adapters_in, with_adapters
 from worker.distributed.messages import CPU, HIDDEN, LOGITS, Inbox, rows_frame, rows_in, send
-from worker.distributed.stage_outputs import LayerVectors, StageTaps, joined, write_returned
+from worker.distributed.stage_outputs import LayerVectors, StageAuxStates, joined, write_returned
 from worker.kv_cache.tensors import KVCache
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
@@ -132,7 +132,7 @@ class StageDecoder:
         last stage's rows are the result of Decoder.hidden. Raises RankLost.
         """
         stage, ring = self._part.stage, self._ring
-        taps, earlier = StageTaps(inputs.tapped, stage, self._like), None
+        taps, earlier = StageAuxStates(inputs.aux_hidden_states, stage, self._like), None
         if stage.index:
             rows, earlier = taps.apart(ring.take())
             inputs, later = self._vectors.take(inputs, rows)
@@ -140,7 +140,7 @@ class StageDecoder:
             inputs, later = self._vectors.begin(inputs)
         wanted = inputs if stage.is_last else _all_rows(inputs)
         outputs = taps.buffers(len(wanted.logits_indices))
-        result = self._own.hidden(replace(wanted, tapped=tuple(outputs.items())), checked=checked)
+        result = self._own.hidden(replace(wanted, aux_hidden_states=tuple(outputs.items())), checked=checked)
         stream = result if stage.is_last else outputs[len(stage) - 1]
         vectors = [] if later is None else [later.flatten(1)]
         onward = taps.onward(earlier, outputs, inputs.logits_indices)
@@ -298,7 +298,7 @@ class BegunStep:
 
     def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         """Waits for the result of Decoder.hidden of this step. Raises RankLost. Call it once."""
-        return write_returned(self.model.returned.of_step(self.number), inputs.tapped, self.model.first)
+        return write_returned(self.model.returned.of_step(self.number), inputs.aux_hidden_states, self.model.first)
 
     def logits(self, h: Tensor) -> Tensor:
         return self.model.logits(h)

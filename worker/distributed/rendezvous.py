@@ -19,7 +19,17 @@ import msgspec
 
 from shared.config.declaration import ConfigError
 from shared.config.worker import WorkerConfig
-from worker.distributed.handshake import NO_GROUP, ORDERS, ROWS, Caller, Door, Guest, WrongKey, connect, wait_for_end
+from worker.distributed.handshake import (
+    NO_GROUP,
+    ORDERS,
+    ROWS,
+    Identity,
+    Listener,
+    Peer,
+    WrongKey,
+    connect,
+    wait_for_end,
+)
 from worker.distributed.messages import receive, send
 from worker.ops.exchange import RankLost
 
@@ -192,8 +202,8 @@ class Hosts:
         Raises ConfigError if it cannot listen, and RankLost if a rank is lost after all have come.
         """
         group = self.group
-        with Door(group.port, self.secret) as door:
-            members = _gather_members(door, group, facts, on_progress)
+        with Listener(group.port, self.secret) as listener:
+            members = _gather_members(listener, group, facts, on_progress)
             name = os.urandom(16)
 
             def check() -> None:
@@ -205,7 +215,7 @@ class Hosts:
             try:
                 for member in members.values():
                     send(member.orders, welcome)
-                rows = _accept_rows(door, name, range(1, group.count), check)
+                rows = _accept_rows(listener, name, range(1, group.count), check)
             except OSError as error:
                 raise RankLost(str(error)) from error
         return Gathered([members[rank] for rank in range(1, group.count)], rows)
@@ -216,10 +226,10 @@ class Hosts:
         Raises Refused, and ConfigError if it cannot listen.
         """
         group, told = self.group, 0.0
-        with Door(group.port + group.rank, self.secret) as door:
+        with Listener(group.port + group.rank, self.secret) as listener:
             while True:
                 try:
-                    return self._join(door, facts)
+                    return self._join(listener, facts)
                 except (OSError, EOFError, msgspec.MsgspecError) as error:
                     if time.monotonic() - told > TOLD_EVERY_S or not told:
                         told = time.monotonic()
@@ -227,12 +237,12 @@ class Hosts:
                         log.info("waiting for rank 0 at %s:%d: %s", group.leader, group.port, why)
                     time.sleep(AGAIN_S)
 
-    def _join(self, door: Door, facts: Facts) -> Joined:
+    def _join(self, listener: Listener, facts: Facts) -> Joined:
         group, links = self.group, list[socket.socket]()
 
         def link(purpose: int, host: str, port: int, name: bytes = NO_GROUP) -> socket.socket:
             try:
-                links.append(connect(host, port, self.secret, Caller(purpose, group.rank, name)))
+                links.append(connect(host, port, self.secret, Identity(purpose, group.rank, name)))
             except WrongKey:
                 raise Refused(f"the rank at {host}:{port} does not have the worker's key of --curve-dir") from None
             return links[-1]
@@ -245,7 +255,7 @@ class Hosts:
             hosts = [group.leader, *welcome.addresses]
             rows = {rank: link(ROWS, hosts[rank], group.port + rank, welcome.group) for rank in range(group.rank)}
             behind = range(group.rank + 1, group.count)
-            rows |= _accept_rows(door, welcome.group, behind, lambda: _check_is_there("rank 0", orders))
+            rows |= _accept_rows(listener, welcome.group, behind, lambda: _check_is_there("rank 0", orders))
         except BaseException:
             for each in links:
                 each.close()
@@ -261,7 +271,9 @@ def difference(own: Facts, other: Facts) -> str:
     return ""
 
 
-def _gather_members(door: Door, group: Group, facts: Facts, on_progress: Callable[[], None]) -> dict[int, Member]:
+def _gather_members(
+    listener: Listener, group: Group, facts: Facts, on_progress: Callable[[], None]
+) -> dict[int, Member]:
     members: dict[int, Member] = {}
     told = 0.0
     while missing := [rank for rank in range(1, group.count) if rank not in members]:
@@ -269,7 +281,7 @@ def _gather_members(door: Door, group: Group, facts: Facts, on_progress: Callabl
             told = time.monotonic()
             log.info("waiting on port %d for rank %s", group.port, ", ".join(map(str, missing)))
         on_progress()
-        if (guest := door.next(POLL_S)) is not None and (member := _introduced(guest, group, facts)) is not None:
+        if (peer := listener.next(POLL_S)) is not None and (member := _introduced(peer, group, facts)) is not None:
             if (before := members.get(member.rank)) is not None:
                 before.orders.close()
             members[member.rank] = member
@@ -279,23 +291,23 @@ def _gather_members(door: Door, group: Group, facts: Facts, on_progress: Callabl
     return members
 
 
-def _introduced(guest: Guest, group: Group, facts: Facts) -> Member | None:
+def _introduced(peer: Peer, group: Group, facts: Facts) -> Member | None:
     """Returns the rank that has introduced itself; None if it was refused, or has disconnected."""
-    rank, link = guest.caller.rank, guest.link
+    rank, link = peer.identity.rank, peer.link
     try:
-        if guest.caller.purpose != ORDERS:
+        if peer.identity.purpose != ORDERS:
             raise EOFError("it belongs to a group that has ended")
         link.settimeout(POLL_S * 10)
         introduction = msgspec.msgpack.decode(receive(link, MOST_BYTES), type=Introduction)
         link.settimeout(None)
         reason = difference(facts, introduction.facts)
         if 0 < rank < group.count and not reason:
-            return Member(rank, introduction.pid, link, guest.address)
+            return Member(rank, introduction.pid, link, peer.address)
         reason = f"rank {rank} has {reason}" if reason else f"there is no rank {rank} among {group.count}"
-        log.warning("refused a rank at %s: %s", guest.address, reason)
+        log.warning("refused a rank at %s: %s", peer.address, reason)
         send(link, Refusal(reason))
     except (OSError, EOFError, msgspec.MsgspecError) as error:
-        log.warning("lost a rank at %s before it had introduced itself: %s", guest.address, error or "it has gone")
+        log.warning("lost a rank at %s before it had introduced itself: %s", peer.address, error or "it has gone")
     link.close()
     return None
 
@@ -307,7 +319,9 @@ def _welcome(orders: socket.socket) -> Welcome:
     return answer
 
 
-def _accept_rows(door: Door, name: bytes, ranks: range, on_progress: Callable[[], None]) -> dict[int, socket.socket]:
+def _accept_rows(
+    listener: Listener, name: bytes, ranks: range, on_progress: Callable[[], None]
+) -> dict[int, socket.socket]:
     """Waits for a connection for rows from each of `ranks`. Raises ConnectionError if one is missing after ROWS_S."""
     rows: dict[int, socket.socket] = {}
     deadline = time.monotonic() + ROWS_S
@@ -315,13 +329,13 @@ def _accept_rows(door: Door, name: bytes, ranks: range, on_progress: Callable[[]
         on_progress()
         if time.monotonic() > deadline:
             raise ConnectionError(f"no connection from rank {', '.join(str(one) for one in ranks if one not in rows)}")
-        if (guest := door.next(POLL_S)) is None:
+        if (peer := listener.next(POLL_S)) is None:
             continue
-        caller = guest.caller
-        if caller.purpose == ROWS and caller.group == name and caller.rank in ranks and caller.rank not in rows:
-            rows[caller.rank] = guest.link
+        identity = peer.identity
+        if identity.purpose == ROWS and identity.group == name and identity.rank in ranks and identity.rank not in rows:
+            rows[identity.rank] = peer.link
         else:
-            guest.link.close()  # from a rank of an earlier group, or from a rank that starts again
+            peer.link.close()  # from a rank of an earlier group, or from a rank that starts again
     return rows
 
 

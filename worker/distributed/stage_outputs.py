@@ -1,8 +1,8 @@
 """What stages of a pipeline send besides the rows: hidden states for drafters, vectors of layers, loads of experts.
 
-Outputs of inner layers that a drafter on rank 0 reads (ForwardInputs.tapped), in pipeline parallelism.
+Outputs of inner layers that a drafter on rank 0 reads (ForwardInputs.aux_hidden_states), in pipeline parallelism.
 
-The first stage has its outputs in the process that reads them. Every other stage hands on the outputs of its tapped
+The first stage has its outputs in the process that reads them. Every other stage hands on those of its own
 layers to the next stage, as more columns of the rows, in the order of the layers. They come back to rank 0 with the
 result of the last stage.
 """
@@ -21,23 +21,26 @@ from worker.models.per_layer_embeddings import vectors_of_layers
 from worker.models.sharding import Part, Stage
 from worker.spec import ModelSpec
 
-Tapped = Sequence[tuple[int, Tensor]]  # see ForwardInputs.tapped
+AuxHiddenStates = Sequence[tuple[int, Tensor]]  # see ForwardInputs.aux_hidden_states
 
 
 @dataclass(frozen=True, slots=True)
-class StageTaps:
-    """The tapped layers of a step, for one stage. like: a tensor [..., H] with the dtype of the residual stream"""
+class StageAuxStates:
+    """The layers of a step whose outputs are read, for one stage.
 
-    tapped: Tapped
+    like: a tensor [..., H] with the dtype of the residual stream
+    """
+
+    aux_hidden_states: AuxHiddenStates
     stage: Stage
     like: Tensor
 
     def apart(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Divides the rows of the stage before: returns them without outputs of layers, and these outputs [T, N * H].
 
-        N is the number of tapped layers behind the first stage and before this one.
+        N is the number of aux_hidden_states layers behind the first stage and before this one.
         """
-        before = _layers(self.tapped, self.stage.bounds[1], self.stage.first)
+        before = _layers(self.aux_hidden_states, self.stage.bounds[1], self.stage.first)
         end = rows.shape[1] - len(before) * self.like.shape[-1]
         return rows[:, :end], rows[:, end:]
 
@@ -47,43 +50,44 @@ class StageTaps:
         The output of the stage's last layer is the residual stream that the next stage continues.
         """
         stage = self.stage
-        own = [layer - stage.first for layer in _layers(self.tapped, stage.first, stage.end)]
+        own = [layer - stage.first for layer in _layers(self.aux_hidden_states, stage.first, stage.end)]
         own += [] if stage.is_last else [len(stage) - 1]
         return {index: self.like.new_empty(rows, self.like.shape[-1]) for index in own}
 
     def onward(self, earlier: Tensor | None, outputs: dict[int, Tensor], with_logits: Tensor) -> list[Tensor]:
-        """Returns the columns [rows, H] that this stage hands on. The first stage writes its outputs to `tapped`.
+        """Returns the columns [rows, H] that this stage hands on. The first stage writes its outputs to
+        `aux_hidden_states`.
 
         earlier: outputs of the stages before; None for the first stage. outputs: the filled `buffers`.
         with_logits: the indices of the rows that are read. The last stage has computed and hands on only these.
         """
         stage = self.stage
         if earlier is None:
-            for layer, into in self.tapped:
+            for layer, into in self.aux_hidden_states:
                 if layer < stage.end:
                     into.copy_(outputs[layer][with_logits])
             return []
-        own = [outputs[layer - stage.first] for layer in _layers(self.tapped, stage.first, stage.end)]
+        own = [outputs[layer - stage.first] for layer in _layers(self.aux_hidden_states, stage.first, stage.end)]
         return [earlier[with_logits] if stage.is_last else earlier, *own]
 
 
-def write_returned(rows: Tensor, tapped: Tapped, first: Stage) -> Tensor:
-    """Writes the outputs of later stages to `tapped`. Returns the rest of the rows, the result of Decoder.hidden.
+def write_returned(rows: Tensor, aux_hidden_states: AuxHiddenStates, first: Stage) -> Tensor:
+    """Writes the outputs of later stages to `aux_hidden_states`. Returns the other rows, the result of Decoder.hidden.
 
     rows: what the last stage has sent to rank 0. first: the first stage.
     """
-    later = _layers(tapped, first.end, first.bounds[-1])
+    later = _layers(aux_hidden_states, first.end, first.bounds[-1])
     if not later:
         return rows
     result, *outputs = rows.chunk(1 + len(later), dim=1)
-    by_layer = dict(tapped)
+    by_layer = dict(aux_hidden_states)
     for layer, output in zip(later, outputs, strict=True):
         by_layer[layer].copy_(output)
     return result.contiguous()
 
 
-def _layers(tapped: Tapped, first: int, end: int) -> list[int]:
-    return sorted(layer for layer, _ in tapped if first <= layer < end)
+def _layers(aux_hidden_states: AuxHiddenStates, first: int, end: int) -> list[int]:
+    return sorted(layer for layer, _ in aux_hidden_states if first <= layer < end)
 
 
 def joined(columns: Sequence[Tensor]) -> Tensor:
@@ -109,7 +113,7 @@ class LayerVectors:
 
     def begin(self, inputs: ForwardInputs) -> tuple[ForwardInputs, Tensor | None]:
         """Returns the inputs of the first stage with the vectors of its layers, and the vectors of later stages."""
-        decoder, weights = self.decoder, self.decoder.weights.layer_inputs
+        decoder, weights = self.decoder, self.decoder.weights.per_layer_inputs
         if weights is None:
             return inputs, None
         x = decoder.embedded(inputs)
@@ -120,7 +124,7 @@ class LayerVectors:
         spec = self.decoder.spec
         stream, vectors = rows[:, : spec.hidden_size].contiguous(), rows[:, spec.hidden_size :]
         inputs = _continued(inputs, stream)
-        size = 0 if spec.layer_inputs is None else spec.layer_inputs.size
+        size = 0 if spec.per_layer_inputs is None else spec.per_layer_inputs.size
         return self._divided(inputs, vectors.reshape(len(rows), -1, size) if size else None)
 
     def _divided(self, inputs: ForwardInputs, vectors: Tensor | None) -> tuple[ForwardInputs, Tensor | None]:

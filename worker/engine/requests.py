@@ -30,7 +30,7 @@ from worker.model_runner.step import StepOutput
 from worker.scheduler.host_budget import host_work
 from worker.scheduler.queue import Refused
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import History, Key, Sequence, SharedPrefix, Turn
+from worker.scheduler.sequence import Key, PrefixState, RequestStats, SchedulingParams, Sequence
 from worker.structured_output.pending import PendingSequences, constrain
 
 if TYPE_CHECKING:
@@ -377,22 +377,22 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
         len(prompt),
         submit.sampling,
         seed,
-        turn=Turn(submit.group, submit.priority, deadline, submit.tenant),
-        history=History(now, crashes=crashes, resumed=submit.crashes > 0, original_id=submit.original_id),
-        prefix=SharedPrefix(submit.cache_salt),
+        turn=SchedulingParams(submit.group, submit.priority, deadline, submit.tenant),
+        history=RequestStats(now, crashes=crashes, resumed=submit.crashes > 0, original_id=submit.original_id),
+        prefix=PrefixState(submit.cache_salt),
         pooling=submit.pooling,
         host=host_work(submit.sampling, checked=submit.answer is not None),
     )
-    if submit.sampling.logit_bias:  # the arrays of `sequence.adjustment` take a tenth of the memory
+    if submit.sampling.logit_bias:  # the arrays of `sequence.logits_processing` take a tenth of the memory
         sequence.sampling = msgspec.structs.replace(submit.sampling, logit_bias=())
     if submit.adapter is not None:
         from worker.scheduler.sequence import AdapterUse
 
         sequence.adapter = AdapterUse(submit.adapter)
     if submit.answer is not None:
-        from worker.scheduler.sequence import AnswerCheck
+        from worker.scheduler.sequence import Verification
 
-        sequence.check = AnswerCheck(unpack_u32(submit.answer).tolist()[: submit.sampling.max_tokens])
+        sequence.check = Verification(unpack_u32(submit.answer).tolist()[: submit.sampling.max_tokens])
     if submit.prediction is not None:
         from worker.scheduler.sequence import Prediction
 

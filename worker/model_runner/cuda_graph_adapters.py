@@ -24,7 +24,7 @@ from worker.kv_cache.tensors import KVCache
 from worker.lora.loaded import LoadedAdapter, Product
 from worker.lora.triton import PART_FIELDS, ROW_FIELDS, TILE_ROWS, AdapterTiles, launch_products
 from worker.model_runner.cuda_graph_inputs import Blocks, Columns, Shape, Shapes, block_bytes, views_of
-from worker.model_runner.inputs import StepLayout, to_device
+from worker.model_runner.inputs import BatchMetadata, to_device
 from worker.model_runner.runner import operations_of
 from worker.model_runner.step import Model
 from worker.models.forward_inputs import ForwardInputs
@@ -187,7 +187,7 @@ class StepAdapters:
         """Returns the logits of the shape, [R, vocab] float32. Never waits for the device."""
         return self._model.forward(inputs, self._cache)
 
-    def fill(self, layout: StepLayout, slots: Sequence[int]) -> None:
+    def fill(self, layout: BatchMetadata, slots: Sequence[int]) -> None:
         """Sends which rows have which slot. slots: for each chunk, see GraphAdapters.place"""
         columns = self._host[self._blocks.next()]
         of_rows = np.array(slots, np.int64)[layout.chunk_of_row]

@@ -13,9 +13,9 @@ from torch import Tensor
 from worker.model_runner.cuda_graph_inputs import (
     Blocks,
     Columns,
+    DevicePageTables,
     GraphInputs,
     HostInputs,
-    PageLanes,
     Pending,
     Shape,
     batch_sizes,
@@ -23,7 +23,7 @@ from worker.model_runner.cuda_graph_inputs import (
     inputs_bytes,
     views_of,
 )
-from worker.model_runner.inputs import StepLayout
+from worker.model_runner.inputs import BatchMetadata
 from worker.models.forward_inputs import ForwardInputs
 from worker.ops.sampling.reference import EVERY, PlainParams, Stages, signed_seed
 from worker.scheduler.sequence import AdapterUse, Chunk, Plan, Row, Sequence
@@ -74,7 +74,7 @@ class StepAdapters(Protocol):
 
     def forward(self, inputs: ForwardInputs) -> Tensor: ...
 
-    def fill(self, layout: StepLayout, slots: Seq[int]) -> None:
+    def fill(self, layout: BatchMetadata, slots: Seq[int]) -> None:
         """Sends which rows have which adapter. slots: for each chunk, see GraphAdapters.place"""
 
 
@@ -108,7 +108,7 @@ class StaticMemory:
     """
 
     blocks: Blocks
-    lanes: PageLanes
+    table_rows: DevicePageTables
     ids: Tensor  # [most rows] int64
     logits: Tensor  # [most rows, vocab] float32
     page_size: int
@@ -133,24 +133,24 @@ class StaticForward:
     _nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        blocks, groups = self.memory.blocks, len(self.memory.lanes.tables)
+        blocks, groups = self.memory.blocks, len(self.memory.table_rows.tables)
         with_adapters = "" if self.adapters is None else ", with adapters"
         self.captured = Captured(f"the forward of {self.shape}{with_adapters}", self.compute)
         self._columns = GraphInputs.of(blocks.on_device, self.shape, groups)
         memory = self.memory
         self._host = [
             HostInputs(
-                block, self.shape, groups, page_size=memory.page_size, scratch=memory.lanes.scratch,
+                block, self.shape, groups, page_size=memory.page_size, scratch=memory.table_rows.scratch,
                 recurrent=memory.recurrent, mrope=memory.mrope,
             )
             for block in blocks.on_host
         ]  # fmt: skip
         self._nbytes = inputs_bytes(self.shape, groups)
 
-    def fill(self, layout: StepLayout, pending: Pending, lanes: list[int], slots: Seq[int] = ()) -> None:
+    def fill(self, layout: BatchMetadata, pending: Pending, table_rows: list[int], slots: Seq[int] = ()) -> None:
         """Sends the inputs of a step for the next compute(). slots: for each chunk, see GraphAdapters.place"""
         memory = self.memory
-        self._host[memory.blocks.next()].fill(layout, pending, lanes)
+        self._host[memory.blocks.next()].fill(layout, pending, table_rows)
         memory.blocks.send(self._nbytes)
         if self.adapters is not None:
             self.adapters.fill(layout, slots)
@@ -169,7 +169,7 @@ class StaticForward:
         columns["token_ids"] = torch.where(graph.sources < 0, columns["token_ids"], sampled)
         inputs = ForwardInputs(
             **columns,
-            page_tables=tuple(table[:, :pages].index_select(0, graph.lanes) for table in memory.lanes.tables),
+            page_tables=tuple(table[:, :pages].index_select(0, graph.table_rows) for table in memory.table_rows.tables),
             max_kv_len=shape.max_kv_len,
             rope_rows=graph.rope_rows if memory.mrope else None,
             any_rows=shape.mixed,  # also in a shape with as many rows of logits as tokens

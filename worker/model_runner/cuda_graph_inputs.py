@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kv_cache.pages import SCRATCH
-from worker.model_runner.inputs import VALUES, StepLayout, rope_rows, to_device
-from worker.models.forward_inputs import COLUMNS, Column, Extent, Padding
+from worker.model_runner.inputs import VALUES, BatchMetadata, rope_rows, to_device
+from worker.models.forward_inputs import COLUMNS, Extent, InputField, Padding
 from worker.scheduler.sequence import Chunk
 
 # Lists the shapes of the steps that are captured as CUDA graphs, and finds the shape that a step is padded to.
@@ -125,9 +125,9 @@ ALIGN = 128  # columns begin at multiples of this many bytes, because Triton com
 KNOWN = -1  # value of `sources`: the token is in `token_ids`
 Pending = tuple[list[int], list[int]]  # rows whose tokens the host does not know, and their indices in the last ids
 # the columns of a block that ForwardInputs does not have
-SOURCES = Column(torch.int64, Extent.TOKENS, KNOWN)  # index of the token in the ids of the last step, or KNOWN
-LANES = Column(torch.int32, Extent.SEQUENCES, Padding.COMPUTED)  # rows of the page tables
-ROPE_ROWS = Column(torch.int64, Extent.TOKENS, 0)  # ForwardInputs.rope_rows, for models with M-RoPE
+SOURCES = InputField(torch.int64, Extent.TOKENS, KNOWN)  # index of the token in the ids of the last step, or KNOWN
+TABLE_ROWS = InputField(torch.int32, Extent.SEQUENCES, Padding.COMPUTED)  # rows of the page tables
+ROPE_ROWS = InputField(torch.int64, Extent.TOKENS, 0)  # ForwardInputs.rope_rows, for models with M-RoPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class GraphInputs:
 
     columns: dict[str, list[Tensor]]  # name → one tensor, or one for each group of layers
     sources: Tensor
-    lanes: Tensor
+    table_rows: Tensor
     rope_rows: Tensor
 
     @classmethod
@@ -145,8 +145,8 @@ class GraphInputs:
         columns: dict[str, list[Tensor]] = {}
         for name, view in views_of(block, _layout(shape, groups)):
             columns.setdefault(name, []).append(view)
-        (sources,), (lanes,), (rope_rows,) = (columns.pop(name) for name in ("sources", "lanes", "rope_rows"))
-        return cls(columns, sources, lanes, rope_rows)
+        (sources,), (table_rows,), (rope_rows,) = (columns.pop(name) for name in ("sources", "table_rows", "rope_rows"))
+        return cls(columns, sources, table_rows, rope_rows)
 
     def forward_columns(self, *, recurrent: bool) -> dict[str, Any]:
         """Returns the columns as fields of ForwardInputs. recurrent: whether layers have a recurrent state."""
@@ -183,7 +183,7 @@ def _layout(shape: Shape, groups: int) -> Columns:
         Extent.BOUNDS: shape.sequences + 1,
         Extent.LOGITS: shape.rows,
     }
-    for name, column in {**COLUMNS, "sources": SOURCES, "lanes": LANES, "rope_rows": ROPE_ROWS}.items():
+    for name, column in {**COLUMNS, "sources": SOURCES, "table_rows": TABLE_ROWS, "rope_rows": ROPE_ROWS}.items():
         for _ in range(groups if column.grouped else 1):
             yield name, column.dtype, lengths[column.extent]
 
@@ -230,13 +230,13 @@ class HostInputs:
         recurrent: bool,
         mrope: bool = False,
     ) -> None:
-        """scratch: the lane of padding. recurrent: whether layers have a recurrent state. mrope: whether the model has
+        """scratch: the row of padding. recurrent: whether layers have a recurrent state. mrope: whether the model has
         M-RoPE
         """
         views = GraphInputs.of(block, shape, groups)
         self._shape, self._groups, self._page_size, self._scratch = shape, groups, page_size, scratch
         self._columns = {name: [view.numpy() for view in found] for name, found in views.columns.items()}
-        self._sources, self._lanes = views.sources.numpy(), views.lanes.numpy()
+        self._sources, self._table_rows = views.sources.numpy(), views.table_rows.numpy()
         self._rope_rows = views.rope_rows.numpy() if mrope else None
         last_slot = SCRATCH * page_size + page_size - 1
         self._padding = {
@@ -245,11 +245,11 @@ class HostInputs:
             if column.padding is not Padding.COMPUTED and (recurrent or not column.recurrent)
         }
 
-    def fill(self, layout: StepLayout, pending: Pending, lanes: list[int]) -> None:
-        """Fills all columns. lanes: the lane of each sequence."""
+    def fill(self, layout: BatchMetadata, pending: Pending, table_rows: list[int]) -> None:
+        """Fills all columns. table_rows: the row of each sequence."""
         self._sources[:] = KNOWN
         self._sources[pending[0]] = pending[1]
-        _put(self._lanes, lanes, self._scratch)
+        _put(self._table_rows, table_rows, self._scratch)
         if self._rope_rows is not None:
             _put(self._rope_rows, rope_rows(layout), ROPE_ROWS.padding)
         for name, padding in self._padding.items():
@@ -261,13 +261,13 @@ class HostInputs:
     def fill_padding(self) -> None:
         """Fills all columns with padding."""
         none, of_none = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        layout = StepLayout(
+        layout = BatchMetadata(
             [], self._page_size, self._groups, none, none, positions=none, query_start_loc=np.zeros(1, np.int32),
             seq_lens=of_none, logits_indices=none,
         )  # fmt: skip
         self.fill(layout, ([], []), [])
 
-    def _put_sequences(self, layout: StepLayout) -> None:
+    def _put_sequences(self, layout: BatchMetadata) -> None:
         """Fills the columns whose padding is computed, so that the padding forms valid sequences."""
         query_start_loc, seq_lens, logits_indices = [
             self._columns[name][0] for name in ("query_start_loc", "seq_lens", "logits_indices")
@@ -293,32 +293,32 @@ def _put(column: NDArray[Any], values: NDArray[Any] | list[int], padding: int | 
 
 # Keeps the page tables of running sequences on the device, and sends only the pages that are new.
 #
-# Each running sequence has a lane: a row of the page tables. A step names the lanes of its sequences, and the device
+# Each running sequence has a row of the page tables. A step names the rows of its sequences, and the device
 # gathers the step's page tables from these rows. When sequences come and go, no other pages have to be sent again.
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _TableRow:
     number: int
     pages: "list[array[int]]"  # `pages` of the sequence; a new list object means that the sequence got new pages
     count: int = 0  # how many pages of each group are on the device
 
 
-class PageLanes:
-    """The lanes of up to `lanes` sequences with up to `pages` pages in each of `groups` groups of layers.
+class DevicePageTables:
+    """The rows of up to `table_rows` sequences with up to `pages` pages in each of `groups` groups of layers.
 
-    tables: for each group [lanes + 1, pages] int32. The last row, `scratch`, consists of the scratch page.
+    tables: for each group [table_rows + 1, pages] int32. The last row, `scratch`, consists of the scratch page.
     """
 
-    def __init__(self, lanes: int, pages: int, groups: int, device: torch.device) -> None:
-        self.tables = tuple(torch.zeros(lanes + 1, pages, dtype=torch.int32, device=device) for _ in range(groups))
-        self.scratch = lanes
+    def __init__(self, table_rows: int, pages: int, groups: int, device: torch.device) -> None:
+        self.tables = tuple(torch.zeros(table_rows + 1, pages, dtype=torch.int32, device=device) for _ in range(groups))
+        self.scratch = table_rows
         self._pages, self._device = pages, device
-        self._lanes: dict[int, _Lane] = {}  # id() of a sequence's `pages` → its lane
-        self._free = list(reversed(range(lanes)))
+        self._table_rows: dict[int, _TableRow] = {}  # id() of a sequence's `pages` → its row
+        self._free = list(reversed(range(table_rows)))
 
-    def lanes_of(self, chunks: Seq[Chunk], page_size: int) -> list[int]:
-        """Returns the lanes of the chunks' sequences. Sends the pages of the chunks that are not on the device yet.
+    def rows_of(self, chunks: Seq[Chunk], page_size: int) -> list[int]:
+        """Returns the rows of the chunks' sequences. Sends the pages of the chunks that are not on the device yet.
 
         Steps that are launched later in the stream see the new pages. Pages that a sequence has returned stay in the
         tables, because no row reads them.
@@ -326,31 +326,34 @@ class PageLanes:
         numbers, missing = [], []
         for chunk in chunks:
             pages = chunk.sequence.pages
-            lane = self._lanes.get(id(pages)) or self._new_lane(pages, chunks)
+            table_row = self._table_rows.get(id(pages)) or self._new_row(pages, chunks)
             needed = (chunk.start + chunk.length - 1) // page_size + 1
-            if lane.count < needed:
-                missing.append((lane, needed))
-            numbers.append(lane.number)
+            if table_row.count < needed:
+                missing.append((table_row, needed))
+            numbers.append(table_row.number)
         if missing:
             self._send(missing)
         return numbers
 
-    def _new_lane(self, pages: "list[array[int]]", chunks: Seq[Chunk]) -> _Lane:
+    def _new_row(self, pages: "list[array[int]]", chunks: Seq[Chunk]) -> _TableRow:
         if not self._free:
             kept = {id(chunk.sequence.pages) for chunk in chunks}
-            for key in [key for key in self._lanes if key not in kept]:
-                self._free.append(self._lanes.pop(key).number)
-        lane = self._lanes[id(pages)] = _Lane(self._free.pop(), pages)
-        return lane
+            for key in [key for key in self._table_rows if key not in kept]:
+                self._free.append(self._table_rows.pop(key).number)
+        table_row = self._table_rows[id(pages)] = _TableRow(self._free.pop(), pages)
+        return table_row
 
-    def _send(self, missing: list[tuple[_Lane, int]]) -> None:
-        at = [lane.number * self._pages + np.arange(lane.count, needed) for lane, needed in missing]
+    def _send(self, missing: list[tuple[_TableRow, int]]) -> None:
+        at = [table_row.number * self._pages + np.arange(table_row.count, needed) for table_row, needed in missing]
         rows = [np.concatenate(at)]
         for group in range(len(self.tables)):
-            new = [np.frombuffer(lane.pages[group], np.int32)[lane.count : needed] for lane, needed in missing]
+            new = [
+                np.frombuffer(table_row.pages[group], np.int32)[table_row.count : needed]
+                for table_row, needed in missing
+            ]
             rows.append(np.concatenate(new))
         where, *pages = to_device(np.stack(rows).astype(np.int64), self._device)
         for table, new_pages in zip(self.tables, pages, strict=True):
             table.view(-1).index_copy_(0, where, new_pages.int())
-        for lane, needed in missing:
-            lane.count = max(lane.count, needed)
+        for table_row, needed in missing:
+            table_row.count = max(table_row.count, needed)

@@ -38,8 +38,8 @@ from worker.model_runner.cuda_graph_capture import (
     StaticMemory,
     with_adapters,
 )
-from worker.model_runner.cuda_graph_inputs import Blocks, PageLanes, Shape, Shapes, inputs_bytes
-from worker.model_runner.inputs import build_inputs, dummy_sequence, lay_out, lay_out_decodes, pending_tokens
+from worker.model_runner.cuda_graph_inputs import Blocks, DevicePageTables, Shape, Shapes, inputs_bytes
+from worker.model_runner.inputs import build_inputs, dummy_sequence, lay_out_decodes, pending_tokens, prepare_batch
 from worker.model_runner.sampler import is_plain
 from worker.model_runner.step import InFlightStep
 from worker.scheduler.sequence import AdapterUse, Chunk, Plan, Row, has_adapters
@@ -81,7 +81,7 @@ class StepGraphs:
         nbytes = max(inputs_bytes(shape, groups) for shape in shapes.all_shapes())
         self._memory = StaticMemory(
             Blocks(nbytes, device),
-            PageLanes(shapes.max_batch_size, -(-shapes.longest // page_size), groups, device),
+            DevicePageTables(shapes.max_batch_size, -(-shapes.longest // page_size), groups, device),
             ids=torch.zeros(shapes.most_rows, dtype=torch.int64, device=device),
             logits=torch.zeros(shapes.most_rows, vocab_size, device=device),
             page_size=page_size,
@@ -190,9 +190,9 @@ class StepGraphs:
         if before is not None and before.ids.data_ptr() != memory.ids.data_ptr():
             memory.ids[: len(before.ids)].copy_(before.ids)
         size = memory.page_size
-        layout = lay_out(chunks, size)[0] if step.shape.mixed else lay_out_decodes(chunks, size)
+        layout = prepare_batch(chunks, size)[0] if step.shape.mixed else lay_out_decodes(chunks, size)
         pending = pending_tokens(chunks, before.plan.chunks if before is not None else [])
-        step.fill(layout, pending, memory.lanes.lanes_of(chunks, size), slots)
+        step.fill(layout, pending, memory.table_rows.rows_of(chunks, size), slots)
 
     def _run(self, captured: Captured) -> None:
         if captured.graph is None:
@@ -247,7 +247,7 @@ class StepGraphs:
 
         uses: the adapters of the steps
         """
-        size, groups, most = self._memory.page_size, len(self._memory.lanes.tables), self._shapes.max_batch_size
+        size, groups, most = self._memory.page_size, len(self._memory.table_rows.tables), self._shapes.max_batch_size
         for kind in (dummy_decodes, dummy_mixed):
             first, second = kind(size, groups, 0, most), kind(size, groups, 4, most)
             if first is None or second is None:

@@ -48,11 +48,11 @@ class HiddenStates:
 
     def of_step(self, model: Forward, inputs: ForwardInputs, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Returns the output of the last norm [R, H], which the next step may overwrite, and hidden states [R, W]."""
-        tapped, outputs = self.tapped(inputs)
-        normed = model.hidden(tapped, cache)
+        aux_hidden_states, outputs = self.aux_hidden_states(inputs)
+        normed = model.hidden(aux_hidden_states, cache)
         return normed, states_in(normed, outputs)
 
-    def tapped(self, inputs: ForwardInputs) -> tuple[ForwardInputs, Tensor | None]:
+    def aux_hidden_states(self, inputs: ForwardInputs) -> tuple[ForwardInputs, Tensor | None]:
         """Returns inputs with which the model writes the outputs of the layers to a tensor [L, R, H], and this tensor.
 
         The tensor is None if the hidden states are the output of the last norm.
@@ -60,11 +60,11 @@ class HiddenStates:
         if not self.layers:
             return inputs, None
         outputs = torch.empty(len(self.layers), len(inputs.logits_indices), self.hidden_size, dtype=self.dtype)
-        return replace(inputs, tapped=tuple(zip(self.layers, outputs, strict=True))), outputs
+        return replace(inputs, aux_hidden_states=tuple(zip(self.layers, outputs, strict=True))), outputs
 
 
 def states_in(normed: Tensor, outputs: Tensor | None) -> Tensor:
-    """Returns the hidden states [R, W] of a step. outputs: see HiddenStates.tapped"""
+    """Returns the hidden states [R, W] of a step. outputs: see HiddenStates.aux_hidden_states"""
     return normed.clone() if outputs is None else outputs.transpose(0, 1).flatten(1)
 
 
@@ -73,8 +73,9 @@ class ReadStep:
     """A step whose hidden states are read.
 
     inputs: those with which the model computes the step: all rows that are read have logits, too.
-    outputs: see HiddenStates.tapped. with_logits, read_rows: the indices of the rows whose logits are returned, and of
-    those that are read, among the rows of the model's output; None: all rows. wanted: see rows_to_read.
+    outputs: see HiddenStates.aux_hidden_states. with_logits, read_rows: the indices of the rows whose logits are
+    returned, and of those that are read, among the rows of the model's output; None: all rows.
+    wanted: see rows_to_read
     """
 
     inputs: ForwardInputs
@@ -119,10 +120,10 @@ def read_step(inputs: ForwardInputs, plan: Plan, states_of: HiddenStates, read: 
     wanted = rows_to_read(plan.chunks)
     rows = [row for first, chunk, skipped in wanted for row in range(first + skipped, first + chunk.length)]
     if inputs.all_logits and len(rows) == len(inputs.token_ids):  # the step has only decodes
-        return ReadStep(*states_of.tapped(inputs), None, None, wanted, read)
+        return ReadStep(*states_of.aux_hidden_states(inputs), None, None, wanted, read)
     at = torch.tensor(rows, dtype=torch.int64)
     indices = torch.unique(torch.cat((inputs.logits_indices, at)))  # ascending
-    more, outputs = states_of.tapped(replace(inputs, logits_indices=indices))
+    more, outputs = states_of.aux_hidden_states(replace(inputs, logits_indices=indices))
     of_logits, of_states = torch.searchsorted(indices, inputs.logits_indices), torch.searchsorted(indices, at)
     return ReadStep(more, outputs, of_logits, of_states, wanted, read)
 

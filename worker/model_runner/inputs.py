@@ -26,7 +26,7 @@ PLACEHOLDER = 0  # stands for an id that only the device knows
 
 
 @dataclass(frozen=True, slots=True)
-class StepLayout:
+class BatchMetadata:
     """The chunks of a step, laid end to end. T: rows (tokens), S: chunks, R: rows of logits."""
 
     chunks: Seq[Chunk]
@@ -40,7 +40,7 @@ class StepLayout:
     logits_indices: NDArray[np.int64]  # [R]
 
 
-def token_ids(layout: StepLayout) -> NDArray[np.int64]:
+def token_ids(layout: BatchMetadata) -> NDArray[np.int64]:
     """[T]: the token id of each row. Ids that only the device knows yet are PLACEHOLDER."""
     return np.fromiter(_each_token_id(layout.chunks), np.int64, len(layout.positions))
 
@@ -55,7 +55,7 @@ def _each_token_id(chunks: Seq[Chunk]) -> Iterator[int]:
             yield from chunk.drafts
 
 
-def slot_mappings(layout: StepLayout) -> list[NDArray[np.int64]]:
+def slot_mappings(layout: BatchMetadata) -> list[NDArray[np.int64]]:
     """For each group of layers [T]: the slot that each row writes its K/V to. Reads only the pages with these slots."""
     one_row_each = len(layout.positions) == len(layout.chunks)
     written = _pages_of_rows(layout) if one_row_each else _pages_of_chunks(layout)
@@ -63,7 +63,7 @@ def slot_mappings(layout: StepLayout) -> list[NDArray[np.int64]]:
     return [pages * layout.page_size + offsets for pages in written]
 
 
-def _pages_of_rows(layout: StepLayout) -> Iterator[NDArray[np.int64]]:
+def _pages_of_rows(layout: BatchMetadata) -> Iterator[NDArray[np.int64]]:
     """For each group, yields an array with the page of every row. Each chunk must have exactly one row."""
     size = layout.page_size
     at = [chunk.start // size for chunk in layout.chunks]
@@ -72,7 +72,7 @@ def _pages_of_rows(layout: StepLayout) -> Iterator[NDArray[np.int64]]:
         yield np.array(pages, np.int64)
 
 
-def _pages_of_chunks(layout: StepLayout) -> Iterator[NDArray[np.int64]]:
+def _pages_of_chunks(layout: BatchMetadata) -> Iterator[NDArray[np.int64]]:
     """For each group, yields an array with the page of every row, for chunks of any length."""
     size = layout.page_size
     first, last = layout.starts // size, (layout.seq_lens - 1) // size
@@ -90,18 +90,18 @@ def _pages_of_chunks(layout: StepLayout) -> Iterator[NDArray[np.int64]]:
         yield np.array(written, np.int64)[page_of_row]
 
 
-def read_slots(layout: StepLayout) -> NDArray[np.int32]:
+def read_slots(layout: BatchMetadata) -> NDArray[np.int32]:
     """[S]: the slots of the recurrent states that the chunks begin with."""
     slots = [slots_of(chunk.sequence).at[chunk.start] if chunk.start else NO_STATE for chunk in layout.chunks]
     return np.array(slots, np.int32)
 
 
-def write_slots(layout: StepLayout) -> NDArray[np.int32]:
+def write_slots(layout: BatchMetadata) -> NDArray[np.int32]:
     """[S]: the slots that the recurrent states after the chunks are written to."""
     return np.array([slots_of(chunk.sequence).free[-1] for chunk in layout.chunks], np.int32)
 
 
-def rope_rows(layout: StepLayout) -> NDArray[np.int64]:
+def rope_rows(layout: BatchMetadata) -> NDArray[np.int64]:
     """[T]: the row of the rotary tables for each row, with M-RoPE. No row may belong to a picture or be before one."""
     pictures = [chunk.sequence.pictures for chunk in layout.chunks]
     saved = [0 if one is None or one.rotary is None else one.rotary.saved for one in pictures]
@@ -109,7 +109,7 @@ def rope_rows(layout: StepLayout) -> NDArray[np.int64]:
 
 
 # Column name → function that returns its array, or for a grouped column, a list with an array for each group of layers.
-VALUES: dict[str, Callable[[StepLayout], Any]] = {
+VALUES: dict[str, Callable[[BatchMetadata], Any]] = {
     "token_ids": token_ids,
     "positions": lambda layout: layout.positions,
     "slot_mappings": slot_mappings,
@@ -153,7 +153,7 @@ class LogitsUse:
         return np.flatnonzero(others)
 
 
-def lay_out(chunks: Seq[Chunk], page_size: int) -> tuple[StepLayout, LogitsUse]:
+def prepare_batch(chunks: Seq[Chunk], page_size: int) -> tuple[BatchMetadata, LogitsUse]:
     """Lays out chunks of any length. Returns the layout, and how the rows of logits are used."""
     lengths = np.array([chunk.length for chunk in chunks], np.int64)
     starts = np.array([chunk.start for chunk in chunks], np.int64)
@@ -161,7 +161,7 @@ def lay_out(chunks: Seq[Chunk], page_size: int) -> tuple[StepLayout, LogitsUse]:
     np.cumsum(lengths, out=query_start_loc[1:])
     chunk_of_row = np.repeat(np.arange(len(chunks)), lengths)
     logits_indices, use = _logits_indices(chunks, query_start_loc)
-    layout = StepLayout(
+    layout = BatchMetadata(
         chunks,
         page_size,
         groups=len(chunks[0].sequence.pages),
@@ -175,10 +175,10 @@ def lay_out(chunks: Seq[Chunk], page_size: int) -> tuple[StepLayout, LogitsUse]:
     return layout, use
 
 
-def lay_out_decodes(chunks: Seq[Chunk], page_size: int) -> StepLayout:
-    """Lays out decodes: chunks of one token each, all sampled. Takes a quarter of the time of lay_out()."""
+def lay_out_decodes(chunks: Seq[Chunk], page_size: int) -> BatchMetadata:
+    """Lays out decodes: chunks of one token each, all sampled. Takes a quarter of the time of prepare_batch()."""
     positions, rows = np.array([chunk.start for chunk in chunks], np.int64), np.arange(len(chunks))
-    return StepLayout(
+    return BatchMetadata(
         chunks,
         page_size,
         groups=len(chunks[0].sequence.pages),
@@ -198,7 +198,7 @@ def build_inputs(
 
     recurrent: whether layers of the model have a recurrent state.
     """
-    layout, use = lay_out(chunks, page_size)
+    layout, use = prepare_batch(chunks, page_size)
     page_tables = _page_tables(chunks, layout.seq_lens, page_size)
     columns: dict[str, Any] = {}
     for name, column in COLUMNS.items():

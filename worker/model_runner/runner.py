@@ -19,7 +19,7 @@ from worker.kv_cache.tensors import KVCache
 from worker.model_runner.cuda_graph_capture import EagerGraph, cuda_capture
 from worker.model_runner.cuda_graph_inputs import Shapes
 from worker.model_runner.cuda_graphs import StepGraphs
-from worker.model_runner.inputs import LogitsUse, build_inputs, dummy_sequence, lay_out, pending_tokens, to_device
+from worker.model_runner.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, prepare_batch, to_device
 from worker.model_runner.sampler import is_plain, sample_rows
 from worker.model_runner.step import (
     AnyStep,
@@ -299,7 +299,7 @@ def operations_of(plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInp
 
     on_gpu = inputs.logits_indices.is_cuda
     return operations_with_adapters(
-        plain, chunks, inputs, torch.from_numpy(lay_out(chunks, 1)[0].logits_indices) if on_gpu else None
+        plain, chunks, inputs, torch.from_numpy(prepare_batch(chunks, 1)[0].logits_indices) if on_gpu else None
     )
 
 

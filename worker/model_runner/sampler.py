@@ -24,7 +24,7 @@ from worker.ops.sampling.reference import (
     first_highest,
     signed_seed,
 )
-from worker.scheduler.sequence import Adjustment, Row, Sequence
+from worker.scheduler.sequence import LogitsProcessing, Row, Sequence
 
 COLUMN_ALIGN = 32  # columns begin at multiples of 32 entries: Triton compiles kernels for aligned pointers
 
@@ -62,8 +62,10 @@ def is_plain(sequence: Sequence) -> bool:
     The host can then launch the sampling of the next token before it knows the id of the last token. A plain sequence
     remains plain.
     """
-    adjustment = sequence.adjustment
-    return (adjustment is None or len(sequence.tokens) >= adjustment.until) and sequence.constraint is None
+    logits_processing = sequence.logits_processing
+    return (
+        logits_processing is None or len(sequence.tokens) >= logits_processing.until
+    ) and sequence.constraint is None
 
 
 def sampling_params(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
@@ -104,11 +106,11 @@ def _columns(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, .
 def _history(rows: list[Row], device: torch.device) -> History | None:
     places, ids, counts = [], [], []
     for at, (sequence, output) in enumerate(rows):
-        if sequence.adjustment is None or not sequence.sampling.penalized:
+        if sequence.logits_processing is None or not sequence.sampling.penalized:
             continue
         answer = None if sequence.check is None else sequence.check.answer
         # the counts are copied below, because the next row of this sequence changes them
-        history = sequence.adjustment.counts_before(output, sequence.tokens, sequence.prompt_len, answer)
+        history = sequence.logits_processing.counts_before(output, sequence.tokens, sequence.prompt_len, answer)
         ids.append(np.array(history.ids))
         counts.append(np.array(history.counts))
         places.append(np.full(len(history.ids), at))
@@ -120,10 +122,10 @@ def _history(rows: list[Row], device: torch.device) -> History | None:
 def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bias | None:
     places, ids, values = [], [], []
     for at, row in enumerate(rows):
-        adjustment = row[0].adjustment
-        if adjustment is None:
+        logits_processing = row[0].logits_processing
+        if logits_processing is None:
             continue
-        biased, biases = _row_biases(row, adjustment, eos_ids)
+        biased, biases = _row_biases(row, logits_processing, eos_ids)
         if len(biased):
             places.append(np.full(len(biased), at))
             ids.append(biased)
@@ -135,7 +137,7 @@ def _bias(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> Bi
 
 
 def _row_biases(
-    row: Row, adjustment: Adjustment, eos_ids: tuple[int, ...]
+    row: Row, logits_processing: LogitsProcessing, eos_ids: tuple[int, ...]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Returns the ids [B] and biases [B] of a row: those of the request and, before min_tokens, -inf for every token
     that would end the sequence.
@@ -143,7 +145,10 @@ def _row_biases(
     If a constraint masks the row, GrammarMask applies min_tokens instead, because it knows which tokens are allowed.
     """
     sequence, output = row
-    biased, biases = np.frombuffer(adjustment.biased, np.int64), np.frombuffer(adjustment.biases, np.float32)
+    biased, biases = (
+        np.frombuffer(logits_processing.biased, np.int64),
+        np.frombuffer(logits_processing.biases, np.float32),
+    )
     constraint = sequence.constraint
     masked = constraint is not None and (constraint.masks or sequence.check is not None)
     if output >= sequence.sampling.min_tokens or masked:

@@ -55,7 +55,7 @@ def forward(h: Tensor, own: AttentionWeights, index: int, step: Step, next_weigh
     mixed = do.attention(
         q, *kv, inputs.query_start_loc, inputs.seq_lens, inputs.page_tables[group], inputs.max_kv_len,
         scale=spec.attention_scale, window=kind.window, sinks=own.sinks, softcap=spec.attention_softcap,
-        next_weights=next_weights, visible_to=inputs.visible_to if kind.sees_ahead else None,
+        next_weights=next_weights, bidirectional_end=inputs.bidirectional_end if kind.bidirectional else None,
     )  # fmt: skip
     return mixed.flatten(1) if gate is None else do.output_gate(mixed.flatten(1), gate)
 
@@ -176,7 +176,7 @@ def _in_c(own: AttentionWeights, place: Place) -> dict[str, Any]:
     attention = AttentionC(
         q_norm=own.q_norm, k_norm=own.k_norm, v_norm=own.v_norm, cos=cos, sin=sin, sinks=own.sinks,
         cache_k=cache_k, cache_v=cache_v, norm_last=place.spec.qk_norm_last, window=layer.window,
-        group=cache.group_of[place.index], shares=layer.shares is not None, sees_ahead=layer.sees_ahead,
+        group=cache.group_of[place.index], shares=layer.shares is not None, bidirectional=layer.bidirectional,
     )  # fmt: skip
     return {"qkv": own.qkv.cpu, "gates": own.gates and own.gates.cpu, "o": own.o.cpu, "attention": attention}
 

@@ -11,7 +11,15 @@ from typing import Any
 
 from shared.checkpoint import GENERATE, Task
 from worker.checkpoint.checkpoint import UnsupportedModel
-from worker.models.config_values import NO_ROPE, check_outline, check_values, counted, layer_inputs, rope_spec, shown
+from worker.models.config_values import (
+    NO_ROPE,
+    check_outline,
+    check_values,
+    counted,
+    per_layer_inputs,
+    rope_spec,
+    shown,
+)
 from worker.models.families import COMMON, FAMILIES
 from worker.models.family import FULL, SLIDING, Config, Family
 from worker.models.layer_kinds import feed_forward, mixer
@@ -123,7 +131,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         whole_qk_norm=family.whole_qk_norm,
         value_norm=family.value_norm,
         layer_scales=family.layer_scales,
-        layer_inputs=layer_inputs(config) if family.layer_inputs else None,
+        per_layer_inputs=per_layer_inputs(config) if family.per_layer_inputs else None,
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=config[family.mlp_bias],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from worker.checkpoint.checkpoint import UnsupportedModel
-from worker.spec import LayerInputsSpec, RopeSpec
+from worker.spec import PerLayerInputsSpec, RopeSpec
 
 Config = Mapping[str, Any]
 MAX_LAYERS, MAX_HEADS, MAX_SIZE = 4096, 4096, 1 << 20
@@ -347,7 +347,7 @@ def gemma4_layers(config: Config, types: Sequence[str]) -> list[dict[str, Any]]:
         wide = shares is not None and config["use_double_wide_mlp"]
         details: dict[str, Any] = {
             "shares": shares,
-            "sees_ahead": kind != FULL,
+            "bidirectional": kind != FULL,
             "key_is_value": config["attention_k_eq_v"] and kind == FULL,
             "intermediate_size": 2 * config["intermediate_size"] if wide else 0,
         }
@@ -384,7 +384,7 @@ def _overrides(config: Config, types: Sequence[str]) -> list[dict[str, int]]:
     return found
 
 
-def layer_inputs(config: Config) -> LayerInputsSpec | None:
+def per_layer_inputs(config: Config) -> PerLayerInputsSpec | None:
     """Returns the sizes of per-layer embeddings; None if the model has none.
 
     Raises UnsupportedModel if the table has fewer rows than the vocabulary.
@@ -394,4 +394,4 @@ def layer_inputs(config: Config) -> LayerInputsSpec | None:
         return None
     if vocab < config["vocab_size"]:
         raise UnsupportedModel(f"vocab_size_per_layer_input {vocab} is not supported: it is less than vocab_size")
-    return LayerInputsSpec(vocab, size)
+    return PerLayerInputsSpec(vocab, size)

@@ -16,7 +16,7 @@ from torch import Tensor
 from worker.kv_cache.tensors import KVCache
 from worker.models import decoder as rope
 from worker.models.decoder import Decoder, Layer
-from worker.models.forward_inputs import COLUMNS, Column, Extent, ForwardInputs
+from worker.models.forward_inputs import COLUMNS, Extent, ForwardInputs, InputField
 from worker.models.layer_kinds import Place, feed_forward, mixer
 from worker.models.per_layer_embeddings import in_c, vectors_of_layers
 from worker.ops import native as c_library
@@ -90,7 +90,7 @@ class AttentionC:
     window: int
     group: int  # which of a step's slot mappings and page tables belong to this cache
     shares: bool  # if true, the layer only reads the cache, and another layer writes it
-    sees_ahead: bool = True  # if true, StepRows.visible_to applies to the layer
+    bidirectional: bool = True  # if true, StepRows.bidirectional_end applies to the layer
 
 
 # The functions of struct Kernels in csrc/decoder.c, in its order, after the two functions for the model's norms.
@@ -111,7 +111,7 @@ class _Layer(Structure):
         *((name, c_void_p) for name in (*EXPERT_NORMS, *INPUT_LINEARS, "after_input", "scale")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
         *((name, c_long) for name in ("window", "group", "kv_heads", "own_kv_heads", "d")),
-        ("normed", c_int), ("kv_format", c_int), ("sees_ahead", c_int),
+        ("normed", c_int), ("kv_format", c_int), ("bidirectional", c_int),
     ]  # fmt: skip
 
 
@@ -133,9 +133,9 @@ def step_struct(columns: type[Structure]) -> type[Structure]:
     fields = [
         *((name, c_void_p) for name in BUFFERS),
         ("columns", columns), ("page_tables", POINTER(c_void_p)),
-        *((name, c_void_p) for name in ("visible_to", "cos", "sin", "rope_rows", "added_rows")),
+        *((name, c_void_p) for name in ("bidirectional_end", "cos", "sin", "rope_rows", "added_rows")),
         ("added", POINTER(c_void_p)), ("num_added", c_long), ("added_count", c_long),
-        ("first", c_void_p), ("tapped", POINTER(c_void_p)),
+        ("first", c_void_p), ("aux_hidden_states", POINTER(c_void_p)),
         *((name, c_long) for name in ("t", "seqs", "page_table_stride", "num_outputs", "layers_of_all")),
         ("threads", c_int), ("adapters", c_void_p),
     ]  # fmt: skip
@@ -151,13 +151,15 @@ class StepRows:
     outputs: int  # R
     page_tables: Sequence[Tensor]  # [S, P] int32 for each group of layers
     referenced: object  # the owner of the memory to which the columns point
-    visible_to: Tensor | None = None  # [T] int32, as in attention_torch
+    bidirectional_end: Tensor | None = None  # [T] int32, as in attention_torch
     # cos, sin [M, D] for all layers, and each row's index in them [T]
     rotary: tuple[Tensor, Tensor, Tensor] | None = None
     added: Sequence[Tensor] = ()  # [i]: vectors [N, H] that are added to rows after layer i
     added_rows: Tensor | None = None  # [N] int64: the rows to which the vectors are added
     first: Tensor | None = None  # [T, K]: the input of the first layer's mixer, which replaces the normed embeddings
-    tapped: Sequence[tuple[int, Tensor]] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
+    aux_hidden_states: Sequence[
+        tuple[int, Tensor]
+    ] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
 
     def fields(self, layers: int) -> tuple[object, ...]:
         """Returns the fields of struct Step from `columns` to `num_outputs`. layers: how many layers the model has."""
@@ -165,7 +167,7 @@ class StepRows:
         for table in self.page_tables:
             assert len(table) == len(first) and table.dtype == torch.int32
             assert table.stride() == first.stride() and table.stride(1) == 1
-        seen = paged_kv.rows_visible(self.visible_to, self.tokens)
+        seen = paged_kv.rows_visible(self.bidirectional_end, self.tokens)
         rotary = self.rotary or (None, None, None)
         assert rotary[2] is None or (rotary[2].dtype == torch.int64 and len(rotary[2]) == self.tokens)
         tables = map(c_library.address, (*rotary, self.added_rows))
@@ -173,18 +175,18 @@ class StepRows:
         assert all(each.is_contiguous() and len(each) == rows for each in self.added)
         added = pointers(self.added), len(self.added), rows
         assert self.first is None or (self.first.is_contiguous() and len(self.first) == self.tokens)
-        other = c_library.address(self.first), self._taps(layers)
+        other = c_library.address(self.first), self._aux_states(layers)
         counts = self.tokens, len(first), first.stride(0), self.outputs
         return self.columns, pointers(self.page_tables), seen, *tables, *added, *other, *counts
 
-    def _taps(self, layers: int) -> "ctypes.Array[c_void_p] | None":
-        """Returns for each layer the address of its tensor in `tapped`, or null if it has none. Returns None if
-        `tapped` is empty.
+    def _aux_states(self, layers: int) -> "ctypes.Array[c_void_p] | None":
+        """Returns for each layer the address of its tensor in `aux_hidden_states`, or null if it has none; None if
+        there are no tensors.
         """
-        if not self.tapped:
+        if not self.aux_hidden_states:
             return None
-        assert all(into.is_contiguous() and len(into) == self.outputs for _, into in self.tapped)
-        found = {index: into.data_ptr() for index, into in self.tapped}
+        assert all(into.is_contiguous() and len(into) == self.outputs for _, into in self.aux_hidden_states)
+        found = {index: into.data_ptr() for index, into in self.aux_hidden_states}
         return (c_void_p * layers)(*(found.get(index) for index in range(layers)))
 
 
@@ -358,7 +360,7 @@ def _attention(attention: AttentionC, width: int) -> dict[str, int | None]:
         "window": attention.window, "group": attention.group, "kv_heads": kv_heads,
         "own_kv_heads": 0 if attention.shares else kv_heads, "d": d,
         "normed": rope_native.normed_heads(attention.q_norm, d, attention.norm_last),
-        "kv_format": paged_kv.kv_format(attention.cache_v), "sees_ahead": attention.sees_ahead,
+        "kv_format": paged_kv.kv_format(attention.cache_v), "bidirectional": attention.bidirectional,
     }  # fmt: skip
 
 
@@ -396,7 +398,7 @@ class CpuDecoder:
             x *= decoder.embed_scale
         if inputs.replaced is not None:
             x.index_copy_(0, *inputs.replaced)
-        own = vectors_of_layers(decoder.weights.layer_inputs, inputs, x, self.spec.norm_eps, self.operations)
+        own = vectors_of_layers(decoder.weights.per_layer_inputs, inputs, x, self.spec.norm_eps, self.operations)
         count = len(self.spec.layers)
         of_all = 1 + self.spec.last_kept if inputs.few_logits else count
         tables = None if inputs.rotary is None else rope.at_columns(decoder.ropes, inputs.rotary)[0]
@@ -422,9 +424,9 @@ class CpuDecoder:
 def _rows(inputs: ForwardInputs, tables: tuple[Tensor, Tensor] | None) -> StepRows:
     """tables: cos and sin for each row if the step has M-RoPE, else None; a model with M-RoPE has one rotary table"""
     tokens, outputs = len(inputs.token_ids), len(inputs.logits_indices)
-    return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, inputs, inputs.visible_to,
+    return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, inputs, inputs.bidirectional_end,
         None if tables is None or inputs.rope_rows is None else (*tables, inputs.rope_rows),
-        inputs.added, None if inputs.replaced is None else inputs.replaced[0], inputs.first, inputs.tapped,
+        inputs.added, None if inputs.replaced is None else inputs.replaced[0], inputs.first, inputs.aux_hidden_states,
     )  # fmt: skip
 
 
@@ -447,7 +449,7 @@ def _layer_in_c(layer: Layer, place: Place) -> DecoderCLayer:
     mixed = mixer(layer.mixer.kind).in_c(layer.mixer, place)
     fed = feed_forward(layer.feed_forward.kind).in_c(layer.feed_forward, place.spec)
     return DecoderCLayer(
-        **mixed, **fed, **(in_c(layer.own_input) if layer.own_input is not None else {}),
+        **mixed, **fed, **(in_c(layer.per_layer_input) if layer.per_layer_input is not None else {}),
         **{name: getattr(layer, name) for name in NORMS},
         scale=None if layer.scale is None else layer.scale.float(),
     )  # fmt: skip
@@ -464,18 +466,18 @@ TOP = """/* Fields of struct Step in decoder.c: the columns of T tokens in S seq
 TYPES = {torch.int64: "int64_t", torch.int32: "int32_t"}
 
 
-def header(columns: Mapping[str, Column]) -> str:
+def header(columns: Mapping[str, InputField]) -> str:
     """Returns the text of csrc/step_columns.h: a field for each column that the C library reads, in order."""
     return TOP + "".join(_field(name, column) for name, column in columns.items() if column.in_c)
 
 
-def _field(name: str, column: Column) -> str:
+def _field(name: str, column: InputField) -> str:
     each, pointers = (" for each group of layers", "*const *") if column.grouped else ("", "*")
     none = "; NULL without recurrent layers" if column.recurrent else ""
     return f"const {TYPES[column.dtype]} {pointers}{name}; /* [{column.extent}]{each}{none} */\n"
 
 
-def columns_struct(columns: Mapping[str, Column]) -> type[Structure]:
+def columns_struct(columns: Mapping[str, InputField]) -> type[Structure]:
     """Returns a structure with the fields of csrc/step_columns.h."""
     read = {name: column for name, column in columns.items() if column.in_c}
     fields = [(name, POINTER(c_void_p) if column.grouped else c_void_p) for name, column in read.items()]

@@ -19,12 +19,12 @@ from worker.kv_cache.tensors import KVCache
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.layer_kinds import Step, feed_forward, mixer
 from worker.models.per_layer_embeddings import (
-    LayerInputs,
-    OwnInput,
-    add_own_input,
+    PerLayerInput,
+    PerLayerInputs,
+    add_per_layer_input,
     add_vectors,
     vectors_of_layers,
-    write_tapped,
+    write_aux_hidden_states,
 )
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe.packed import PackedExperts
@@ -75,7 +75,7 @@ class Layer:
     before_mlp: Tensor | None = None  # post_attention_layernorm; Gemma: pre_feedforward_layernorm
     feed_forward: FeedForwardWeights
     after_mlp: Tensor | None = None  # post_feedforward_layernorm of Gemma, before the residual sum
-    own_input: OwnInput | None = None  # the weights that apply the per-layer embedding
+    per_layer_input: PerLayerInput | None = None  # the weights that apply the per-layer embedding
     scale: Tensor | None = None  # layer_scalar [1]: the factor of the layer's output
 
     @property
@@ -89,8 +89,8 @@ class Layer:
         """All linears of this layer."""
         yield from self.mixer.linears
         yield from self.feed_forward.linears
-        if self.own_input is not None:
-            yield from (self.own_input.gate, self.own_input.out)
+        if self.per_layer_input is not None:
+            yield from (self.per_layer_input.gate, self.per_layer_input.out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,13 @@ class Weights:
     layers: list[Layer]
     norm: Tensor  # norm [H]
     head: PackedLinear  # lm_head: H → vocab
-    layer_inputs: LayerInputs | None = None
+    per_layer_inputs: PerLayerInputs | None = None
 
     @property
     def nbytes(self) -> int:
         """How many bytes the embeddings and all linears take in memory."""
         linears = (linear for layer in self.layers for linear in layer.linears)
-        inputs = 0 if self.layer_inputs is None else self.layer_inputs.nbytes
+        inputs = 0 if self.per_layer_inputs is None else self.per_layer_inputs.nbytes
         return self.embed.nbytes + inputs + sum(linear.nbytes for linear in (*linears, self.head))
 
 
@@ -138,7 +138,7 @@ class Decoder:
         kept = spec.last_kept if inputs.few_logits else last
         eps, offset, scale = spec.norm_eps, spec.norm_offset, spec.residual_scale
         x = self.embedded(inputs)
-        own = vectors_of_layers(self.weights.layer_inputs, inputs, x, eps, do)
+        own = vectors_of_layers(self.weights.per_layer_inputs, inputs, x, eps, do)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         h = h if inputs.first is None else inputs.first
         step = Step(do, spec, at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
@@ -158,13 +158,13 @@ class Decoder:
             h, down = feed(normed if spec.parallel else h, x, layer.feed_forward, step)
             before = self.norms[index + 1] if own is None and layer.scale is None else None
             h, x = do.maybe_linear_add_norm(h, down, x, before, eps, offset=offset, x_norm=layer.after_mlp, scale=scale)
-            if own is not None and layer.own_input is not None:
-                h = x = add_own_input(x, own[:, index], layer.own_input, spec, do)
+            if own is not None and layer.per_layer_input is not None:
+                h = x = add_per_layer_input(x, own[:, index], layer.per_layer_input, spec, do)
             if layer.scale is not None:
                 h = x = x * layer.scale
             if index < len(inputs.added):
                 add_vectors(h, x, inputs, index, self.norms[index + 1], do, spec)
-            write_tapped(x, inputs, index, all_rows=index < kept)
+            write_aux_hidden_states(x, inputs, index, all_rows=index < kept)
             if before is None and (weight := self.norms[index + 1]) is not None:
                 h = do.rms_norm(x, weight, eps, offset=offset)
         return h

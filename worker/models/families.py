@@ -282,13 +282,13 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma4_text": Family(
         GEMMA4, layer_types=window_but_every_sixth_and_last, layer_details=gemma4_layers, post_norms=True,
-        qk_norm=True, value_norm=True, scale_embeddings=True, layer_scales=True, layer_inputs=True,
+        qk_norm=True, value_norm=True, scale_embeddings=True, layer_scales=True, per_layer_inputs=True,
         experts=FamilyExperts("moe_intermediate_size", normalized=True, sparse=sparse_if_enabled, beside_mlp=True),
         names={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
     ),
     "gemma4_unified_text": Family(
         GEMMA4_UNIFIED, layer_types=window_but_every_sixth_and_last, layer_details=gemma4_layers, post_norms=True,
-        qk_norm=True, value_norm=True, scale_embeddings=True, layer_scales=True, layer_inputs=True,
+        qk_norm=True, value_norm=True, scale_embeddings=True, layer_scales=True, per_layer_inputs=True,
         names={"hidden_act": "hidden_activation"},
     ),
     "phi3": Family(PHI3, layer_types=window_everywhere, partial_rotary=True),

@@ -288,7 +288,7 @@ class Family:
     gated: bool = True
     value_norm: bool = False
     layer_scales: bool = False
-    layer_inputs: bool = False  # if true, configs may state per-layer embeddings
+    per_layer_inputs: bool = False  # if true, configs may state per-layer embeddings
     # returns whether queries, keys and values have biases, and whether the output projection has a bias
     biases: Callable[[Config], tuple[bool, bool]] = as_attention_bias
     mlp_bias: str = "mlp_bias"  # the setting that says whether the feed-forward has biases

@@ -38,7 +38,7 @@ class Padding(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class InputField:
     """The declaration of a column. The column's name is the name of its field in ForwardInputs."""
 
     dtype: torch.dtype  # int64 or int32
@@ -49,8 +49,8 @@ class Column:
     in_c: bool = False  # if true, the C library reads the column
 
 
-def columns_of(record: type) -> dict[str, Column]:
-    """Returns the columns that a dataclass declares as `name: Annotated[type, Column(...)]`, by name, in order."""
+def columns_of(record: type) -> dict[str, InputField]:
+    """Returns the columns that a dataclass declares as `name: Annotated[type, InputField(...)]`, by name, in order."""
     declared: dict[str, Any] = {item.name: item.type for item in fields(record)}
     found = {name: getattr(annotated, "__metadata__", (None,))[0] for name, annotated in declared.items()}
     return {name: column for name, column in found.items() if column is not None}
@@ -72,21 +72,23 @@ class ForwardInputs:
     write the state after these rows to its slot in `write_slots`. No slot is both written and read in a step.
     """
 
-    token_ids: Annotated[Tensor, Column(int64, TOKENS, 0)]
-    positions: Annotated[Tensor, Column(int64, TOKENS, 0, in_c=True)]
+    token_ids: Annotated[Tensor, InputField(int64, TOKENS, 0)]
+    positions: Annotated[Tensor, InputField(int64, TOKENS, 0, in_c=True)]
     # the slot where the K/V of each token is written: page * page_size + offset
-    slot_mappings: Annotated[tuple[Tensor, ...], Column(int64, TOKENS, SCRATCH_SLOT, grouped=True, in_c=True)]
-    query_start_loc: Annotated[Tensor, Column(int32, BOUNDS, COMPUTED, in_c=True)]
-    seq_lens: Annotated[Tensor, Column(int32, SEQUENCES, COMPUTED, in_c=True)]  # the tokens of this step included
+    slot_mappings: Annotated[tuple[Tensor, ...], InputField(int64, TOKENS, SCRATCH_SLOT, grouped=True, in_c=True)]
+    query_start_loc: Annotated[Tensor, InputField(int32, BOUNDS, COMPUTED, in_c=True)]
+    seq_lens: Annotated[Tensor, InputField(int32, SEQUENCES, COMPUTED, in_c=True)]  # the tokens of this step included
     page_tables: tuple[Tensor, ...]  # [S, P] int32; 0 (scratch page) after the last page, and before a window
     # the rows whose logits are returned, in ascending order
-    logits_indices: Annotated[Tensor, Column(int64, LOGITS, COMPUTED, in_c=True)]
+    logits_indices: Annotated[Tensor, InputField(int64, LOGITS, COMPUTED, in_c=True)]
     max_kv_len: int  # at least the largest of seq_lens
     max_pages: tuple[int, ...] = ()  # the highest page in each page table
     # NO_STATE for a sequence that begins; None if the model has no recurrent layers
-    read_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, NO_STATE, recurrent=True, in_c=True)] = None
-    write_slots: Annotated[Tensor | None, Column(int32, SEQUENCES, SCRATCH, recurrent=True, in_c=True)] = None
-    visible_to: Tensor | None = None  # [T] int32: how many keys each row sees; None: the keys up to its own position
+    read_slots: Annotated[Tensor | None, InputField(int32, SEQUENCES, NO_STATE, recurrent=True, in_c=True)] = None
+    write_slots: Annotated[Tensor | None, InputField(int32, SEQUENCES, SCRATCH, recurrent=True, in_c=True)] = None
+    bidirectional_end: Tensor | None = (
+        None  # [T] int32: how many keys each row sees; None: the keys up to its own position
+    )
     rotary: Tensor | None = None  # [T, D] int64, with M-RoPE: the position at which each rotary column is read
     rope_rows: Tensor | None = None  # [T] int64, with M-RoPE: the row of `rotary` for each token
     replaced: tuple[Tensor, Tensor] | None = None  # rows [N], and the vectors [N, H] that replace their embeddings
@@ -94,7 +96,9 @@ class ForwardInputs:
     first: Tensor | None = None  # [T, K]: input of the first layer's mixer, in place of the normed embeddings
     any_rows: bool = False  # whether logits_indices may name any rows, even if it is as long as there are rows
     of_layers: Tensor | None = None  # [T, L, P]: per-layer embeddings that another process has computed
-    tapped: tuple[tuple[int, Tensor], ...] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
+    aux_hidden_states: tuple[
+        tuple[int, Tensor], ...
+    ] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
 
     @property
     def state_slots(self) -> StateSlots | None:
@@ -129,7 +133,7 @@ class ForwardInputs:
         columns["query_start_loc"] = torch.arange(len(rows) + 1, dtype=torch.int32, device=device)
         columns["seq_lens"] = (columns["positions"] + 1).int()
         columns |= {"logits_indices": torch.arange(len(rows), device=device), "any_rows": False}
-        columns["visible_to"] = None if self.visible_to is None else self.visible_to[rows]
+        columns["bidirectional_end"] = None if self.bidirectional_end is None else self.bidirectional_end[rows]
         columns["rope_rows"] = None if self.rope_rows is None else self.rope_rows[rows]
         return replace(self, **columns, first=None, page_tables=tuple(table[sequences] for table in self.page_tables))
 

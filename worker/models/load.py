@@ -36,7 +36,13 @@ from worker.checkpoint.stored_weight import (
 from worker.kv_cache.sizing import WeightsSize
 from worker.models.decoder import Layer, Weights
 from worker.models.layer_kinds import LayerNames, StoredPart, feed_forward, layer_norms, mixer, norm, norm_weights
-from worker.models.per_layer_embeddings import LayerInputs, OwnInput, StoredLayerInputs, own_linears, own_norm
+from worker.models.per_layer_embeddings import (
+    PerLayerInput,
+    PerLayerInputs,
+    StoredPerLayerInputs,
+    own_linears,
+    own_norm,
+)
 from worker.models.sharding import Share, Stage
 from worker.ops import native as c_library
 from worker.ops.linear.packed import PackedLinear, pack_quantized, pack_stacked
@@ -120,7 +126,7 @@ class Loader:
         tied, size = head is None and self.spec.tied, (labels or self.spec.vocab_size, hidden)
         self.head = None if tied else self.source.weight((head or own_head) + WEIGHT, size)
         self.names = LayerNames.of(self.spec, tensors.names(), self.prefix)
-        self.inputs = StoredLayerInputs.of(self.spec, self.source, self.prefix, self.dtype)
+        self.inputs = StoredPerLayerInputs.of(self.spec, self.source, self.prefix, self.dtype)
 
     def load(self) -> Weights:
         weights = [*self._weights()]
@@ -137,7 +143,7 @@ class Loader:
         table = embed.dequantize(self.dtype) if isinstance(embed, QuantizedWeight) else embed
         shared = embed if self.head is None or self.spec.tied else table
         del embed  # frees the quantized codes unless a tied head uses them
-        inputs, layers = self._layer_inputs(), self._read_layers()
+        inputs, layers = self._per_layer_inputs(), self._read_layers()
         last = self.norm(self._last_norm())
         return Weights(table, layers, last, self._head(shared), inputs)
 
@@ -177,9 +183,11 @@ class Loader:
         mixed, fed = (self._made(part, prefix, layer) for part in _parts_of(layer))
         own = {name: self.linear(linear, prefix) for name, linear in own_linears(self.spec).items()}
         norms = {field: self.norm(parts) for field, parts in layer_norms(self.spec, prefix, self.names).items()}
-        own_input = OwnInput(**own, norm=self.norm(own_norm(self.spec, prefix))) if own else None
+        per_layer_input = PerLayerInput(**own, norm=self.norm(own_norm(self.spec, prefix))) if own else None
         scales = [self._vector(part) for part in self._scale(prefix)]
-        return Layer(mixer=mixed, feed_forward=fed, **norms, own_input=own_input, scale=scales[0] if scales else None)
+        return Layer(
+            mixer=mixed, feed_forward=fed, **norms, per_layer_input=per_layer_input, scale=scales[0] if scales else None
+        )
 
     def _made(self, part: StoredPart, prefix: str, layer: LayerSpec) -> Any:
         """Returns the weights of a layer's mixer or feed-forward network. part: how the checkpoint stores it"""
@@ -203,11 +211,11 @@ class Loader:
     def _own(self, field: str, linear: StackedLinear, layer: LayerSpec) -> StackedLinear:
         return linear if self.share is None else self.share.cut(field, linear, self.spec, layer)
 
-    def _layer_inputs(self) -> LayerInputs | None:
+    def _per_layer_inputs(self) -> PerLayerInputs | None:
         if self.inputs is None:
             return None
         table = self.inputs.read_table(self._tensor)
-        return LayerInputs(table, self.linear(self.inputs.projection, self.prefix), self._vector(self.inputs.norm))
+        return PerLayerInputs(table, self.linear(self.inputs.projection, self.prefix), self._vector(self.inputs.norm))
 
     def _packed(self, experts: Sequence[StackedLinear], prefix: str) -> PackedExperts:
         """Reads and packs one linear of all experts of a layer, expert by expert."""
@@ -464,9 +472,9 @@ class FileSource:
         return IGNORED if self.method is None else (*IGNORED, *OF_ACTIVATIONS, *self.method.ignored)
 
     def weight(self, name: str, shape: Shape, transposed: bool | None = False) -> StoredWeight:
-        few_bits = None if self.method is None else self.method.weight(name, shape, self.tensors)
-        if few_bits is not None:
-            return few_bits
+        low_bit = None if self.method is None else self.method.weight(name, shape, self.tensors)
+        if low_bit is not None:
+            return low_bit
         if transposed is None:
             transposed = shape == shape[::-1] or name not in self.tensors or self.tensors.shape(name) != shape
         return PlainWeight(name, shape, transposed)

@@ -139,18 +139,18 @@ def _linears(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, 
         found = mlp.mlp_linears("mlp." if in_mlp else "mlp.shared_expert.", of.shared_size, spec, fused=in_mlp)
     if of.shared_gated:
         found["shared_gate"] = StackedLinear(("mlp.shared_expert_gate",), (1,), hidden, False, exact=True)
-    return found | {"router": router_linear(of, hidden, spelling(names.modules))}
+    return found | {"router": router_linear(of, hidden, expert_names(names.modules))}
 
 
 def _stacks(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, Sequence[StackedLinear]]:
-    gate_up, down = expert_linears(experts_of(spec), spec.hidden_size, spelling(names.modules))
+    gate_up, down = expert_linears(experts_of(spec), spec.hidden_size, expert_names(names.modules))
     return {GATE_UP: gate_up, DOWN: down}
 
 
 def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) -> dict[str, SmallWeight]:
     of, hidden = experts_of(spec), spec.hidden_size
     if of.choice_bias:
-        name = prefix + spelling(names.modules).choice_bias
+        name = prefix + expert_names(names.modules).choice_bias
         return {"choice_bias": SmallWeight([PlainWeight(name, (of.count,))], exact=True)}
     if not of.beside_mlp:
         return {}
@@ -206,7 +206,7 @@ FEED_FORWARD = FeedForward(
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class ExpertNames:
     """The names of the modules in one kind of checkpoint, with {} for the number of the expert.
 
     gate_up: the names of gate and up, or one name if both are one linear
@@ -230,33 +230,37 @@ _MIXTRAL = "block_sparse_moe.experts.{}."
 _LFM2 = "feed_forward.experts.{}."
 _GRANITE = "block_sparse_moe.{}put_linear.{{}}"
 SPELLINGS = (
-    Spelling("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), _DOWN),  # Qwen, and all GGUF files
-    Spelling(
+    ExpertNames("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), _DOWN),  # Qwen, and all GGUF files
+    ExpertNames(
         "block_sparse_moe.gate", (_MIXTRAL + "w1", _MIXTRAL + "w3"), _MIXTRAL + "w2",
         choice_bias="block_sparse_moe.e_score_correction_bias",
     ),
-    Spelling("feed_forward.gate", (_LFM2 + "w1", _LFM2 + "w3"), _LFM2 + "w2", choice_bias="feed_forward.expert_bias"),
-    Spelling("block_sparse_moe.router.layer", (_GRANITE.format("in"),), _GRANITE.format("out")),
-    Spelling("mlp.router", _FUSED, _DOWN, interleaved=True),  # gpt-oss
-    Spelling("mlp.gate", _FUSED, _DOWN),  # the names that transformers 5 has in memory and may save
-    Spelling("router.proj", ("experts.{}.gate_up_proj",), "experts.{}.down_proj"),  # Gemma 4
-    Spelling("router.proj", ("experts.{}.gate_proj", "experts.{}.up_proj"), "experts.{}.down_proj"),
+    ExpertNames(
+        "feed_forward.gate", (_LFM2 + "w1", _LFM2 + "w3"), _LFM2 + "w2", choice_bias="feed_forward.expert_bias"
+    ),
+    ExpertNames("block_sparse_moe.router.layer", (_GRANITE.format("in"),), _GRANITE.format("out")),
+    ExpertNames("mlp.router", _FUSED, _DOWN, interleaved=True),  # gpt-oss
+    ExpertNames("mlp.gate", _FUSED, _DOWN),  # the names that transformers 5 has in memory and may save
+    ExpertNames("router.proj", ("experts.{}.gate_up_proj",), "experts.{}.down_proj"),  # Gemma 4
+    ExpertNames("router.proj", ("experts.{}.gate_proj", "experts.{}.up_proj"), "experts.{}.down_proj"),
 )  # fmt: skip
 
 
-def spelling(modules: Collection[str]) -> Spelling:
-    """Returns how a checkpoint names its experts: the spelling with the most names that are in `modules`.
+def expert_names(modules: Collection[str]) -> ExpertNames:
+    """Returns how a checkpoint names its experts: the one with the most names that are in `modules`.
 
     modules: the names of the modules in the checkpoint's layers. Only the router and the first expert are looked up.
     """
     return max(SPELLINGS, key=lambda one: sum(module in modules for module in one.of_first))
 
 
-def router_linear(spec: ExpertsSpec, hidden: int, names: Spelling) -> StackedLinear:
+def router_linear(spec: ExpertsSpec, hidden: int, names: ExpertNames) -> StackedLinear:
     return StackedLinear((names.router,), (spec.count,), hidden, spec.router_bias, exact=True)
 
 
-def expert_linears(spec: ExpertsSpec, hidden: int, names: Spelling) -> tuple[list[StackedLinear], list[StackedLinear]]:
+def expert_linears(
+    spec: ExpertsSpec, hidden: int, names: ExpertNames
+) -> tuple[list[StackedLinear], list[StackedLinear]]:
     """Returns two lists with an entry for each expert: the stacked gate and up, and the down projection."""
     inner = spec.intermediate_size
     rows = (2 * inner // len(names.gate_up),) * len(names.gate_up)

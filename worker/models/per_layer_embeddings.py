@@ -24,7 +24,7 @@ IN_16_BITS = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
-class LayerInputs:
+class PerLayerInputs:
     """The weights that compute the per-layer embeddings of all layers. L: number of layers; P: size of a vector"""
 
     table: Tensor  # embed_tokens_per_layer [vocab, L * P], in 16 bits if the checkpoint has it in 16 bits
@@ -37,8 +37,8 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredLayerInputs:
-    """The weights of LayerInputs as a checkpoint stores them.
+class StoredPerLayerInputs:
+    """The weights of PerLayerInputs as a checkpoint stores them.
 
     The table is large, and a step reads only its tokens' rows. Therefore a table stored in 16 bits stays in 16 bits,
     even in a float32 model.
@@ -51,9 +51,11 @@ class StoredLayerInputs:
     kept: torch.dtype  # the table's dtype in memory
 
     @classmethod
-    def of(cls, spec: ModelSpec, source: WeightSource, prefix: str, dtype: torch.dtype) -> "StoredLayerInputs | None":
+    def of(
+        cls, spec: ModelSpec, source: WeightSource, prefix: str, dtype: torch.dtype
+    ) -> "StoredPerLayerInputs | None":
         """Returns a checkpoint's weights; None if the model has none. prefix: the prefix of its tensor names"""
-        inputs = spec.layer_inputs
+        inputs = spec.per_layer_inputs
         if inputs is None:
             return None
         width = len(spec.layers) * inputs.size
@@ -79,7 +81,7 @@ class StoredLayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnInput:
+class PerLayerInput:
     """The weights that add a layer's per-layer embedding to its output. Comments begin with Hugging Face's names."""
 
     gate: PackedLinear  # per_layer_input_gate: H → P
@@ -88,10 +90,10 @@ class OwnInput:
 
 
 def own_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
-    """Returns the linears of OwnInput by field name; an empty dict if the model has no per-layer embeddings."""
-    if spec.layer_inputs is None:
+    """Returns the linears of PerLayerInput by field name; an empty dict if the model has no per-layer embeddings."""
+    if spec.per_layer_inputs is None:
         return {}
-    size, hidden = spec.layer_inputs.size, spec.hidden_size
+    size, hidden = spec.per_layer_inputs.size, spec.hidden_size
     return {
         "gate": StackedLinear(("per_layer_input_gate",), (size,), hidden, False),
         "out": StackedLinear(("per_layer_projection",), (hidden,), size, False),
@@ -99,9 +101,9 @@ def own_linears(spec: ModelSpec) -> dict[str, StackedLinear]:
 
 
 def own_norm(spec: ModelSpec, prefix: str) -> Sequence[PlainWeight]:
-    """Returns the stored tensors of OwnInput's norm, if there is one. prefix: the prefix of the layer's tensor names"""
+    """Returns the stored tensors of PerLayerInput's norm, if it has one. prefix: of the layer's tensor names"""
     module = f"{prefix}post_per_layer_input_norm"
-    return () if spec.layer_inputs is None else norm_weights(spec, module, spec.hidden_size)
+    return () if spec.per_layer_inputs is None else norm_weights(spec, module, spec.hidden_size)
 
 
 def add_vectors(
@@ -116,30 +118,30 @@ def add_vectors(
     h[rows], x[rows] = do.add_rms_norm(vectors, x[rows], norm, spec.norm_eps, offset=spec.norm_offset)
 
 
-def write_tapped(x: Tensor, inputs: ForwardInputs, index: int, *, all_rows: bool) -> None:
-    """Writes the outputs x of layer `index` to the tensors that inputs.tapped has for this layer.
+def write_aux_hidden_states(x: Tensor, inputs: ForwardInputs, index: int, *, all_rows: bool) -> None:
+    """Writes the outputs x of layer `index` to the tensors that inputs.aux_hidden_states has for this layer.
 
     all_rows: if true, x has all rows of the step, else only the rows with logits
     """
-    for layer, into in inputs.tapped:
+    for layer, into in inputs.aux_hidden_states:
         if layer == index:
             into.copy_(x[inputs.logits_indices] if all_rows else x)
 
 
-def add_own_input(x: Tensor, vector: Tensor, own: OwnInput, spec: ModelSpec, do: Operations) -> Tensor:
+def add_per_layer_input(x: Tensor, vector: Tensor, own: PerLayerInput, spec: ModelSpec, do: Operations) -> Tensor:
     """Projects a layer's per-layer embeddings `vector` [T, P], gated by x [T, H], and returns their sum with x."""
     gated = do.act_and_mul(torch.cat((do.linear(x, own.gate), vector), dim=1), spec.activation)
     added = do.linear(gated, own.out, split_k=True)
     return do.add_rms_norm(added, x, None, spec.norm_eps, offset=spec.norm_offset, x_norm=own.norm)[1]
 
 
-def in_c(own: OwnInput) -> dict[str, Any]:
+def in_c(own: PerLayerInput) -> dict[str, Any]:
     """Returns the fields of DecoderCLayer for these weights."""
     return {"input_gate": own.gate.cpu, "input_out": own.out.cpu, "after_input": own.norm}
 
 
 def vectors_of_layers(
-    weights: LayerInputs | None, inputs: ForwardInputs, x: Tensor, eps: float, do: Operations
+    weights: PerLayerInputs | None, inputs: ForwardInputs, x: Tensor, eps: float, do: Operations
 ) -> Tensor | None:
     """Returns the per-layer embeddings [T, L, P]; None if the model has none. x [T, H]: the scaled embeddings"""
     if weights is None or inputs.of_layers is not None:

@@ -30,7 +30,7 @@ from shared.hf_hub import Progress
 from worker.checkpoint.checkpoint import CheckpointError, read_config, weight_files
 from worker.models.decoder import Layer, Weights
 from worker.models.layer_kinds import feed_forward, mixer
-from worker.models.per_layer_embeddings import LayerInputs
+from worker.models.per_layer_embeddings import PerLayerInputs
 from worker.models.sharding import Part
 from worker.ops.linear.native import LAYOUT, NUMBERS, TENSORS, CpuWeight, PackedPart, layout
 from worker.ops.linear.packed import PackedLinear, packed_in_c
@@ -149,7 +149,7 @@ def _taken_apart(weights: Weights) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _fields(weights: Weights) -> Iterator[tuple[str, Packed]]:
     yield from ((EMBED, weights.embed), (NORM, weights.norm), (HEAD, weights.head))
-    yield from _fields_of(INPUTS, weights.layer_inputs)
+    yield from _fields_of(INPUTS, weights.per_layer_inputs)
     for index, layer in enumerate(weights.layers):
         yield from _fields_of(f"{LAYERS}.{index}", layer)
 
@@ -179,7 +179,7 @@ def _assembled(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Weights:
     for index, (mixed, fed) in enumerate(facts["kinds"]):
         records = {"mixer": mixer(mixed).stored.weights, "feed_forward": feed_forward(fed).stored.weights}
         layers.append(_made(Layer, f"{LAYERS}.{index}", found, groups, records))
-    inputs = _made(LayerInputs, INPUTS, found, groups) if INPUTS in groups else None
+    inputs = _made(PerLayerInputs, INPUTS, found, groups) if INPUTS in groups else None
     return Weights(found[EMBED], layers, found[NORM], found[HEAD], inputs)
 
 

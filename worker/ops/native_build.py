@@ -468,7 +468,7 @@ def _failure(reason: str, remedy: str) -> NotCompiled:
     return NotCompiled(f"sluice: {reason}, so plain PyTorch computes, which is several times slower: {remedy}")
 
 
-class Shown:
+class ProgressLine:
     """Shows the progress on stderr: on a terminal a line that changes, elsewhere a line every REPORT_S seconds."""
 
     def __init__(self) -> None:
@@ -496,7 +496,7 @@ def main(words: Sequence[str]) -> int:
     sets = EVERY_SET if found is None or "--all" in words else found
     if not {"--all", "--here"} & set(words):
         sets = sets_in_use(os.environ, found)
-    with closing(Shown()) as shown:
+    with closing(ProgressLine()) as shown:
         path = build(sets, force="--force" in words, on_progress=shown)
     if path is not None:
         print(path)

@@ -81,11 +81,15 @@ def kv_format(cache_v: Tensor) -> int:
     return EIGHT_BITS.get(cache_v.dtype, PAIRED if v_is_paired(cache_v) else PLAIN)
 
 
-def rows_visible(visible_to: Tensor | None, rows: int) -> int | None:
-    """Returns the address of visible_to [rows] int32, or None. visible_to: as in attention_torch"""
-    if visible_to is not None:
-        assert visible_to.dtype == torch.int32 and visible_to.shape == (rows,) and visible_to.is_contiguous()
-    return address(visible_to)
+def rows_visible(bidirectional_end: Tensor | None, rows: int) -> int | None:
+    """Returns the address of bidirectional_end [rows] int32, or None. bidirectional_end: as in attention_torch"""
+    if bidirectional_end is not None:
+        assert (
+            bidirectional_end.dtype == torch.int32
+            and bidirectional_end.shape == (rows,)
+            and bidirectional_end.is_contiguous()
+        )
+    return address(bidirectional_end)
 
 
 def check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:

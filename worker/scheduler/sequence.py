@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class History:
+class RequestStats:
     """The history of a sequence. Times are seconds of the loop's clock; 0: the event has not happened yet."""
 
     arrival: float = 0.0
@@ -44,7 +44,7 @@ class History:
 
 
 @dataclass(slots=True)
-class SharedPrefix:
+class PrefixState:
     """A sequence's data for the prefix cache."""
 
     salt: str = ""  # only sequences with the same salt share cached prefixes
@@ -58,7 +58,7 @@ class SharedPrefix:
 
 
 @dataclass(slots=True)
-class Turn:
+class SchedulingParams:
     """The place of a sequence in the queue. queue.py reads it, and updates the charge."""
 
     group: int = 0  # group id, equal for all sequences of one prompt, see queue.py; 0: no group
@@ -99,7 +99,7 @@ class TokenCounts:
 # Adjustments of a sequence's logits other than grammars: penalties, biases, min_tokens, or a chain of samplers.
 
 
-class Adjustment:
+class LogitsProcessing:
     """How long the logits of a sequence are adjusted, its biases, and the counts of its tokens for penalties.
 
     until: the length of the sequence, in tokens, from which on its logits are no longer adjusted
@@ -134,18 +134,18 @@ class Adjustment:
         return self._counts
 
 
-def adjustment(sampling: Sampling, prompt_len: int) -> Adjustment | None:
-    """Returns the adjustment that a request asks for; None if nothing adjusts its logits."""
+def logits_processing(sampling: Sampling, prompt_len: int) -> LogitsProcessing | None:
+    """Returns how a request changes its logits; None if nothing does."""
     if sampling.penalized or sampling.logit_bias or sampling.chain is not None:
-        return Adjustment(sys.maxsize, sampling.logit_bias)
-    return Adjustment(prompt_len + sampling.min_tokens) if sampling.min_tokens else None
+        return LogitsProcessing(sys.maxsize, sampling.logit_bias)
+    return LogitsProcessing(prompt_len + sampling.min_tokens) if sampling.min_tokens else None
 
 
-def with_biases_of(target: Adjustment | None, own: Adjustment | None) -> Adjustment | None:
-    """Returns the adjustment of a drafter's copy of a sequence, with the biases of the target."""
+def with_biases_of(target: LogitsProcessing | None, own: LogitsProcessing | None) -> LogitsProcessing | None:
+    """Returns the processing of a drafter's copy of a sequence, with the biases of the target."""
     if target is None or not len(target.biased):
         return own
-    adjusted = own or Adjustment(sys.maxsize)
+    adjusted = own or LogitsProcessing(sys.maxsize)
     adjusted.until, adjusted.biased, adjusted.biases = sys.maxsize, target.biased, target.biases
     return adjusted
 
@@ -184,14 +184,14 @@ class Sequence:
     room: int = 0  # how many tokens the pages of all groups have slots for
 
     # the sequence's place in the queue, its history, and the prefix that it shares with other sequences
-    turn: Turn = field(default_factory=Turn)
-    history: History = field(default_factory=History)
-    prefix: SharedPrefix = field(default_factory=SharedPrefix)
+    turn: SchedulingParams = field(default_factory=SchedulingParams)
+    history: RequestStats = field(default_factory=RequestStats)
+    prefix: PrefixState = field(default_factory=PrefixState)
 
     # features
     constraint: "Constraint | None" = None  # a grammar, or rules about tokens
-    adjustment: Adjustment | None = field(init=False)  # penalties, biases and min_tokens
-    check: "AnswerCheck | None" = None  # an answer that the output is compared with
+    logits_processing: LogitsProcessing | None = field(init=False)  # penalties, biases and min_tokens
+    check: "Verification | None" = None  # an answer that the output is compared with
     scores: "PromptScores | None" = None  # which prompt tokens get log-probabilities (`prompt_logprobs`)
     pooling: Pooling | None = None  # the result is a vector and nothing is sampled (worker/model_runner/logprobs.py)
     states: "SequenceStates | None" = None  # slots of recurrent states, if layers have any
@@ -202,12 +202,12 @@ class Sequence:
     host: "HostWork | None" = None  # how long the host takes for its rows; None: hardly any time
 
     def __post_init__(self) -> None:
-        self.adjustment = adjustment(self.sampling, self.prompt_len)
+        self.logits_processing = logits_processing(self.sampling, self.prompt_len)
 
     @property
     def list_ids(self) -> int:
         """The number of token ids in the request's lists, which are kept as long as the sequence lives."""
-        biased = 0 if self.adjustment is None else len(self.adjustment.biased)
+        biased = 0 if self.logits_processing is None else len(self.logits_processing.biased)
         return biased + len(self.sampling.allowed_token_ids) + sum(map(len, self.sampling.bad_words))
 
     @property
@@ -369,7 +369,7 @@ def accept(sequence: Sequence, constraint: Constraint, id: int) -> bool:
 
 # Draft tokens of a chunk: guessed next tokens, computed in the same step and accepted if the same ids are sampled.
 #
-# drafts.py guesses drafts; AnswerCheck takes them from an answer.
+# drafts.py guesses drafts; Verification takes them from an answer.
 
 
 def accepted_ids(ids: list[int], drafts: tuple[int, ...]) -> list[int]:
@@ -417,7 +417,7 @@ MOST_DRAFTS = 255  # drafts in one step: each needs a row of logits, which is as
 
 
 @dataclass(slots=True, eq=False)
-class AnswerCheck:
+class Verification:
     """The answer that a sequence checks, and how many of its ids a step may compute."""
 
     answer: list[int]
@@ -558,7 +558,7 @@ MOST_REPLAYED = 31  # most tokens to replay in one step; each needs a row of log
 
 
 @dataclass(slots=True, eq=False)
-class Replay(AnswerCheck):
+class Replay(Verification):
     """Existing output, computed again as drafts. After it, the sequence continues as if it had no check."""
 
     sequence: Sequence | None = None

@@ -56,7 +56,7 @@ class HeadSequence:
     @classmethod
     def of(cls, target: Sequence, first: int) -> "HeadSequence":
         own = Sequence(target.key, [], 0, target.sampling, target.seed, pages=[array("i")])
-        own.adjustment = with_biases_of(target.adjustment, own.adjustment)
+        own.logits_processing = with_biases_of(target.logits_processing, own.logits_processing)
         return cls(target, own, first)
 
     @property

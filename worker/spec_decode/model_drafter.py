@@ -52,7 +52,7 @@ class DraftSequence:
     def of(cls, target: Sequence) -> "DraftSequence":
         sampling = msgspec.structs.replace(target.sampling, prompt_logprobs=False)
         own = Sequence(target.key, list(target.tokens), target.prompt_len, sampling, target.seed)
-        own.adjustment = with_biases_of(target.adjustment, own.adjustment)
+        own.logits_processing = with_biases_of(target.logits_processing, own.logits_processing)
         own.pages = [array("i")]
         return cls(own)
 

@@ -22,7 +22,7 @@ import msgspec
 
 from shared import grammar_trial
 from shared.checkpoint import spelled
-from shared.sandbox import Expendable, FairQueue, Killed, Lost, NotStarted, Raised, TookTooLong
+from shared.sandbox import Killed, Lost, NotStarted, Raised, Sandbox, TookTooLong, TurnQueue
 from worker.structured_output.matcher import Matcher, error_text
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._pool = _roomy_threads()
-        self._turns = FairQueue(THREADS)
+        self._turns = TurnQueue(THREADS)
         self._trials = threading.local()  # each thread has its own child process
         self._vocabulary = self._pool.submit(self._load)
         self._cache: OrderedDict[str, Future[Grammar]] = OrderedDict()
@@ -117,7 +117,7 @@ class GrammarCompiler:
         """Compiles a grammar in a child process. Raises InvalidGrammar if the compilation fails or the child dies."""
         trial = getattr(self._trials, "child", None)
         if trial is None:
-            trial = self._trials.child = Expendable(grammar_trial.COMPILE, megabytes=grammar_trial.MEGABYTES)
+            trial = self._trials.child = Sandbox(grammar_trial.COMPILE, megabytes=grammar_trial.MEGABYTES)
         try:
             trial.call(text, seconds=grammar_trial.SECONDS)
         except (TookTooLong, Killed, NotStarted) as failure:

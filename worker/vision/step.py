@@ -17,15 +17,15 @@ from worker.vision.vision import Vision
 def with_pictures(inputs: ForwardInputs, chunks: Sequence[Chunk], vision: Vision) -> ForwardInputs:
     """Returns the inputs with the vectors of the placeholder tokens in these chunks. Encodes what is not cached."""
     indices, vectors = [], []
-    visible_to = (inputs.positions + 1).int() if vision.spec.bidirectional else None
+    bidirectional_end = (inputs.positions + 1).int() if vision.spec.bidirectional else None
     begins = accumulate((chunk.length for chunk in chunks), initial=0)
     for begin, chunk in zip(begins, chunks, strict=False):
         for places, end, rows in _vectors_of(chunk, vision):
             own = begin + places
             indices.append(own)
             vectors.append(rows)
-            if visible_to is not None:
-                visible_to[own] = end
+            if bidirectional_end is not None:
+                bidirectional_end[own] = end
     if vision.components is not None:
         inputs = _rotated(inputs, chunks, vision.components)
     if not indices:
@@ -35,7 +35,9 @@ def with_pictures(inputs: ForwardInputs, chunks: Sequence[Chunk], vision: Vision
     replaced = torch.cat(indices).to(inputs.token_ids.device), embedded.contiguous()
     if vision.spec.stands_in is not None:
         inputs = replace(inputs, token_ids=inputs.token_ids.index_fill(0, replaced[0], vision.spec.stands_in))
-    return replace(inputs, replaced=replaced, visible_to=visible_to, added=tuple(part.contiguous() for part in more))
+    return replace(
+        inputs, replaced=replaced, bidirectional_end=bidirectional_end, added=tuple(part.contiguous() for part in more)
+    )
 
 
 def _rotated(inputs: ForwardInputs, chunks: Sequence[Chunk], components: Tensor) -> ForwardInputs:

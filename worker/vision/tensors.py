@@ -123,8 +123,8 @@ class TowerReader:
 
     def weight(self, name: str, shape: Shape) -> StoredWeight:
         """Returns the stored form of a tensor: plain numbers, or blocks of a GGUF file."""
-        few_bits = name in self.source.tensors and self.source.tensors.format(name) not in PLAIN
-        return self.source.weight(name, shape) if few_bits and len(shape) == 2 else PlainWeight(name, shape)
+        low_bit = name in self.source.tensors and self.source.tensors.format(name) not in PLAIN
+        return self.source.weight(name, shape) if low_bit and len(shape) == 2 else PlainWeight(name, shape)
 
     def nbytes(self, shapes: Mapping[str, Shape]) -> int:
         """Returns how many bytes tensors of these shapes take."""

@@ -93,7 +93,7 @@ PARTS = (
     _checked("small", "norm", "rotary", "store_kv", "qkv_rope_write", "act_and_mul", "recurrent", "sample", "experts"),
     _checked("attention", "attention", "fused"),
     _checked("products", "linear", "quantized"),
-    _checked("few-bits", "few_bits"),
+    _checked("few-bits", "low_bit"),
     _checked("rows", "rows", "long"),
     _checked("invariance", "invariance"),
     _checked("ids", "ids"),

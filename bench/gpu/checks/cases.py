@@ -200,6 +200,6 @@ CASES: Mapping[str, Callable[[Environment], Iterator[Case]]] = {
     "norm": _norm_cases, "rotary": rotary_cases, "store_kv": store_kv_cases, "qkv_rope_write": qkv_rope_write_cases,
     "attention": attention_cases, "act_and_mul": _act_and_mul_cases, "recurrent": recurrent_cases,
     "linear": _linear_cases,
-    "quantized": _quantized_cases, "few_bits": few_bits_cases, "fused": _fused_cases, "experts": experts_cases,
+    "quantized": _quantized_cases, "low_bit": few_bits_cases, "fused": _fused_cases, "experts": experts_cases,
     "sample": _sample_cases,
 }  # fmt: skip

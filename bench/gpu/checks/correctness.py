@@ -15,7 +15,7 @@ from bench.gpu.tables import FAIL, PASS
 
 BOUND = 1e-2  # the largest allowed error for bfloat16, as a share of the largest expected value
 # Sampled ids must be equal. Few-bit weights get a larger bound, because they are also rounded to bfloat16.
-BOUNDS = {"sample": 0.0, "few_bits": 2e-2}
+BOUNDS = {"sample": 0.0, "low_bit": 2e-2}
 
 
 def check(env: Environment, argument: str) -> Iterator[Row]:

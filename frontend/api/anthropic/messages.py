@@ -16,7 +16,7 @@ from frontend.api.answer import AsyncDeltas, ResponseContext, Totals
 from frontend.api.anthropic import response_types as types
 from frontend.api.anthropic.messages_request import MessageCountRequest, MessageRequest, marks_cache, message_prompt
 from frontend.api.receipts import receipt_of
-from frontend.api.request_builder import Reading, check_forms, prepare
+from frontend.api.request_builder import ParsedRequest, check_forms, prepare
 from frontend.chat.tool_fields import anthropic_choice, checked, tool_choice
 from frontend.errors import ContextLengthExceeded, SluiceError, TooLarge, api_status
 from frontend.model_context import ModelContext, check_model
@@ -51,7 +51,7 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     thinking = request.thinking
-    reading = Reading(
+    reading = ParsedRequest(
         request, "messages", request.max_tokens, tool_choice=_tool_choice(request, context),
         form=fields.anthropic(request.output_config),
         budget=(thinking.budget_tokens if thinking else None, "thinking.budget_tokens"),

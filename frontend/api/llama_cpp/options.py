@@ -15,7 +15,7 @@ from frontend.api.llama_cpp import logit_bias
 from frontend.api.llama_cpp.logit_bias import LogitBias
 from frontend.api.llama_cpp.types import needed, reporting
 from frontend.api.openai.completions import MAX_PROMPTS
-from frontend.api.request_builder import Reading, TokenLimits, allowed, check_total, prepare
+from frontend.api.request_builder import ParsedRequest, TokenLimits, allowed, check_total, prepare
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext, check_characters, check_ids
 from frontend.request import Features, GenerationRequest, Telemetry
@@ -322,7 +322,7 @@ async def options_request(
 
     Raises BadRequest or Unprocessable, which name the field.
     """
-    reading = Reading(
+    reading = ParsedRequest(
         fields := options.fields(), param, None if options.limit < 0 else options.limit, ends_with_context=True,
         n=options.n_cmpl or 1, form=structured_output_fields.openai(fields, None, ""),
         features=Features(output_ms=max(0, options.t_max_predict_ms or 0)),

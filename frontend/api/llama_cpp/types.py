@@ -88,7 +88,7 @@ class LlamaCppSettings(ResponseModel):
     lora: list[LlamaCppAdapter] = msgspec.field(default_factory=list)
 
 
-class LlamaCppRival(ResponseModel):
+class LlamaCppTopToken(ResponseModel):
     """A token with its log-probability or, after the samplers, its probability."""
 
     id: Size
@@ -98,9 +98,9 @@ class LlamaCppRival(ResponseModel):
     prob: float | UnsetType = UNSET
 
 
-class LlamaCppProbability(LlamaCppRival):
-    top_logprobs: list[LlamaCppRival] | UnsetType = UNSET
-    top_probs: list[LlamaCppRival] | UnsetType = UNSET
+class LlamaCppProbability(LlamaCppTopToken):
+    top_logprobs: list[LlamaCppTopToken] | UnsetType = UNSET
+    top_probs: list[LlamaCppTopToken] | UnsetType = UNSET
 
 
 class LlamaCppPart(ResponseModel):
@@ -247,13 +247,13 @@ def told(
 
 
 def _before(token: TokenLogprob, wanted: int, tokenizer: Tokenizer) -> LlamaCppProbability:
-    top = [LlamaCppRival(**_named(id, tokenizer), logprob=_finite(value)) for id, value in token.top[:wanted]]
+    top = [LlamaCppTopToken(**_named(id, tokenizer), logprob=_finite(value)) for id, value in token.top[:wanted]]
     return LlamaCppProbability(**_named(token.token_id, tokenizer), logprob=_finite(token.logprob), top_logprobs=top)
 
 
 def _after(token: TokenLogprob, wanted: int, sampling: Sampling, tokenizer: Tokenizer) -> LlamaCppProbability:
     drawn = sampled(token, sampling)
-    top = [LlamaCppRival(**_named(id, tokenizer), prob=share) for id, share in drawn[:wanted]]
+    top = [LlamaCppTopToken(**_named(id, tokenizer), prob=share) for id, share in drawn[:wanted]]
     prob = dict(drawn).get(token.token_id, math.exp(min(0.0, token.logprob)))
     return LlamaCppProbability(**_named(token.token_id, tokenizer), prob=prob, top_probs=top)
 

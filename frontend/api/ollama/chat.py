@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.ollama import output, types
 from frontend.api.ollama import output as envelope
-from frontend.api.ollama.output import LineWriter, Said, check_model, error, status, stream_error
+from frontend.api.ollama.output import AnswerPart, LineWriter, check_model, error, status, stream_error
 from frontend.api.ollama.types import AnswerFields, Message, messages_prompt
 from frontend.api.request_builder import prepare
 from frontend.chat.prompt import MAX_MESSAGES
@@ -43,7 +43,7 @@ async def parse(request: OllamaChatRequest, context: ModelContext) -> Generation
     """
     check_model(request.model, context)
     if not request.messages:
-        return envelope.loaded(request, lambda fields: _answer(Said(), [], fields))
+        return envelope.loaded(request, lambda fields: _answer(AnswerPart(), [], fields))
     tools = tool_choice(request.tools, openai_choice(None), True, context)
     prompt = await messages_prompt(request.messages, tools.functions, request.template_arguments(context), context)
     return await prepare(request.reading("messages", tools), [prompt.ids], context, prompt.begins, prompt.pictures)
@@ -58,7 +58,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     return await output.complete(context, arriving, _answer)
 
 
-def _answer(said: Said, ids: list[int], fields: dict[str, Any]) -> types.OllamaChat:
+def _answer(said: AnswerPart, ids: list[int], fields: dict[str, Any]) -> types.OllamaChat:
     message = types.OllamaMessage(
         content=said.text, thinking=said.thinking or UNSET, tool_calls=list(said.calls) or UNSET
     )

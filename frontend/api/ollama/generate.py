@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.ollama import output, types
 from frontend.api.ollama import output as envelope
-from frontend.api.ollama.output import LineWriter, Said, check_model, error, status, stream_error
+from frontend.api.ollama.output import AnswerPart, LineWriter, check_model, error, status, stream_error
 from frontend.api.ollama.types import AnswerFields, Asked, Images, with_images
 from frontend.api.request_builder import prepare
 from frontend.chat.history import chat_message
@@ -102,7 +102,7 @@ def _answers(context: ResponseContext) -> output.Make:
     asked: Asked = context.request.format_data
     before = asked.before
 
-    def answer(said: Said, ids: list[int], fields: dict[str, Any]) -> types.OllamaText:
+    def answer(said: AnswerPart, ids: list[int], fields: dict[str, Any]) -> types.OllamaText:
         told = UNSET if before is None or not fields.get("done") else [*before, *ids]
         return types.OllamaText(response=said.text, thinking=said.thinking or UNSET, context=told, **fields)
 

@@ -22,7 +22,7 @@ from frontend.schema.base import to_json
 from shared.messages import Timings
 
 
-class Said(NamedTuple):
+class AnswerPart(NamedTuple):
     """A part of the model's output."""
 
     text: str = ""
@@ -31,7 +31,7 @@ class Said(NamedTuple):
 
 
 # Makes an object of the response from a part of the output, all ids up to the end of this part, and more fields.
-Make = Callable[[Said, list[int], dict[str, Any]], types.OllamaAnswer]
+Make = Callable[[AnswerPart, list[int], dict[str, Any]], types.OllamaAnswer]
 
 
 class Listener:
@@ -45,26 +45,26 @@ class Listener:
         self._names: list[str] = []
         self._arguments: list[str] = []
 
-    def hear(self, delta: Delta) -> Iterable[Said]:
+    def feed(self, delta: Delta) -> Iterable[AnswerPart]:
         if self._parser is None:
-            return [Said(delta.text)] if delta.text else []
+            return [AnswerPart(delta.text)] if delta.text else []
         events = self._parser.feed(delta.text) + (self._parser.finish() if delta.finish is not None else [])
-        return [said for event in events if any(said := self._said(event))]
+        return [said for event in events if any(said := self._part(event))]
 
-    def _said(self, event: Event) -> Said:
+    def _part(self, event: Event) -> AnswerPart:
         match event:
             case Text(text):
-                return Said(text)
+                return AnswerPart(text)
             case ReasoningText(text):
-                return Said(thinking=text)
+                return AnswerPart(thinking=text)
             case CallStart(_, name):
                 self._names.append(name)
                 self._arguments.append("")
             case CallArguments(index, fragment):
                 self._arguments[index] += fragment
             case CallEnd(index):
-                return Said(calls=(self._call(index),))
-        return Said()
+                return AnswerPart(calls=(self._call(index),))
+        return AnswerPart()
 
     def _call(self, index: int) -> types.OllamaCall:
         arguments = msgspec.json.decode(self._arguments[index], type=dict[str, Any])
@@ -87,32 +87,32 @@ class LineWriter:
         for delta in deltas:
             self._totals.add(delta)
             self._ids += delta.ids
-            lines += [self._line(said, {}) for said in self._listener.hear(delta)]
+            lines += [self._line(said, {}) for said in self._listener.feed(delta)]
             if delta.finish is not None:
-                lines.append(self._line(Said(), end(self._context, delta, self._totals.usage)))
+                lines.append(self._line(AnswerPart(), end(self._context, delta, self._totals.usage)))
         return b"".join(lines)
 
     def end(self) -> bytes:
         return b""
 
-    def _line(self, said: Said, more: dict[str, Any]) -> bytes:
+    def _line(self, said: AnswerPart, more: dict[str, Any]) -> bytes:
         return to_json(self._make(said, self._ids, self._head | more)) + b"\n"
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas, make: Make) -> bytes:
     """Returns the response of a request that does not stream."""
     totals, listener = Totals(context.request), Listener(context)
-    parts: list[Said] = []
+    parts: list[AnswerPart] = []
     ids: list[int] = []
     last: Delta | None = None
     async for deltas in arriving:
         for last in deltas:
             totals.add(last)
             ids += last.ids
-            parts += listener.hear(last)
+            parts += listener.feed(last)
     if last is None or last.finish is None:
         raise SluiceError("the answer has no end")
-    whole = Said(
+    whole = AnswerPart(
         "".join([part.text for part in parts]),
         "".join([part.thinking for part in parts]),
         tuple([one for part in parts for one in part.calls]),

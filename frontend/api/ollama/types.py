@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.receipts import Receipt
-from frontend.api.request_builder import Reading
+from frontend.api.request_builder import ParsedRequest
 from frontend.chat.history import ChatMessage, call, chat_message
 from frontend.chat.prompt import Prompt, render_prompt
 from frontend.chat.reasoning import effort, thinking
@@ -131,13 +131,13 @@ class AnswerFields(RequestModel):
     def chosen(self) -> Options:
         return self.options or Options()
 
-    def reading(self, param: str, tool_choice: ToolChoice | None, before: list[int] | None = None) -> Reading:
+    def reading(self, param: str, tool_choice: ToolChoice | None, before: list[int] | None = None) -> ParsedRequest:
         """Returns the request in the form that all API formats share.
 
         param: the request field that holds the prompt
         before: the ids of the prompt, if the response reports them
         """
-        return Reading(
+        return ParsedRequest(
             self.chosen.fields(stream=self.stream, receipt=self.receipt), param, self.chosen.limit,
             ends_with_context=True, tool_choice=tool_choice, form=self.form, format_data=Asked(self.model, before),
         )  # fmt: skip

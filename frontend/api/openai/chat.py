@@ -25,7 +25,7 @@ from frontend.api.openai.chunk_writer import (
 )
 from frontend.api.openai.completions import stream_error
 from frontend.api.receipts import receipt_of
-from frontend.api.request_builder import Reading, prepare
+from frontend.api.request_builder import ParsedRequest, prepare
 from frontend.chat.reasoning import budget_of
 from frontend.chat.template_sandbox import with_template
 from frontend.chat.tool_fields import openai_tool_choice
@@ -60,7 +60,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     check_model(request.model, context)
     _check_together(request)
     context = with_template(context, request.chat_template, _created(request))
-    reading = Reading(
+    reading = ParsedRequest(
         request, "messages", _max_tokens(request), n=request.n, logprobs=_logprobs_asked(request),
         tool_choice=openai_tool_choice(request.tools, request.tool_choice, request.parallel_tool_calls, context),
         form=fields.openai(request, request.response_format, "response_format"),

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.api.continuation import ContinueFromField
-from frontend.api.request_builder import Reading
+from frontend.api.request_builder import ParsedRequest
 from frontend.chat.history import COMMON_ROLES, ChatMessage, call, chat_message, left_open
 from frontend.chat.large_chats import prepared
 from frontend.chat.prompt import (
@@ -218,7 +218,9 @@ PredictionField = Annotated[
 ]
 
 
-async def with_prediction(reading: Reading, prediction: Prediction | None, context: ModelContext) -> Reading:
+async def with_prediction(
+    reading: ParsedRequest, prediction: Prediction | None, context: ModelContext
+) -> ParsedRequest:
     """Returns `reading` with the ids of the expected answer, cut to the length of the context."""
     if prediction is None:
         return reading

@@ -24,7 +24,7 @@ from frontend.api.openai.chunk_writer import (
     usage_of,
 )
 from frontend.api.receipts import receipt_of
-from frontend.api.request_builder import Reading, prepare
+from frontend.api.request_builder import ParsedRequest, prepare
 from frontend.errors import BadRequest, SluiceError, Unprocessable, own_status
 from frontend.model_context import ModelContext, before_truncation, check_characters, check_ids, check_model
 from frontend.request import NO_FEATURES, Delta, Features, GenerationRequest, TokenLogprob
@@ -32,8 +32,8 @@ from frontend.schema.base import EXACT, FieldError, JsonArray, in_slices, to_jso
 from frontend.schema.request_fields import (
     ChoiceCount,
     Count,
+    LogprobCount,
     Positive,
-    Rivals,
     Text,
     TokenDetailFields,
     doc,
@@ -78,7 +78,7 @@ class CompletionRequest(TokenDetailFields):
     add_special_tokens: Annotated[bool, doc("false: without the tokenizer's special tokens, such as BOS")] = True
     best_of: Annotated[Positive | None, doc("Must equal `n`")] = None
     logprobs: Annotated[
-        _Off | Rivals | None,
+        _Off | LogprobCount | None,
         doc("Log-probabilities of the answer's tokens, and of this many likeliest tokens (-1: all); false: none"),
     ] = None
     suffix: Annotated[
@@ -107,7 +107,7 @@ class CompletionRequest(TokenDetailFields):
             raise FieldError("prompt", f"must be {SHAPES}", BadRequest, "wrong_type")
 
     @property
-    def rivals(self) -> int | None:
+    def asked_logprobs(self) -> int | None:
         """How many likeliest tokens are reported for each position of the answer; None: no log-probabilities."""
         return None if self.logprobs is False else self.logprobs
 
@@ -166,8 +166,8 @@ async def parse(request: CompletionRequest, context: ModelContext) -> Generation
     streams = request.stream or (request.stream_format or context.stream_format) == "events"
     check_stream_options(request, streams)
     _check_suffix(request)
-    reading = Reading(
-        request, "prompt", request.max_tokens, n=request.n, logprobs=request.rivals,
+    reading = ParsedRequest(
+        request, "prompt", request.max_tokens, n=request.n, logprobs=request.asked_logprobs,
         form=fields.openai(request, request.response_format, "response_format"),
         features=Features(echo=prompt_texts(request.prompts)) if request.echo else NO_FEATURES,
     )  # fmt: skip

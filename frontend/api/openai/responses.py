@@ -20,7 +20,7 @@ from frontend.api.openai.completions import error
 from frontend.api.openai.response_types import TokenLogprobs
 from frontend.api.openai.responses_request import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
 from frontend.api.receipts import receipt_of
-from frontend.api.request_builder import Reading, check_forms, prepare
+from frontend.api.request_builder import ParsedRequest, check_forms, prepare
 from frontend.chat.reasoning import budget_of
 from frontend.chat.tool_fields import checked, openai_tool_choice
 from frontend.errors import SluiceError, api_status
@@ -311,7 +311,7 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
     check_model(request.model, context)
     check_stream_options(request, request.stream)
     choice = _tool_choice(request, context)
-    reading = Reading(
+    reading = ParsedRequest(
         request, "input", request.most_tokens, logprobs=_logprobs_asked(request),
         tool_choice=choice,
         form=fields.openai(request, _format(request), "text.format"),

@@ -27,7 +27,7 @@ from frontend.chat.template_sandbox import with_template
 from frontend.chat.tool_fields import FunctionTools, offered
 from frontend.errors import BadRequest, Internal, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_characters, check_model
-from frontend.request import Features, GenerationRequest, Scored, Shown, Usage
+from frontend.request import Features, GenerationRequest, ResponseOptions, Scored, Usage
 from frontend.schema.base import EXACT, FieldError, JsonArray, made, to_json
 from frontend.schema.request_fields import TemplateArguments, doc
 from shared.messages import Logprobs, Sampling
@@ -213,7 +213,7 @@ async def parse(request: LogprobsRequest, context: ModelContext) -> GenerationRe
     _check_size(request, rows, starts)
     return GenerationRequest(
         tuple(rows), Sampling(0, prompt_logprobs=True, prompt_top=min(request.top_logprobs, context.vocab_size)),
-        model=context.model, shown=Shown(ids=request.return_token_ids), admission=admission(request),
+        model=context.model, shown=ResponseOptions(ids=request.return_token_ids), admission=admission(request),
         features=Features(
             scored=Scored(tuple(starts), one_group=len(heads) == 1 < len(rows)), adapter=context.adapter
         ),

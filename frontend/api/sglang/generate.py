@@ -8,7 +8,7 @@ from msgspec import UNSET
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai.chunk_writer import LEAST
 from frontend.api.openai.completions import error, tokenized
-from frontend.api.request_builder import Reading, check_repeated, prepare
+from frontend.api.request_builder import ParsedRequest, check_repeated, prepare
 from frontend.api.sglang import types
 from frontend.api.sglang.types import MOST_TOKENS, GenerateRequest, SamplingParams
 from frontend.errors import SluiceError, Unprocessable, api_status
@@ -188,7 +188,7 @@ async def parse(request: GenerateRequest, context: ModelContext) -> GenerationRe
     most = MOST_TOKENS if params.max_new_tokens is None else params.max_new_tokens
     if request.stream and request.return_logprob:
         check_repeated(max(0, request.top_logprobs_num or 0), most, "max_new_tokens")
-    reading = Reading(
+    reading = ParsedRequest(
         fields := request.fields(params), request.param, most, n=params.n,
         logprobs=(request.top_logprobs_num or 0) if request.return_logprob else None,
         form=structured_output_fields.openai(fields, None, ""), format_data=request,

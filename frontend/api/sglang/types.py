@@ -18,12 +18,12 @@ from frontend.schema.request_fields import (
     Ignored,
     JsonSchemaValue,
     LogitBias,
+    LogprobCount,
     ModelName,
     Penalty,
     Positive,
     PositiveShare,
     Refused,
-    Rivals,
     SaltField,
     Share,
     StopText,
@@ -122,7 +122,8 @@ class GenerateRequest(RequestModel):
         doc("Also tell log-probabilities of the prompt's tokens from this one on; -1: none; not in streams"),
     ] = None
     top_logprobs_num: Annotated[
-        Rivals | None, doc("Tell log-probabilities of this many likeliest tokens in each place, up to `--max-logprobs`")
+        LogprobCount | None,
+        doc("Tell log-probabilities of this many likeliest tokens in each place, up to `--max-logprobs`"),
     ] = None
     return_text_in_logprobs: Annotated[bool, doc("Log-probabilities have the tokens' texts")] = False
     rid: Annotated[str | list[str] | None, doc("The `id` of the answers")] = None

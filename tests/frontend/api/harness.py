@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from frontend.api.answer import ResponseContext
 from frontend.model_context import ModelContext
-from frontend.request import Delta, Finish, GenerationRequest, Shown, Usage
+from frontend.request import Delta, Finish, GenerationRequest, ResponseOptions, Usage
 from frontend.schema.decoding import convert
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Sampling, Timings
@@ -22,7 +22,7 @@ JSON = st.recursive(
 )
 
 
-SHOWN = [one.name for one in fields(Shown)]
+SHOWN = [one.name for one in fields(ResponseOptions)]
 
 
 async def parse(api_format: Any, body: Mapping[str, Any], context: ModelContext) -> GenerationRequest:
@@ -33,7 +33,9 @@ async def parse(api_format: Any, body: Mapping[str, Any], context: ModelContext)
 def response_context(tokenizer: Tokenizer, **more: Any) -> ResponseContext:
     settings = {"prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=9), "model": "tiny", **more}
     shown = {name: settings.pop(name) for name in SHOWN if name in settings}
-    return ResponseContext(GenerationRequest(**settings, shown=Shown(**shown)), tokenizer, nonce="0", created=1)
+    return ResponseContext(
+        GenerationRequest(**settings, shown=ResponseOptions(**shown)), tokenizer, nonce="0", created=1
+    )
 
 
 class FakeDeltas:

@@ -1,6 +1,6 @@
 """Usage and times while a stream runs."""
 
-from frontend.request import Shown, Telemetry
+from frontend.request import ResponseOptions, Telemetry
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Timings
 from tests.fakes import FakePool
@@ -12,7 +12,7 @@ TELLS = Telemetry(timings=True, progress=True)
 async def test_first_delta_has_the_times_so_far_if_they_are_asked_for(tokenizer: Tokenizer) -> None:
     for tells in (False, True):
         pool = FakePool()
-        request = generation_request(shown=Shown(telemetry=TELLS if tells else None))
+        request = generation_request(shown=ResponseOptions(telemetry=TELLS if tells else None))
         generation = await make_service(tokenizer, pool).start(request)
         stream, deltas = pool.submitted[0].stream, generation.deltas()
         stream.started = Timings(1.0, 2.0, 0.0, 1)
@@ -28,7 +28,7 @@ async def test_first_delta_has_the_times_so_far_if_they_are_asked_for(tokenizer:
 async def test_every_delta_has_the_usage_so_far_if_it_is_asked_for(tokenizer: Tokenizer) -> None:
     for tells in (False, True):
         pool = FakePool()
-        request = generation_request(shown=Shown(continuous_usage=tells))
+        request = generation_request(shown=ResponseOptions(continuous_usage=tells))
         generation = await make_service(tokenizer, pool).start(request)
         stream, deltas, found = pool.submitted[0].stream, generation.deltas(), []
         for id in (65, 66):

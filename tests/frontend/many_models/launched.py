@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from frontend import loaded_models
 from frontend.app import create_app
-from frontend.loaded_models import Residents
+from frontend.loaded_models import LoadedModels
 from frontend.observability.metrics import PrometheusMetrics
 from shared.config.frontend import FrontendConfig
 from shared.config.settings import Settings, with_values
@@ -105,7 +105,7 @@ class Launcher:
 @asynccontextmanager
 async def launched(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str, load_wait: float = 2 * PATIENCE_S, **config: Any
-) -> AsyncIterator[tuple[Starlette, Residents, Launcher]]:
+) -> AsyncIterator[tuple[Starlette, LoadedModels, Launcher]]:
     """Yields the app, its table, and its launcher. The app's lifespan has not begun."""
     monkeypatch.setattr(loaded_models, "WorkerPool", lambda *_, **more: FakePool(sending(HELLO)))
     settings = with_values(
@@ -113,7 +113,7 @@ async def launched(
     )
     shown = FrontendConfig(**{"access_log": "off", "allowed_hosts": "*", **config})
     metrics = PrometheusMetrics(names=list(names), on_demand=True)
-    table = Residents(settings, [Entry("x", name=name) for name in names], metrics.of_model)
+    table = LoadedModels(settings, [Entry("x", name=name) for name in names], metrics.of_model)
     launcher = Launcher(folder, names)
     await launcher.open()
     try:

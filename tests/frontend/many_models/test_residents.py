@@ -10,7 +10,7 @@ import pytest
 
 from frontend import launcher_link
 from frontend.errors import BadRequest, Overloaded, Unprocessable
-from frontend.loaded_models import Residents
+from frontend.loaded_models import LoadedModels
 from frontend.observability.metrics import MAX_MODELS, PrometheusMetrics
 from shared.launcher_messages import Keep
 from shared.model_list import Entry
@@ -21,7 +21,7 @@ from tests.frontend.serving import until
 @asynccontextmanager
 async def models(
     factory: pytest.TempPathFactory, patch: pytest.MonkeyPatch, *names: str, **settings: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, Residents, Launcher]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, LoadedModels, Launcher]]:
     patch.setattr(launcher_link, "LINGER_S", 0.0)
     async with launched(factory.mktemp("r"), patch, *names, **settings) as (app, table, launcher):
         transport = httpx.ASGITransport(app)

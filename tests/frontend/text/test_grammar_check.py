@@ -16,7 +16,7 @@ from frontend.structured_output import grammar as build
 from frontend.structured_output import grammar_check
 from frontend.text.tokenizer import Tokenizer
 from shared import grammar_trial
-from shared.sandbox import Expendable
+from shared.sandbox import Sandbox
 from tests.deep_grammars import ANCHORS, CHAINS, IDS, NAMED_DEFINITIONS, PERCENT, chain, rules
 from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import http_client
@@ -140,14 +140,14 @@ async def test_in_turn_with_too_many_waiting_refuses(monkeypatch: pytest.MonkeyP
 async def test_check_whose_client_leaves_ends_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
     build.regex("warm", "x")
     called = threading.Event()
-    ask = Expendable.call
+    ask = Sandbox.call
 
-    def hanging(child: Expendable, *arguments: Any, seconds: float) -> Any:
+    def hanging(child: Sandbox, *arguments: Any, seconds: float) -> Any:
         psutil.Process(child.pid).suspend()
         called.set()
         return ask(child, *arguments, seconds=PATIENCE_S)
 
-    monkeypatch.setattr(Expendable, "call", hanging)
+    monkeypatch.setattr(Sandbox, "call", hanging)
     check = asyncio.create_task(stopped(lambda: build.regex("left", "x"), "a"))
     assert await asyncio.to_thread(called.wait, PATIENCE_S)
     begun = time.monotonic()
@@ -174,9 +174,9 @@ async def test_in_turn_with_a_known_grammar_does_not_wait(monkeypatch: pytest.Mo
 
 def test_child_killed_during_a_check_costs_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
     build.regex("first", "x")
-    ask = Expendable.call
+    ask = Sandbox.call
 
-    def killed(child: Expendable, *arguments: Any, seconds: float) -> Any:
+    def killed(child: Sandbox, *arguments: Any, seconds: float) -> Any:
         process = psutil.Process(child.pid)
         process.suspend()
         while process.status() != psutil.STATUS_STOPPED:  # one thread takes the signal first and stops the others
@@ -185,7 +185,7 @@ def test_child_killed_during_a_check_costs_that_request(monkeypatch: pytest.Monk
         return ask(child, *arguments, seconds=seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Expendable, "call", killed)
+        patch.setattr(Sandbox, "call", killed)
         with pytest.raises(Unprocessable, match="the process that examined it ended"):
             build.regex("second", "x")
     assert build.regex("second", "x")

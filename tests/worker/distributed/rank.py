@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.worker.models.harness import CPU, advance, cache_for, pack, prompts_of, rows_for
 from worker.checkpoint.checkpoint import read_config
-from worker.distributed.nccl import GatheringDecoder, Lanes, lanes_over_tcp
+from worker.distributed.nccl import GatheringDecoder, ShardGroup, shard_group_over_tcp
 from worker.kv_cache.tensors import KVCache
 from worker.models.config import spec_from_config
 from worker.models.decoder import Decoder
@@ -76,7 +76,7 @@ def whole(model: Model) -> list[Tensor]:
         return [decoder.forward(inputs, cache) for inputs in steps(cache)]
 
 
-def shared(model: Model, lanes: Lanes) -> list[Tensor]:
+def shared(model: Model, lanes: ShardGroup) -> list[Tensor]:
     decoder, cache = decoder_for(model, Share(lanes.rank, lanes.count))
     part = GatheringDecoder(decoder, cache, lanes)
     with torch.inference_mode():
@@ -87,7 +87,7 @@ def shared(model: Model, lanes: Lanes) -> list[Tensor]:
 
 def main(job: Job) -> None:
     torch.set_num_threads(1)
-    lanes = lanes_over_tcp(Part(job.rank, job.count, (0, 1)), "127.0.0.1", job.port, CPU)
+    lanes = shard_group_over_tcp(Part(job.rank, job.count, (0, 1)), "127.0.0.1", job.port, CPU)
     assert lanes is not None
     lanes.join()
     torch.save([shared(model, lanes) for model in job.models], job.out)

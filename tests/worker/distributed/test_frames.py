@@ -29,7 +29,7 @@ def test_inputs_of_a_step_arrive_as_they_were(length: int) -> None:
     rows = [Sequence(list(range(length)), list(range(1, 2 + length // 16))), Sequence([5, 6], [7])]
     count = length + 2
     pictures = {
-        "visible_to": torch.arange(count, dtype=torch.int32), "rotary": torch.arange(2 * count).view(count, 2),
+        "bidirectional_end": torch.arange(count, dtype=torch.int32), "rotary": torch.arange(2 * count).view(count, 2),
         "rope_rows": torch.arange(count), "replaced": (torch.tensor([0]), torch.randn(1, 8).bfloat16()),
     }  # fmt: skip
     inputs = replace(pack([(row, len(row.tokens)) for row in rows], 16), **pictures)

@@ -17,7 +17,7 @@ from worker.checkpoint.checkpoint import read_config
 from worker.distributed.checks import RankDiffers
 from worker.distributed.leader import Leader
 from worker.distributed.messages import Free
-from worker.distributed.nccl import GatheringDecoder, Lanes, gathering, rehearsing
+from worker.distributed.nccl import GatheringDecoder, ShardGroup, gathering, rehearsing
 from worker.engine.build import _settings_on
 from worker.models.config import spec_from_config
 from worker.models.decoder import Decoder
@@ -33,13 +33,13 @@ def no_store() -> Any:
 
 
 def test_ranks_that_do_not_find_each_other_are_lost() -> None:
-    lanes = Lanes(1, 2, no_store, CPU)
+    lanes = ShardGroup(1, 2, no_store, CPU)
     with pytest.raises(RankLost, match="the ranks of a stage do not find each other: no such file"):
         lanes.join()
 
 
 def test_nothing_is_used_that_was_computed_when_the_exchange_ended() -> None:
-    lanes = Lanes(0, 2, no_store, CPU)
+    lanes = ShardGroup(0, 2, no_store, CPU)
     lanes.settle()
     lanes.end()
     assert lanes.lost
@@ -48,7 +48,10 @@ def test_nothing_is_used_that_was_computed_when_the_exchange_ended() -> None:
 
 
 class Repeating:
-    """Lanes without others: the columns of this rank stand in for those of both. `wrong`: changes what rank 1 gives."""
+    """A ShardGroup without others: the columns of this rank stand in for those of both.
+
+    wrong: changes what rank 1 gives
+    """
 
     rank, count = 0, 2
 

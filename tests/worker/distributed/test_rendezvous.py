@@ -22,8 +22,8 @@ from worker.distributed.handshake import (
     ORDERS,
     PROOF,
     PROTOCOL,
-    Caller,
-    Door,
+    Identity,
+    Listener,
     WrongKey,
     connect,
     wait_for_end,
@@ -119,7 +119,7 @@ def test_another_key_is_told_to_who_connects_and_another_fact_names_both_values(
 def test_who_listens_lets_nobody_in_without_a_proof_of_its_own() -> None:
     """A stranger, and a client that returns the proof it received, are refused. A silent client delays no others."""
     port = free_ports(1)
-    with Door(port, SECRET) as door, closing_all() as opened:
+    with Listener(port, SECRET) as listener, closing_all() as opened:
         for _ in range(3):
             opened.append(socket.create_connection(("127.0.0.1", port)))  # a client that sends nothing
         opened.append(stranger := socket.create_connection(("127.0.0.1", port)))
@@ -130,11 +130,11 @@ def test_who_listens_lets_nobody_in_without_a_proof_of_its_own() -> None:
         answer = mirror.recv(NONCE + PROOF, socket.MSG_WAITALL)
         mirror.sendall(answer[NONCE:])
         assert mirror.recv(1) == b""
-        opened.append(connect("127.0.0.1", port, SECRET, Caller(ORDERS, 1)))
-        guest = door.next(PATIENCE_S)
-        assert guest is not None and (guest.caller, guest.address) == (Caller(ORDERS, 1), "127.0.0.1")
-        opened.append(guest.link)
-        assert door.next(0.1) is None
+        opened.append(connect("127.0.0.1", port, SECRET, Identity(ORDERS, 1)))
+        peer = listener.next(PATIENCE_S)
+        assert peer is not None and (peer.identity, peer.address) == (Identity(ORDERS, 1), "127.0.0.1")
+        opened.append(peer.link)
+        assert listener.next(0.1) is None
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port))
 
@@ -151,7 +151,7 @@ def test_who_connects_believes_nobody_without_the_key() -> None:
         found = together(
             [
                 partial(impostor, listener),
-                partial(connect, "127.0.0.1", listener.getsockname()[1], SECRET, Caller(ORDERS, 1)),
+                partial(connect, "127.0.0.1", listener.getsockname()[1], SECRET, Identity(ORDERS, 1)),
             ]
         )
     assert found[0] is None and isinstance(found[1], WrongKey)
@@ -164,7 +164,7 @@ def test_rank_that_goes_before_all_have_come_is_waited_for_again() -> None:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             try:
-                link = connect("127.0.0.1", port, SECRET, Caller(ORDERS, 1))
+                link = connect("127.0.0.1", port, SECRET, Identity(ORDERS, 1))
             except OSError:
                 time.sleep(0.05)
                 continue

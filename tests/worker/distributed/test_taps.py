@@ -24,7 +24,7 @@ LENGTHS = [1, 5, 16, 17, 40, 70]
 
 def with_taps(inputs: ForwardInputs, layers: tuple[int, ...], hidden: int) -> tuple[ForwardInputs, Tensor]:
     outputs = torch.full((len(layers), len(inputs.logits_indices), hidden), torch.nan)
-    return replace(inputs, tapped=tuple(zip(layers, outputs, strict=True))), outputs
+    return replace(inputs, aux_hidden_states=tuple(zip(layers, outputs, strict=True))), outputs
 
 
 def check_taps(folder: Path, parts: tuple[Part, ...], layers: tuple[int, ...]) -> None:
@@ -40,8 +40,8 @@ def check_taps(folder: Path, parts: tuple[Part, ...], layers: tuple[int, ...]) -
             inputs = pack(steps, cache.page_size, all_rows=number == 2)
             if number == 3:
                 inputs = replace(inputs, logits_indices=inputs.logits_indices[:0])
-            tapped, expected = with_taps(inputs, layers, spec.hidden_size)
-            result = model.hidden(tapped, cache).clone()
+            aux_hidden_states, expected = with_taps(inputs, layers, spec.hidden_size)
+            result = model.hidden(aux_hidden_states, cache).clone()
             own, found = with_taps(inputs, layers, spec.hidden_size)
             begun.append((own, shared.begin(own), found, result, expected))
             for row, length in steps:

@@ -13,7 +13,7 @@ from tests.wire.harness import expected
 from tests.worker.engine.harness import ME, Bench, submit
 from worker.engine.crash_journal import CrashJournal
 from worker.engine.requests import QUARANTINE_CRASHES
-from worker.scheduler.sequence import Chunk, History, Sequence
+from worker.scheduler.sequence import Chunk, RequestStats, Sequence
 
 
 class Died(BaseException):
@@ -21,7 +21,7 @@ class Died(BaseException):
 
 
 def sequence(id: int, crashes: int = 0) -> Sequence:
-    return Sequence((ME, id), [1], 1, m.Sampling(5), 0, history=History(crashes=crashes))
+    return Sequence((ME, id), [1], 1, m.Sampling(5), 0, history=RequestStats(crashes=crashes))
 
 
 def death(heartbeat: Heartbeat, *, blamed: bool = True) -> CrashJournal:

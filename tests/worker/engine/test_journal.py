@@ -21,7 +21,7 @@ from worker.engine.kv_events import (
 )
 from worker.kv_cache.pages import PagePool
 from worker.scheduler.paging import Paging
-from worker.scheduler.sequence import AdapterUse, Sequence, SharedPrefix
+from worker.scheduler.sequence import AdapterUse, PrefixState, Sequence
 
 PAGE = 4
 
@@ -132,9 +132,9 @@ def test_salts_and_pictures_are_hashed_and_adapters_are_named() -> None:
     rig, paging, journal = followed()
     adapter = Adapter("poet", "/x", "ab" * 32)
     salted, adapted, seen = rig.sequence(8), rig.sequence(8), rig.sequence(8)
-    salted.prefix = SharedPrefix(PrefixIdentity("secret").text)
-    adapted.adapter, adapted.prefix = AdapterUse(adapter), SharedPrefix(PrefixIdentity(adapter=adapter).text)
-    seen.prefix = SharedPrefix(mark=lambda begin, end: b"picture" if begin == PAGE else b"")
+    salted.prefix = PrefixState(PrefixIdentity("secret").text)
+    adapted.adapter, adapted.prefix = AdapterUse(adapter), PrefixState(PrefixIdentity(adapter=adapter).text)
+    seen.prefix = PrefixState(mark=lambda begin, end: b"picture" if begin == PAGE else b"")
     for sequence in (salted, adapted, seen):
         published(paging, sequence)
     events = journal.take()

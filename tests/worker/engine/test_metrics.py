@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shared.messages import ConnectedFrontend, KVUsage, Outcome, Pages, Sampling, Status, WorkerState
 from worker.engine.metrics import Metrics, Source
-from worker.scheduler.sequence import History, Sequence
+from worker.scheduler.sequence import RequestStats, Sequence
 
 
 class Idle:
@@ -88,7 +88,7 @@ def test_loads_of_experts_are_read_at_each_scrape() -> None:
 
 
 def ended(metrics: Metrics, outcome: Outcome, first_token: float) -> None:
-    sequence = Sequence((b"f", 1), [1, 2], 1, Sampling(8), 0, history=History(1.0, 1.1, first_token))
+    sequence = Sequence((b"f", 1), [1, 2], 1, Sampling(8), 0, history=RequestStats(1.0, 1.1, first_token))
     metrics.ended(outcome, sequence, now=2.0)
 
 

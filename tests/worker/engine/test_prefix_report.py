@@ -12,7 +12,7 @@ from tests.worker.scheduler.harness import Rig
 from worker.engine import prefix_report
 from worker.engine.prefix_report import PrefixReport
 from worker.scheduler.paging import Paging
-from worker.scheduler.sequence import Sequence, SharedPrefix
+from worker.scheduler.sequence import PrefixState, Sequence
 
 PAGE = 16
 
@@ -82,7 +82,7 @@ def test_the_least_recently_used_prefixes_make_room(monkeypatch: pytest.MonkeyPa
 def test_prefixes_of_a_salt_have_other_keys_and_those_with_pictures_are_not_told() -> None:
     rig, paging, report = reported()
     salted, seen = rig.sequence([1] * 70), rig.sequence([2] * 70)
-    salted.prefix, seen.prefix = SharedPrefix("secret"), SharedPrefix(mark=lambda begin, end: b"picture")
+    salted.prefix, seen.prefix = PrefixState("secret"), PrefixState(mark=lambda begin, end: b"picture")
     computed(paging, salted)
     computed(paging, seen)
     said, prompt = report.take(), pack_u32([1] * 70)

@@ -22,7 +22,7 @@ from worker.models.load import load
 from worker.quantization.methods import in_memory
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import AdapterUse, Sequence, SharedPrefix
+from worker.scheduler.sequence import AdapterUse, PrefixState, Sequence
 
 LONGEST = 256
 CPU = torch.device("cpu")
@@ -101,5 +101,5 @@ def _sequence(index: int, one: Asked) -> Sequence:
     sequence = Sequence((b"f", index), list(one.prompt), len(one.prompt), sampling, one.seed or 0)
     sequence.adapter = use(one.adapter, one.scale)
     salt = "" if sequence.adapter is None else sequence.adapter.adapter.identity
-    sequence.prefix = SharedPrefix(salt)
+    sequence.prefix = PrefixState(salt)
     return sequence

@@ -33,7 +33,7 @@ from worker.models.decoder import Decoder
 from worker.ops.linear.packed import PackedLinear
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import Plan, Sequence, SharedPrefix
+from worker.scheduler.sequence import Plan, PrefixState, Sequence
 
 if TYPE_CHECKING:  # importing them reads how Triton runs, which tests of kernels change
     from worker.lora.triton import AdapterTiles
@@ -116,7 +116,7 @@ class Served:
             sequence = Sequence((b"f", self._count), prompt, len(prompt), sampling, index)
             sequence.adapter = use(adapter, scale)
             salt = "" if sequence.adapter is None else sequence.adapter.adapter.identity
-            sequence.prefix = SharedPrefix(salt)
+            sequence.prefix = PrefixState(salt)
             sequences.append(sequence)
             self._scheduler.submit(sequence, 0.0)
         step = 0.0

@@ -11,15 +11,15 @@ from torch import Tensor
 from shared.messages import Sampling
 from worker.model_runner import inputs as run_inputs
 from worker.model_runner.cuda_graph_inputs import Blocks, GraphInputs, HostInputs, Shape, inputs_bytes
-from worker.model_runner.inputs import VALUES, StepLayout, build_inputs, lay_out, lay_out_decodes
-from worker.models.forward_inputs import COLUMNS, Column, Extent, ForwardInputs, Padding
+from worker.model_runner.inputs import VALUES, BatchMetadata, build_inputs, lay_out_decodes, prepare_batch
+from worker.models.forward_inputs import COLUMNS, Extent, ForwardInputs, InputField, Padding
 from worker.scheduler.sequence import Chunk, Sequence, SequenceStates
 
 CPU = torch.device("cpu")
 GROUPS, PAGE_SIZE = 2, 16
-MARKS = Column(torch.int32, Extent.SEQUENCES, -7)
-TAGS = Column(torch.int64, Extent.TOKENS, Padding.SCRATCH_SLOT, grouped=True)
-STATES = Column(torch.int32, Extent.SEQUENCES, -1, recurrent=True)
+MARKS = InputField(torch.int32, Extent.SEQUENCES, -7)
+TAGS = InputField(torch.int64, Extent.TOKENS, Padding.SCRATCH_SLOT, grouped=True)
+STATES = InputField(torch.int32, Extent.SEQUENCES, -1, recurrent=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class WiderInputs(ForwardInputs):
     states: Annotated[Tensor | None, STATES] = None
 
 
-def marks(layout: StepLayout) -> object:
+def marks(layout: BatchMetadata) -> object:
     return (layout.seq_lens * 10).astype("int32")
 
 
-def tags(layout: StepLayout) -> object:
+def tags(layout: BatchMetadata) -> object:
     return [layout.positions + 100 * group for group in range(layout.groups)]
 
 
@@ -89,7 +89,7 @@ def test_added_column_arrives_in_a_block_with_its_padding(shape: Shape) -> None:
     block = Blocks(inputs_bytes(shape, GROUPS), CPU).on_host[0]
     host = HostInputs(block, shape, GROUPS, page_size=PAGE_SIZE, scratch=9, recurrent=True)
     step = chunks((20, 1), (3, 4)) if shape.mixed else chunks((20, 1), (3, 1))
-    layout = lay_out(step, PAGE_SIZE)[0] if shape.mixed else lay_out_decodes(step, PAGE_SIZE)
+    layout = prepare_batch(step, PAGE_SIZE)[0] if shape.mixed else lay_out_decodes(step, PAGE_SIZE)
     host.fill(layout, ([], []), [0, 1])
     columns = GraphInputs.of(block, shape, GROUPS).forward_columns(recurrent=True)
     ends = [210, 70] if shape.mixed else [210, 40]

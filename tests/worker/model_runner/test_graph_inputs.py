@@ -12,14 +12,14 @@ from worker.model_runner.cuda_graph_inputs import (
     ALIGN,
     KNOWN,
     Blocks,
+    DevicePageTables,
     GraphInputs,
     HostInputs,
-    PageLanes,
     Shape,
     inputs_bytes,
     views_of,
 )
-from worker.model_runner.inputs import build_inputs, lay_out, lay_out_decodes, pending_tokens
+from worker.model_runner.inputs import build_inputs, lay_out_decodes, pending_tokens, prepare_batch
 from worker.models.forward_inputs import ForwardInputs
 from worker.ops.recurrent_state import NO_STATE
 from worker.scheduler.sequence import Chunk, Sequence, SequenceStates, slots_of
@@ -47,16 +47,16 @@ class Static:
     def __init__(self, shape: Shape, page_size: int) -> None:
         self.shape, self.page_size = shape, page_size
         self.blocks = Blocks(inputs_bytes(shape, GROUPS), CPU)
-        self.lanes = PageLanes(shape.sequences, PAGES, GROUPS, CPU)
+        self.table_rows = DevicePageTables(shape.sequences, PAGES, GROUPS, CPU)
         self._host = [
-            HostInputs(block, shape, GROUPS, page_size=page_size, scratch=self.lanes.scratch, recurrent=True)
+            HostInputs(block, shape, GROUPS, page_size=page_size, scratch=self.table_rows.scratch, recurrent=True)
             for block in self.blocks.on_host
         ]
 
     def send(self, chunks: list[Chunk], before: list[Chunk]) -> GraphInputs:
         size = self.page_size
-        layout = lay_out(chunks, size)[0] if self.shape.mixed else lay_out_decodes(chunks, size)
-        numbers = self.lanes.lanes_of(chunks, size)
+        layout = prepare_batch(chunks, size)[0] if self.shape.mixed else lay_out_decodes(chunks, size)
+        numbers = self.table_rows.rows_of(chunks, size)
         host = self._host[self.blocks.next()]
         host.fill(layout, pending_tokens(chunks, before), numbers)
         self.blocks.send(inputs_bytes(self.shape, GROUPS))
@@ -103,11 +103,11 @@ def check(static: Static, sent: GraphInputs, chunks: list[Chunk]) -> None:
         assert not getattr(got, name)[tokens:].any(), f"{name} of padding"
     for slots, expected in zip(got.slot_mappings, wanted.slot_mappings, strict=True):
         assert torch.equal(slots[:tokens], expected) and (slots[tokens:] == static.page_size - 1).all()
-    for table, expected in zip(static.lanes.tables, wanted.page_tables, strict=True):
+    for table, expected in zip(static.table_rows.tables, wanted.page_tables, strict=True):
         for row, chunk in enumerate(chunks):
             used = -(-(chunk.start + chunk.length) // static.page_size)
-            assert torch.equal(table[sent.lanes[row]][:used], expected[row][:used])
-        assert not table[sent.lanes[n:].long()].any()
+            assert torch.equal(table[sent.table_rows[row]][:used], expected[row][:used])
+        assert not table[sent.table_rows[n:].long()].any()
     assert torch.equal(got.seq_lens[:n], wanted.seq_lens) and torch.equal(
         got.query_start_loc[: n + 1], wanted.query_start_loc
     )

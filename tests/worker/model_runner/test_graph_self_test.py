@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from worker.model_runner.cuda_graphs import dummy_decodes, dummy_mixed, same_bits
-from worker.model_runner.inputs import lay_out, slot_mappings, token_ids
+from worker.model_runner.inputs import prepare_batch, slot_mappings, token_ids
 
 
 @pytest.mark.parametrize("kind", [dummy_decodes, dummy_mixed])
@@ -12,7 +12,7 @@ from worker.model_runner.inputs import lay_out, slot_mappings, token_ids
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_dummy_steps_write_slots_of_their_own(kind: object, most: int, page_size: int) -> None:
     first, second = (kind(page_size, 2, seed, most) for seed in (0, 4))  # type: ignore[operator]
-    layouts = [lay_out(plan.chunks, page_size)[0] for plan in (first, second)]
+    layouts = [prepare_batch(plan.chunks, page_size)[0] for plan in (first, second)]
     for each in layouts:
         mappings = slot_mappings(each)
         assert len(each.seq_lens) <= most and len(mappings) == 2

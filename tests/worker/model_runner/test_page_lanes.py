@@ -1,4 +1,4 @@
-"""Lanes of page tables: each sequence keeps its lane, and only new pages are sent to the device."""
+"""Rows of page tables on the device: each sequence keeps its row, and only new pages are sent to the device."""
 
 from array import array
 
@@ -7,7 +7,7 @@ import torch
 
 from shared.messages import Sampling
 from worker.model_runner import cuda_graph_inputs
-from worker.model_runner.cuda_graph_inputs import PageLanes
+from worker.model_runner.cuda_graph_inputs import DevicePageTables
 from worker.scheduler.sequence import Chunk, Sequence
 
 CPU = torch.device("cpu")
@@ -34,24 +34,24 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def test_sequence_that_stays_sends_no_page_when_others_come_and_go(sent: list[list[int]]) -> None:
-    lanes, (a, b, c) = PageLanes(2, 4, 1, CPU), (chunk(first, 20) for first in (10, 20, 30))
-    assert lanes.lanes_of([a, b], 16) == [0, 1] and len(sent[0]) == 4
-    assert lanes.lanes_of([b], 16) == [1]
-    assert lanes.lanes_of([c, b], 16) == [0, 1] and sent[1:] == [[0, 1]], "the lane of a is given to c"
-    assert lanes.tables[0].tolist() == [[30, 31, 0, 0], [20, 21, 0, 0], [0] * 4]
+    table_rows, (a, b, c) = DevicePageTables(2, 4, 1, CPU), (chunk(first, 20) for first in (10, 20, 30))
+    assert table_rows.rows_of([a, b], 16) == [0, 1] and len(sent[0]) == 4
+    assert table_rows.rows_of([b], 16) == [1]
+    assert table_rows.rows_of([c, b], 16) == [0, 1] and sent[1:] == [[0, 1]], "the table_row of a is given to c"
+    assert table_rows.tables[0].tolist() == [[30, 31, 0, 0], [20, 21, 0, 0], [0] * 4]
 
 
 def test_growing_sequence_sends_its_new_page_only(sent: list[list[int]]) -> None:
-    lanes, one = PageLanes(2, 4, 1, CPU), chunk(10, 32)
-    lanes.lanes_of([one], 16)
+    table_rows, one = DevicePageTables(2, 4, 1, CPU), chunk(10, 32)
+    table_rows.rows_of([one], 16)
     grown = Chunk(one.sequence, 32, 1, True)
-    assert lanes.lanes_of([grown], 16) == lanes.lanes_of([grown], 16) == [0]
-    assert sent == [[0, 1], [2]] and lanes.tables[0][0].tolist() == [10, 11, 12, 0]
+    assert table_rows.rows_of([grown], 16) == table_rows.rows_of([grown], 16) == [0]
+    assert sent == [[0, 1], [2]] and table_rows.tables[0][0].tolist() == [10, 11, 12, 0]
 
 
 def test_preempted_sequence_gets_its_new_pages(sent: list[list[int]]) -> None:
-    lanes, one = PageLanes(1, 4, 1, CPU), chunk(10, 20)
-    lanes.lanes_of([one], 16)
+    table_rows, one = DevicePageTables(1, 4, 1, CPU), chunk(10, 20)
+    table_rows.rows_of([one], 16)
     one.sequence.pages = [array("i", range(50, 54))]
-    (lane,) = lanes.lanes_of([one], 16)
-    assert lanes.tables[0][lane][:2].tolist() == [50, 51]
+    (table_row,) = table_rows.rows_of([one], 16)
+    assert table_rows.tables[0][table_row][:2].tolist() == [50, 51]

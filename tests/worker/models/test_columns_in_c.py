@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from worker.models.cpu_decoder import HEADER, STEP_COLUMNS, columns_in_c, columns_struct, header, step_struct
-from worker.models.forward_inputs import COLUMNS, Column, Extent, ForwardInputs
+from worker.models.forward_inputs import COLUMNS, Extent, ForwardInputs, InputField
 from worker.ops.native_build import SOURCES
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
-MARKS = Column(torch.int32, Extent.SEQUENCES, -1, in_c=True)
-TAGS = Column(torch.int64, Extent.TOKENS, 0, grouped=True, in_c=True)
-WIDER = {"tags": TAGS, **COLUMNS, "unread": Column(torch.int64, Extent.TOKENS, 0), "marks": MARKS}
+MARKS = InputField(torch.int32, Extent.SEQUENCES, -1, in_c=True)
+TAGS = InputField(torch.int64, Extent.TOKENS, 0, grouped=True, in_c=True)
+WIDER = {"tags": TAGS, **COLUMNS, "unread": InputField(torch.int64, Extent.TOKENS, 0), "marks": MARKS}
 
 
 def offsets_in_c(folder: Path, struct: str, names: list[str]) -> list[int]:
@@ -52,7 +52,7 @@ def test_step_has_its_fields_where_c_reads_them(tmp_path: Path) -> None:
     end = source.index("} Step;")
     definition = source[source.rindex("typedef struct {", 0, end) : end] + "} S;"
     step = step_struct(STEP_COLUMNS)
-    names = ["x", "own_columns", "inputs", "page_tables", "visible_to", "cos", "added", "num_added", "t", "seqs"]
+    names = ["x", "own_columns", "inputs", "page_tables", "bidirectional_end", "cos", "added", "num_added", "t", "seqs"]
     names += ["page_table_stride", "num_outputs", "layers_of_all", "threads", "adapters"]
     columns = [name for name, column in COLUMNS.items() if column.in_c]
     begin = int(step.columns.offset)  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ from worker.models import load as weights
 from worker.models.config import spec_from_config
 from worker.models.decoder import Decoder
 from worker.models.load import FileSource, Loader, load
-from worker.models.moe import SPELLINGS, spelling
+from worker.models.moe import SPELLINGS, expert_names
 from worker.ops.moe.packed import PackedExperts, pack_quantized_experts
 from worker.ops.quantized_weight import INT4, INT8, quantize_groups
 from worker.quantization.methods import in_memory, method_of
@@ -185,11 +185,11 @@ def test_spelling_is_that_of_most_modules() -> None:
     qwen, mixtral, _, _, gpt_oss, fused, *_ = SPELLINGS
     for one in SPELLINGS:
         modules = [one.router, *(module.format(3) for module in (*one.gate_up, one.down)), *one.of_first]
-        assert spelling(modules) is one
-    assert spelling(["mlp.gate"]) is qwen and spelling([]) is qwen
-    assert spelling(["block_sparse_moe.gate"]) is mixtral
-    assert spelling(["mlp.router"]) is gpt_oss
-    assert spelling(["mlp.gate", "mlp.experts.0.gate_up_proj"]) is fused
+        assert expert_names(modules) is one
+    assert expert_names(["mlp.gate"]) is qwen and expert_names([]) is qwen
+    assert expert_names(["block_sparse_moe.gate"]) is mixtral
+    assert expert_names(["mlp.router"]) is gpt_oss
+    assert expert_names(["mlp.gate", "mlp.experts.0.gate_up_proj"]) is fused
 
 
 LIES: list[tuple[str, str, Callable[[State], Any], list[str]]] = [

@@ -6,7 +6,7 @@ import pytest
 
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.models.config import spec_from_config
-from worker.spec import LayerInputsSpec, ModelSpec
+from worker.spec import ModelSpec, PerLayerInputsSpec
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 PLAIN: dict[str, Any] = {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "dtype": "bfloat16"}
@@ -38,14 +38,14 @@ def test_e2b_shares_the_kv_of_the_last_layers_with_their_own() -> None:
     assert [layer.shares for layer in spec.layers] == [None] * 15 + [14 if i % 5 == 4 else 13 for i in range(15, 35)]
     assert [layer.intermediate_size for layer in spec.layers] == [0] * 15 + [12288] * 20
     assert spec.last_kept == 14 and spec_from_config(DENSE).last_kept == 59
-    assert spec.layer_inputs == LayerInputsSpec(262_144, 256) and spec.attention_scale == 1.0
+    assert spec.per_layer_inputs == PerLayerInputsSpec(262_144, 256) and spec.attention_scale == 1.0
     full = spec.ropes[spec.layers[4].rope]
     assert (full.kind, full.pairs, full.head_dim, full.theta) == ("proportional", 64, 512, 1e6)
 
 
 def test_dense_models_take_values_from_keys_where_attention_is_full() -> None:
     spec = spec_from_config(DENSE)
-    assert shapes(spec) == {(True, 16, 256), (False, 4, 512)} and spec.layer_inputs is None and spec.experts is None
+    assert shapes(spec) == {(True, 16, 256), (False, 4, 512)} and spec.per_layer_inputs is None and spec.experts is None
     assert all(layer.key_is_value == (layer.window == 0) for layer in spec.layers)
     assert not any(layer.key_is_value for layer in spec_from_config({**DENSE, "attention_k_eq_v": False}).layers)
 

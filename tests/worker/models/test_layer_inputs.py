@@ -17,7 +17,7 @@ def logits(decoder: Decoder) -> torch.Tensor:
 
 def test_table_keeps_16_bits_in_a_float32_model(checkpoints: Checkpoints) -> None:
     decoder = decoder_of(checkpoints("gemma4", dtype=torch.bfloat16))
-    inputs = decoder.weights.layer_inputs
+    inputs = decoder.weights.per_layer_inputs
     assert inputs is not None and inputs.table.dtype == torch.bfloat16 and decoder.weights.embed.dtype == torch.float32
 
 

@@ -6,11 +6,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from worker.models.forward_inputs import COLUMNS, Column, Extent, Padding, columns_of
+from worker.models.forward_inputs import COLUMNS, Extent, InputField, Padding, columns_of
 
 
 def test_columns_of_returns_what_is_annotated_in_order() -> None:
-    first, second = Column(torch.int64, Extent.TOKENS, 0), Column(torch.int32, Extent.BOUNDS, Padding.COMPUTED)
+    first, second = InputField(torch.int64, Extent.TOKENS, 0), InputField(torch.int32, Extent.BOUNDS, Padding.COMPUTED)
 
     @dataclass
     class Record:

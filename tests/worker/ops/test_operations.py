@@ -25,7 +25,7 @@ PAGE = 4
 MLP = ("gate_up", "down")
 
 
-def few_bits(model: Decoder, name: str) -> Decoder:
+def low_bit(model: Decoder, name: str) -> Decoder:
     """Returns the decoder with quantized linears, as on a GPU."""
     if not name:
         return model
@@ -118,7 +118,7 @@ def on_triton(model: Decoder) -> Decoder:
     ids=["plain", "sandwich", "parallel", "eight bits", "eight by eight bits", "integers", "four bits"],
 )
 def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: str) -> None:
-    model = few_bits(decoder_of(spec), scheme)
+    model = low_bit(decoder_of(spec), scheme)
     expected, got = (logits(how, [one(), *others()]) for how in (model, on_triton(model)))
     if "dynamic" in scheme:  # a number that is rounded to the next step changes all later results
         assert float((got - expected).norm() / expected.norm()) < 5e-3
@@ -129,7 +129,7 @@ def test_triton_decoder_agrees_with_the_torch_decoder(spec: ModelSpec, scheme: s
 @pytest.mark.parametrize("scheme", ["", "int8", "int8-dynamic", "fp8-dynamic", "int4"])
 def test_sequence_has_the_same_bits_alone_and_in_a_batch(scheme: str) -> None:
     """The batches have one row, a few rows, or more rows than a tile."""
-    model = on_triton(few_bits(decoder_of(PLAIN), scheme))
+    model = on_triton(low_bit(decoder_of(PLAIN), scheme))
     alone, company = logits(model, [one()]), logits(model, [one(), *others()])
     assert torch.equal(company[[0, 3]], alone)
 
@@ -165,7 +165,7 @@ def test_kernel_check_finds_no_wrong_operation(
     if device == "cpu":  # the interpreter merges splits one by one, even those that do not exist
         monkeypatch.setattr("worker.ops.attention.triton.SPLITS_AT_ONCE", 1)
     windowed = replace(SANDWICH, layers=(LayerSpec(7, 0), LayerSpec(0, 0)))
-    model = all_triton(few_bits(decoder_of(windowed, device, dtype), scheme))
+    model = all_triton(low_bit(decoder_of(windowed, device, dtype), scheme))
     length = 1300 if device == "cuda" else 21  # short, because the interpreter is slow
     assert find_wrong_operations(model, WorkerConfig(max_batch_size=4, max_step_tokens=2048, page_size=8), length) == ""
 
@@ -175,7 +175,7 @@ def test_kernel_check_finds_no_wrong_operation(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_decode_step_never_synchronizes_and_can_be_captured(dtype: torch.dtype, scheme: str, device: str) -> None:
     """The host never waits for the device. Replayed from a CUDA graph, a step gives the same bits."""
-    model = few_bits(decoder_of(SANDWICH, device, dtype), scheme)
+    model = low_bit(decoder_of(SANDWICH, device, dtype), scheme)
     cache = KVCache(model.spec, (20,), PAGE, dtype, device)
     packed = moved(pack([(Row([7], [3]), 1), (Row([9], [4]), 1)], PAGE), device, dtype)
     model.forward(packed, cache)  # compiles
@@ -189,7 +189,7 @@ def test_decode_step_never_synchronizes_and_can_be_captured(dtype: torch.dtype, 
         got = model.forward(packed, cache)
     graph.replay()
     assert torch.equal(got, expected) and expected.isfinite().all()
-    plain, empty = few_bits(decoder_of(SANDWICH), scheme), KVCache(SANDWICH, (20,), PAGE, torch.float32, "cpu")
+    plain, empty = low_bit(decoder_of(SANDWICH), scheme), KVCache(SANDWICH, (20,), PAGE, torch.float32, "cpu")
     exact = plain.forward(moved(packed, "cpu", dtype), empty)
     # errors of several layers add up
     assert float((got.cpu() - exact).norm() / exact.norm()) < (0.15 if scheme else 5e-2)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.patience import PATIENCE_S
 from tests.worker.distributed.threads import together
 from tests.worker.ops.harness.decoders import PLAIN, SANDWICH, decoder_of
-from tests.worker.ops.test_operations import few_bits, logits, on_triton, one, others
+from tests.worker.ops.test_operations import logits, low_bit, on_triton, one, others
 from worker.distributed.nccl import gathering, side_by_side
 from worker.models.decoder import Decoder
 from worker.models.sharding import SECTIONS, Share
@@ -84,10 +84,10 @@ def test_ranks_give_the_bits_of_one_decoder(spec: ModelSpec, scheme: str) -> Non
 
     def computed(rank: int) -> Tensor:
         with turns.turn:
-            decoder = on_triton(few_bits(part_of(model, Share(rank, RANKS)), scheme))
+            decoder = on_triton(low_bit(part_of(model, Share(rank, RANKS)), scheme))
             decoder.exchange = gathering(rank, RANKS, partial(turns.columns, rank))
             return logits(decoder, [one(), *others()])
 
-    expected = logits(on_triton(few_bits(model, scheme)), [one(), *others()])
+    expected = logits(on_triton(low_bit(model, scheme)), [one(), *others()])
     for found in together([partial(computed, rank) for rank in range(RANKS)]):
         assert torch.equal(found, expected)

@@ -23,13 +23,13 @@ from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import (
     TILE,
     Chunk,
-    History,
     Plan,
+    PrefixState,
     PromptScores,
+    RequestStats,
+    SchedulingParams,
     Sequence,
     SequenceUpdate,
-    SharedPrefix,
-    Turn,
     slots_of,
 )
 
@@ -142,9 +142,9 @@ class Rig:
             prompt_len=len(tokens),
             sampling=Sampling(max_tokens=max_tokens, **sampling),
             seed=0,
-            turn=Turn(group, priority, deadline, tenant),
-            history=History(self.now),
-            prefix=SharedPrefix(cache_salt),
+            turn=SchedulingParams(group, priority, deadline, tenant),
+            history=RequestStats(self.now),
+            prefix=PrefixState(cache_salt),
             scores=PromptScores() if sampling.get("prompt_logprobs") else None,
         )
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from worker.scheduler.sequence import Adjustment, TokenCounts
+from worker.scheduler.sequence import LogitsProcessing, TokenCounts
 
 
 def as_dict(counts: TokenCounts) -> dict[int, int]:
@@ -25,7 +25,7 @@ def test_counts_before_of_a_growing_output_equal_a_new_count(prompt_len: int) ->
     """With 60 tokens and a shorter prompt, the sequence is a resumed sequence."""
     rng = random.Random(prompt_len)
     tokens = [rng.randrange(20) for _ in range(60)]
-    one = Adjustment(sys.maxsize)
+    one = LogitsProcessing(sys.maxsize)
     for grown in (0, 1, 1, 0, 3, 1):
         tokens += [rng.randrange(25) for _ in range(grown)]
         counts = one.counts_before(len(tokens) - prompt_len, tokens, prompt_len)
@@ -34,6 +34,6 @@ def test_counts_before_of_a_growing_output_equal_a_new_count(prompt_len: int) ->
 
 def test_counts_before_of_an_answer_are_of_its_first_tokens_in_any_order_of_calls() -> None:
     prompt, answer = [5, 6, 5], [6, 7, 7, 8, 5]
-    one = Adjustment(sys.maxsize)
+    one = LogitsProcessing(sys.maxsize)
     for output in (0, 1, 2, 3, 2, 4, 0, 4):
         assert as_dict(one.counts_before(output, [*prompt], 3, answer)) == expected(prompt, answer[:output])

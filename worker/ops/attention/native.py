@@ -20,7 +20,7 @@ def attention(
     window: int,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
-    visible_to: Tensor | None = None,
+    bidirectional_end: Tensor | None = None,
 ) -> Tensor:
     """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most 512.
 
@@ -39,7 +39,7 @@ def attention(
     out = torch.empty(q.shape, dtype=q.dtype)
     if kernels()[q.dtype].attention(
         q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
-        page_table.data_ptr(), address(sinks), rows_visible(visible_to, len(q)), out.data_ptr(), len(seq_lens),
+        page_table.data_ptr(), address(sinks), rows_visible(bidirectional_end, len(q)), out.data_ptr(), len(seq_lens),
         q.stride(0), heads, kv_heads, d, size, page_table.stride(0), window, kv_format(cache_v), scale, softcap,
         torch.get_num_threads(),
     ):  # fmt: skip

@@ -1,9 +1,9 @@
 """Causal attention of packed tokens over the paged cache. Prefill, chunk and decode are the same computation.
 
 Row i of a sequence with q_len rows is at position p = seq_len - q_len + i. It attends to the positions
-max(0, p - window + 1) .. p, without a window to 0 .. p. `visible_to` may extend these positions beyond p. Their keys
-and values are in the pages of the sequence's page table. Query heads come in groups that share a key/value head. Keys
-and values of eight bits are converted to q's dtype.
+max(0, p - window + 1) .. p, without a window to 0 .. p. `bidirectional_end` may extend these positions beyond p. Their
+keys and values are in the pages of the sequence's page table. Query heads come in groups that share a key/value head.
+Keys and values of eight bits are converted to q's dtype.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ MASK_ELEMENTS = 1 << 26  # the most mask entries that are in memory at once
 def attention_torch(
     q: Tensor, cache_k: Tensor, cache_v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, page_table: Tensor,
     max_kv_len: int, *, scale: float, window: int, sinks: Tensor | None = None, softcap: float = 0.0,
-    next_weights: Sequence[Tensor] = (), visible_to: Tensor | None = None,
+    next_weights: Sequence[Tensor] = (), bidirectional_end: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Returns softmax(q k^T * scale) v over the cache for every row. The rows' own K/V must be written before.
 
@@ -32,8 +32,8 @@ def attention_torch(
     window: a row at position p sees no key before p - window + 1; 0: it sees all keys from position 0 on
     softcap: if c is not 0, scaled scores become c * tanh(scores / c); sinks are not capped
     sinks [Hq] float32: for each query head the unscaled logit of an additional key whose value is zero
-    visible_to [T] int32: how many keys of its sequence each row sees. A row sees at least the keys up to its own, at
-        least as many as the row before it, and at most seq_lens.
+    bidirectional_end [T] int32: how many keys of its sequence each row sees. A row sees at least the keys up to its
+        own, at least as many as the row before it, and at most seq_lens.
     max_kv_len: at least the largest of seq_lens. next_weights: the next products' weights. Only GPUs use these two.
 
     Returns [T, Hq, D] in q's dtype. Decodes (sequences with one row) and other sequences are computed in separate
@@ -46,7 +46,7 @@ def attention_torch(
     for selected in (is_decode, ~is_decode):
         for seqs in _groups_that_fit(selected.nonzero()[:, 0], seq_lens, cache_k):
             _attend_batch(q, cache_k, cache_v, starts[seqs], q_lens[seqs], seq_lens[seqs], page_table[seqs],
-                    out, scale, window, sinks, softcap, visible_to)  # fmt: skip
+                    out, scale, window, sinks, softcap, bidirectional_end)  # fmt: skip
     return out
 
 
@@ -61,7 +61,7 @@ def _groups_that_fit(seqs: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Ten
 def _attend_batch(
     q: Tensor, cache_k: Tensor, cache_v: Tensor, starts: Tensor, q_lens: Tensor, seq_lens: Tensor,
     page_table: Tensor, out: Tensor, scale: float, window: int, sinks: Tensor | None, softcap: float,
-    visible_to: Tensor | None,
+    bidirectional_end: Tensor | None,
 ) -> None:  # fmt: skip
     """Computes one padded batch of sequences and writes the results to the sequences' rows of `out`.
 
@@ -83,7 +83,7 @@ def _attend_batch(
         valid = rows < q_lens[:, None]
         tokens = starts[:, None] + rows.minimum(q_lens[:, None] - 1)
         positions = (seq_lens - q_lens)[:, None] + rows
-        ends = positions + 1 if visible_to is None else visible_to[tokens]
+        ends = positions + 1 if bidirectional_end is None else bidirectional_end[tokens]
         mask = _visible_mask(positions, ends, key_positions, window)
         # All query heads that share a key head become rows of one batch: [B, M, Hq, D] -> [B, Hk, group * M, D]
         grouped = q[tokens].unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)

@@ -161,7 +161,7 @@ def attention_triton(
     window: int,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
-    visible_to: Tensor | None = None,
+    bidirectional_end: Tensor | None = None,
     options: GpuOptions = NO_OPTIONS,
 ) -> Tensor:
     """Computes the same as `attention_torch`. max_kv_len: at least the longest of seq_lens
@@ -180,8 +180,12 @@ def attention_triton(
     tiles = choose_tiles(head, heads // kv_heads, q.dtype, shared_memory(q.device))
     max_splits = count_splits(max_kv_len, window, SPLIT_SIZE, SHORT_SPLITS)
     work = divide_work(tokens, sequences, heads, kv_heads, head, max_splits, tiles, multiprocessors(q.device))
-    if visible_to is not None:
-        assert visible_to.shape == (tokens,) and visible_to.dtype == torch.int32 and visible_to.is_contiguous()
+    if bidirectional_end is not None:
+        assert (
+            bidirectional_end.shape == (tokens,)
+            and bidirectional_end.dtype == torch.int32
+            and bidirectional_end.is_contiguous()
+        )
         work = without_splits(tokens, sequences, heads // kv_heads, max_splits, tiles)
     common: dict[str, int | bool] = NO_FP_FUSION | pdl_options(options) | {
         "HEADS": heads, "HEAD": head, "SPLIT_SIZE": SPLIT_SIZE, "SHORT_SPLITS": SHORT_SPLITS, "UNIFORM": window > 0,
@@ -194,7 +198,7 @@ def attention_triton(
     numbers = scale_log2, window_size, cap_scale, page_table.stride(0), q.stride(0), sequences, work.max_rows
     if work.prefill_programs:
         _prefill_kernel[(kv_heads, work.prefill_programs)](
-            q, cache_k, cache_v, out, sinks, visible_to, *lengths, page_table, *numbers,
+            q, cache_k, cache_v, out, sinks, bidirectional_end, *lengths, page_table, *numbers,
             ROWS=tiles.prefill_m // (heads // kv_heads), BLOCK_M=tiles.prefill_m, num_warps=tiles.prefill_warps,
             OVERLAP=options.softmax_overlap and tiles.overlaps and cache_k.dtype == q.dtype, **attending,
         )  # fmt: skip

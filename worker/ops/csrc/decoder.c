@@ -28,7 +28,7 @@ typedef void Recur(const void *layer, const RecurrentStep *s);
 typedef void ScaleRows(char *x, const float *scales, const int64_t *positions, long t, long n, int threads);
 typedef int Attention(const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc,
                       const int32_t *seq_lens, const int32_t *page_table, const float *sinks,
-                      const int32_t *visible_to, char *out, long seqs, long q_stride, long heads, long kv_heads,
+                      const int32_t *bidirectional_end, char *out, long seqs, long q_stride, long heads, long kv_heads,
                       long d, long page_size, long page_table_stride, long window, int kv_format, float scale,
                       float softcap, int threads);
 
@@ -69,7 +69,7 @@ typedef struct {
     long window, group; /* group: the index of this cache's page tables and slots in the step */
     long kv_heads, own_kv_heads, d; /* own_kv_heads: heads that the layer writes; 0 if it reads another layer's cache */
     int normed, kv_format; /* normed: which elements q_norm and k_norm cover (the enum with HEADS in rowwise.c) */
-    int sees_ahead;        /* if true, Step.visible_to applies to this layer */
+    int bidirectional;        /* if true, Step.bidirectional_end applies to this layer */
 } Layer;
 
 typedef struct {
@@ -92,7 +92,7 @@ typedef struct {
     char *inputs; /* [t][num_layers][input_size]: vectors that add_input adds to the rows; may be NULL */
 #include "step_columns.h"
     const int32_t *const *page_tables; /* [groups of layers]: the page table of each group */
-    const int32_t *visible_to; /* [t] how many keys each row sees; NULL: a row sees the keys up to its own position */
+    const int32_t *bidirectional_end; /* [t] how many keys each row sees; NULL: a row sees the keys up to its own position */
     const float *cos, *sin;    /* rotary tables that replace the tables of all layers; NULL: the layers keep their own
                                   tables */
     const int64_t *rope_rows;  /* [t] the row of the rotary tables for each row; NULL: the row of its position */
@@ -100,7 +100,7 @@ typedef struct {
     const char *const *added;  /* [num_added]: vectors to add to added_rows of x after each of the first layers */
     long num_added, added_count;
     const char *first; /* [t][inputs]: the input of the first layer's projections; NULL: it is h */
-    char *const *tapped; /* [num_layers]: where each layer's output for the output rows is copied, or NULL; `tapped` may
+    char *const *aux_hidden_states; /* [num_layers]: where each layer's output for the output rows is copied, or NULL; `aux_hidden_states` may
                             be NULL */
     long t, seqs, page_table_stride, num_outputs;
     long layers_of_all; /* how many layers compute all rows. The later layers compute only the output rows, and write no
@@ -167,7 +167,7 @@ static int attention_block(const Model *m, const Step *s, const Layer *l) {
     if (m->query_scales)
         m->kernels.scale_rows(s->q, m->query_scales, s->positions, s->t, m->heads * l->d, s->threads);
     if (m->kernels.attention(s->q, l->cache_k, l->cache_v, s->query_start_loc, s->seq_lens, s->page_tables[l->group],
-                             l->sinks, l->sees_ahead ? s->visible_to : NULL, s->inner, s->seqs, m->heads * l->d, m->heads,
+                             l->sinks, l->bidirectional ? s->bidirectional_end : NULL, s->inner, s->seqs, m->heads * l->d, m->heads,
                              l->kv_heads, l->d, m->page_size,
                              s->page_table_stride, l->window, l->kv_format, m->scale, m->softcap, s->threads))
         return 1;
@@ -309,8 +309,8 @@ __attribute__((visibility("default"))) int decoder_forward(const Model *m, const
         const void *next = i + 1 < m->num_layers ? l[1].before_attention : m->last_norm;
         if (feed_forward_block(m, s, l, next)) return 1;
         if (i < s->num_added) add_vectors(m, s, s->added[i], next);
-        if (args->tapped && args->tapped[i])
-            copy_outputs(m, s, args->tapped[i], i + 1 < args->layers_of_all ? args->logits_indices : NULL);
+        if (args->aux_hidden_states && args->aux_hidden_states[i])
+            copy_outputs(m, s, args->aux_hidden_states[i], i + 1 < args->layers_of_all ? args->logits_indices : NULL);
     }
     return 0;
 }

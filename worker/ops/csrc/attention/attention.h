@@ -35,7 +35,7 @@ typedef struct {
     const char *q, *cache_k, *cache_v;
     const int32_t *query_start_loc, *seq_lens, *page_table;
     const float *sinks;        /* [heads]: the logit of each query head's sink, or NULL */
-    const int32_t *visible_to; /* [T]: how many keys each token sees, at least as many as the token before it sees;
+    const int32_t *bidirectional_end; /* [T]: how many keys each token sees, at least as many as the token before it sees;
                                   NULL: each token sees the keys up to its own position */
     char *out;
     long seqs, q_stride, heads, kv_heads, d, page_size, page_table_stride, window, element_size;
@@ -98,7 +98,7 @@ INLINE long position_of(const AttentionArgs *a, int seq, long row) {
     return a->seq_lens[seq] - query_len(a, seq) + row / group_size(a);
 }
 INLINE long last_visible_key(const AttentionArgs *a, int seq, long row) {
-    if (a->visible_to) return a->visible_to[a->query_start_loc[seq] + row / group_size(a)] - 1;
+    if (a->bidirectional_end) return a->bidirectional_end[a->query_start_loc[seq] + row / group_size(a)] - 1;
     return position_of(a, seq, row);
 }
 INLINE long first_visible_key(const AttentionArgs *a, long position) {
@@ -333,10 +333,10 @@ static int run_attention(const AttentionArgs *a, int threads) {
 
 #define ATTENTION_PARAMETERS                                                                                          \
     const char *q, const char *cache_k, const char *cache_v, const int32_t *query_start_loc, const int32_t *seq_lens, \
-        const int32_t *page_table, const float *sinks, const int32_t *visible_to, char *out, long seqs,               \
+        const int32_t *page_table, const float *sinks, const int32_t *bidirectional_end, char *out, long seqs,               \
         long q_stride, long heads, long kv_heads, long d, long page_size, long page_table_stride, long window,        \
         int kv_format, float scale, float softcap, int threads
 #define ATTENTION_ARGS                                                                                            \
-    {q,        cache_k, cache_v, query_start_loc, seq_lens, page_table,        sinks,  visible_to,   out,         \
+    {q,        cache_k, cache_v, query_start_loc, seq_lens, page_table,        sinks,  bidirectional_end,   out,         \
      seqs,     q_stride, heads,  kv_heads,        d,        page_size, page_table_stride, window, element_size,   \
      kv_format, softcap > 0 ? softcap : scale, softcap > 0 ? scale / softcap : 0}

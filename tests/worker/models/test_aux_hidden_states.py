@@ -42,8 +42,10 @@ def test_outputs_of_inner_layers_are_those_of_transformers(kind: str, rows: int,
         inputs = replace(inputs, logits_indices=at)
         outputs = torch.full((3, rows, spec.hidden_size), torch.nan)
         plain = model.hidden(inputs, cache).clone()
-        tapped = model.hidden(replace(inputs, tapped=tuple(zip(layers, outputs, strict=True))), cache)
-        assert torch.equal(plain, tapped), "the model computes the same"
+        aux_hidden_states = model.hidden(
+            replace(inputs, aux_hidden_states=tuple(zip(layers, outputs, strict=True))), cache
+        )
+        assert torch.equal(plain, aux_hidden_states), "the model computes the same"
         found.append(torch.cat([*outputs], dim=-1))
     assert torch.equal(*found)
     model = AutoModelForCausalLM.from_pretrained(checkpoints(kind), attn_implementation="eager").eval()
