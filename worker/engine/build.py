@@ -145,10 +145,13 @@ def build_engine(
     runner = _ready_runner(decoder, cache, loaded, worker, size, vision, on_progress)
     pools, slots = size.pools(), size.slots()
     kernels = kernels_name(decoder, formats.dtype)
+    config = SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids))
+    if device.type == "cpu":
+        config = replace(config, cpu_vocab_size=spec.vocab_size)
     numerics = numerics_of(kernels, formats, device, batch_invariant=invariant and kernels != "torch")
     return Engine(
         runner=runner,
-        scheduler=Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pools, slots),
+        scheduler=Scheduler(config, pools, slots),
         pools=pools,
         slots=slots,
         task=files.task,
