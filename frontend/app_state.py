@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,10 +20,11 @@ from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.schema.base import RequestModel, to_json
-from frontend.schema.decoding import decode
+from frontend.schema.decoding import OnUnknown, check_values, decode, decode_valid
 from frontend.schema.unknown_fields import UnknownFields
 from frontend.server.access import administers
 from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, Bodies, header_value, largest_body
+from frontend.turns import FairThreads
 from shared.config.frontend import FrontendConfig
 from shared.signing import Signer
 
@@ -76,6 +78,7 @@ class AppState:
         check_media_type(request)
         body = await self.bodies.read(request, self.config.max_body_bytes or largest_body(self._most_pictures()))
         body_bytes.set(len(body))
+        check_values(body)
         return body
 
     def _most_pictures(self) -> int:
@@ -83,13 +86,14 @@ class AppState:
         sees = any(not one.service.has_tokenizer or one.service.tokenizer.pictures for one in self.models)
         return self.config.max_images_per_request if sees else 0
 
-    def decode(self, request: Request, body: bytes, kind: type[R], path: str = "") -> R:
+    async def decode(self, request: Request, body: bytes, kind: type[R], path: str = "") -> R:
         """Returns the body as `kind`, and notes ignored fields for a response header. Raises what `decode` raises.
 
         path: the route whose fields the body has; empty: the path of the request
         """
         ignored: dict[str, None] = {}
-        decoded = decode(body, kind, self._unknown_fields.reader(path or request.scope["path"], ignored))
+        unknown = self._unknown_fields.reader(path or request.scope["path"], ignored)
+        decoded = decode(body, kind, unknown) if len(body) <= FEW_BYTES else await _large(body, kind, unknown)
         if ignored:
             request.scope[IGNORED_FIELDS] = header_value(ignored)
         return decoded
@@ -104,6 +108,18 @@ class AppState:
     @cached_property
     def _unknown_fields(self) -> UnknownFields:
         return UnknownFields(self.config.unknown_fields)
+
+
+FEW_BYTES = 1 << 16
+# Looks for what is wrong in a large body, value by value, which takes ten times as long as decoding it.
+SEARCHES = FairThreads("body-errors", 3, each=2, most_waiting=64, doing="wrong bodies wait to be read")
+
+
+async def _large(body: bytes, kind: type[R], on_unknown: OnUnknown) -> R:
+    try:
+        return decode_valid(body, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return await SEARCHES.run(decode, body, kind, on_unknown)
 
 
 def check_media_type(request: Request) -> None:

@@ -266,7 +266,9 @@ def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
             return _bad_words(value, context)
         case "logit_bias":
             check_ids(name, list(value), context.vocab_size)
-            return tuple((token, _float32(bias)) for token, bias in value.items())
+            if any(0 < abs(bias) < SMALLEST for bias in set(value.values())):
+                return tuple((token, _float32(bias)) for token, bias in value.items())
+            return tuple(value.items())
     return _float32(value) if type(value) is float else value
 
 

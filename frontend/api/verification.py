@@ -4,7 +4,7 @@
 gives, up to the first id that differs, and then the finish reason. These ids are searched for stop strings, as usual.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
@@ -203,10 +203,12 @@ class Format(Protocol):
     async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest | bytes: ...
 
 
-Decode = Callable[[bytes, type[RequestModel], str], Any]  # decodes a body into a type; the last argument is the route
+Decode = Callable[
+    [bytes, type[RequestModel], str], Awaitable[Any]
+]  # decodes a body into a type; the last argument is the route
 
 
-def _decode(body: bytes, kind: type[RequestModel], path: str) -> Any:
+async def _decode(body: bytes, kind: type[RequestModel], path: str) -> Any:
     return decode(body, kind, UnknownFields("auto").reader(path, {}))
 
 
@@ -230,7 +232,7 @@ async def read_claim(
     chosen = formats[route]
     context = context.at(asked.receipt.created)
     try:
-        parsed = await chosen.parse(decode_for(to_json(asked.request), chosen.REQUEST, route), context)
+        parsed = await chosen.parse(await decode_for(to_json(asked.request), chosen.REQUEST, route), context)
     except SluiceError as error:
         error.message = f"the `request` of the receipt cannot be read: {error.message}"
         error.param = f"request.{error.param}" if error.param else "request"

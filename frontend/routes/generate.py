@@ -33,7 +33,7 @@ async def generate(app: AppState, request: Request) -> Response:
     record.api_format = chosen.NAME
     if app.config.record_text:
         record.body, record.release = body, partial(app.bodies.release, request)
-    decoded = app.decode(request, body, chosen.REQUEST)
+    decoded = await app.decode(request, body, chosen.REQUEST)
     request.scope[STREAMS] = getattr(decoded, "stream", False)
     model = await app.usable_model(request, decoded)
     context = model.context.at(created := int(time.time()))

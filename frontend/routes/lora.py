@@ -38,7 +38,7 @@ log = logging.getLogger("sluice.frontend")
 async def load_adapter(app: AppState, request: Request) -> Response:
     """Loads an adapter by name. Raises Forbidden if clients may not change adapters; BadRequest, which names the
     field."""
-    asked = app.decode(request, await app.body(request), LoadAdapterRequest)
+    asked = await app.decode(request, await app.body(request), LoadAdapterRequest)
     registry, name = _allowed(app, request), asked.lora_name
     if problem := name_problem(name):
         raise BadRequest(f"`lora_name` {problem}", param="lora_name", code="out_of_range")
@@ -69,7 +69,7 @@ async def load_adapter(app: AppState, request: Request) -> Response:
 
 async def unload_adapter(app: AppState, request: Request) -> Response:
     """Unloads an adapter by name. Raises Forbidden if clients may not change adapters; NotFound for an unknown name."""
-    asked = app.decode(request, await app.body(request), UnloadAdapterRequest)
+    asked = await app.decode(request, await app.body(request), UnloadAdapterRequest)
     try:
         _allowed(app, request).remove(asked.lora_name)
     except NoSuchAdapter:
@@ -95,7 +95,7 @@ async def set_default_scales(app: AppState, request: Request) -> Response:
     body = await app.body(request)
     if not isinstance(decode_json(body), list):
         raise BadRequest("the body must be an array of objects with `id` and `scale`")
-    asked = app.decode(request, b'{"adapters":%b}' % body, DefaultScalesRequest)
+    asked = await app.decode(request, b'{"adapters":%b}' % body, DefaultScalesRequest)
     registry = _allowed(app, request)
     used = scaled_adapter([*registry.adapters.values()], {one.id: one.scale for one in asked.adapters}, "adapters")
     try:

@@ -170,7 +170,7 @@ async def ollama_processes(app: AppState, request: Request) -> Response:
 
 
 async def ollama_show(app: AppState, request: Request) -> Response:
-    decoded = app.decode(request, await app.body(request), ollama.ShowRequest)
+    decoded = await app.decode(request, await app.body(request), ollama.ShowRequest)
     name = decoded.model or decoded.name
     context = (await app.models.usable(app.models.find(name), name, computing=False)).context
     return json_response(ollama.show(decoded, context, app.created))
@@ -233,7 +233,7 @@ async def unload_model(app: AppState, request: Request) -> Response:
 async def _asked(app: AppState, request: Request) -> tuple[str, str]:
     """Returns the first name and the state of the model that the body names."""
     check_admin(request)
-    written = app.decode(request, await app.body(request), ModelRequest).model
+    written = (await app.decode(request, await app.body(request), ModelRequest)).model
     found = app.models.get(written)
     if found is None:
         raise NotFound(f"the model `{written}` does not exist", param="model", code="model_not_found")

@@ -60,7 +60,7 @@ async def pool(app: AppState, request: Request) -> Response:
     record: RequestRecord = request.scope[RECORD]
     chosen = request.scope[API_FORMAT] = await MODULES.soon(POOLING_FORMATS.names[request.scope["path"]])
     record.api_format = chosen.NAME
-    decoded = app.decode(request, body, chosen.REQUEST)
+    decoded = await app.decode(request, body, chosen.REQUEST)
     model = await app.usable_model(request, decoded)
     context = model.context
     check_task(request.scope["path"], chosen.TASKS, context)

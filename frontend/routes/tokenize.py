@@ -57,7 +57,7 @@ class RenderedSampling(ResponseModel):
     stop: list[str]
     stop_token_ids: list[Size]
     ignore_eos: bool
-    logit_bias: dict[str, float] | None
+    logit_bias: dict[int, float] | None  # in JSON, the keys are strings
     allowed_token_ids: list[Size] | None
     bad_words: list[str]
     logprobs: Size | None
@@ -152,7 +152,7 @@ def _sampling(request: CompletionRequest | ChatRequest, ready: GenerationRequest
         stop=[*ready.stops],
         stop_token_ids=[*chosen.stop_token_ids],
         ignore_eos=chosen.ignore_eos,
-        logit_bias={str(id): bias for id, bias in chosen.logit_bias} or None,
+        logit_bias=dict(chosen.logit_bias) or None,
         allowed_token_ids=[*chosen.allowed_token_ids] or None,
         bad_words=[*(request.bad_words or ())],
         logprobs=chosen.logprobs,
@@ -338,7 +338,7 @@ def answering(kind: type[R], function: Callable[[R, ModelContext], Coroutine[Any
     """Returns a route handler that decodes the body into `kind`, calls `function` and responds with its result."""
 
     async def handler(app: AppState, request: Request) -> Response:
-        decoded = app.decode(request, await app.body(request), kind)
+        decoded = await app.decode(request, await app.body(request), kind)
         model = await app.usable_model(request, decoded, computing=False)
         return json_response(await while_connected(request, function(decoded, model.context)))
 

@@ -77,14 +77,14 @@ async def verify(app: AppState, request: Request) -> Response:
     body, begun = await app.body(request), time.perf_counter()
     record: RequestRecord = request.scope[RECORD]
     record.api_format = NAME
-    asked = app.decode(request, body, VerifyRequest)
+    asked = await app.decode(request, body, VerifyRequest)
     name = asked.receipt.model
     model = await app.models.usable(app.models.by_default(app.models.find(name)), name)
     context = model.context
     check_task(request.scope["path"], ("generate",), context)
 
-    def decode_for(sent: bytes, kind: type[RequestModel], path: str) -> Any:
-        return app.decode(request, sent, kind, path)
+    async def decode_for(sent: bytes, kind: type[RequestModel], path: str) -> Any:
+        return await app.decode(request, sent, kind, path)
 
     reading = read_claim(asked, context, model.pool.membership.fingerprints, API_FORMATS, decode_for)
     claim = await while_connected(request, reading)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,21 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """A running server. client: talks to it. hold: holds its workers, if it was started so that they can be held."""
+    """A running server. client: talks to it. hold: holds its workers, if it was started so that they can be held.
+
+    headers: sent by all methods that do not use the client; the key of a server with keys
+    """
 
     process: subprocess.Popen[bytes]
     url: str
     log: Path
     client: httpx.Client
     hold: Hold
+    headers: dict[str, str] = field(default_factory=dict)
 
     def stats(self) -> dict[str, Any]:
         """Returns /stats over a new connection, because the frontend that answered before may have been killed."""
-        return dict(httpx.get(self.url + "/stats", timeout=PATIENCE_S).json())
+        return dict(httpx.get(self.url + "/stats", headers=self.headers, timeout=PATIENCE_S).json())
 
     def until(self, true: Any, timeout: float = PATIENCE_S) -> dict[str, Any]:
         """Waits until `true(stats)` and returns the stats. Ignores lost connections, since a frontend may be killed."""

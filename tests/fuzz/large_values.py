@@ -2,9 +2,10 @@
 
     python -m tests.fuzz.large_values [--only TEXT] [--attacks | --fields] [--model FOLDER]
 
-Each request is sent alone, while another client reads a stream. The table has a row for each request: its status, how
-long it took, the longest silence of the other stream meanwhile, and how much the processes grew. A request after which
-the silence was too long is sent up to ATTEMPTS times, because a busy machine is slow at times. Two sources:
+Each request is sent alone, while another client with a key of its own reads a stream. The table has a row for each
+request: its status, how long it took, the longest silence of the other stream meanwhile, and how much the processes
+grew. A request after which the silence was too long is sent up to ATTEMPTS times, because a busy machine is slow at
+times. Two sources:
 
 - every field of every POST route in the OpenAPI document, with the largest value that its schema allows
 - ATTACKS: small requests with combinations of fields that multiply each other
@@ -31,9 +32,12 @@ from tests.fuzz.watch import Watch, watching
 SILENCE_S = 0.5  # the longest silence of another stream that is in order on an idle machine
 GROWTH_MIB = 64.0  # the same for the growth of all processes with one request, above what docs/security.md states
 TIMEOUT_S = 120.0
+PATH = "/v1/completions"  # of the other client's streams
 ATTEMPTS = 3
 CONTEXT = 2048  # so that a request without a limit on its tokens ends within TIMEOUT_S
-JSON = {"Content-Type": "application/json"}
+KEYS = {"--admin-keys": "sk-sender sender\n", "--api-keys": "sk-other other\n"}
+SENDER, OTHER = {"Authorization": "Bearer sk-sender"}, {"Authorization": "Bearer sk-other"}
+JSON = {"Content-Type": "application/json"} | SENDER
 MOST_ITEMS = 1 << 17  # of arrays and objects whose schema has no bound
 MOST_CHARS = 1 << 20  # of strings without a bound
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
@@ -139,7 +143,7 @@ class OtherStream:
         while not self._stop.is_set():
             with (
                 suppress(httpx.HTTPError),
-                httpx.stream("POST", self._url + "/v1/completions", json=body, timeout=TIMEOUT_S) as response,
+                httpx.stream("POST", self._url + PATH, json=body, headers=OTHER, timeout=TIMEOUT_S) as response,
             ):
                 for _ in response.iter_raw():
                     now = time.monotonic()
@@ -278,7 +282,7 @@ def drive(server: Server, only: str, *, attacks: bool = True, of_fields: bool = 
     with watching(server) as watch:
         other = OtherStream(server.url)
         try:
-            document = httpx.get(server.url + "/openapi.json", timeout=TIMEOUT_S).json()
+            document = httpx.get(server.url + "/openapi.json", headers=SENDER, timeout=TIMEOUT_S).json()
             cases = [*(ATTACKS if attacks else ()), *(fields(document) if of_fields else ())]
             for case in cases:
                 if only in case[0]:
@@ -287,6 +291,17 @@ def drive(server: Server, only: str, *, attacks: bool = True, of_fields: bool = 
         finally:
             other.close()
     return rows
+
+
+def keys_in(folder: Path) -> list[str]:
+    """Writes KEYS into files of a folder. Returns the flags of a server that name them."""
+    flags = []
+    for flag, text in KEYS.items():
+        file = folder / f"keys{flag}"
+        file.write_text(text)
+        file.chmod(0o600)
+        flags += [flag, str(file)]
+    return flags
 
 
 def line(row: Row) -> str:
@@ -309,8 +324,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = asked.model or str(wide_model.save(Path(folder) / "wide"))
         print("| request | status | seconds | silence | growth, MiB | died | answer |", flush=True)
-        flags = ("--max-logprobs", "20", "--max-seq-len", str(CONTEXT))
+        flags = ("--max-logprobs", "20", "--max-seq-len", str(CONTEXT), *keys_in(Path(folder)))
         with serving(model, Path(folder) / "log", *flags) as server:
+            server.headers = OTHER
             rows = drive(server, asked.only, attacks=not asked.fields, of_fields=not asked.attacks)
     bad = [row for row in rows if not row.is_fine]
     longest = max((row.silence for row in rows), default=0.0)

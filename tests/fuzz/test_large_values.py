@@ -5,7 +5,7 @@ from pathlib import Path
 from frontend.routes import openapi
 from tests.e2e.server import serving
 from tests.fuzz import wide_model
-from tests.fuzz.large_values import ATTACKS, OtherStream, attempt, fields
+from tests.fuzz.large_values import ATTACKS, OTHER, OtherStream, attempt, fields, keys_in
 from tests.fuzz.watch import watching
 from tests.patience import PATIENCE_S
 
@@ -26,7 +26,9 @@ def test_every_route_has_fields_with_a_largest_value() -> None:
 
 def test_largest_values_harm_nobody(tmp_path: Path) -> None:
     model = str(wide_model.save(tmp_path / "wide"))
-    with serving(model, tmp_path / "log", "--max-logprobs", "20") as server, watching(server) as watch:
+    flags = ("--max-logprobs", "20", *keys_in(tmp_path))
+    with serving(model, tmp_path / "log", *flags) as server, watching(server) as watch:
+        server.headers = OTHER
         other = OtherStream(server.url)
         rows = [attempt(watch, other, *one) for one in ATTACKS if one[0] in FEW]
         other.close()

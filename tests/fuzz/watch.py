@@ -70,13 +70,14 @@ class Watch:
         there, count = urlsplit(self.url), 0
         while not self._ended.wait(EVERY_S):
             count += 1
+            headers = {"Content-Type": "application/json", **self.server.headers}
             wire = http.client.HTTPConnection(str(there.hostname), there.port, timeout=30)
             self._asked = time.monotonic()
             try:
                 if count % 5:
                     wire.request("GET", "/health")
                 else:
-                    wire.request("POST", "/v1/completions", TINY, {"Content-Type": "application/json"})
+                    wire.request("POST", "/v1/completions", TINY, headers)
                 wire.getresponse().read()
             except (OSError, http.client.HTTPException):
                 pass  # a process died, and died() reports it

@@ -141,7 +141,10 @@ def build_engine(
     loads = _count_loads(decoder, loaded) if worker.expert_metrics else None
     vision = _vision(loaded.tower, decoder, worker)
     pools, slots = size.pools(), size.slots()
-    scheduler = Scheduler(SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids)), pools, slots)
+    config = SchedulerConfig.of(worker, size.max_seq_len, frozenset(spec.eos_ids))
+    if device.type == "cpu":
+        config = replace(config, cpu_vocab_size=spec.vocab_size)
+    scheduler = Scheduler(config, pools, slots)
     runner = _runner_for(decoder, cache, loaded, worker, size, vision, on_progress)
     if drafter is not None and scheduler.speculation is not None:  # before the capture, as graphs keep hidden states
         scheduler.speculation.proposer = drafter.load(Served(runner, loaded.weights, size, worker))

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
 
 # The number of rows that are sampled together if answers are checked. A row needs several arrays as long as the
-# vocabulary, and on the CPU, sampling is four times as fast if the arrays of all rows fit in the caches.
-CHECKED_ROWS, CHECKED_ROWS_CPU = 64, 8
+# vocabulary, and on the CPU, sampling is three times as fast if the arrays of all rows fit in the caches.
+CHECKED_ROWS = 64
+PART_LOGITS_CPU = 1 << 20  # logits that are sampled together on the CPU
 
 
 class DeviceBroken(Exception):
@@ -195,7 +196,8 @@ class Runner:
     def _sample(self, logits: Tensor, rows: list[Row]) -> Tensor:
         if any([sequence.constraint is not None for sequence, _ in rows]):
             logits = self._masked(logits, rows)
-        if any([sequence.check is not None for sequence, _ in rows]):
+        on_cpu = self._device.type == "cpu"
+        if any([sequence.check is not None or (on_cpu and sequence.host is not None) for sequence, _ in rows]):
             return self._sample_in_parts(logits, rows)
         kernel = self._model.operations.sample_plain
         return sample_rows(logits, rows, self._model.spec.eos_ids, kernel, self._row_done)
@@ -209,19 +211,16 @@ class Runner:
         return self._grammar_mask.apply(logits, rows)
 
     def _sample_in_parts(self, logits: Tensor, rows: list[Row]) -> Tensor:
-        """Samples the rows in parts, because a step that checks an answer has many rows."""
+        """Samples the rows in parts, because a step that checks an answer has many rows. Notes how long a row took."""
         spec, kernel = self._model.spec, self._model.operations
-        size = min(CHECKED_ROWS_CPU if self._device.type == "cpu" else CHECKED_ROWS, len(rows))
+        size = max(1, PART_LOGITS_CPU // spec.vocab_size) if self._device.type == "cpu" else CHECKED_ROWS
         ids = []
         for first in range(0, len(rows), size):
             part, began = rows[first : first + size], time.perf_counter()
             ids.append(
                 sample_rows(logits[first : first + size], part, spec.eos_ids, kernel.sample_plain, self._row_done)
             )
-            each = (time.perf_counter() - began) / len(part)  # on a GPU, the time of the launch
-            for sequence, _ in part:
-                if sequence.check is not None and sequence.host is not None:
-                    sequence.host.checked = each
+            note_draws(part, time.perf_counter() - began)  # on a GPU, the time of the launch
             self._row_done()
         return ids[0] if len(ids) == 1 else torch.cat(ids)
 
@@ -266,6 +265,23 @@ class Runner:
 
     def _row_done(self) -> None:
         self._rows_done += 1
+
+
+def note_draws(rows: list[Row], seconds: float) -> None:
+    """Notes in the sequences of rows that were sampled together how long each row took.
+
+    A chain notes its own time. So the rest is shared equally, but each row of a checked answer counts its chain, too.
+    """
+    each = seconds / len(rows)
+    chains = [one.host.chain for one, _ in rows if one.host is not None and one.host.chained]
+    draw = max(0.0, seconds - sum(chains)) / len(rows) if chains else each
+    for one, _ in rows:
+        if (host := one.host) is None:
+            continue
+        if one.check is not None:
+            host.checked = each
+        elif host.draw:
+            host.draw, host.drawn = draw, True
 
 
 # Prepares steps with LoRA adapters, pictures or a drafter that reads hidden states.

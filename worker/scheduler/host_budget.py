@@ -1,23 +1,30 @@
 """Limits the time that a step spends on the host besides the forward, as step_time.py limits its prompt tokens.
 
 A chain of samplers, a grammar or log-probabilities cost up to some tens of milliseconds for each row, and all sequences
-of the step wait. A step therefore has only so many of these rows that they take STEP_S together, by their latest
-measured times. The other rows wait for a later step, which changes no bit of them. Rows that cost less than an equal
-share are in every step; the expensive ones take turns, beginning with the one that has waited longest.
+of the step wait. On a CPU, so does a random draw from a large vocabulary: 1 to 13 ms. A step therefore has only so many
+of these rows that they take STEP_S together, by their latest measured times. The other rows wait for a later step,
+which changes no bit of them. Tenants have equal shares of this time, and what one does not need is for the others.
+Within a tenant, rows that cost less than an equal share are in every step; the expensive ones take turns, beginning
+with the one that has waited longest.
 
-Chunks of prompts have a limit of their own, so that neither kind keeps the other one out. Each kind may always have one
-row, so that every sequence advances.
+Chunks of prompts have a limit of their own, so that neither kind keeps the other one out. In each kind, every tenant
+may always have one row, so that every sequence advances. On a CPU, all prompts of a step together have at most LOGITS
+logits, because computing them takes time, too, for which no row is measured.
 
 A request whose prompt is scored often ends in its first step, so what its rows cost is assumed: as much as those of the
 latest request that was measured. A new row with a chain is assumed to cost as much as one with the same chain, or else
-a time for each sampler.
+a time for each sampler; a new draw as much as one with the same filters, or else a time for each token.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from shared.messages import SamplerChain, Sampling
 from worker.scheduler.sequence import Sequence
+
+Kind = TypeVar("Kind")
 
 # How long the host takes for the rows of a sequence, besides the forward: samplers, grammar masks, log-probabilities.
 #
@@ -26,6 +33,7 @@ from worker.scheduler.sequence import Sequence
 CHAIN_S = 0.01  # assumed for each sampler of a row's chain: of 152,000 tokens, a sampler takes 1 to 12 ms
 SCORED_S = 0.002  # assumed for a row of a prompt with log-probabilities
 CHECKED_S = 0.002  # assumed for a row of an answer that is checked: a draw from 152,000 tokens takes 2 ms
+DRAWN_S = 13e-9  # assumed for a random draw on a CPU, for each token of the vocabulary
 MANY_S = 0.02  # assumed for a row with more likeliest tokens than FEW, which are sorted
 FEW = 128
 
@@ -35,23 +43,25 @@ class HostWork:
     """Seconds that the host takes for one row of a sequence.
 
     chain, mask, scores: for a row that is sampled: its chain of samplers, the mask of its grammar or token rules, its
-    log-probabilities. checked: for a row of an answer that is checked, whose rows are all sampled in one step: the draw
-    and the chain together. prompt: for a row that scores a token of the prompt. measured, chained: whether `prompt` and
-    `chain` were measured
+    log-probabilities. draw: its random draw on a CPU. checked: for a row of an answer that is checked, whose rows are
+    all sampled in one step: the draw and the chain together. prompt: for a row that scores a token of the prompt.
+    measured, chained, drawn: whether `prompt`, `chain` and `draw` were measured
     """
 
     chain: float = 0.0
+    draw: float = 0.0
     mask: float = 0.0
     scores: float = 0.0
     checked: float = 0.0
     prompt: float = 0.0
     measured: bool = False
     chained: bool = False
+    drawn: bool = False
 
     @property
     def row(self) -> float:
         """Seconds for a row that is sampled."""
-        return max(self.chain, self.checked) + self.mask + self.scores
+        return max(self.chain + self.draw, self.checked) + self.mask + self.scores
 
 
 def host_work(sampling: Sampling, *, checked: bool = False) -> HostWork | None:
@@ -75,40 +85,53 @@ def host_work(sampling: Sampling, *, checked: bool = False) -> HostWork | None:
 
 STEP_S = 0.1  # for the rows of all decodes in a step
 PREFILL_S = 0.05  # for the rows of all prompts in a step
-MOST_CHAINS = 64  # chains whose times are known
+MOST_KINDS = 64  # chains whose times are known, and the same of kinds of draws
+LOGITS = 8 << 20  # logits of all prompts in a step on a CPU: 55 rows of 152,000 tokens
+LEAST_ROWS = 8  # which any step may have
+COUNTED_S = 1e-4  # draws that take less than this are not counted
+DECAY = 0.9  # what a kind of draws is assumed to cost falls by no more than this from one new row to the next
 
 
 class HostBudget:
-    """Decides which rows with work for the host are in the next step."""
+    """Decides which rows with work for the host are in the next step.
 
-    def __init__(self) -> None:
+    vocab_size: of a model on a CPU; 0 on a GPU, which computes logits and draws itself
+    """
+
+    def __init__(self, vocab_size: int = 0) -> None:
+        self._draw_s = DRAWN_S * vocab_size if DRAWN_S * vocab_size >= COUNTED_S else 0.0
+        self._most_rows = max(LEAST_ROWS, LOGITS // vocab_size) if vocab_size else 1 << 62
         self._left = PREFILL_S  # seconds that are left for prompts in the step that is being planned
-        self._used = False  # whether a prompt of this step has work for the host
+        self._rows_left = self._most_rows  # rows of logits that are left for them
+        self._used = set[str]()  # the tenants whose prompts have work for the host in this step
         self._scored_s = SCORED_S  # the latest measured time for a scored row of a prompt
         self._unmeasured = deque[HostWork](maxlen=64)  # prompts that were planned with an assumed time
-        self._unmeasured_chains = deque[tuple[SamplerChain, HostWork]](maxlen=MOST_CHAINS)
-        self._chains: dict[SamplerChain, float] = {}  # chain → the latest measured time for a new row
+        self._chains: _Assumed[SamplerChain] = _Assumed(0.0)  # by the whole chain
+        self._draws: _Assumed[tuple[bool, bool, bool]] = _Assumed(DECAY)  # by the filters of plain sampling
+
+    def entered(self, sequence: Sequence) -> None:
+        """Gives a new sequence its HostWork if it has none, but is drawn at random on a CPU."""
+        if self._draw_s and sequence.sampling.temperature and sequence.check is None:
+            sequence.host = sequence.host or HostWork()
+            sequence.host.draw = self._draw_s
 
     def affordable(self, decodes: list[Sequence]) -> list[Sequence]:
         """Begins a step. Returns the decodes that it may have, in the same order."""
-        self._left, self._used = PREFILL_S, False
+        self._left, self._rows_left = PREFILL_S, self._most_rows
+        self._used.clear()
         self._learn()
-        costs = {one: one.host.row for one in decodes if one.host is not None}
+        costs = {one: self._row(one, one.host) for one in decodes if one.host is not None}
         if sum(costs.values()) <= STEP_S:
             return decodes
+        tenants: dict[str, dict[Sequence, float]] = {}
+        for one, cost in costs.items():
+            tenants.setdefault(one.turn.tenant, {})[one] = cost
         chosen, left = set[Sequence](), STEP_S
-        ascending = sorted(costs, key=costs.__getitem__)
-        for done, one in enumerate(ascending):
-            if costs[one] > left / (len(ascending) - done):
-                break
-            chosen.add(one)
-            left -= costs[one]
-        turns = sorted(ascending[len(chosen) :], key=lambda one: one.history.last_token)
-        for at, one in enumerate(turns):
-            if at and costs[one] > left:
-                break
-            chosen.add(one)
-            left -= costs[one]
+        ascending = sorted(tenants.values(), key=lambda own: sum(own.values()))
+        for done, own in enumerate(ascending):
+            served = _served(own, left / (len(ascending) - done))
+            chosen.update(served)
+            left -= sum([own[one] for one in served])
         return [one for one in decodes if one.host is None or one in chosen]
 
     def fitting(self, sequence: Sequence, length: int, known: int, *, samples: bool) -> int:
@@ -122,22 +145,33 @@ class HostBudget:
         if host.prompt and not host.measured and sequence.sampling.prompt_top <= FEW:
             host.prompt = self._scored_s
             self._unmeasured.append(host)
-        if sequence.sampling.chain is not None and not host.chained:
-            host.chain = self._chains.get(sequence.sampling.chain, host.chain)
-        length = self._scored(host, length)
-        rows = length - known + 1 if samples else 0
-        if rows > 0 and host.row:
-            most = int(self._left / host.row) if self._left > 0 else 0
-            most = max(most, not self._used)
+        length = self._scored(sequence, host, length)
+        rows, row = length - known + 1 if samples else 0, self._row(sequence, host)
+        if rows > 0 and row:
+            most = self._most(sequence, row)
             splits_picture = most == 0 and sequence.pictures is not None  # whose last row must not be missing
             if rows > most and not splits_picture:
                 length -= rows - most
                 rows = most
-            self._used |= rows > 0
-            self._left -= rows * host.row
-            if rows > 0 and sequence.sampling.chain is not None and not host.chained:
-                self._unmeasured_chains.append((sequence.sampling.chain, host))
+            self._count(sequence, rows, row)
+            if rows > 0:
+                self._await_times(sequence.sampling, host)
         return length
+
+    def _row(self, sequence: Sequence, host: HostWork) -> float:
+        """Returns the seconds of a row that is sampled. What was not measured is taken from the latest of its kind."""
+        if host.chain and not host.chained and sequence.sampling.chain is not None:
+            host.chain = self._chains.seconds(sequence.sampling.chain, host.chain)
+        if host.draw and not host.drawn:
+            host.draw = self._draws.seconds(_filters(sequence.sampling), host.draw)
+        return host.row
+
+    def _await_times(self, sampling: Sampling, host: HostWork) -> None:
+        """Notes a row whose times stand for its kind as soon as they are measured."""
+        if sampling.chain is not None and not host.chained:
+            self._chains.awaited.append((sampling.chain, host))
+        if host.draw and not host.drawn:
+            self._draws.awaited.append((_filters(sampling), host))
 
     def _learn(self) -> None:
         for _ in range(len(self._unmeasured)):
@@ -146,20 +180,71 @@ class HostBudget:
                 self._scored_s = host.prompt
             else:
                 self._unmeasured.append(host)
-        for _ in range(len(self._unmeasured_chains)):
-            chain, host = self._unmeasured_chains.popleft()
-            if host.chained:
-                self._chains.pop(chain, None)
-                self._chains[chain] = host.chain
-                if len(self._chains) > MOST_CHAINS:
-                    del self._chains[next(iter(self._chains))]
-            else:
-                self._unmeasured_chains.append((chain, host))
+        self._chains.learn(lambda host: host.chain if host.chained else None)
+        self._draws.learn(lambda host: host.draw if host.drawn else None)
 
-    def _scored(self, host: HostWork, length: int) -> int:
+    def _scored(self, sequence: Sequence, host: HostWork, length: int) -> int:
         if host.prompt:
-            most = int(self._left / host.prompt) if self._left > 0 else 0
-            length = min(length, max(most, not self._used))
-            self._used |= length > 0
-            self._left -= length * host.prompt
+            length = min(length, self._most(sequence, host.prompt))
+            self._count(sequence, length, host.prompt)
         return length
+
+    def _most(self, sequence: Sequence, cost: float) -> int:
+        """Returns how many rows of a prompt the step can have."""
+        most = min(int(self._left / cost), self._rows_left) if self._left > 0 else 0
+        return max(most, sequence.turn.tenant not in self._used)
+
+    def _count(self, sequence: Sequence, rows: int, cost: float) -> None:
+        if rows > 0:
+            self._used.add(sequence.turn.tenant)
+            self._left -= rows * cost
+            self._rows_left -= rows
+
+
+def _served(costs: dict[Sequence, float], left: float) -> list[Sequence]:
+    """Returns which decodes of a tenant are in the step. left: the seconds for its rows; one row is always allowed"""
+    chosen = list[Sequence]()
+    ascending = sorted(costs, key=costs.__getitem__)
+    for done, one in enumerate(ascending):
+        if costs[one] > left / (len(ascending) - done):
+            break
+        chosen.append(one)
+        left -= costs[one]
+    turns = sorted(ascending[len(chosen) :], key=lambda one: one.history.last_token or one.history.arrival)
+    for at, one in enumerate(turns):
+        if at and costs[one] > left:
+            break
+        chosen.append(one)
+        left -= costs[one]
+    return chosen
+
+
+def _filters(sampling: Sampling) -> tuple[bool, bool, bool]:
+    return sampling.top_k > 0, sampling.top_p < 1, sampling.min_p > 0
+
+
+class _Assumed(Generic[Kind]):
+    """What a new row of each kind is assumed to cost: as much as the latest measured one.
+
+    decay: a lower measurement reduces the assumed time to this part of it at most. awaited: rows without a time yet
+    """
+
+    def __init__(self, decay: float) -> None:
+        self._decay = decay
+        self._seconds: dict[Kind, float] = {}
+        self.awaited = deque[tuple[Kind, HostWork]](maxlen=MOST_KINDS)
+
+    def seconds(self, kind: Kind, otherwise: float) -> float:
+        return self._seconds.get(kind, otherwise)
+
+    def learn(self, measured: Callable[[HostWork], float | None]) -> None:
+        """Reads the rows that have been measured. measured: the seconds of a row; None if they are not known yet"""
+        for _ in range(len(self.awaited)):
+            kind, host = self.awaited.popleft()
+            seconds = measured(host)
+            if seconds is None:
+                self.awaited.append((kind, host))
+                continue
+            self._seconds[kind] = max(seconds, self._decay * self._seconds.pop(kind, 0.0))
+            if len(self._seconds) > MOST_KINDS:
+                del self._seconds[next(iter(self._seconds))]

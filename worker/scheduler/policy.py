@@ -40,6 +40,7 @@ class SchedulerConfig:
     overlap: bool = False
     pipeline_parallel_size: int = 1
     max_draft_tokens: int = 0  # per sequence and step; 0: no speculation
+    cpu_vocab_size: int = 0  # the vocabulary, if a CPU computes logits and draws; 0: a GPU does
     watermark: float = 0.01  # share of the pool that new sequences leave free for running ones to grow
 
     @classmethod

@@ -128,6 +128,7 @@ class Scheduler:
             check_queue(sequence, self.config, self.state.queue, len(self.state.running))
         self._earliest_deadline = min(self._earliest_deadline, sequence.turn.deadline)
         self.state.live[sequence.key] = sequence
+        self._planner.host.entered(sequence)
         self.state.queue.push(sequence, now)
 
     def abort(self, key: Key) -> Sequence | None:
@@ -319,14 +320,14 @@ class Planner:
         self._batching = batching
         self._chunking = chunk_policy(config)
         self._order = order_policy(config)
-        self._host = HostBudget()
+        self.host = HostBudget(config.cpu_vocab_size)
 
     def plan(self, now: float) -> Plan:
         """Decides the next step: decodes, then prompt chunks. The plan is empty if there is nothing to compute yet."""
         plan = Plan()
         admit_starved(self._state, self._config.max_batch_size, plan.preempted, now)
         decodes, prompts = self._running_work(plan.preempted, now)
-        decodes = self._host.affordable(decodes)
+        decodes = self.host.affordable(decodes)
         budget, limits = self._config.max_step_tokens, self._stages or self.step_time
         reserved = min(len(decodes), self._order.reserve(budget))
         prefill_budget = min(budget - reserved, limits.prefill_budget(len(decodes)))
@@ -428,7 +429,7 @@ class Planner:
         drafts = sequence.check.drafts(sequence.output_len) if sequence.check is not None and samples else ()
         most = budget if chunks else inf
         length = self._length(sequence, start, known + len(drafts), budget, most) if len(chunks) < limit else 0
-        length = self._host.fitting(sequence, length, known, samples=samples)
+        length = self.host.fitting(sequence, length, known, samples=samples)
         if length:
             chunks.append(Chunk(sequence, start, length, samples and length >= known, drafts[: max(0, length - known)]))
         return length

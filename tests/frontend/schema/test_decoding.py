@@ -14,7 +14,7 @@ from frontend.api.openai.completions import CompletionRequest
 from frontend.errors import BadRequest, Unprocessable
 from frontend.request import GenerationRequest
 from frontend.schema.base import type_info
-from frontend.schema.decoding import decode, reader, refuse_unknown
+from frontend.schema.decoding import MOST_CONTAINERS, MOST_STRINGS, check_values, decode, reader, refuse_unknown
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
 from tests.frontend.api.harness import (
@@ -77,3 +77,25 @@ def test_msgspec_and_readers_give_the_same_request(name: str) -> None:
         assert fast == reader(type_info(kind))(body, "", refuse_unknown) == decode(msgspec.json.encode(body), kind)
 
     agree()
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (b"[" + b"[]," * MOST_CONTAINERS + b"1]", "at most 262144 arrays and objects"),
+        (b'{"a":[' + b"{}," * MOST_CONTAINERS + b"1]}", "at most 262144 arrays and objects"),
+        (b"[" + b"[]," * (MOST_CONTAINERS - 1) + b"1]", ""),
+        (b'["' + b"[{" * MOST_CONTAINERS + b'"]', ""),
+        (b'["' + b'[\\"{' * MOST_CONTAINERS + b'"]', ""),
+        (b'["' + b'[\\"{' * MOST_CONTAINERS, ""),  # not JSON, which the decoder says
+        (b"[" + b'"",' * MOST_STRINGS + b'""]', "at most 524288 strings and keys"),
+        (b"[" + b'"",' * (MOST_STRINGS - 1) + b'""]', ""),
+        (b'{"prompt":[' + b"5," * 2_000_000 + b"5]}", ""),
+    ],
+)
+def test_a_body_has_a_bounded_number_of_values(sent: bytes, problem: str) -> None:
+    if not problem:
+        check_values(sent)
+        return
+    with pytest.raises(BadRequest, match=problem):
+        check_values(sent)

@@ -59,9 +59,13 @@ class RunnerBench(DrainedBench):
         pages: int = 100,
         compiler: GrammarCompiler | None = None,
         chunk: int = 64,
+        cpu_vocab_size: int = 0,
         **options: bool,
     ) -> None:
-        """pages: number of pages of each group of layers; chunk: the most tokens of a sequence in a step."""
+        """pages: number of pages of each group of layers; chunk: the most tokens of a sequence in a step.
+
+        cpu_vocab_size: the vocabulary whose draws the scheduler counts
+        """
         groups = cache_groups(decoder.spec, MAX_SEQ_LEN, paged=True)
         dtype = decoder.weights.embed.dtype
         cache = KVCache(decoder.spec, [pages] * len(groups), 16, dtype, "cpu", groups, SLOTS, dtype)
@@ -69,7 +73,7 @@ class RunnerBench(DrainedBench):
         runner = Runner(fastest_decoder(decoder, cache), cache, **options)  # type: ignore[arg-type]
         config = SchedulerConfig(
             max_seq_len=MAX_SEQ_LEN, eos_token_ids=frozenset({EOS}), max_step_tokens=64, prefill_chunk_size=chunk,
-            state_checkpoint_tokens=20,
+            state_checkpoint_tokens=20, cpu_vocab_size=cpu_vocab_size,
         )  # fmt: skip
         slots = PagePool(SLOTS, 16) if cache.states else None
         super().__init__(runner=runner, config=config, pools=pools, vocab_size=VOCAB, slots=slots, compiler=compiler)

@@ -9,7 +9,10 @@ from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.model_runner.harness import OTHERS, PLAIN, RunnerBench, batch_invariant_decoder, scores, traffic
 from worker.engine.build import load_engine
+from worker.model_runner import runner
 from worker.model_runner.runner import DeviceBroken
+from worker.scheduler import host_budget
+from worker.scheduler.sequence import Row
 
 
 @pytest.mark.parametrize("samplings", [PLAIN * 2, PLAIN + OTHERS + PLAIN], ids=["plain", "mixed"])
@@ -25,6 +28,25 @@ def test_overlapping_steps_change_no_bit(family: str, samplings: list[m.Sampling
         id: end.outcome for id, end in plain.received()[1].items()
     }
     assert scores(ahead) == scores(plain)
+
+
+def test_draws_in_parts_and_in_turns_change_no_bit(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, samplings = batch_invariant_decoder(checkpoints("llama"), torch.float32), PLAIN + OTHERS + PLAIN
+    whole = RunnerBench(decoder)
+    traffic(whole, samplings)
+    monkeypatch.setattr(runner, "PART_LOGITS_CPU", 1)
+    turns = RunnerBench(decoder, cpu_vocab_size=152_000)
+    drawn = list[int]()
+
+    def note(rows: list[Row], seconds: float) -> None:
+        drawn.append(len(rows))
+        runner_note(rows, host_budget.STEP_S)  # so each draw takes as long as a step may
+
+    runner_note = runner.note_draws
+    monkeypatch.setattr(runner, "note_draws", note)
+    traffic(turns, samplings)
+    assert set(drawn) == {1}
+    assert turns.received()[0] == whole.received()[0] and scores(turns) == scores(whole)
 
 
 def test_preemptions_of_in_flight_sequences_change_no_bit(checkpoints: Checkpoints) -> None:

@@ -3,12 +3,28 @@
 import pytest
 
 from shared.messages import SamplerChain, Sampling
-from worker.scheduler.host_budget import CHECKED_S, PREFILL_S, SCORED_S, STEP_S, HostBudget, HostWork, host_work
-from worker.scheduler.sequence import Sequence
+from worker.kv_cache.pages import PagePool
+from worker.scheduler.host_budget import (
+    CHECKED_S,
+    DECAY,
+    DRAWN_S,
+    LOGITS,
+    PREFILL_S,
+    SCORED_S,
+    STEP_S,
+    HostBudget,
+    HostWork,
+    host_work,
+)
+from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.sequence import RequestStats, SchedulingParams, Sequence
+
+VOCAB = 152_000
 
 
-def sequence(cost: float | None, last: float = 0.0, prompt: float = 0.0) -> Sequence:
-    one = Sequence((b"", 1), [1, 2], 2, Sampling(9), 0)
+def sequence(cost: float | None, last: float = 0.0, prompt: float = 0.0, tenant: str = "") -> Sequence:
+    one = Sequence((b"", 1), [1, 2], 2, Sampling(9), 0, turn=SchedulingParams(tenant=tenant))
     one.host = None if cost is None else HostWork(chain=cost, prompt=prompt, measured=prompt != SCORED_S)
     one.history.last_token = last
     return one
@@ -27,6 +43,104 @@ def test_cheap_rows_are_in_every_step_and_expensive_ones_take_turns() -> None:
                 served[at] += 1
                 one.history.last_token = now = now + 1
     assert max(served) - min(served) <= 1 and sum(served) == 40 * 4
+
+
+def test_tenants_share_the_time_of_a_step() -> None:
+    one, few = sequence(STEP_S / 3, last=9.0, tenant="a"), [sequence(STEP_S / 25, last=9.0, tenant="b")]
+    many = [sequence(STEP_S / 10, last=at, tenant="c") for at in range(64)]
+    chosen = HostBudget().affordable([*many, one, *few])
+    assert one in chosen and few[0] in chosen, "however many rows another tenant has, and however long they waited"
+    assert [one for one in chosen if one in many] == many[: len(chosen) - 2]
+    assert 0.9 * STEP_S <= sum(one.host.row for one in chosen if one.host) <= STEP_S, "no time is left unused"
+    slow = [sequence(3 * STEP_S, tenant=tenant) for tenant in ("a", "b", "b")]
+    assert HostBudget().affordable(slow) == slow[:2], "each tenant may have one row"
+
+
+def test_a_new_row_waits_its_turn_from_its_arrival() -> None:
+    old = [sequence(STEP_S, last=at) for at in (5.0, 4.0)]
+    new = sequence(STEP_S)
+    new.history = RequestStats(arrival=4.5)
+    assert HostBudget().affordable([*old, new]) == [old[1]]
+    old[1].history.last_token = 6.0
+    assert HostBudget().affordable([*old, new]) == [new]
+
+
+def test_random_draws_from_a_large_vocabulary_are_counted_on_a_cpu() -> None:
+    def new(**asked: float) -> Sequence:
+        one = Sequence((b"", 1), [1, 2], 2, Sampling(9, **{"temperature": 1.0, **asked}), 0)
+        budget.entered(one)
+        return one
+
+    def planned(sequences: list[Sequence]) -> int:
+        budget.affordable([])
+        return sum(budget.fitting(one, 2, 2, samples=True) == 2 for one in sequences)
+
+    budget = HostBudget(VOCAB)
+    assert new(temperature=0.0).host is None
+    flat = [new(top_p=0.99) for _ in range(64)]
+    assert planned(flat) == int(PREFILL_S / (DRAWN_S * VOCAB)) == 25
+    slow = 0.013
+    for one in flat[:25]:
+        assert one.host is not None
+        one.host.draw, one.host.drawn = slow, True
+    assert planned([new(top_p=0.9) for _ in range(64)]) == int(PREFILL_S / slow), "an equal kind has been measured"
+    assert planned([new() for _ in range(64)]) == 25, "another kind has not"
+    cheap = new(top_p=0.5)
+    planned([cheap])
+    assert cheap.host is not None
+    cheap.host.draw, cheap.host.drawn = 0.0001, True
+    assert planned([new(top_p=0.99) for _ in range(64)]) == int(PREFILL_S / (slow * DECAY)), (
+        "one cheap row proves little"
+    )
+    for small in (HostBudget(), HostBudget(512)):
+        budget = small
+        assert new().host is None
+
+
+def test_a_request_with_many_answers_has_a_bounded_number_of_draws_in_a_step() -> None:
+    config = SchedulerConfig(max_seq_len=64, max_batch_size=64, cpu_vocab_size=VOCAB)
+    scheduler = Scheduler(config, [PagePool(400, 16)])
+    other = Sequence((b"", 1), [1, 2], 2, Sampling(60, temperature=0.0), 0)
+    scheduler.submit(other, 0.0)
+    for id in range(2, 130):
+        prompt, sampling = [id, 2], Sampling(4, temperature=1.0, ignore_eos=True)
+        scheduler.submit(Sequence((b"", id), prompt, 2, sampling, id, turn=SchedulingParams(tenant="b")), 0.0)
+    steps, counts = 0, list[int]()
+    while len(scheduler.state.live) > 1 or not steps:
+        plan = scheduler.plan(float(steps))
+        sampled = [sequence for sequence, _ in plan.rows]
+        assert other in sampled, "another client's stream gains a token in every step"
+        counts.append(len(sampled) - 1)
+        scheduler.launched(plan)
+        scheduler.update(plan, [5] * len(sampled), float(steps + 1))
+        for one in sampled:
+            if one.host is not None:
+                one.host.draw, one.host.drawn = STEP_S / 10, True
+                one.history.last_token = float(steps + 1)
+        steps += 1
+    first = int(PREFILL_S / (DRAWN_S * VOCAB))
+    assert counts[0] == first and max(counts[1:]) <= 10 + 5, "draws of a step, and first draws of prompts"
+    assert sum(counts) == 128 * 4
+
+
+def test_prompts_of_a_step_on_a_cpu_have_a_bounded_number_of_logits() -> None:
+    budget, most = HostBudget(VOCAB), LOGITS // VOCAB
+    budget.affordable([])
+    check = sequence(0.0)
+    assert check.host is not None
+    check.host.checked = 1e-6  # a greedy check draws nothing, but the model computes its rows of logits
+    assert budget.fitting(check, 501, 2, samples=True) == 1 + most
+    assert budget.fitting(sequence(1e-6), 501, 2, samples=True) == 1
+    budget.affordable([])
+    assert budget.fitting(sequence(0.0, prompt=1e-6), 512, 600, samples=False) == most
+    assert HostBudget().fitting(check, 501, 2, samples=True) == 501, "a GPU computes them"
+
+
+def test_every_tenant_has_a_row_of_a_prompt_in_a_step() -> None:
+    budget = HostBudget()
+    budget.affordable([])
+    first, same, other = (sequence(3.0, tenant=tenant) for tenant in "aab")
+    assert [budget.fitting(one, 7, 7, samples=True) for one in (first, same, other)] == [7, 6, 7]
 
 
 def test_a_row_that_costs_more_than_a_step_is_alone_in_its_turn() -> None:
