@@ -65,6 +65,11 @@ class FrontendConfig:
         "response's header X-Sluice-Ignored-Fields and once in the log; auto: refuse on /v1/completions, else ignore",
         choices=("auto", "refuse", "ignore"),
     )  # fmt: skip
+    beyond_context: str = setting(
+        "auto", "a limit on the answer (`max_tokens` and its like) that is more than the prompt leaves of the context; "
+        "cut: lower it, and name it in the response's header X-Sluice-Lowered-Fields; refuse: with an error; auto: "
+        "refuse on /v1/completions, /v1/messages and /generate, else cut", choices=("auto", "refuse", "cut"),
+    )  # fmt: skip
     max_body_bytes: int = setting(
         0, "largest request body; 0: 8 MiB, and with a model that sees pictures 8 MiB more for each of "
         "--max-images-per-request, at least 27 MiB more, 128 MiB together at most", unit="bytes", at_least=0,
