@@ -133,7 +133,7 @@ ANY = (
 )  # fmt: skip
 ROWS = (
     "adapters/add_product.c", "adapters/few_rows.c", "rowwise.c", "recurrent/mamba2.c", "recurrent/short_conv.c",
-    "recurrent/delta_net.c",
+    "recurrent/delta_net.c", "attention/text_attention.c",
 )  # fmt: skip
 PLAIN = ("gemm/gemm_simd.c", "attention/attention_simd.c", "floors/floors_simd.c")
 # Each source with its compiler flags. From the flags, simd.h derives the suffix of the functions' names.
