@@ -50,8 +50,8 @@ test: export SLUICE_TESTS_NEED_HELM = $(if $(FULL),$(filter x86_64,$(shell uname
 test: $(VENV)/.native$(KERNELS) $(VENV)/.dev $(VENV)/.smollm2 $(if $(FULL),$(VENV)/.helm $(VENV)/.triton-3.6)
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
-else  # the worker's tests only compute: they run at lower priority beside the others, which mostly wait
-	@worker_log=$$(mktemp); nice -n 3 $(PYTEST) $(SHARED) $(SAMPLE) tests/worker >$$worker_log 2>&1 & worker=$$!; \
+else  # the worker's tests run beside the others; a sample of them at lower priority, since the others mostly wait
+	@worker_log=$$(mktemp); $(if $(FULL),,nice -n 3) $(PYTEST) $(SHARED) $(SAMPLE) tests/worker >$$worker_log 2>&1 & worker=$$!; \
 	trap 'kill $$worker 2>/dev/null; rm -f $$worker_log' EXIT; trap 'exit 130' INT TERM; \
 	$(PYTEST) $(BY_FILE) $(SAMPLE) --ignore=tests/worker; code=$$?; \
 	wait $$worker || code=$$?; cat $$worker_log; exit $$code

@@ -103,8 +103,11 @@ def _unread(day: str) -> set[Path]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests marked `browser`, unless `-m` names the mark.
 
-    With `--sample`, also deselects the tests that are not drawn, and gives Hypothesis fewer examples.
+    With `--sample`, also deselects the tests that are not drawn, and gives Hypothesis fewer examples. Files with tests
+    marked `slow` come first, so that no process computes long alone at the end.
     """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     if "browser" not in config.option.markexpr:
         _deselect(config, items, {item.nodeid for item in items if item.get_closest_marker("browser")})
     if day := config.option.sample:

@@ -16,6 +16,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sanitized.compiled(tmp_path_factory.mktemp("library"))
 
 
+@pytest.mark.slow
 def test_sizes_at_the_bounds_stay_within_their_arrays(library: Path) -> None:
     done = sanitized.run(library, TESTS, "-k", "not emulated")
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-6000:]

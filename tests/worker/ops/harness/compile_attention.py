@@ -160,3 +160,7 @@ def check() -> None:
     for gpu in (100, 120):
         made = attend(attention._prefill_kernel, 128, 4, 32, gpu=gpu, sequences=200).compiled()
         assert spilled_in_loop(made) == 0, gpu
+
+
+if __name__ == "__main__":
+    check()

@@ -252,3 +252,7 @@ def light(variant: Variant) -> Any:
     assert used.shared <= SHARED[variant.capability], (variant, used)
     assert used.stack == 0 or "depth" in variant.odd, (variant, used)
     return compiled
+
+
+if __name__ == "__main__":
+    check()

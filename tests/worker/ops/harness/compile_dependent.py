@@ -99,3 +99,7 @@ def check() -> None:
             made = dependent(variant, capability)
             assert made.metadata.launch_pdl and waits_for_kernels_first(made), (variant, capability)
             assert ("prefetch.global.L2" in made.asm["ptx"]) == (variant in PREFETCHING), variant
+
+
+if __name__ == "__main__":
+    check()

@@ -70,3 +70,7 @@ def check() -> None:
         print(one.kernel.__name__, used, flush=True)
         assert contracted(compiled) == 0, one.key
         assert used.stack == 0 and used.shared <= SHARED[one.capability], (one.key, used)
+
+
+if __name__ == "__main__":
+    check()

@@ -115,3 +115,7 @@ def small(one: Variant) -> Any:
     print(one.kernel.__name__, one.capability, used)
     assert used.shared <= SHARED[one.capability] and used.stack == 0, (one, used)
     return compiled
+
+
+if __name__ == "__main__":
+    check()

@@ -42,3 +42,7 @@ def check() -> None:
         used = usage(variant.compiled())
         assert used.stack == 0 and used.registers <= 128, (variant, used)
         print(variant.kernel.__name__, used)
+
+
+if __name__ == "__main__":
+    check()
