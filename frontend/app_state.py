@@ -3,6 +3,7 @@
 Knows Starlette's requests and responses, but no route.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -117,7 +118,9 @@ SEARCHES = FairThreads("body-errors", 3, each=2, most_waiting=64, doing="wrong b
 
 async def _large(body: bytes, kind: type[R], on_unknown: OnUnknown) -> R:
     try:
-        return decode_valid(body, kind)
+        decoded = decode_valid(body, kind)
+        await asyncio.sleep(0)  # other streams have a turn before the values are read
+        return decoded
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return await SEARCHES.run(decode, body, kind, on_unknown)
 

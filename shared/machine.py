@@ -113,6 +113,13 @@ def _set(values: dict[int, int]) -> bool:
     return True
 
 
+def return_memory() -> None:
+    """Makes glibc return freed memory to the operating system; does nothing with other C libraries."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def map_large_buffers() -> None:
     """Makes glibc return buffers of LARGE_BYTES or more, such as request bodies, to the system when they are freed.
 

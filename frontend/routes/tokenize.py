@@ -6,6 +6,7 @@ A gateway hashes the ids to find the worker whose cache has the prefix. These ro
 length limit until a worker has reported one. They refuse the same requests as the generating routes, in the same words.
 """
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -94,7 +95,7 @@ class RenderedPrompt(RenderedRequest):
 async def render_completion(request: CompletionRequest, context: ModelContext) -> list[RenderedPrompt]:
     """Returns each prompt of a text completion. Raises BadRequest or Unprocessable, which name the field."""
     ready = await completions.parse(request, _unbounded(context))
-    sampling = _sampling(request, ready)
+    sampling = await _sampling(request, ready)
     texts = [
         one if isinstance(one, str) else context.tokenizer.decode(one, skip_special=False) for one in request.prompts
     ]
@@ -114,7 +115,7 @@ async def render_chat(request: ChatRequest, context: ModelContext) -> RenderedRe
         )
     (ids,) = ready.prompts
     return RenderedRequest(
-        **_shared(request, ready, "chatcmpl"), token_ids=ids, sampling_params=_sampling(request, ready)
+        **_shared(request, ready, "chatcmpl"), token_ids=ids, sampling_params=await _sampling(request, ready)
     )
 
 
@@ -135,9 +136,10 @@ def _shared(request: CompletionRequest | ChatRequest, ready: GenerationRequest, 
     }
 
 
-def _sampling(request: CompletionRequest | ChatRequest, ready: GenerationRequest) -> RenderedSampling:
+async def _sampling(request: CompletionRequest | ChatRequest, ready: GenerationRequest) -> RenderedSampling:
     chosen = ready.sampling
-    return RenderedSampling(
+    await asyncio.sleep(0)  # long lists take some milliseconds to read, to copy and to encode; streams come in between
+    rendered = RenderedSampling(
         n=ready.n,
         max_tokens=chosen.max_tokens if chosen.max_tokens < NO_LIMIT >> 1 else None,
         min_tokens=chosen.min_tokens,
@@ -161,6 +163,8 @@ def _sampling(request: CompletionRequest | ChatRequest, ready: GenerationRequest
         skip_special_tokens=not ready.shown.specials,
         structured_outputs={"grammar": chosen.grammar} if chosen.grammar else UNSET,
     )
+    await asyncio.sleep(0)
+    return rendered
 
 
 RESPONSES: Mapping[str, Any] = {"RenderedPrompts": list[RenderedPrompt], "RenderedRequest": RenderedRequest}

@@ -4,7 +4,6 @@ Uses only the `tokenizers` library, because importing transformers would load to
 single id; `detokenizer` turns a stream of ids into text.
 """
 
-import ctypes
 import hashlib
 import math
 import re
@@ -25,6 +24,7 @@ from frontend.text.special_tokens import AliasedEngine, encodings_of, pairs_of
 from frontend.text.tokenizer_files import TokenizerError, TokenizerFiles
 from frontend.turns import FairThreads
 from shared.checkpoint import BYTES, spelled
+from shared.machine import return_memory
 
 __all__ = ["AddedTokens", "Tokenizer", "TokenizerError"]
 T = TypeVar("T")
@@ -70,13 +70,6 @@ def byte_fallback(token: str) -> bytes:
     """Returns the bytes of a byte-fallback token: one byte for "<0xE2>", else its text with "▁" replaced by a space."""
     byte = BYTE_TOKENS.get(token)
     return bytes([byte]) if byte is not None else token.replace("▁", " ").encode()
-
-
-def return_memory() -> None:
-    """Makes glibc return freed memory to the operating system; does nothing with other C libraries."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -206,7 +206,7 @@ def fields(document: Any) -> Iterator[tuple[str, str, Any]]:
             yield f"{path} (body)", path, largest(schema, document)
         seen = set[str]()
         for option in [resolved(one, document) for one in schema.get("anyOf", [schema])]:
-            base = BASES.get(path) or base_of(option)
+            base = BASES.get(path) or BASES.get("/v1" + path) or base_of(option)
             for field, one in option.get("properties", {}).items():
                 value = largest(one, document)
                 if value is not None and field not in seen:
@@ -217,8 +217,9 @@ def fields(document: Any) -> Iterator[tuple[str, str, Any]]:
 def base_of(schema: Any) -> dict[str, Any]:
     """Returns a small body with the required fields of a route, which asks for few tokens."""
     limit = [name for name in LIMITS if name in schema.get("properties", {})][:1]
-    documents = [name for name in ("documents",) if name in schema.get("properties", {})]  # the same as `texts`
-    return {name: REQUIRED[name] for name in [*schema.get("required", ()), *documents]} | dict.fromkeys(limit, 4)
+    documents = {"query", "documents"} <= schema.get("properties", {}).keys()  # the same as `texts`, so not required
+    names = [*schema.get("required", ()), *(["documents"] if documents else [])]
+    return {name: REQUIRED[name] for name in names} | dict.fromkeys(limit, 4)
 
 
 def resolved(schema: Any, document: Any) -> Any:

@@ -21,6 +21,11 @@ def test_every_route_has_fields_with_a_largest_value() -> None:
     assert len(by_name["/v1/completions stop"]["stop"]) >= 4000
     assert len(by_name["/v1/chat/completions bad_words"]["bad_words"]) == 256
     assert by_name["/v1/completions n"]["n"] == 128
+    for path in ("/v1/chat/completions", "/chat/completions", "/v1/chat/completions/render"):
+        assert "documents" not in by_name[f"{path} n"] and by_name[f"{path} n"]["messages"], (
+            "else all fields are refused"
+        )
+    assert by_name["/v1/rerank query"]["documents"]
     assert len(by_name["/v1/completions logit_bias"]["logit_bias"]) > 100_000
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from shared import grammar_trial
 from shared.checkpoint import spelled
+from shared.machine import return_memory
 from shared.sandbox import Killed, Lost, NotStarted, Raised, Sandbox, TookTooLong, TurnQueue
 from worker.structured_output.matcher import Matcher, error_text
 
@@ -34,6 +35,8 @@ TAG = re.compile(r"<.+>", re.DOTALL)
 MAX_CACHED = 64  # the most grammars in the cache
 MAX_CACHED_CHARS = 4 << 20  # total length of cached grammar texts; compiled grammars take up to twenty times as much
 MAX_CACHED_BYTES = 256 << 20  # by which the process grew while the cached grammars were compiled, in all
+
+TRIMMED_BYTES = 16 << 20  # a compilation by which the process grew more than this returns freed memory to the system
 
 
 class InvalidGrammar(Exception):
@@ -101,6 +104,7 @@ class GrammarCompiler:
             future.cancel()
 
     def _run(self, text: str, tenant: str, future: "Future[Grammar]") -> None:
+        before = resident_bytes()
         try:
             self._try(text)
             before = resident_bytes()
@@ -111,6 +115,8 @@ class GrammarCompiler:
         except BaseException as error:  # a panic in Rust is a BaseException, but not an Exception
             future.set_exception(error)
         finally:
+            if resident_bytes() - before >= TRIMMED_BYTES:
+                return_memory()  # of grammars that left the cache, or could not be compiled
             self._turns.leave(tenant)
 
     def _try(self, text: str) -> None:

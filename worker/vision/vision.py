@@ -4,7 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from ctypes import c_uint64
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
@@ -68,6 +68,10 @@ class Vision:
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._unread or digest in self._cache
+
+    def is_begun(self, digest: bytes) -> bool:
+        """Whether a picture is encoded in part."""
+        return self._begun is not None and self._begun[0] == digest
 
     def rows(self, picture: Picture) -> Tensor:
         """Returns the vectors of a picture, [tokens, text_size], from the cache or encoded now."""
@@ -134,6 +138,7 @@ class BetweenSteps:
     publish: sends the results of the step before
     check_device: raises if the device is unusable
     fail: ends a sequence whose picture could not be encoded
+    turns: tenant → the number of its latest picture; only of tenants that wait
     """
 
     vision: Vision
@@ -143,23 +148,38 @@ class BetweenSteps:
     publish: Callable[[], None]
     check_device: Callable[[], None]
     fail: Callable[[Sequence, Exception], None]
+    turns: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, plan: Plan) -> bool:
-        """Encodes some pieces of the first picture that a sequence waits for. Returns False if no sequence waits.
+        """Encodes some pieces of a picture that a sequence waits for. Returns False if no sequence waits.
+
+        A picture that is begun is finished first. Then the tenants take turns, each with its oldest sequence.
 
         plan: the plan of the step before
         """
         seeing = [sequence for sequence in self.scheduler.state.running if sequence.pictures is not None]
         stops = [(sequence, stop) for sequence in seeing if (stop := _stop_of(sequence)) is not None]
         self.vision.forget_unread({picture.digest for _, picture in stops})
-        for sequence, picture in stops:
-            if picture.digest not in self.vision:
-                self.publish()
-                in_flight = [other for other in self.scheduler.state.running if other.in_flight_tokens]
-                self.record_step([sequence, *in_flight])
-                self._encode(sequence, picture, self._room(plan) * self.token_cost)
-                return True
-        return False
+        waiting = [(sequence, picture) for sequence, picture in stops if picture.digest not in self.vision]
+        if not waiting:
+            return False
+        sequence, picture = self._next(waiting)
+        self.publish()
+        in_flight = [other for other in self.scheduler.state.running if other.in_flight_tokens]
+        self.record_step([sequence, *in_flight])
+        self._encode(sequence, picture, self._room(plan) * self.token_cost)
+        return True
+
+    def _next(self, waiting: list[tuple[Sequence, Picture]]) -> tuple[Sequence, Picture]:
+        for one in waiting:
+            if self.vision.is_begun(one[1].digest):
+                return one
+        latest = {one.turn.tenant: self.turns.get(one.turn.tenant, 0) for one, _ in waiting}
+        chosen = min(waiting, key=lambda one: latest[one[0].turn.tenant])  # the first of equal ones
+        latest[chosen[0].turn.tenant] = 1 + max(latest.values())
+        self.turns.clear()
+        self.turns.update(latest)
+        return chosen
 
     def _encode(self, sequence: Sequence, picture: Picture, most: int) -> None:
         try:

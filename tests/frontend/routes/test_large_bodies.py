@@ -15,8 +15,8 @@ from tests.frontend.serving import completing, http_client
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a"}, "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/responses": {"input": "a"}, "/api/generate": {"prompt": "a"}, "/generate": {"text": "a"},
-    "/completion": {"prompt": "a"}, "/tokenize": {"content": "a"}, "/v1/embeddings": {"input": "a"},
-    "/v1/logprobs": {"prompt": "a"},
+    "/completion": {"prompt": "a"}, "/tokenize": {"content": 5}, "/v1/embeddings": {"input": {}},
+    "/v1/rerank": {"query": "a", "documents": 5},
 }  # fmt: skip
 
 

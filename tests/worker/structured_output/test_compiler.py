@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.checkpoints import EOS, VOCAB, byte_fallback_tokenizer, byte_level_to
 from tests.deep_grammars import ANCHORS, CHAINS, IDS, NAMED_DEFINITIONS, PERCENT, chain, rules
 from tests.patience import PATIENCE_S
 from tests.worker.structured_output.harness import NAMED, Bench, submit
+from worker.structured_output import compiler
 from worker.structured_output.compiler import MAX_CACHED, GrammarCompiler, InvalidGrammar, with_plain_tags
 
 TEXT = json.dumps({"grammars": [{"lark_grammar": 'start: "<tool_call>" /[^<]*/'}]})
@@ -44,6 +46,31 @@ def test_compile_caches_the_most_recently_used_grammars(bench: Bench) -> None:
     for i in range(MAX_CACHED):
         bench.compiler.compile(build.one_of([str(-1 - i)], "x"))
     assert len(bench.compiler._cache) == MAX_CACHED and bench.compiler.compile(NAMED) is not first
+
+
+def test_memory_of_large_grammars_is_returned_to_the_system(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, trims = [0], list[str]()
+    monkeypatch.setattr(compiler, "resident_bytes", lambda: memory[0])
+    monkeypatch.setattr(compiler, "return_memory", lambda: trims.append("now"))
+    compiled = compiler._compile
+
+    def compile_with(growth: int, text: str) -> None:
+        def grow(*arguments: Any) -> Any:
+            memory[0] += growth
+            return compiled(*arguments)
+
+        monkeypatch.setattr(compiler, "_compile", grow)
+        future = bench.compiler.compile(text)
+        with suppress(InvalidGrammar):
+            future.result(PATIENCE_S)
+
+    compile_with(1 << 20, build.one_of(["few"], "x"))
+    compile_with(1 << 20, build.one_of(["some"], "x"))  # one tenant's compilations follow each other
+    assert not trims
+    compile_with(compiler.TRIMMED_BYTES, build.one_of(["many"], "x"))
+    compile_with(compiler.TRIMMED_BYTES, build.lark('start: <|nonesuch|> "b"', "x"))
+    compile_with(1 << 20, build.one_of(["a few"], "x"))
+    assert len(trims) == 2
 
 
 def test_compile_with_an_unreadable_tokenizer_raises(bench: Bench, tmp_path: Path) -> None:

@@ -243,3 +243,30 @@ def test_metrics_count_pictures_seconds_and_hits(towers: dict[str, Path]) -> Non
     )
     assert (lines["x_pictures_encoded_total"], lines["x_encoder_cache_hits_total"]) == ("2.0", "1.0")
     assert float(lines["x_picture_encode_seconds_total"]) > 0 and float(lines["x_encoder_cache_bytes"]) > 0
+
+
+def test_tenants_take_turns_in_having_their_pictures_encoded(
+    towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, one = engine_of(towers["smolvlm"]), served(towers["smolvlm"])
+    bench, order = bench_of(engine, cost=0), list[bytes]()
+    vision: Any = engine.runner.vision
+    pieces_of = vision._encoder.pieces
+
+    def noted(picture: m.Picture) -> Generator[int, None, torch.Tensor]:
+        order.append(picture.pixels)
+        yield 1
+        found: torch.Tensor = yield from pieces_of(picture)
+        return found
+
+    monkeypatch.setattr(vision._encoder, "pieces", noted)
+    asked = [prompt_with(1, one.vision.spec, seed=seed) for seed in range(6)]
+    tenants = ["many", "many", "many", "many", "few", "few"]
+    for id, ((prompt, pictures), tenant) in enumerate(zip(asked, tenants, strict=True), 1):
+        bench.send(submit(id, prompt, pictures, tenant=tenant))
+    bench.iterate(120)
+    _, ends = bench.received()
+    assert len(ends) == 6 and {end.outcome for end in ends.values()} == {m.Outcome.LENGTH}
+    assert order == [asked[place][1][0].pixels for place in (0, 4, 1, 5, 2, 3)], (
+        "each picture is encoded once, in turns"
+    )
