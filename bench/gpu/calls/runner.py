@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.gpu.calls.archives import pack_cache, pack_results, unpack_cache, unpack_results
+from bench.gpu.calls.archives import RESULTS, pack_cache, pack_results, unpack_cache, unpack_results
 from bench.gpu.calls.packages import missing, sentence
 from bench.gpu.calls.part_process import PartProcess
 from bench.gpu.calls.parts import Part, parts_for
@@ -115,5 +115,5 @@ def run_call(call: str, out: Path, last: Path, device: str, models: tuple[str, .
             pack_results(folder, out)
             if cache.exists():
                 print(pack_cache(cache, out), flush=True)
-        print(f"All results: {PAGE} in {out}", flush=True)
+        print(f"All results: {PAGE} in {out / RESULTS}", flush=True)
     return 0 if well else 1

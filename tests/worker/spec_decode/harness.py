@@ -15,6 +15,7 @@ from worker.kv_cache.tensors import KVCache, cache_groups
 from worker.model_runner.hidden_states import Reader
 from worker.model_runner.runner import Runner
 from worker.models.cpu_decoder import fastest_decoder
+from worker.models.decoder import Decoder
 from worker.scheduler.drafts import Proposer
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
@@ -48,15 +49,22 @@ def only_replays(runner: Runner) -> None:
 
 
 def served(
-    folder: Path, drafter: Proposer | None, reader: Reader | None = None, *, graphs: bool = False, **settings: Any
+    folder: Path,
+    drafter: Proposer | None,
+    reader: Reader | None = None,
+    *,
+    graphs: bool = False,
+    decoder: Decoder | None = None,
+    **settings: Any,
 ) -> tuple[list[list[int]], Scheduler, int]:
     """Returns the tokens of all sequences, the scheduler, and the number of steps.
 
-    reader: becomes the runner's `hidden_reader`. graphs: whether steps are replayed, which no step may refuse then
+    reader: becomes the runner's `hidden_reader`. graphs: whether steps are replayed, which no step may refuse then.
+    decoder: of the model in `folder`; None: one on the CPU
     """
-    decoder = batch_invariant_decoder(folder, torch.float32)
-    groups = cache_groups(decoder.spec, MAX_SEQ_LEN, paged=True)
-    cache = KVCache(decoder.spec, [60] * len(groups), 16, torch.float32, "cpu", groups, 40, torch.float32)
+    decoder = decoder or batch_invariant_decoder(folder, torch.float32)
+    groups, embed = cache_groups(decoder.spec, MAX_SEQ_LEN, paged=True), decoder.weights.embed
+    cache = KVCache(decoder.spec, [60] * len(groups), 16, embed.dtype, embed.device, groups, 40, embed.dtype)
     pools = [PagePool(60, 16, group.window) for group in groups]
     slots = PagePool(40, 16) if cache.states else None
     config = SchedulerConfig(

@@ -39,7 +39,10 @@ def _variant(variant: Variant) -> Kernel:
     stages = {"num_stages": FEW_STAGES} if "num_stages" in variant.options else {}
 
     def compiled(capability: int) -> Any:
-        return replace(variant, options=variant.options | stages, capability=capability).compiled()
+        constants = dict(variant.constants)
+        if "NESTED" in constants:  # the only constant that follows from the generation
+            constants["NESTED"] = capability >= attention.NESTED_FROM
+        return replace(variant, options=variant.options | stages, constants=constants, capability=capability).compiled()
 
     return Kernel(variant.kernel.__name__, compiled)
 
