@@ -46,7 +46,7 @@ from worker.quantization.methods import AS_STORED
 from worker.scheduler.drafts import Drafter, Experience, NgramDrafter, WaitingDrafts
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import Sequence
+from worker.scheduler.sequence import Ids, Sequence
 from worker.spec import ATTENTION
 from worker.spec_decode import head_drafter
 from worker.spec_decode.head_drafter import HeadDrafter
@@ -64,7 +64,7 @@ class RecordedDrafter(WaitingDrafts):
         self._recorded, self._right = recorded, acceptance
         self._draw = random.Random(recorded[0])
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
         return self.recorded(len(tokens), self.wanted(tokens, min(limit, len(self._right)), cost, cost, repeats))
 
     def recorded(self, at: int, count: int) -> tuple[int, ...]:
@@ -108,8 +108,8 @@ class AlwaysDrafting(WaitingDrafts):
 class WrongDrafter(NgramDrafter):
     """Proposes as many drafts as an n-gram drafter that finds a match in every step, but all drafts are wrong."""
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
-        self._last.find(tokens)
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
+        self._indexes[0].find(tokens)
         return (0,) * self._last.draft_length(limit, cost)
 
 

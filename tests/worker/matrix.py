@@ -97,7 +97,7 @@ class Recorder:
     agree: bool = True
 
     def __call__(self, logits: Tensor, rows: list[Row], *how: Any) -> Tensor:
-        for row, (sequence, output) in zip(logits, rows, strict=True):
+        for row, (sequence, output, _) in zip(logits, rows, strict=True):
             if sequence.key == (b"target", 0):
                 self.rows[output] = row.clone()
         return sample_rows(logits, rows, *how)

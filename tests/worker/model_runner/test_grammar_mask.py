@@ -31,7 +31,7 @@ def sequence(*allowed: int, min_tokens: int = 0) -> Sequence:
 
 
 def rows(*sequences: Sequence) -> list[Row]:
-    return [(one, one.next_output) for one in sequences]
+    return [(one, one.next_output, ()) for one in sequences]
 
 
 def possible(logits: torch.Tensor) -> list[list[int]]:
@@ -40,23 +40,25 @@ def possible(logits: torch.Tensor) -> list[list[int]]:
 
 def test_batch_without_grammars_returns_the_same_tensor() -> None:
     logits = torch.zeros(2, V)
-    assert GrammarMask(V, EOS).apply(logits, rows(sequence(), sequence())) is logits
+    assert GrammarMask(V, EOS).apply(logits, rows(sequence(), sequence()))[0] is logits
 
 
 def test_only_rows_with_a_grammar_are_masked() -> None:
     logits = torch.arange(2.0 * V).view(2, V)
-    masked = GrammarMask(V, EOS).apply(logits, rows(sequence(), sequence(5, 19)))
+    masked, _ = GrammarMask(V, EOS).apply(logits, rows(sequence(), sequence(5, 19)))
     assert possible(masked) == [list(range(V)), [5, 19]]
     assert torch.equal(masked[0], logits[0]) and masked[1, 19] == logits[1, 19] and logits.isfinite().all()
 
 
 def test_every_row_has_its_own_mask() -> None:
-    masked = GrammarMask(V, EOS).apply(torch.zeros(2, V), rows(sequence(0), sequence(7, 8)))
+    masked, _ = GrammarMask(V, EOS).apply(torch.zeros(2, V), rows(sequence(0), sequence(7, 8)))
     assert possible(masked) == [[0], [7, 8]]
 
 
 def test_min_tokens_forbids_the_end_unless_nothing_else_is_allowed() -> None:
-    masked = GrammarMask(V, EOS).apply(torch.zeros(2, V), rows(sequence(3, 4, min_tokens=2), sequence(3, min_tokens=2)))
+    masked, _ = GrammarMask(V, EOS).apply(
+        torch.zeros(2, V), rows(sequence(3, 4, min_tokens=2), sequence(3, min_tokens=2))
+    )
     assert possible(masked) == [[4], [3]]
 
 
@@ -64,5 +66,5 @@ def test_token_rules_mask_with_a_grammar_and_without() -> None:
     sampling, state = Sampling(9, allowed_token_ids=(2, 3, 19), min_tokens=2), FakeState((3, 19))
     fake: Any = Matcher(state)  # type: ignore[arg-type]
     ruled = [Sequence((b"f", 1), [1], 1, sampling, 0, constraint=restriction(sampling, one)) for one in (None, fake)]
-    masked = GrammarMask(V, EOS).apply(torch.zeros(3, V), rows(*ruled, sequence()))
+    masked, _ = GrammarMask(V, EOS).apply(torch.zeros(3, V), rows(*ruled, sequence()))
     assert possible(masked) == [[2, 19], [19], list(range(V))]

@@ -23,6 +23,7 @@ from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import (
     TILE,
     Chunk,
+    Ids,
     Plan,
     PrefixState,
     PromptScores,
@@ -219,7 +220,7 @@ class Rig:
         """Returns the tokens of a sequence as the device knows them, with the ids of steps in flight."""
         pending = []
         for plan, ids in self.in_flight:
-            pending += [id for (sampled, _), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
+            pending += [id for (sampled, *_), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
         return sequence.tokens + pending[len(pending) - sequence.pending_outputs :]
 
     def run(self, plan: Plan) -> list[int]:
@@ -386,10 +387,10 @@ class OracleDrafter(NgramDrafter):
         self._salt = salt
         self._stopped = False
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
         if self._stopped:
             return ()
-        places = range(len(tokens), len(tokens) + limit)
+        places = range(len(tokens) + len(ahead), len(tokens) + len(ahead) + limit)
         return tuple(self._guess(place) for place in places)
 
     def stop(self) -> None:

@@ -15,7 +15,7 @@ def test_plan_rows_are_those_of_sampling_chunks_and_their_drafts() -> None:
     rig = Rig()
     decode, prompt, last = rig.sequence(3, generated=(7,)), rig.sequence(9), rig.sequence(4)
     plan = Plan([Chunk(decode, 3, 3, True, (1, 2)), Chunk(prompt, 0, 4, False), Chunk(last, 0, 4, True)])
-    assert plan.rows == [(decode, 1), (decode, 2), (decode, 3), (last, 0)]
+    assert plan.rows == [(decode, 1, ()), (decode, 2, (1,)), (decode, 3, (1, 2)), (last, 0, ())]
     assert [chunk.rows for chunk in plan.chunks] == [3, 0, 1]
     assert (plan.tokens, plan.drafts) == (11, 2) and plan.sampling == [plan.chunks[0], plan.chunks[2]]
 

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from shared.messages import Outcome
+from shared.messages.requests import SamplerChain
 from tests.worker.scheduler.harness import EOS, OracleDrafter, Rig, chain, commit, next_id, reference, set_drafter
 from worker.scheduler.drafts import INDEXED_PER_STEP, NgramDrafter
-from worker.scheduler.sequence import TILE, Constraint, Plan, Sequence
+from worker.scheduler.host_budget import STEP_S, HostWork
+from worker.scheduler.sequence import TILE, Chunk, Constraint, Ids, MirostatRecord, Plan, Sequence
 
 FREE = 0.0  # cost of a row at which every draft is worth computing
 
@@ -201,29 +203,131 @@ def test_drafts_stay_within_pages_and_lengths(settings: dict[str, int], max_toke
     assert drafts(one.plan()) == [expected] and len(sequence.pages[0]) >= pages
 
 
-class Anything(Constraint):
-    ended, masks, idle, error = False, True, False, ""
+class Rule(Constraint):
+    """Forbids some ids, and forces ids at some lengths of the output."""
+
+    idle, error = False, ""
+
+    def __init__(self, forbidden: Ids = (), forced: dict[int, Ids] | None = None, at: int = 0, last: int = 99) -> None:
+        self._forbidden, self._forced, self._at, self._last = forbidden, forced or {}, at, last
+
+    masks = True
+
+    @property
+    def ended(self) -> bool:
+        return self._at >= self._last
 
     def accept(self, token: int) -> bool:
-        return True
+        self._at += 1
+        return token not in self._forbidden
+
+    def forced(self, limit: int) -> Ids:
+        return self._forced.get(self._at, ())[:limit]
+
+    def after(self, ids: Ids) -> "tuple[Rule, int]":
+        count = next((at for at, id in enumerate(ids) if id in self._forbidden), len(ids))
+        count = min(count, self._last - self._at)
+        return Rule(self._forbidden, self._forced, self._at + count, self._last), count
 
 
 @pytest.mark.parametrize(
-    "options", [{"repetition_penalty": 1.1}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"logprobs": 0}]
-)
-def test_drafts_with_penalties_or_logprobs_are_none(options: dict[str, Any]) -> None:
+    "options",
+    [
+        {"repetition_penalty": 1.1}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"logprobs": 0},
+        {"chain": SamplerChain(("top_k",), top_k=5)}, {"logit_bias": ((3, 1.0),)}, {"min_tokens": 5},
+    ],
+)  # fmt: skip
+def test_drafts_with_any_sampling_are_as_many_as_without(options: dict[str, Any]) -> None:
     one = speculating()
     submit(one, [1, 2, 3], **options)
     one.step()
-    assert drafts(one.plan()) == [0]
+    assert drafts(one.plan()) == [7]
 
 
-def test_drafts_with_a_grammar_or_a_suspected_crash_are_none() -> None:
+def test_drafts_after_a_suspected_crash_or_with_mirostat_are_none() -> None:
     one = speculating()
-    bound, suspect, _ = (submit(one, [i, 2, 3]) for i in range(3))
-    bound.constraint, suspect.history.crashes = Anything(), 1
+    drawn, suspect, _ = (submit(one, [i, 2, 3]) for i in range(3))
+    drawn.mirostat, suspect.history.crashes = MirostatRecord([], [10.0]), 1
     one.step()
     assert drafts(one.plan()) == [0, 0, 7]
+
+
+def bound(rule: Rule, max_tokens: int = 24) -> tuple[Rig, Sequence]:
+    """Returns a sequence with this rule, whose drafter guesses right, after its first output token."""
+    one = speculating(token_s=0.01)
+    sequence = submit(one, [1, 2, 3], max_tokens)
+    set_drafter(one.scheduler, sequence, NgramDrafter())
+    for _ in range(2):  # the second step measures a decode without drafts
+        one.step()
+    set_drafter(one.scheduler, sequence, PartlyRight(reference(sequence, one.config)[0], 99))
+    sequence.constraint = rule
+    return one, sequence
+
+
+def test_drafts_that_a_constraint_forbids_are_not_computed() -> None:
+    coming = speculating()
+    sequence = submit(coming, [1, 2, 3])
+    guesses = reference(sequence, coming.config)[0][5:]
+    one, _ = bound(Rule(forbidden=(guesses[2],)))
+    (chunk,) = one.plan().chunks
+    first = next(at for at, id in enumerate(guesses) if id == guesses[2])
+    assert chunk.drafts == tuple(guesses[:first]) and chunk.forced == (0, 0)
+    one, _ = bound(Rule(last=3))
+    assert drafts(one.plan()) == [3], "nothing follows the end"
+
+
+def test_forced_ids_are_drafts_before_and_after_the_guesses() -> None:
+    one, sequence = bound(Rule(forced={0: (4, 5), 4: (6, 7)}))
+    text = [*reference(sequence, one.config)[0]]
+    guesses = PartlyRight(text, 99)
+    set_drafter(one.scheduler, sequence, guesses)
+    guesses.propose = lambda *asked: tuple(text[6:8])  # type: ignore[method-assign]
+    (chunk,) = one.plan().chunks
+    assert chunk.drafts == (4, 5, *text[6:8], 6, 7) and chunk.forced == (2, 2)
+
+
+def test_only_guesses_teach_the_drafter() -> None:
+    one, sequence = bound(Rule())
+    assert one.scheduler.speculation is not None
+    noted: list[tuple[int, int]] = []
+    guesses = OracleDrafter([])
+    guesses.record = lambda *counts: noted.append(counts)  # type: ignore[method-assign, assignment]
+    set_drafter(one.scheduler, sequence, guesses)
+    for accepted in (1, 2, 4, 5, 6):
+        chunk = Chunk(sequence, 3, 7, True, (1, 2, 3, 4, 5, 6), (2, 1))
+        one.scheduler.speculation.record(chunk, accepted)
+    assert noted == [(3, 0), (3, 2), (3, 3), (3, 3)], "without those behind a rejected forced id"
+
+
+def test_forced_ids_are_drafts_although_no_guess_pays() -> None:
+    one, sequence = bound(Rule(forced={0: (4, 5)}))
+    set_drafter(one.scheduler, sequence, NgramDrafter())
+    (chunk,) = one.plan().chunks
+    assert chunk.drafts[:2] == (4, 5) and chunk.forced[0] == 2
+
+
+def test_host_time_of_a_row_is_a_part_of_its_cost() -> None:
+    def drafted(row_s: float) -> int:
+        one = speculating(token_s=0.01)
+        sequence = submit(one, [1, 2, 3], 60)
+        sequence.host = HostWork(mask=row_s)
+        set_drafter(one.scheduler, sequence, NgramDrafter())
+        for _ in range(3):
+            one.step()
+        sequence.tokens[3:] = [7] * sequence.output_len  # a repetition
+        (chunk,) = one.plan().chunks
+        return len(chunk.drafts)
+
+    assert drafted(0.0) > 0 and drafted(1e-5) > 0 and drafted(0.09) == 0
+
+
+def test_drafts_use_only_the_host_time_that_decodes_leave() -> None:
+    one = speculating()
+    busy, free = (submit(one, [i, 2, 3], 60) for i in range(2))
+    busy.host = HostWork(scores=STEP_S / 6)
+    one.step()
+    assert drafts(one.plan()) == [2, 7], "five sixths are left, half of them for each sequence"
+    assert free.host is None
 
 
 def test_drafts_that_were_rejected_are_never_published() -> None:

@@ -60,12 +60,12 @@ def test_sequences_begin_with_what_those_before_have_shown_and_try_a_bad_model_a
 
 
 def test_drafts_come_from_the_text_while_it_promises_more_than_the_model() -> None:
-    text, tokens = NgramDrafter(), [1, 2, 3, 4] * 5
+    text, tokens = NgramDrafter(), [1, 2, 3, 4, 9, 8, 7, 6, 5, 1, 2, 3, 4]
     drafter = WaitingDrafts(Experience(), text)
     assert drafter.wanted(tokens, LIMIT, COST, COST, 0) == 1 and drafter.propose(tokens, LIMIT, COST) == ()
     text.record(20, 20)
     assert drafter.wanted(tokens, LIMIT, COST, COST, 0) == 0
-    assert drafter.propose(tokens, LIMIT, COST) == (1, 2, 3, 4, 1, 2, 3)
+    assert drafter.propose(tokens, LIMIT, COST) == (9, 8, 7, 6, 5, 1, 2)
     drafter.record(LIMIT, LIMIT)
     asked_again = 0
     while not asked_again:
