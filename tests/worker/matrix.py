@@ -42,7 +42,7 @@ from worker.models.forward_inputs import ForwardInputs
 from worker.scheduler.host_budget import host_work
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import Ids, Plan, Row, Sequence, adjustment, begin
+from worker.scheduler.sequence import Ids, Plan, Row, Sequence, begin, logits_processing
 from worker.structured_output.compiler import Grammar
 from worker.structured_output.matcher import Restriction
 from worker.structured_output.pending import constrain
@@ -205,6 +205,7 @@ class Answer:
     logits: dict[int, Tensor]
     scores: dict[int, m.Logprobs]
     outcome: m.Outcome | None
+    error: str  # of the constraint
 
 
 class PlausibleDrafter(OracleDrafter):
@@ -314,17 +315,16 @@ def answer(
         assert scheduler.status.accepted_tokens > 0 and (refused > 0 or mode.drafts == 1), mode
     if mode.drafts and kind is not None:
         assert (target.history.drafted > 0) == kind.drafts, mode
-    return Answer(target.tokens[PROMPT:], recorder.rows, scores, outcome)
+    error = target.constraint.error if target.constraint is not None else ""
+    return Answer(target.tokens[PROMPT:], recorder.rows, scores, outcome, error)
 
 
 def become(sequence: Sequence, kind: Kind, grammar: Grammar | None) -> None:
     """Makes a new sequence a request of this kind, as engine/requests.py does."""
     options = {"max_tokens": min(kind.new, MAX_SEQ_LEN - sequence.prompt_len), **kind.sampling}
     sequence.sampling = msgspec.structs.replace(sequence.sampling, **options)
-    sequence.adjustment, sequence.host = (
-        adjustment(sequence.sampling, sequence.prompt_len),
-        host_work(sequence.sampling),
-    )
+    sequence.logits_processing = logits_processing(sequence.sampling, sequence.prompt_len)
+    sequence.host = host_work(sequence.sampling)
     if sequence.sampling.chain is not None and sequence.sampling.chain.mirostat:
         begin(sequence)
     assert not constrain(sequence, grammar and grammar.new_matcher())
@@ -363,10 +363,10 @@ def assert_same_answers(
 ) -> Answer:
     """Compares every mode with the default mode. Returns the answer of the default mode."""
     plain = answer(decoder, Mode(), monkeypatch, grammar, kind=kind)
-    assert len(plain.ids) > 5 and len(plain.scores) == (len(plain.ids) if "logprobs" in kind.sampling else 0)
+    assert len(plain.ids) > 3 and len(plain.scores) == (len(plain.ids) if "logprobs" in kind.sampling else 0)
     for mode in modes:
         other = answer(decoder, mode, monkeypatch, grammar, plain.ids, kind=kind)
-        assert (other.ids, other.outcome) == (plain.ids, plain.outcome), mode
+        assert (other.ids, other.outcome, other.error) == (plain.ids, plain.outcome, plain.error), mode
         assert other.scores == plain.scores, mode
         for position, row in plain.logits.items():
             assert torch.equal(other.logits[position], row), (mode, position)

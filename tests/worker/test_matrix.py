@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from frontend.output_parser.model_format import ToolFormat
-from frontend.structured_output.grammar import json_schema
+from frontend.structured_output.grammar import json_schema, regex
+from shared import messages as m
 from shared.gguf.translated import translated
 from tests.checkpoints import EOS, GEMMA4, HYBRID, VOCAB, Checkpoints
 from tests.gguf_files import mixed, write
@@ -26,6 +28,7 @@ from tests.worker.matrix import (
     KINDS,
     MODES,
     PAIRS,
+    Kind,
     Mode,
     assert_same_answers,
     assert_same_bits,
@@ -243,3 +246,17 @@ def test_tool_calls_of_every_format_are_the_same_with_drafts(
     modes = [DRAFTING_MODES[2], DRAFTING_MODES[17]]
     assert {mode.company for mode in modes} == {"alone", "preempted"} and {mode.drafts for mode in modes} == {7}
     assert_same_answers(decoder, modes, monkeypatch, kind, compiler.compile(kind.grammar).result())
+
+
+def test_dead_ends_are_the_same_with_drafts(
+    checkpoints: Checkpoints, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts may lead to a place where the grammar and the bad words allow no token, which must end no answer."""
+    folder = checkpoints("llama")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    bad = tuple((id,) for id in range(VOCAB) if "z" in tokenizer.decode([id]))
+    kind = Kind({"bad_words": bad, "logprobs": 1}, regex("[a-f]{6}(z|[a-f]g?z)", "x"))
+    decoder = batch_invariant_decoder(folder, torch.float32)
+    modes = [mode for mode in DRAFTING_MODES if mode.drafts > 1]
+    plain = assert_same_answers(decoder, modes, monkeypatch, kind, compiler.compile(kind.grammar).result())
+    assert plain.outcome is m.Outcome.DEAD_END and plain.error
