@@ -1,7 +1,7 @@
 """The counts of a sequence, and the plan of a step."""
 
 from tests.worker.scheduler.harness import Rig
-from worker.scheduler.sequence import Chunk, Plan
+from worker.scheduler.sequence import NO_ID, Chunk, Plan, accepted_ids
 
 
 def test_sequence_counts_follow_its_tokens() -> None:
@@ -22,3 +22,9 @@ def test_plan_rows_are_those_of_sampling_chunks_and_their_drafts() -> None:
 
 def test_plan_without_chunks_is_false() -> None:
     assert not Plan(preempted=[Rig().sequence(3)])
+
+
+def test_accepted_ids_end_at_the_first_that_differs_and_before_a_row_without_an_id() -> None:
+    assert accepted_ids([4, 5, 6], (4, 5)) == [4, 5, 6] and accepted_ids([4, 9, 6], (4, 5)) == [4, 9]
+    assert accepted_ids([4, 5, NO_ID], (4, 5)) == [4, 5] and accepted_ids([4, NO_ID, 6], (4, 5)) == [4]
+    assert accepted_ids([9, NO_ID, NO_ID], (4, 5)) == [9]
