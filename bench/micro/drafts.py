@@ -43,7 +43,7 @@ from worker.engine.build import Engine, load_engine
 from worker.models.decoder import Decoder, Weights
 from worker.ops.linear.packed import pack_stacked
 from worker.quantization.methods import AS_STORED
-from worker.scheduler.drafts import Drafter, Experience, NgramDrafter, WaitingDrafts
+from worker.scheduler.drafts import MOST_DRAFTS, Drafter, Experience, NgramDrafter, WaitingDrafts
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import Ids, Sequence
@@ -210,7 +210,7 @@ def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int
     plain, drafting = [], []
     for _ in range(rounds):
         plain.append(decode(engine, text, prompt_tokens, new, 0))
-        drafting.append(decode(engine, text, prompt_tokens, new, 7, plain[0]))
+        drafting.append(decode(engine, text, prompt_tokens, new, MOST_DRAFTS, plain[0]))
     assert all(run.tokens == plain[0].tokens for run in (*plain, *drafting)), "drafts change an output"
     ratios = [one.seconds / other.seconds for one, other in zip(plain, drafting, strict=True)]
     tokens = sum(len(output) - 1 for output in plain[0].tokens)

@@ -13,7 +13,8 @@ import textwrap
 import urllib.request
 from typing import Any
 
-from bench.client.server import Target, served
+from bench.client.load_client import Target
+from bench.client.server import served
 
 SOURCE = textwrap.dedent(inspect.getsource(textwrap.TextWrapper._wrap_chunks))
 SHORT = textwrap.dedent(inspect.getsource(textwrap.indent))

@@ -166,6 +166,8 @@ class Speculation:
         state, first = _forced(constraint, sure)
         drafts = self._propose(chunk, limit - len(first), cost, first) if len(first) < limit else ()
         state, count = state.after(drafts)
+        if drafts and not count and isinstance(drafter := self._drafter(chunk.sequence), WaitingDrafts):
+            drafter.record(1, 0)  # a draft model that knows nothing of the rule is asked less often
         last = _forced(state, sure - len(first) - count)[1]
         return (*first, *drafts[:count], *last), (len(first), len(last))
 

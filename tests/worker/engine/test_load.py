@@ -11,7 +11,7 @@ from worker.kv_cache.sizing import GIB, PoolSize
 
 
 @pytest.mark.parametrize(
-    ("asked", "cached", "most"), [("auto", 64 << 20, 0), ("auto", 0, 7), ("ngram", 64 << 20, 7), ("off", 0, 0)]
+    ("asked", "cached", "most"), [("auto", 64 << 20, 0), ("auto", 0, 15), ("ngram", 64 << 20, 15), ("off", 0, 0)]
 )
 def test_speculation_auto_is_on_for_models_larger_than_processor_caches(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, asked: str, cached: int, most: int

@@ -23,6 +23,7 @@ from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import (
     TILE,
     Chunk,
+    Constraint,
     Ids,
     Plan,
     PrefixState,
@@ -400,3 +401,30 @@ class OracleDrafter(NgramDrafter):
         if place >= len(self._tokens) or mix(self._salt, place) % 5 == 0:
             return (place + self._salt) % VOCAB
         return self._tokens[place]
+
+
+class Rule(Constraint):
+    """Forbids some ids, and forces ids at some lengths of the output."""
+
+    idle, error = False, ""
+
+    def __init__(self, forbidden: Ids = (), forced: dict[int, Ids] | None = None, at: int = 0, last: int = 99) -> None:
+        self._forbidden, self._forced, self._at, self._last = forbidden, forced or {}, at, last
+
+    masks = True
+
+    @property
+    def ended(self) -> bool:
+        return self._at >= self._last
+
+    def accept(self, token: int) -> bool:
+        self._at += 1
+        return token not in self._forbidden
+
+    def forced(self, limit: int) -> Ids:
+        return self._forced.get(self._at, ())[:limit]
+
+    def after(self, ids: Ids) -> "tuple[Rule, int]":
+        count = next((at for at, id in enumerate(ids) if id in self._forbidden), len(ids))
+        count = min(count, self._last - self._at)
+        return Rule(self._forbidden, self._forced, self._at + count, self._last), count

@@ -6,10 +6,10 @@ import pytest
 
 from shared.messages import Outcome
 from shared.messages.requests import SamplerChain
-from tests.worker.scheduler.harness import EOS, OracleDrafter, Rig, chain, commit, next_id, reference, set_drafter
+from tests.worker.scheduler.harness import EOS, OracleDrafter, Rig, Rule, chain, commit, next_id, reference, set_drafter
 from worker.scheduler.drafts import INDEXED_PER_STEP, NgramDrafter
 from worker.scheduler.host_budget import STEP_S, HostWork
-from worker.scheduler.sequence import TILE, Chunk, Constraint, Ids, MirostatRecord, Plan, Sequence
+from worker.scheduler.sequence import TILE, Chunk, MirostatRecord, Plan, Sequence
 
 FREE = 0.0  # cost of a row at which every draft is worth computing
 
@@ -47,6 +47,30 @@ def test_ngram_drafter_indexes_a_long_prompt_over_several_steps() -> None:
     assert early.propose(tokens, 2, FREE) == (100, 101), "its beginning is known at once"
     late, tokens = NgramDrafter(), [*tokens, 7, 8, 9]
     assert [late.propose(tokens, 1, FREE) for _ in range(3)] == [(), (), (5,)]
+
+
+def test_ngram_drafter_learns_apart_how_often_copies_go_on() -> None:
+    copied, drafter, cost = [*range(30), *range(20)], NgramDrafter(), 0.1
+    assert len(drafter.propose(copied, 15, cost)) > 1, "eight equal tokens are probably a copy"
+    for _ in range(30):
+        drafter.record(15, 15)
+    assert len(drafter.propose(copied, 15, cost)) == 15
+    assert len(drafter.propose([*copied, 90, 0, 1, 2], 15, cost)) == 1, (
+        "as before for three tokens"
+    )
+
+
+def test_ngram_drafter_proposes_what_follows_forced_ids() -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert NgramDrafter().propose(tokens, 2, FREE, 0, (2, 3, 4)) == (5, 6)
+    assert NgramDrafter().propose([*tokens, 1], 2, FREE, 0, (2, 3)) == (4, 5)
+    assert NgramDrafter().propose(tokens, 2, FREE, 0, (9, 9)) == ()
+    watching, text = NgramDrafter(), [*tokens]
+    assert watching.propose(text, 2, 0.9, 0, (2, 3, 4)) == (), "too expensive"
+    text += [2, 3, 4, 5]
+    before = watching._indexes[0].short.acceptance
+    watching.propose(text, 2, 0.9)
+    assert watching._indexes[0].short.acceptance > before, "the guess after the forced ids was right"
 
 
 def test_ngram_drafter_length_follows_the_acceptance() -> None:
@@ -201,33 +225,6 @@ def test_drafts_stay_within_pages_and_lengths(settings: dict[str, int], max_toke
     while sequence.uncomputed_tokens > 1 or not sequence.output_len:
         one.step()
     assert drafts(one.plan()) == [expected] and len(sequence.pages[0]) >= pages
-
-
-class Rule(Constraint):
-    """Forbids some ids, and forces ids at some lengths of the output."""
-
-    idle, error = False, ""
-
-    def __init__(self, forbidden: Ids = (), forced: dict[int, Ids] | None = None, at: int = 0, last: int = 99) -> None:
-        self._forbidden, self._forced, self._at, self._last = forbidden, forced or {}, at, last
-
-    masks = True
-
-    @property
-    def ended(self) -> bool:
-        return self._at >= self._last
-
-    def accept(self, token: int) -> bool:
-        self._at += 1
-        return token not in self._forbidden
-
-    def forced(self, limit: int) -> Ids:
-        return self._forced.get(self._at, ())[:limit]
-
-    def after(self, ids: Ids) -> "tuple[Rule, int]":
-        count = next((at for at, id in enumerate(ids) if id in self._forbidden), len(ids))
-        count = min(count, self._last - self._at)
-        return Rule(self._forbidden, self._forced, self._at + count, self._last), count
 
 
 @pytest.mark.parametrize(
