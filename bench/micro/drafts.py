@@ -43,10 +43,10 @@ from worker.engine.build import Engine, load_engine
 from worker.models.decoder import Decoder, Weights
 from worker.ops.linear.packed import pack_stacked
 from worker.quantization.methods import AS_STORED
-from worker.scheduler.drafts import Drafter, Experience, NgramDrafter, WaitingDrafts
+from worker.scheduler.drafts import MOST_DRAFTS, Drafter, Experience, NgramDrafter, WaitingDrafts
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import Sequence
+from worker.scheduler.sequence import Ids, Sequence
 from worker.spec import ATTENTION
 from worker.spec_decode import head_drafter
 from worker.spec_decode.head_drafter import HeadDrafter
@@ -64,7 +64,7 @@ class RecordedDrafter(WaitingDrafts):
         self._recorded, self._right = recorded, acceptance
         self._draw = random.Random(recorded[0])
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
         return self.recorded(len(tokens), self.wanted(tokens, min(limit, len(self._right)), cost, cost, repeats))
 
     def recorded(self, at: int, count: int) -> tuple[int, ...]:
@@ -108,8 +108,8 @@ class AlwaysDrafting(WaitingDrafts):
 class WrongDrafter(NgramDrafter):
     """Proposes as many drafts as an n-gram drafter that finds a match in every step, but all drafts are wrong."""
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
-        self._last.find(tokens)
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
+        self._indexes[0].find(tokens)
         return (0,) * self._last.draft_length(limit, cost)
 
 
@@ -210,7 +210,7 @@ def compare(engine: Engine, text: Text, prompt_tokens: list[list[int]], new: int
     plain, drafting = [], []
     for _ in range(rounds):
         plain.append(decode(engine, text, prompt_tokens, new, 0))
-        drafting.append(decode(engine, text, prompt_tokens, new, 7, plain[0]))
+        drafting.append(decode(engine, text, prompt_tokens, new, MOST_DRAFTS, plain[0]))
     assert all(run.tokens == plain[0].tokens for run in (*plain, *drafting)), "drafts change an output"
     ratios = [one.seconds / other.seconds for one, other in zip(plain, drafting, strict=True)]
     tokens = sum(len(output) - 1 for output in plain[0].tokens)

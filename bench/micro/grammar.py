@@ -21,7 +21,7 @@ from shared.config.worker import WorkerConfig
 from shared.messages import Sampling
 from worker.engine.build import Engine, load_engine
 from worker.model_runner.grammar_mask import GrammarMask
-from worker.scheduler.sequence import Sequence
+from worker.scheduler.sequence import Row, Sequence
 from worker.structured_output.compiler import Grammar, GrammarCompiler
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "model"
@@ -67,7 +67,7 @@ def _rows(constrainer: GrammarMask, grammar: Grammar, rows: int, vocab: int) -> 
     draw = np.random.default_rng(0)
     matchers = [grammar.new_matcher() for _ in range(rows)]
     sequences = [Sequence((b"", i), [1], 1, Sampling(500), i, constraint=one) for i, one in enumerate(matchers)]
-    places = [(sequence, 0) for sequence in sequences]
+    places: list[Row] = [(sequence, 0, ()) for sequence in sequences]
     logits = torch.randn(rows, vocab)
     times: list[tuple[float, float, float]] = []
     for _ in range(STEPS):

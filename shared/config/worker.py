@@ -161,7 +161,7 @@ class WorkerConfig:
         choices=("auto", "ngram", "off"),
     )  # fmt: skip
     max_draft_tokens: int = setting(
-        7, "maximum draft tokens of one sequence per step; a whole step has at most 16", unit="tokens",
+        15, "maximum draft tokens of one sequence per step; a whole step has at most 16", unit="tokens",
         at_least=1, at_most=15,
     )  # fmt: skip
     speculative_config: str = setting(

@@ -20,6 +20,10 @@ from tests.worker.spec_decode.heads import with_head
 
 STORY = "Once upon a time there was a little dog. The little dog was happy. Once upon a time there was a"
 COUNT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10. 1, 2, 3, 4, 5,"
+LETTER = {
+    "type": "object", "required": ["kind", "text"], "additionalProperties": False,
+    "properties": {"kind": {"enum": ["a short story", "a long letter"]}, "text": {"type": "string", "maxLength": 90}},
+}  # fmt: skip
 BODIES: list[dict[str, Any]] = [
     {"prompt": STORY, "temperature": 0, "max_tokens": 160, "ignore_eos": True},
     {"prompt": STORY, "temperature": 0, "max_tokens": 300},
@@ -35,6 +39,10 @@ BODIES: list[dict[str, Any]] = [
     {"prompt": COUNT, "temperature": 0.7, "seed": 1, "max_tokens": 60, "logprobs": 2},
     {"prompt": COUNT, "temperature": 0, "max_tokens": 60, "repetition_penalty": 1.2, "frequency_penalty": 0.1},
     *({"prompt": COUNT, "temperature": 0, "max_tokens": count, "ignore_eos": True} for count in (1, 2, 3, 17)),
+    {"prompt": COUNT, "temperature": 0, "max_tokens": 80, "guided_regex": "( [0-9]+,){20}", "logprobs": 2},
+    {"prompt": STORY, "temperature": 0.6, "n": 2, "max_tokens": 80, "guided_json": LETTER, "stop": "happy"},
+    {"prompt": STORY, "temperature": 0, "max_tokens": 80, "bad_words": [" dog", " happy"], "dry_multiplier": 0.8},
+    {"prompt": STORY, "temperature": 0.9, "max_tokens": 60, "mirostat": 2, "logprobs": 1},
 ]
 
 
@@ -132,20 +140,50 @@ def test_head_changes_no_byte_also_when_its_worker_is_killed(method: str, headed
         check_killed_worker(on, headed.off, logit_bias=few)
 
 
-def test_stream_with_drafts_and_killed_worker_is_unchanged(both: tuple[Server, Server]) -> None:
-    check_killed_worker(*both)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"guided_regex": '[a-zA-Z ,."]{400,}', "repetition_penalty": 1.05, "bad_words": [" cat"], "logprobs": 2}],
+    ids=["plain", "constrained"],
+)
+def test_stream_with_drafts_and_killed_worker_is_unchanged(
+    both: tuple[Server, Server], options: dict[str, Any]
+) -> None:
+    before = speculation(both[0].stats())[0]
+    check_killed_worker(*both, **options)
+    both[0].until(lambda stats: speculation(stats)[0] != before)
+
+
+def test_tool_call_with_drafts_is_unchanged(both: tuple[Server, Server]) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 40}, "kind": LETTER},
+              "required": ["city", "kind"], "additionalProperties": False}  # fmt: skip
+    body = {
+        "model": "m", "messages": [{"role": "user", "content": "The weather in Ulm, in Ulm, in Ulm?"}], "seed": 4,
+        "tools": [{"type": "function", "function": {"name": "get_the_weather", "parameters": schema, "strict": True}}],
+        "tool_choice": "required", "max_tokens": 150, "temperature": 0.7, "timings": True,
+    }  # fmt: skip
+    told = [server.client.post("/v1/chat/completions", json=body).json() for server in both]
+    for answer in told:
+        for call in answer["choices"][0]["message"].get("tool_calls", ()):
+            del call["id"]  # drawn anew for each request
+    assert told[0]["choices"] == told[1]["choices"]
+    assert told[0]["timings"]["draft_tokens"] >= told[0]["timings"]["accepted_draft_tokens"] > 0, "some were forced"
 
 
 def check_killed_worker(on: Server, off: Server, **more: Any) -> None:
     options = {"temperature": 0.3, "seed": 5, "ignore_eos": True, **more}
+
+    def answered(server: Server) -> object:
+        whole = {"prompt": STORY, "max_tokens": 120, **options}
+        return ask(server, whole) if "logprobs" in more else server.events(STORY, 120, **options)
+
     before = on.stats()["worker"]
     with ThreadPoolExecutor(1) as pool, on.hold.at(60):
-        stream = pool.submit(on.events, STORY, 120, **options)
+        stream = pool.submit(answered, on)
         on.hold.wait()
         os.kill(before["pid"], signal.SIGKILL)
         on.hold.release()
         disturbed = stream.result(timeout=PATIENCE_S)
-    assert disturbed == off.events(STORY, 120, **options)
+    assert disturbed == answered(off)
     after = on.until(lambda stats: stats["worker"]["pid"] != before["pid"])["worker"]
     assert after["epoch"] > before["epoch"]
     on.until_idle()

@@ -1,21 +1,32 @@
 """Runs one request in many modes of batching, chunking, pages, company and drafts, and compares its bits.
 
-A run steps the real scheduler and runner and keeps the logits of each position that one request sampled from.
+A run steps the real scheduler and runner and keeps the logits of each position that one request sampled from. The
+request may be of any kind: with penalties, a chain of samplers, token rules, log-probabilities or a grammar.
 """
 
 import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from frontend.output_parser.model_format import THINK, Reasoning, ToolChoice, ToolFormat
+from frontend.output_parser.model_format import Mode as CallMode
+from frontend.output_parser.tool_syntax import specials_of
+from frontend.structured_output.grammar import json_schema, regex
+from frontend.structured_output.tool_grammar import output_grammar
+from shared import messages as m
 from shared.config.worker import WorkerConfig, with_default_sizes
-from shared.messages import Sampling
+from shared.messages import Sampling, ThinkingBudget
+from shared.messages.requests import Dry, SamplerChain, WindowPenalties
 from tests.checkpoints import EOS
+from tests.frontend.output_parser.examples import FUNCTIONS
 from tests.worker.model_runner.harness import MAX_SEQ_LEN
 from tests.worker.scheduler.harness import OracleDrafter, commit, set_drafter
 from worker.kv_cache.pages import PagePool
@@ -28,10 +39,13 @@ from worker.model_runner.step import Forward
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
+from worker.scheduler.host_budget import host_work
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import Plan, Row, Sequence
+from worker.scheduler.sequence import Ids, Plan, Row, Sequence, begin, logits_processing
 from worker.structured_output.compiler import Grammar
+from worker.structured_output.matcher import Restriction
+from worker.structured_output.pending import constrain
 
 PROMPT, NEW, CROWD = 70, 12, 16
 CHECKPOINTS = 8  # slots for recurrent states that no running sequence needs: so few that some states are evicted
@@ -89,6 +103,63 @@ HALVES = PAIRS[::2], PAIRS[1::2]
 DRAFTING_PAIRS = [DRAFTING_MODES[3 * meeting + (meeting // 3 + meeting) % 3] for meeting in range(9)]
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of request. sampling: options besides those of every request; new: its most tokens; drafts: whether it may
+    have drafts."""
+
+    sampling: dict[str, Any] = field(default_factory=dict)
+    grammar: str = ""
+    new: int = NEW
+    drafts: bool = True
+
+
+SCHEMA = {
+    "type": "object", "required": ["id", "kind", "name"], "additionalProperties": False,
+    "properties": {
+        "id": {"type": "integer"}, "kind": {"enum": ["directory", "regular file"]}, "name": {"type": "string"},
+    },
+}  # fmt: skip
+THOUGHT = ThinkingBudget(4, (30,), 31, (31, 32, 33), begun=True, forbidden=((35, 36),))
+CHAIN = SamplerChain(
+    ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"),
+    temperature=0.9, dynatemp_range=0.2, top_k=60, top_p=0.98, min_p=0.01, typical_p=0.99, top_n_sigma=3.0,
+    xtc_probability=0.4, xtc_threshold=0.05, min_keep=2, penalties=WindowPenalties(32, 1.2, 0.1, 0.2),
+    dry=Dry(0.8, 1.75, 1, -1),
+)  # fmt: skip
+EVERYTHING: dict[str, Any] = {
+    "repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.4, "min_tokens": 6, "logprobs": 3,
+    "logit_bias": ((40, 3.0), (41, -100.0), (42, 4.0)), "stop_token_ids": (42, 43), "ignore_eos": False,
+    "bad_words": ((44,), (45, 46)),
+}  # fmt: skip
+KINDS: dict[str, Kind] = {
+    "penalties": Kind({"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.4}),
+    "bias and min_tokens": Kind({"logit_bias": ((2, 9.0), (40, 3.0), (41, -100.0)), "min_tokens": 5,
+                                 "stop_token_ids": (42,), "ignore_eos": False}),
+    "log-probabilities": Kind({"logprobs": 5}),
+    "log-probabilities of greedy tokens": Kind({"logprobs": 0, "temperature": 0.0}),
+    "token rules": Kind({"allowed_token_ids": tuple(range(30, 60)), "bad_words": ((31,), (40, 41), (50,))}),
+    "reasoning budget": Kind({"thinking": THOUGHT}, new=20),
+    "chain of samplers": Kind({"chain": CHAIN}),
+    "chain of samplers that reports": Kind({"chain": msgspec.structs.replace(CHAIN, reports=True), "logprobs": 4}),
+    "mirostat": Kind({"chain": SamplerChain((), mirostat=2, mirostat_tau=3.0)}, drafts=False),
+    "everything": Kind(EVERYTHING, new=16),
+    "regex": Kind({"logprobs": 2}, regex("[a-f]{3}-(yes|no|perhaps)( [0-9]{2})*", "x"), new=24),
+    "schema": Kind(EVERYTHING, json_schema(SCHEMA, "x"), new=40),
+    "schema and reasoning budget": Kind({"thinking": THOUGHT, "temperature": 0.0},
+                                        json_schema({"type": "string", "minLength": 30}, "x"), new=30),
+}  # fmt: skip
+
+
+def kind_of_tools(tool_format: ToolFormat) -> Kind:
+    """Returns a request that must call a tool. Some tokens of the vocabulary stand for the format's special tokens."""
+    words = [word for word in specials_of(tool_format, THINK) if word[0] in "<[" and word[-1] in ">]" and len(word) > 3]
+    known = {word: 3 + at for at, word in enumerate(dict.fromkeys(words)) if "NAME" not in word}
+    choice = ToolChoice(FUNCTIONS, CallMode.REQUIRED, frozenset(one.name for one in FUNCTIONS), True)
+    grammar = output_grammar(choice, tool_format, Reasoning.DONE, specials=known, tags=THINK)
+    return Kind({"logprobs": 1}, grammar, new=48)
+
+
 @dataclass
 class Recorder:
     """Replaces the sampling call: records the logits of one request, then samples as usual."""
@@ -97,7 +168,7 @@ class Recorder:
     agree: bool = True
 
     def __call__(self, logits: Tensor, rows: list[Row], *how: Any) -> Tensor:
-        for row, (sequence, output) in zip(logits, rows, strict=True):
+        for row, (sequence, output, _) in zip(logits, rows, strict=True):
             if sequence.key == (b"target", 0):
                 self.rows[output] = row.clone()
         return sample_rows(logits, rows, *how)
@@ -123,6 +194,45 @@ class Reading:
         pass
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What one request was answered.
+
+    logits: those that each id was sampled from, by position. scores: the log-probabilities that are sent, by position
+    """
+
+    ids: list[int]
+    logits: dict[int, Tensor]
+    scores: dict[int, m.Logprobs]
+    outcome: m.Outcome | None
+    error: str  # of the constraint
+
+
+class PlausibleDrafter(OracleDrafter):
+    """Proposes the next tokens of `tokens`; in place of a quarter of them, any id that the constraint allows there."""
+
+    def __init__(self, tokens: list[int], sequence: Sequence, vocab: int) -> None:
+        super().__init__(tokens)
+        self._sequence, self._vocab, self._draw = sequence, vocab, random.Random(len(tokens))
+
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
+        drafts: list[int] = []
+        for place in range(len(tokens) + len(ahead), len(tokens) + len(ahead) + limit):
+            known = place < len(self._tokens) and self._draw.random() < 0.75
+            drafts.append(self._tokens[place] if known else self._draw.choice(self._allowed((*ahead, *drafts))))
+        return tuple(drafts)
+
+    def _allowed(self, after: Ids) -> list[int]:
+        bits = np.full((self._vocab + 31) // 32 * 4, 255, np.uint8)
+        if self._sequence.constraint is not None:
+            state = cast(Restriction, self._sequence.constraint).after(after)[0]
+            if state.state is not None:
+                state.state.unsafe_compute_mask_ptr(bits.ctypes.data, len(bits))
+            state.narrow(bits)
+        ids: list[int] = np.flatnonzero(np.unpackbits(bits, bitorder="little")[: self._vocab]).tolist()
+        return ids or [0]
+
+
 def run(
     decoder: Decoder,
     mode: Mode,
@@ -132,7 +242,22 @@ def run(
     *,
     graphs: bool = False,
 ) -> tuple[list[int], dict[int, Tensor]]:
-    """Returns the target's output ids, and the logits from which each id was sampled.
+    """Returns the target's output ids, and the logits from which each id was sampled. For the arguments, see answer."""
+    found = answer(decoder, mode, monkeypatch, grammar, foretold, graphs=graphs)
+    return found.ids, found.logits
+
+
+def answer(
+    decoder: Decoder,
+    mode: Mode,
+    monkeypatch: pytest.MonkeyPatch,
+    grammar: Grammar | None = None,
+    foretold: list[int] | None = None,
+    *,
+    graphs: bool = False,
+    kind: Kind | None = None,
+) -> Answer:
+    """Returns what the target is answered.
 
     grammar: of the target and of every second other sequence. foretold: the output that drafts are taken from
     """
@@ -161,9 +286,13 @@ def run(
     monkeypatch.setattr(runner_module, "sample_rows", recorder)
     target = _sequence(b"target", 0, PROMPT, 5, decoder.spec.vocab_size)
     others = _crowd(target, decoder.spec.vocab_size)[: FEW if mode.drafts else CROWD] if mode.company == "crowd" else []
-    set_drafter(scheduler, target, OracleDrafter([*target.tokens, *(foretold or [])]))
-    for sequence in [target, *others[::2]] if grammar else []:
-        sequence.constraint = grammar.new_matcher()
+    for sequence in [target, *others[::2]] if grammar or kind else []:
+        become(sequence, kind or Kind(), grammar)
+    text = [*target.tokens, *(foretold or [])]
+    drafter = OracleDrafter(text) if kind is None else PlausibleDrafter(text, target, decoder.spec.vocab_size)
+    set_drafter(scheduler, target, drafter)
+    scores: dict[int, m.Logprobs] = {}
+    outcome = None
     for sequence in [*others[:8], target, *others[8:]]:
         scheduler.submit(sequence, 0.0)
     steps = 0
@@ -172,14 +301,33 @@ def run(
             scheduler.state.preempt(target, float(steps))
         plan = scheduler.plan(float(steps))
         poison(kv, pools, states)
-        commit(scheduler, plan, runner.step(plan).ids, float(steps))
+        output = runner.step(plan)
+        for update in commit(scheduler, plan, output.ids, float(steps)):
+            outcome = update.outcome if update.sequence is target else outcome
+        for sequence, message in output.logprobs:
+            if sequence is target and message.start < target.output_len:  # as RequestRecord.expects has it
+                scores.setdefault(message.start, message)
         steps += 1
         assert steps < 1000
     scheduler.check()
-    if mode.drafts:
+    if mode.drafts and kind is None:
         refused = scheduler.status.draft_tokens - scheduler.status.accepted_tokens
         assert scheduler.status.accepted_tokens > 0 and (refused > 0 or mode.drafts == 1), mode
-    return target.tokens[PROMPT:], recorder.rows
+    if mode.drafts and kind is not None:
+        assert (target.history.drafted > 0) == kind.drafts, mode
+    error = target.constraint.error if target.constraint is not None else ""
+    return Answer(target.tokens[PROMPT:], recorder.rows, scores, outcome, error)
+
+
+def become(sequence: Sequence, kind: Kind, grammar: Grammar | None) -> None:
+    """Makes a new sequence a request of this kind, as engine/requests.py does."""
+    options = {"max_tokens": min(kind.new, MAX_SEQ_LEN - sequence.prompt_len), **kind.sampling}
+    sequence.sampling = msgspec.structs.replace(sequence.sampling, **options)
+    sequence.logits_processing = logits_processing(sequence.sampling, sequence.prompt_len)
+    sequence.host = host_work(sequence.sampling)
+    if sequence.sampling.chain is not None and sequence.sampling.chain.mirostat:
+        begin(sequence)
+    assert not constrain(sequence, grammar and grammar.new_matcher())
 
 
 def poison(kv: KVCache, pools: list[PagePool], states: PagePool | None) -> None:
@@ -208,6 +356,21 @@ def assert_same_bits(
         for position, row in logits.items():
             assert torch.equal(other_logits[position], row), (mode, position)
     return logits
+
+
+def assert_same_answers(
+    decoder: Decoder, modes: list[Mode], monkeypatch: pytest.MonkeyPatch, kind: Kind, grammar: Grammar | None
+) -> Answer:
+    """Compares every mode with the default mode. Returns the answer of the default mode."""
+    plain = answer(decoder, Mode(), monkeypatch, grammar, kind=kind)
+    assert len(plain.ids) > 3 and len(plain.scores) == (len(plain.ids) if "logprobs" in kind.sampling else 0)
+    for mode in modes:
+        other = answer(decoder, mode, monkeypatch, grammar, plain.ids, kind=kind)
+        assert (other.ids, other.outcome, other.error) == (plain.ids, plain.outcome, plain.error), mode
+        assert other.scores == plain.scores, mode
+        for position, row in plain.logits.items():
+            assert torch.equal(other.logits[position], row), (mode, position)
+    return plain
 
 
 def _sequence(owner: bytes, id: int, length: int, seed: int, vocab: int) -> Sequence:

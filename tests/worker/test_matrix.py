@@ -6,18 +6,35 @@ mode. test_gpu_matrix.py does the same on a GPU.
 """
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
-from frontend.structured_output.grammar import json_schema
+from frontend.output_parser.model_format import ToolFormat
+from frontend.structured_output.grammar import json_schema, regex
+from shared import messages as m
 from shared.gguf.translated import translated
 from tests.checkpoints import EOS, GEMMA4, HYBRID, VOCAB, Checkpoints
 from tests.gguf_files import mixed, write
-from tests.worker.matrix import DRAFTING_MODES, DRAFTING_PAIRS, HALVES, MODES, PAIRS, Mode, assert_same_bits, run
+from tests.worker.matrix import (
+    DRAFTING_MODES,
+    DRAFTING_PAIRS,
+    HALVES,
+    KINDS,
+    MODES,
+    PAIRS,
+    Kind,
+    Mode,
+    assert_same_answers,
+    assert_same_bits,
+    kind_of_tools,
+    run,
+)  # fmt: skip
 from tests.worker.model_runner.harness import (
     batch_invariant_decoder,
 )
@@ -194,3 +211,52 @@ def test_bits_of_a_grammar_depend_on_the_request_alone(
     logits = assert_same_bits(decoder, MODES[::5], monkeypatch, grammar)
     assert all(row.isneginf().any() for row in logits.values())
     compiler.close()
+
+
+# Requests with penalties, samplers, token rules, grammars or log-probabilities: drafts change neither ids nor scores.
+
+
+@pytest.fixture(scope="module")
+def compiler(checkpoints: Checkpoints) -> Iterator[GrammarCompiler]:
+    one = GrammarCompiler(checkpoints("llama"), VOCAB, (EOS,))
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "modes"), [("llama", DRAFTING_PAIRS), ("qwen3_5", DRAFTING_PAIRS[2::4])], ids=["dense", "recurrent"]
+)
+@pytest.mark.parametrize("name", KINDS)
+def test_answers_of_every_kind_are_the_same_with_drafts(
+    name: str, family: str, modes: list[Mode], checkpoints: Checkpoints, compiler: GrammarCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    kind = KINDS[name]
+    grammar = compiler.compile(kind.grammar).result() if kind.grammar else None
+    decoder = batch_invariant_decoder(checkpoints(family), torch.bfloat16)
+    assert_same_answers(decoder, modes, monkeypatch, kind, grammar)
+
+
+@pytest.mark.parametrize("tool_format", [one for one in ToolFormat if one is not ToolFormat.NONE])
+def test_tool_calls_of_every_format_are_the_same_with_drafts(
+    tool_format: ToolFormat, checkpoints: Checkpoints, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = kind_of_tools(tool_format)
+    decoder = batch_invariant_decoder(checkpoints("llama"), torch.float32)
+    modes = [DRAFTING_MODES[2], DRAFTING_MODES[17]]
+    assert {mode.company for mode in modes} == {"alone", "preempted"} and {mode.drafts for mode in modes} == {7}
+    assert_same_answers(decoder, modes, monkeypatch, kind, compiler.compile(kind.grammar).result())
+
+
+def test_dead_ends_are_the_same_with_drafts(
+    checkpoints: Checkpoints, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts may lead to a place where the grammar and the bad words allow no token, which must end no answer."""
+    folder = checkpoints("llama")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    bad = tuple((id,) for id in range(VOCAB) if "z" in tokenizer.decode([id]))
+    kind = Kind({"bad_words": bad, "logprobs": 1}, regex("[a-f]{6}(z|[a-f]g?z)", "x"))
+    decoder = batch_invariant_decoder(folder, torch.float32)
+    modes = [mode for mode in DRAFTING_MODES if mode.drafts > 1]
+    plain = assert_same_answers(decoder, modes, monkeypatch, kind, compiler.compile(kind.grammar).result())
+    assert plain.outcome is m.Outcome.DEAD_END and plain.error

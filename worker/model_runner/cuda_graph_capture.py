@@ -195,10 +195,10 @@ class _HostParams:
         self._pages: list[object] = [None] * rows  # `pages` of the sequence in each row, to recognize the sequence by
 
     def fill(self, rows: list[Row]) -> None:
-        for at, (sequence, _) in enumerate(rows):
+        for at, (sequence, *_) in enumerate(rows):
             if self._pages[at] is not sequence.pages:
                 self._replace(at, sequence)
-        self._columns["positions"][: len(rows)] = [output for _, output in rows]
+        self._columns["positions"][: len(rows)] = [output for _, output, _ in rows]
 
     def _replace(self, at: int, sequence: Sequence) -> None:
         self._pages[at] = sequence.pages
@@ -223,7 +223,7 @@ class PlainSampling:
 
     def fill(self, rows: list[Row]) -> Captured:
         """Sends the parameters of plain rows, and returns the computation that samples these rows."""
-        greedy = all([not sequence.sampling.temperature for sequence, _ in rows])
+        greedy = all([not sequence.sampling.temperature for sequence, *_ in rows])
         if not greedy:
             self._host[self._blocks.next()].fill(rows)
             self._blocks.send(self._nbytes)

@@ -106,7 +106,7 @@ class StepGraphs:
             return None
         step, slots = found
         self._fill(step, plan, before, slots)
-        sampling = self._sampling.fill(rows) if rows and all([is_plain(sequence) for sequence, _ in rows]) else None
+        sampling = self._sampling.fill(rows) if rows and all([is_plain(sequence) for sequence, *_ in rows]) else None
         self._run(step.captured)
         if step.captured.graph is not None:
             self._count_replayed()

@@ -40,27 +40,38 @@ class GrammarMask:
         self._eos_ids = eos_ids
         self._cores = len(os.sched_getaffinity(0))
 
-    def apply(self, logits: Tensor, rows: list[Row]) -> Tensor:
-        """Returns the logits [R, V] if nothing is forbidden, else a copy in which forbidden tokens are -inf."""
-        if not any([sequence.constraint is not None for sequence, _ in rows]):
-            return logits
+    def apply(self, logits: Tensor, rows: list[Row]) -> tuple[Tensor, list[int]]:
+        """Returns the logits [R, V] if nothing is forbidden, else a copy in which forbidden tokens are -inf.
+
+        Also returns the rows after drafts whose ids must not be used: those behind a draft that the constraint forbids,
+        and those in which it allows no token. Only a row without drafts before it, whose mask comes from the constraint
+        itself, may end a sequence for want of a token.
+        """
+        if not any([sequence.constraint is not None for sequence, *_ in rows]):
+            return logits, []
         parts = list(self._masks(rows))
         masked = [place for places, _ in parts for place in places]
+        unusable = _after_drafts(rows) - {place for places, bits in parts for place in places if bits.any()}
         if not masked:
-            return logits
+            return logits, sorted(unusable)
         forbidden = _unpack_bits(~np.concatenate([bits for _, bits in parts]), logits.device)[:, : logits.shape[1]]
         if masked == list(range(len(rows))):
-            return logits.masked_fill(forbidden, -torch.inf)
+            return logits.masked_fill(forbidden, -torch.inf), sorted(unusable)
         at = to_device(np.array(masked), logits.device)
-        return logits.index_copy(0, at, logits[at].masked_fill_(forbidden, -torch.inf))
+        return logits.index_copy(0, at, logits[at].masked_fill_(forbidden, -torch.inf)), sorted(unusable)
 
     def _masks(self, rows: list[Row]) -> Iterator[tuple[list[int], Bits]]:
         """Yields (indices of rows, allowed tokens of these rows), for all rows in which some tokens are forbidden."""
-        now = [place for place, (sequence, _) in enumerate(rows) if _masks_now(sequence)]
+        now = [place for place, row in enumerate(rows) if _masks_now(row)]
         if now:
             yield now, self._allowed([rows[place] for place in now], [_constraint(rows[place][0]) for place in now])
-        for place, state in _states_ahead(rows):  # one at a time, because the next state reuses the same object
-            yield [place], self._allowed([rows[place]], [state])
+        for group in _groups_after_drafts(rows):
+            host, began = rows[group[0]][0].host, time.perf_counter()
+            first = 0.0 if host is None else host.mask
+            for place, state in _states_ahead(rows, group):  # the next state reuses the same object
+                yield [place], self._allowed([rows[place]], [state])
+            if host is not None:  # the copy of the constraint counts, too
+                host.mask = (first + time.perf_counter() - began) / (1 + len(group))
 
     def _allowed(self, rows: list[Row], constraints: list[Restriction]) -> Bits:
         """Returns the allowed tokens of each row. If a grammar allows no token, its `error` is set.
@@ -81,7 +92,7 @@ class GrammarMask:
                 began = time.perf_counter()
                 matcher.unsafe_compute_mask_ptr(address + row * width, width)
                 seconds[row] = time.perf_counter() - began
-        for mask, took, (sequence, output), constraint in zip(bits, seconds, rows, constraints, strict=True):
+        for mask, took, (sequence, output, _), constraint in zip(bits, seconds, rows, constraints, strict=True):
             began = time.perf_counter()
             if constraint.state is None:
                 mask[:] = 0xFF
@@ -99,23 +110,36 @@ class GrammarMask:
         return LLExecutor()
 
 
-def _masks_now(sequence: Sequence) -> bool:
-    return sequence.constraint is not None and sequence.check is None and sequence.constraint.masks
+def _masks_now(row: Row) -> bool:
+    sequence, _, ahead = row
+    return sequence.constraint is not None and not ahead and sequence.constraint.masks
 
 
 def _constraint(sequence: Sequence) -> Restriction:
     return cast(Restriction, sequence.constraint)
 
 
-def _states_ahead(rows: list[Row]) -> Iterator[tuple[int, Restriction]]:
-    """Yields each row of a checked answer, with its constraint as if the sequence had sampled all ids before the row.
+def _after_drafts(rows: list[Row]) -> set[int]:
+    """Returns the indices of the rows with a constraint that follow drafts."""
+    return {place for place, (sequence, _, ahead) in enumerate(rows) if ahead and sequence.constraint is not None}
 
-    If the constraint forbids an id of the answer, the later rows are left out, because their results are discarded.
+
+def _groups_after_drafts(rows: list[Row]) -> Iterator[list[int]]:
+    """Yields the indices of the rows of one sequence, for each one with a constraint and drafts. See _after_drafts."""
+    for _, group in groupby(sorted(_after_drafts(rows)), key=lambda place: rows[place][0]):
+        yield list(group)
+
+
+def _states_ahead(rows: list[Row], group: list[int]) -> Iterator[tuple[int, Restriction]]:
+    """Yields each row of a group, with a copy of its constraint as if the sequence had sampled the drafts before it.
+
+    If the constraint forbids a draft, or is complete, the later rows are left out, because nothing can reach them.
     """
-    for sequence, group in groupby(enumerate(rows), key=lambda item: item[1][0]):
-        if sequence.check is not None and sequence.constraint is not None:
-            places, answer = [at for at, _ in group], sequence.check.answer
-            yield from zip(places, _constraint(sequence).ahead(answer[sequence.output_len :]), strict=False)
+    state = _constraint(rows[group[0]][0]).copy()
+    for place in group:
+        if not state.accept(rows[place][2][-1]) or state.ended:
+            return
+        yield place, state
 
 
 def _forbid_end(mask: Bits, ids: list[int]) -> None:

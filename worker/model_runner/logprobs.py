@@ -19,7 +19,7 @@ from worker.model_runner.step import HostCopy, PooledRows, StepLogprobs
 from worker.ops.sampling.reference import logprobs as row_logprobs
 from worker.ops.sampling.reference import ranks as row_ranks
 from worker.scheduler.host_budget import FEW
-from worker.scheduler.sequence import Plan, Sequence
+from worker.scheduler.sequence import Plan, Row, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class _Entry:
     first: int
     count: int
     top: int
-    prompt_index: int | None = None  # index in the prompt of the first row's token; None for output
+    start: int  # the index of the first row's token in the prompt or in the output
+    prompt: bool = False  # whether the tokens are those of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,13 @@ def launch_logprobs(
 ) -> Callable[[], StepLogprobs]:
     """Starts computing the log-probabilities that the requests of the step ask for.
 
-    Returns a function that waits for them and makes the messages. Call that function only after the results of the
-    previous step are applied, because a message contains the output length at the time of the call.
+    Returns a function that waits for them and makes the messages. A row after a draft has its message, too, whether or
+    not the draft is accepted: the message begins at the output token that the row would give.
 
     logits: [N, V] float32; sampled: the rows of logits that ids are sampled from, in the order of plan.rows;
     ids: the sampled ids, in the same order.
     """
-    outputs = _output_blocks(sampled, ids, [sequence for sequence, _ in plan.rows])
+    outputs = _output_blocks(sampled, ids, plan.rows)
     blocks = [*outputs, *_prompt_blocks(logits, use, plan)]
     shapes = [(block.ids.shape, block.entries) for block in blocks]
     on_host = HostCopy(torch.cat([block.bits() for block in blocks]))
@@ -79,25 +80,29 @@ def launch_logprobs(
     return read
 
 
-def _output_blocks(logits: Tensor, ids: Tensor, sequences: list[Sequence]) -> Iterator[_Block]:
-    asking = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.sampling.logprobs is not None]
+def _output_blocks(logits: Tensor, ids: Tensor, rows: list[Row]) -> Iterator[_Block]:
+    asking = [(at, row) for at, row in enumerate(rows) if row[0].sampling.logprobs is not None]
     for group in _computed_together(asking):
         began = time.perf_counter()
-        rows = to_device(np.array([row for row, _ in group]), logits.device)
-        entries = [_Entry(sequence, at, 1, sequence.sampling.logprobs or 0) for at, (_, sequence) in enumerate(group)]
-        columns = row_logprobs(logits[rows], ids[rows], max(entry.top for entry in entries))
+        places = to_device(np.array([at for at, _ in group]), logits.device)
+        entries = [
+            _Entry(sequence, at, 1, sequence.sampling.logprobs or 0, output)
+            for at, (_, (sequence, output, _)) in enumerate(group)
+        ]
+        chosen = ids[places].clamp(min=0)  # NO_ID becomes an id: the messages of these rows are not sent
+        columns = row_logprobs(logits[places], chosen, max(entry.top for entry in entries))
         each = (time.perf_counter() - began) / len(group)  # on a GPU, the time of the launch
-        for _, sequence in group:
+        for _, (sequence, *_) in group:
             if sequence.host is not None:
                 sequence.host.scores = each
-        yield _Block(*columns, torch.zeros_like(ids[rows]), entries)
+        yield _Block(*columns, torch.zeros_like(chosen), entries)
 
 
-def _computed_together(asking: list[tuple[int, Sequence]]) -> list[list[tuple[int, Sequence]]]:
+def _computed_together(asking: list[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
     """Groups the rows. Rows with more than FEW likeliest tokens are computed one by one, because a block is as wide as
     its widest row."""
-    few = [one for one in asking if (one[1].sampling.logprobs or 0) <= FEW]
-    many = [[one] for one in asking if (one[1].sampling.logprobs or 0) > FEW]
+    few = [one for one in asking if (one[1][0].sampling.logprobs or 0) <= FEW]
+    many = [[one] for one in asking if (one[1][0].sampling.logprobs or 0) > FEW]
     return [few, *many] if few else many
 
 
@@ -106,7 +111,8 @@ def _prompt_blocks(logits: Tensor, use: LogitsUse, plan: Plan) -> Iterator[_Bloc
         chunk, began = plan.chunks[index], time.perf_counter()
         sequence, start = chunk.sequence, chunk.first_scored
         targets = to_device(np.array(sequence.tokens[start : start + count]), logits.device)
-        entry = _Entry(sequence, 0, count, max(sequence.sampling.logprobs or 0, sequence.sampling.prompt_top), start)
+        top = max(sequence.sampling.logprobs or 0, sequence.sampling.prompt_top)
+        entry = _Entry(sequence, 0, count, top, start, prompt=True)
         scored = logits[first : first + count]
         block = _Block(*row_logprobs(scored, targets, entry.top), row_ranks(scored, targets), [entry])
         if sequence.host is not None and count:
@@ -124,13 +130,13 @@ def _message(
     rows = slice(entry.first, entry.first + entry.count)
     return m.Logprobs(
         entry.sequence.key[1],
-        entry.sequence.output_len if entry.prompt_index is None else entry.prompt_index,
+        entry.start,
         _packed(chosen[rows]),
         entry.top,
         _packed(ids[rows, : entry.top]),
         _packed(values[rows, : entry.top]),
-        entry.prompt_index is not None,
-        _packed(ranks[rows]) if entry.prompt_index is not None else b"",
+        entry.prompt,
+        _packed(ranks[rows]) if entry.prompt else b"",
     )
 
 

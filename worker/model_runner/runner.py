@@ -35,7 +35,7 @@ from worker.model_runner.step import (
 )
 from worker.models.forward_inputs import ForwardInputs
 from worker.ops.table import Operations
-from worker.scheduler.sequence import Chunk, Plan, Row, has_adapters
+from worker.scheduler.sequence import NO_ID, Chunk, Plan, Row, has_adapters
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Runner:
 
     def _finish(self, plan: Plan, rows: list[Row], done: _Computed) -> InFlightStep:
         """Samples the rows of a step that is computed, or is being computed on the device."""
-        sequences = [sequence for sequence, _ in rows]
+        sequences = [sequence for sequence, *_ in rows]
         ids = done.ids
         if ids is None:
             ids = self._sample(done.sampled, rows) if rows else done.logits.new_empty(0).long()
@@ -196,16 +196,22 @@ class Runner:
         return model.logits(hidden[rows]), launch_pooling(plan, use, hidden, model.logits)
 
     def _sample(self, logits: Tensor, rows: list[Row]) -> Tensor:
-        if any([sequence.constraint is not None for sequence, _ in rows]):
-            logits = self._masked(logits, rows)
+        if any([sequence.constraint is not None for sequence, *_ in rows]):
+            logits, unknown = self._masked(logits, rows)
+            if unknown:
+                ids = self._sample_masked(logits, rows)
+                return ids.index_fill_(0, to_device(np.array(unknown), self._device), NO_ID)
+        return self._sample_masked(logits, rows)
+
+    def _sample_masked(self, logits: Tensor, rows: list[Row]) -> Tensor:
         on_cpu = self._device.type == "cpu"
-        if any([sequence.check is not None or (on_cpu and sequence.host is not None) for sequence, _ in rows]):
+        if any([sequence.check is not None or (on_cpu and sequence.host is not None) for sequence, *_ in rows]):
             return self._sample_in_parts(logits, rows)
         kernel = self._model.operations.sample_plain
         return sample_rows(logits, rows, self._model.spec.eos_ids, kernel, self._row_done)
 
-    def _masked(self, logits: Tensor, rows: list[Row]) -> Tensor:
-        """Returns the logits without the tokens that constraints forbid."""
+    def _masked(self, logits: Tensor, rows: list[Row]) -> tuple[Tensor, list[int]]:
+        """Returns the logits without the tokens that constraints forbid, and the rows that get no id (NO_ID)."""
         if self._grammar_mask is None:
             from worker.model_runner.grammar_mask import GrammarMask
 
@@ -275,9 +281,9 @@ def note_draws(rows: list[Row], seconds: float) -> None:
     A chain notes its own time. So the rest is shared equally, but each row of a checked answer counts its chain, too.
     """
     each = seconds / len(rows)
-    chains = [one.host.chain for one, _ in rows if one.host is not None and one.host.chained]
+    chains = [one.host.chain for one, *_ in rows if one.host is not None and one.host.chained]
     draw = max(0.0, seconds - sum(chains)) / len(rows) if chains else each
-    for one, _ in rows:
+    for one, *_ in rows:
         if (host := one.host) is None:
             continue
         if one.check is not None:

@@ -42,14 +42,14 @@ def sample_rows(
     what the chain leaves, from which the log-probabilities are computed afterwards.
     progress: called after each row with a chain of samplers
     """
-    if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, _ in rows):
+    if all(not sequence.sampling.temperature and is_plain(sequence) for sequence, *_ in rows):
         return first_highest(logits)
     params = sampling_params(rows, eos_ids, logits.device)
-    if any([sequence.sampling.chain is not None for sequence, _ in rows]):
+    if any([sequence.sampling.chain is not None for sequence, *_ in rows]):
         from worker.model_runner.sampler_chain import chained
 
         left = chained(adjust(logits, params), rows, progress)
-        for place, (sequence, _) in enumerate(rows):
+        for place, (sequence, *_) in enumerate(rows):
             if (chain := sequence.sampling.chain) is not None and chain.reports:
                 logits[place] = left[place]
         return plain_kernel(left, params.plain, params.stages)
@@ -70,11 +70,11 @@ def is_plain(sequence: Sequence) -> bool:
 
 def sampling_params(rows: list[Row], eos_ids: tuple[int, ...], device: torch.device) -> SampleParams:
     """Makes the sampling parameters of the rows, one entry per row."""
-    params = [sequence.sampling for sequence, _ in rows]
+    params = [sequence.sampling for sequence, *_ in rows]
     floats = [
         (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params
     ]
-    integers = [(sequence.sampling.top_k, signed_seed(sequence.seed), output) for sequence, output in rows]
+    integers = [(sequence.sampling.top_k, signed_seed(sequence.seed), output) for sequence, output, _ in rows]
     temperature, top_p, min_p, repetition, presence, frequency = _columns(np.array(floats, np.float32), device)
     top_k, seeds, positions = _columns(np.array(integers, np.int64), device)
     random = [p for p in params if p.temperature > 0]
@@ -105,12 +105,11 @@ def _columns(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, .
 
 def _history(rows: list[Row], device: torch.device) -> History | None:
     places, ids, counts = [], [], []
-    for at, (sequence, output) in enumerate(rows):
+    for at, (sequence, _, ahead) in enumerate(rows):
         if sequence.logits_processing is None or not sequence.sampling.penalized:
             continue
-        answer = None if sequence.check is None else sequence.check.answer
         # the counts are copied below, because the next row of this sequence changes them
-        history = sequence.logits_processing.counts_before(output, sequence.tokens, sequence.prompt_len, answer)
+        history = sequence.logits_processing.counts_before(sequence.tokens, sequence.prompt_len, ahead)
         ids.append(np.array(history.ids))
         counts.append(np.array(history.counts))
         places.append(np.full(len(history.ids), at))
@@ -142,15 +141,16 @@ def _row_biases(
     """Returns the ids [B] and biases [B] of a row: those of the request and, before min_tokens, -inf for every token
     that would end the sequence.
 
-    If a constraint masks the row, GrammarMask applies min_tokens instead, because it knows which tokens are allowed.
+    If a constraint masks the row, GrammarMask applies min_tokens instead, because it knows which tokens are allowed. It
+    masks every row after a draft.
     """
-    sequence, output = row
+    sequence, output, ahead = row
     biased, biases = (
         np.frombuffer(logits_processing.biased, np.int64),
         np.frombuffer(logits_processing.biases, np.float32),
     )
     constraint = sequence.constraint
-    masked = constraint is not None and (constraint.masks or sequence.check is not None)
+    masked = constraint is not None and (constraint.masks or len(ahead) > 0)
     if output >= sequence.sampling.min_tokens or masked:
         return biased, biases
     ending = np.unique(np.fromiter(stop_ids(sequence, eos_ids), np.int64))

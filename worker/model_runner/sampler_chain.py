@@ -188,7 +188,7 @@ def _run_mirostat(
 ) -> NDArray[np.float32]:
     """Does the same as run_chain, and then Mirostat. While known output is replayed, only the known id is left."""
 
-    sequence, output = row
+    sequence, output, _ = row
     record, before = sequence.mirostat, tokens[sequence.prompt_len :].tolist()
     assert record is not None
     mu, result = bound(record, chain, before), run_chain(logits, chain, tokens, chance)
@@ -240,15 +240,13 @@ def _temper(left: Candidates, chain: SamplerChain) -> Candidates:
 
 
 def _tokens_before(row: Row) -> NDArray[np.int64]:
-    """Returns the tokens before a row: prompt and output. If an answer is checked, the answer replaces the output."""
-    sequence, output = row
-    if sequence.check is None:
-        return np.array(sequence.tokens[: sequence.prompt_len + output], np.int64)
-    return np.array(sequence.tokens[: sequence.prompt_len] + sequence.check.answer[:output], np.int64)
+    """Returns the tokens before a row: prompt, output and drafts."""
+    sequence, _, ahead = row
+    return np.array([*sequence.tokens, *ahead], np.int64)
 
 
 def _chance(row: Row) -> float:
-    sequence, output = row
+    sequence, output, _ = row
     seeds, positions = torch.tensor([signed_seed(sequence.seed ^ XTC_STREAM)]), torch.tensor([output])
     return float(uniform(seeds, positions)[0])
 

@@ -6,6 +6,11 @@ takes hardly longer with a few more rows, because most of its time goes into rea
 if it equals the id that is sampled for its position, and the bits of logits and random numbers do not depend on drafts.
 Drafts therefore change only the speed, and a rejected draft costs one row.
 
+The row after a draft is sampled as if the draft were a token of the output: penalties and samplers count it, and
+grammars and rules mask the row with a copy of their state that has accepted it. Drafts that a rule forbids are not
+computed. Ids that a rule forces are drafts themselves, and the drafter proposes what follows them. What the host takes
+for such a row is a part of its cost.
+
 Drafts take nothing from other sequences: they use the free rows of a tile in a step without prompt chunks, and the free
 slots in the last page of a sequence. K/V that a rejected draft has written is overwritten before it is read.
 
@@ -18,8 +23,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol
 
+from worker.scheduler.host_budget import STEP_S, decodes_host_s
 from worker.scheduler.policy import SchedulerConfig
-from worker.scheduler.sequence import TILE, Chunk, Prediction, Sequence
+from worker.scheduler.sequence import TILE, Chunk, Constraint, Ids, Prediction, Sequence
 from worker.scheduler.step_time import RowCosts
 
 if TYPE_CHECKING:
@@ -27,11 +33,13 @@ if TYPE_CHECKING:
 
 
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
+LONG_MATCH = 8  # a text that repeats so many tokens is probably a copy, which goes on
 MOST_DRAFTS = TILE - 1  # per sequence and step: one row of the tile is for the token before the drafts
 INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 # A draft must be worth this many times its cost, because the highest of many estimates is usually too high.
 MARGIN = 1.2
 INITIAL_ACCEPTANCE = 0.2  # the acceptance rate that is assumed before the first draft
+INITIAL_LONG_ACCEPTANCE = 0.7  # the same after LONG_MATCH equal tokens
 LEARNING_RATE = 1 / 8  # how far one accepted or rejected draft moves the acceptance rate
 RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves this rate back, to try drafts again
 
@@ -39,11 +47,11 @@ RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves this
 class Drafter(Protocol):
     """Proposes draft tokens for one sequence."""
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
-        """Returns at most `limit` tokens that may follow `tokens`. Between calls, `tokens` may only grow.
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
+        """Returns at most `limit` tokens that may follow `tokens` and `ahead`. Between calls, `tokens` may only grow.
 
         cost: the cost of one row, as a share of what an accepted draft saves. repeats: how many rows the next step
-        computes again if the first draft is rejected.
+        computes again if the first draft is rejected. ahead: ids that a rule forces to follow `tokens`.
         """
 
     def record(self, drafted: int, accepted: int) -> None:
@@ -88,13 +96,17 @@ class Speculation:
         cost = MARGIN * costs(len(decodes)) * len(decodes)  # in units of the step's time per decode
         if self.proposer is not None:
             self._ask_model(self.proposer, decodes, free // len(decodes), cost, costs)
-        extended = []
+        extended, host_s = [], STEP_S - decodes_host_s(decodes)
         for left, chunk in zip(range(len(decodes), 0, -1), decodes, strict=True):
-            limit = min(free // left, self._limit(chunk)) if chunk.samples else 0
-            drafts = self._propose(chunk, limit, cost) if limit > 0 else ()
-            length = chunk.length + len(drafts)
-            extended.append(Chunk(chunk.sequence, chunk.start, length, True, drafts) if drafts else chunk)
-            free -= len(drafts)
+            limit, own_cost = min(free // left, self._limit(chunk)) if chunk.samples else 0, cost
+            if limit > 0 and chunk.sequence.host is not None and (row_s := chunk.sequence.host.row):
+                own_cost += MARGIN * costs.of_host(len(decodes), row_s) * len(decodes)
+                limit = min(limit, int(host_s / left / row_s))
+                host_s -= limit * row_s
+            if limit > 0:
+                chunk = self._with_drafts(chunk, limit, own_cost)
+                free -= len(chunk.drafts)
+            extended.append(chunk)
         return extended
 
     def record(self, chunk: Chunk, accepted: int) -> None:
@@ -105,8 +117,9 @@ class Speculation:
         for at in range(len(chunk.drafts)):
             self.drafted_at[at] += 1
             self.accepted_at[at] += at < accepted
-        if chunk.sequence in self.drafters:
-            self.drafters[chunk.sequence].record(len(chunk.drafts), accepted)
+        drafted = len(chunk.drafts) - sum(chunk.forced)
+        if drafted and accepted >= chunk.forced[0] and chunk.sequence in self.drafters:
+            self.drafters[chunk.sequence].record(drafted, min(accepted - chunk.forced[0], drafted))
 
     def failed(self, sequence: Sequence) -> None:
         """Notes that a step with drafts of this sequence has failed. The sequence gets no more drafts."""
@@ -134,9 +147,33 @@ class Speculation:
             first = any(not drafter.tried for _, drafter, _ in wanted)
             costs.proposed(len(decodes), max(count for _, _, count in wanted), proposer.seconds, first=first)
 
-    def _propose(self, chunk: Chunk, limit: int, cost: float) -> tuple[int, ...]:
+    def _with_drafts(self, chunk: Chunk, limit: int, cost: float) -> Chunk:
+        """Returns a decode with at most `limit` drafts, for which it has the room."""
+        sequence, forced = chunk.sequence, (0, 0)
+        if sequence.constraint is None:
+            drafts = self._propose(chunk, limit, cost)
+        else:
+            drafts, forced = self._allowed(chunk, sequence.constraint, limit, cost)
+        length = chunk.length + len(drafts)
+        return Chunk(sequence, chunk.start, length, True, drafts, forced) if drafts else chunk
+
+    def _allowed(self, chunk: Chunk, constraint: Constraint, limit: int, cost: float) -> tuple[Ids, tuple[int, int]]:
+        """Returns drafts that the constraint allows, and how many of the first and of the last ones it forces.
+
+        An id that it forces is sampled for certain, so it is worth its row unless a row costs as much as a step.
+        """
+        sure = limit if cost < 1 else 0
+        state, first = _forced(constraint, sure)
+        drafts = self._propose(chunk, limit - len(first), cost, first) if len(first) < limit else ()
+        state, count = state.after(drafts)
+        if drafts and not count and isinstance(drafter := self._drafter(chunk.sequence), WaitingDrafts):
+            drafter.record(1, 0)  # a draft model that knows nothing of the rule is asked less often
+        last = _forced(state, sure - len(first) - count)[1]
+        return (*first, *drafts[:count], *last), (len(first), len(last))
+
+    def _propose(self, chunk: Chunk, limit: int, cost: float, ahead: Ids = ()) -> Ids:
         drafter = self._drafter(chunk.sequence)
-        return drafter.propose(chunk.sequence.tokens, limit, cost, self._repeats(chunk))
+        return drafter.propose(chunk.sequence.tokens, limit, cost, self._repeats(chunk), ahead)
 
     def _drafter(self, sequence: Sequence) -> Drafter:
         drafter = self.drafters.get(sequence)
@@ -177,13 +214,23 @@ class Speculation:
 def _may_draft(sequence: Sequence) -> bool:
     """Whether the sequence may have drafts.
 
-    True if each row can be sampled without knowing the ids of earlier rows, and the sequence is not suspected of having
-    crashed a worker.
+    False with Mirostat, whose state after a row depends on the probability that the row's token was drawn with, so that
+    rejected rows would leave a trace; and if the sequence is suspected of having crashed a worker.
     """
-    sampling = sequence.sampling
-    independent = sequence.constraint is None and not sampling.penalized and sampling.logprobs is None
-    independent = independent and sampling.chain is None
-    return independent and not sequence.history.crashes
+    return sequence.mirostat is None and not sequence.history.crashes
+
+
+def _forced(constraint: Constraint, limit: int) -> tuple[Constraint, Ids]:
+    """Returns a copy of the constraint after the ids that it forces, and these ids, at most `limit`.
+
+    Only copies are asked, because the constraint itself may change only when an id is accepted.
+    """
+    state, _ = constraint.after(())
+    ids = state.forced(limit) if limit > 0 and not state.ended else ()
+    if not ids:
+        return state, ()
+    state, count = constraint.after(ids)
+    return state, ids[:count]
 
 
 class NgramDrafter:
@@ -191,21 +238,27 @@ class NgramDrafter:
 
     def __init__(self) -> None:
         self._indexes = [NgramIndex(length) for length in NGRAM_LENGTHS]
-        self._last = self._indexes[0]  # the index that made the last proposal
+        self._last: Acceptance = self._indexes[0].short  # of the matches like that of the last proposal
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
-        return self.propose_above(0.0, tokens, limit, cost, repeats)
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
+        return self.propose_above(0.0, tokens, limit, cost, repeats, ahead)
 
-    def propose_above(self, least: float, tokens: list[int], limit: int, cost: float, repeats: int) -> tuple[int, ...]:
+    def propose_above(
+        self, least: float, tokens: list[int], limit: int, cost: float, repeats: int, ahead: Ids = ()
+    ) -> Ids:
         """Returns the drafts that gain more than `least` tokens in a step (see Acceptance.gain), or () if none do."""
         for index in self._indexes:
-            position = index.find(tokens)
-            count = index.draft_length(limit, cost, repeats) if position is not None else 0
-            if position is not None and count and index.gain(count, cost) > least:
-                self._last = index
+            position = index.find(tokens, ahead)
+            if position is None:
+                index.watch(None)
+                continue
+            matches = index.matches(tokens, position, ahead)
+            count = matches.draft_length(limit, cost, repeats)
+            if count and matches.gain(count, cost) > least:
+                self._last = matches
                 following = tokens[position : position + count]
                 return tuple((following * count)[:count])  # if the text that follows is too short, it is repeated
-            index.watch(len(tokens), position)
+            index.watch((len(tokens) + len(ahead), position, matches))
         return ()
 
     def record(self, drafted: int, accepted: int) -> None:
@@ -255,38 +308,48 @@ class Acceptance:
             self.acceptance -= self.acceptance * rate
 
 
-class NgramIndex(Acceptance):
-    """Maps each n-gram of `length` tokens to the position after its last occurrence."""
+class NgramIndex:
+    """Maps each n-gram of `length` tokens to the position after its last occurrence.
+
+    short, long: the acceptance of drafts after a match of fewer than LONG_MATCH tokens, and of at least as many
+    """
 
     def __init__(self, length: int) -> None:
-        super().__init__()
+        self.short, self.long = Acceptance(), Acceptance(INITIAL_LONG_ACCEPTANCE)
         self._length = length
-        self._watched: tuple[int, int] | None = None  # (place, position) of the guess that watch() noted last
+        self._watched: tuple[int, int, Acceptance] | None = None  # what watch() noted last
         self._next = length  # the next position to be indexed
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram → the position after it
+        self._after: dict[Ids, int] = {}  # n-gram → the position after it
 
-    def watch(self, place: int, position: int | None) -> None:
-        """Notes a guess that is not drafted: the next token, at `place`, will equal the token at `position`.
+    def watch(self, guess: tuple[int, int, Acceptance] | None) -> None:
+        """Notes a guess that is not drafted: (place, position, matches), the token at `place` will equal that at
+        `position`, see matches().
 
         find() later compares both tokens, which costs nothing. Drafts begin once enough such guesses were right.
         """
-        self._watched = None if position is None else (place, position)
+        self._watched = guess
 
-    def find(self, tokens: list[int]) -> int | None:
-        """Returns the position after the previous occurrence of the last n-gram of `tokens`, or None.
+    def find(self, tokens: list[int], ahead: Ids = ()) -> int | None:
+        """Returns the position after the previous occurrence of the last n-gram of `tokens` and `ahead`, or None.
 
         Between calls, `tokens` may only grow.
         """
         if self._watched is not None and self._watched[0] < len(tokens):
-            place, position = self._watched
+            place, position, matches = self._watched
             right = tokens[place] == tokens[position]
-            self.record(int(right), rejected=not right)
+            matches.record(int(right), rejected=not right)
             self._watched = None
         length = self._length
         for position in range(self._next, min(len(tokens), self._next + INDEXED_PER_STEP)):
             self._after[tuple(tokens[position - length : position])] = position
             self._next = position + 1
-        return self._after.get(tuple(tokens[-length:]))
+        return self._after.get((*tokens[-length:], *ahead)[-length:])
+
+    def matches(self, tokens: list[int], position: int, ahead: Ids = ()) -> Acceptance:
+        """Returns the acceptance of drafts after a match like this one. position: what find() returned"""
+        begin = position - LONG_MATCH
+        is_long = begin >= 0 and (*tokens[-LONG_MATCH:], *ahead)[-LONG_MATCH:] == tuple(tokens[begin:position])
+        return self.long if is_long else self.short
 
 
 # Drafts from a text that the client expects as the output (`prediction`), such as a file in which few words change.
@@ -314,15 +377,17 @@ class PredictedDrafter:
         self._stopped = False
         self._after = {length: _places(self._ids, length) for length in range(SHORTEST_MATCH, LONGEST_MATCH + 1)}
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
         """Finds the place of the output in the prediction, then proposes the next tokens there. See Drafter."""
         if self._stopped:
             return ()
         self._follow(tokens)
         place = self._place
+        if place is not None and ahead:
+            place = place + len(ahead) if tuple(self._ids[place : place + len(ahead)]) == ahead else None
         self._own = place is not None and place < len(self._ids)
         if place is None or not self._own:
-            return self._other.propose(tokens, limit, cost, repeats)
+            return self._other.propose(tokens, limit, cost, repeats, ahead)
         return tuple(self._ids[place : place + self._acceptance.draft_length(limit, cost, repeats)])
 
     def record(self, drafted: int, accepted: int) -> None:
@@ -359,9 +424,9 @@ class PredictedDrafter:
         return None
 
 
-def _places(ids: list[int], length: int) -> dict[tuple[int, ...], list[int]]:
+def _places(ids: list[int], length: int) -> dict[Ids, list[int]]:
     """Maps each run of `length` tokens in the text to the positions after it, in ascending order."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    found: dict[Ids, list[int]] = {}
     for end in range(length, len(ids) + 1):
         found.setdefault(tuple(ids[end - length : end]), []).append(end)
     return found
@@ -385,7 +450,7 @@ class Proposer(Protocol):
     def seconds(self) -> float:
         """The duration of the last propose()."""
 
-    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[Ids]:
         """Returns drafts for each sequence. wanted: sequences, each with the maximum number of its drafts."""
 
     def forget(self, target: Sequence) -> None:
@@ -430,7 +495,7 @@ class WaitingDrafts:
         """text: also proposes drafts, from the sequence's own text."""
         self._text = text
         self._of_text = False  # whether the waiting (or, if none wait, the last) drafts came from the text
-        self.waiting: tuple[int, ...] = ()
+        self.waiting: Ids = ()
         self._experience = experience
         self._acceptance = Acceptance(INITIAL_MODEL_ACCEPTANCE, experience.begin())
         self._accepted = self._results = self._steps = 0
@@ -458,10 +523,10 @@ class WaitingDrafts:
         self._of_text = bool(self.waiting)
         return 0 if self._of_text else count
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
-        """Returns the waiting drafts. wanted() was called before with the same tokens."""
-        drafts, self.waiting = self.waiting[:limit], ()
-        return drafts
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
+        """Returns the waiting drafts. wanted() was called before with the same tokens, but without `ahead`."""
+        drafts, self.waiting = self.waiting, ()
+        return drafts[len(ahead) :][:limit] if drafts[: len(ahead)] == ahead else ()
 
     def record(self, drafted: int, accepted: int) -> None:
         if self._text is not None and self._of_text:

@@ -9,7 +9,8 @@ with the one that has waited longest.
 
 Chunks of prompts have a limit of their own, so that neither kind keeps the other one out. In each kind, every tenant
 may always have one row, so that every sequence advances. On a CPU, all prompts of a step together have at most LOGITS
-logits, because computing them takes time, too, for which no row is measured.
+logits, because computing them takes time, too, for which no row is measured. Drafts (drafts.py) use only what the
+decodes leave.
 
 A request whose prompt is scored often ends in its first step, so what its rows cost is assumed: as much as those of the
 latest request that was measured. A new row with a chain is assumed to cost as much as one with the same chain, or else
@@ -17,12 +18,12 @@ a time for each sampler; a new draw as much as one with the same filters, or els
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shared.messages import SamplerChain, Sampling
-from worker.scheduler.sequence import Sequence
+from worker.scheduler.sequence import Chunk, Sequence
 
 Kind = TypeVar("Kind")
 
@@ -81,6 +82,16 @@ def host_work(sampling: Sampling, *, checked: bool = False) -> HostWork | None:
         checked=CHECKED_S if checked else 0.0,
         prompt=SCORED_S if prompt else 0.0,
     )
+
+
+def decodes_host_s(chunks: Iterable[Chunk]) -> float:
+    """Returns the seconds that the host takes for the rows of decodes without their drafts."""
+    return sum([chunk.sequence.host.row for chunk in chunks if chunk.sequence.host is not None])
+
+
+def drafts_host_s(chunks: Iterable[Chunk]) -> float:
+    """Returns the seconds that the host takes for the rows after drafts."""
+    return sum([len(one.drafts) * one.sequence.host.row for one in chunks if one.sequence.host is not None])
 
 
 STEP_S = 0.1  # for the rows of all decodes in a step

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from shared.messages import Outcome
 from worker.kv_cache.pages import PagePool
-from worker.scheduler.host_budget import HostBudget
+from worker.scheduler.host_budget import HostBudget, drafts_host_s
 from worker.scheduler.policy import (
     BatchingPolicy,
     SchedulerConfig,
@@ -190,7 +190,7 @@ class Scheduler:
         rows = sum([chunk.samples + len(chunk.drafts) for chunk in plan.chunks])
         if rows != len(ids):
             raise ValueError(f"the plan samples {rows} tokens, but {len(ids)} ids were passed")
-        self._step_time.computed(now)
+        self._step_time.computed(now, drafts_host_s(plan.chunks) if rows > len(plan.chunks) else 0.0)
         updates: list[SequenceUpdate] = []
         sampled = iter(ids)
         for chunk in plan.chunks:

@@ -7,6 +7,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -19,6 +20,10 @@ from worker.kv_cache.prefix_cache import Mark
 if TYPE_CHECKING:
     from worker.scheduler.drafts import Speculation
     from worker.scheduler.host_budget import HostWork
+
+
+Key = tuple[bytes, int]  # (frontend id, request id)
+Ids = tuple[int, ...]  # token ids
 
 
 # The history of a sequence: its times, its preemptions and drafts, and what happened to it at earlier workers.
@@ -83,9 +88,10 @@ class TokenCounts:
         self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
         self.ids = array("q", self._places)
         self.counts = array("q", bytes(self.ids.itemsize * len(self.ids)))
+        self._prompt_ids = len(self.ids)
         self.outputs = 0
 
-    def add(self, output: list[int]) -> None:
+    def add(self, output: Seq[int]) -> None:
         """Adds the next tokens of the output."""
         self.outputs += len(output)
         for token in output:
@@ -94,6 +100,15 @@ class TokenCounts:
                 self.ids.append(token)
                 self.counts.append(0)
             self.counts[place] += 1
+
+    def remove(self, output: Seq[int]) -> None:
+        """Takes back the tokens that were added last. output: these tokens, in the order in which they were added"""
+        self.outputs -= len(output)
+        for token in reversed(output):
+            place = self._places[token]
+            self.counts[place] -= 1
+            if not self.counts[place] and place >= self._prompt_ids:  # no earlier token of the output added its entry
+                del self._places[token], self.ids[place], self.counts[place]
 
 
 # Adjustments of a sequence's logits other than grammars: penalties, biases, min_tokens, or a chain of samplers.
@@ -107,7 +122,7 @@ class LogitsProcessing:
         float32
     """
 
-    __slots__ = ("_counts", "biased", "biases", "until")
+    __slots__ = ("_ahead", "_counts", "biased", "biases", "until")
 
     def __init__(self, until: int, logit_bias: tuple[tuple[int, float], ...] = ()) -> None:
         """logit_bias: (id, bias); of equal ids, the last one counts"""
@@ -115,22 +130,26 @@ class LogitsProcessing:
         self.until = until
         self.biased, self.biases = array("q", last), array("f", last.values())
         self._counts: TokenCounts | None = None
+        self._ahead: Ids = ()  # the drafts that are counted now, after the tokens of the sequence
 
-    def counts_before(
-        self, output: int, tokens: list[int], prompt_len: int, answer: list[int] | None = None
-    ) -> TokenCounts:
-        """Counts the tokens that precede output token `output` if all drafts before it are right.
+    def counts_before(self, tokens: list[int], prompt_len: int, ahead: Ids = ()) -> TokenCounts:
+        """Counts the tokens that precede a row: those of the sequence, then the drafts before the row.
 
-        tokens: prompt and output. answer: the ids that the output is compared with; they are also the drafts.
+        tokens: prompt and output, which may only grow between calls. ahead: the drafts
 
-        The result is the same object at each call: a call only adds the new tokens to it. If a call asks for fewer
-        tokens than the last one, as after a failed step, everything is counted again.
+        The result is the same object at each call: a call only adds the new tokens to it, and takes back the drafts of
+        an earlier row unless this row follows them.
         """
-        text, begin = (tokens, prompt_len) if answer is None else (answer, 0)
-        end = len(text) - begin if answer is None else min(output, len(text))
-        if self._counts is None or self._counts.outputs > end:
-            self._counts = TokenCounts(tokens[:prompt_len])
-        self._counts.add(text[begin + self._counts.outputs : begin + end])
+        kept = len(self._ahead)
+        counted = 0 if self._counts is None else self._counts.outputs - kept
+        if self._counts is None or counted > len(tokens) - prompt_len:
+            self._counts, counted, kept = TokenCounts(tokens[:prompt_len]), 0, 0
+        elif counted < len(tokens) - prompt_len or self._ahead != ahead[:kept]:
+            self._counts.remove(self._ahead)
+            kept = 0
+        self._counts.add(tokens[prompt_len + counted :])
+        self._counts.add(ahead[kept:])
+        self._ahead = ahead
         return self._counts
 
 
@@ -151,7 +170,7 @@ def with_biases_of(target: LogitsProcessing | None, own: LogitsProcessing | None
 
 
 TILE = 16  # a matrix multiplication computes this many rows at once
-Key = tuple[bytes, int]  # (frontend id, request id)
+NO_ID = -1  # stands for the id of a row that cannot be sampled yet, see accepted_ids
 
 
 @dataclass(slots=True, eq=False)
@@ -253,7 +272,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
     start: int
     length: int
     samples: bool  # whether the next token is sampled, because the chunk reaches the end of the tokens
-    drafts: tuple[int, ...] = ()  # proposed next tokens: computed in this step, and their rows are sampled too
+    drafts: Ids = ()  # proposed next tokens: computed in this step, and their rows are sampled too
+    forced: tuple[int, int] = (0, 0)  # how many of the first and of the last drafts are forced by the constraint
 
     @property
     def first_scored(self) -> int:
@@ -267,8 +287,9 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self.samples + len(self.drafts)
 
 
-# A row of logits that an id is sampled from: its sequence, and the index of the output token, counted from 0.
-Row = tuple[Sequence, int]
+# A row of logits that an id is sampled from: its sequence, the index of the output token, counted from 0, and the
+# drafts before the row. The id is sampled as if these drafts followed the tokens of the sequence.
+Row = tuple[Sequence, int, Ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +315,9 @@ class Plan:
         for chunk in self.chunks:
             if chunk.samples:
                 sequence, output = chunk.sequence, chunk.sequence.next_output
-                rows.append((sequence, output))
+                rows.append((sequence, output, ()))
                 if chunk.drafts:
-                    rows += [(sequence, output + at) for at in range(1, chunk.rows)]
+                    rows += [(sequence, output + at, chunk.drafts[:at]) for at in range(1, chunk.rows)]
         return rows
 
     @property
@@ -359,6 +380,12 @@ class Constraint(Protocol):
     @property
     def error(self) -> str: ...
 
+    def forced(self, limit: int) -> Ids:
+        """Returns at most `limit` ids that the output must continue with, as far as that is known."""
+
+    def after(self, ids: Ids) -> "tuple[Constraint, int]":
+        """Returns a copy of the constraint after the longest allowed prefix of `ids`, and the length of this prefix."""
+
 
 def accept(sequence: Sequence, constraint: Constraint, id: int) -> bool:
     """Passes a sampled id to the constraint of a sequence. Returns False if the constraint does not allow the id."""
@@ -373,10 +400,14 @@ def accept(sequence: Sequence, constraint: Constraint, id: int) -> bool:
 # drafts.py guesses drafts; Verification takes them from an answer.
 
 
-def accepted_ids(ids: list[int], drafts: tuple[int, ...]) -> list[int]:
-    """Returns the valid sampled ids: all up to and including the first id that differs from its draft."""
+def accepted_ids(ids: list[int], drafts: Ids) -> list[int]:
+    """Returns the valid sampled ids: all up to and including the first id that differs from its draft.
+
+    If this first id is NO_ID, it is left out. Its row is computed again in a step without drafts before it: only then
+    may an empty mask end the sequence, because only then the constraint itself is in this state, and not a copy.
+    """
     right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, drafts, strict=False)))
-    return ids[: right + 1]
+    return ids[:right] if ids[right] == NO_ID else ids[: right + 1]
 
 
 def without_drafts(chunk: Chunk, speculation: "Speculation | None") -> Chunk:
@@ -428,7 +459,7 @@ class Verification:
         """Returns how many ids can be drafts after `output_len` output tokens. The last id is never a draft."""
         return max(0, len(self.answer) - output_len - 1)
 
-    def drafts(self, output_len: int) -> tuple[int, ...]:
+    def drafts(self, output_len: int) -> Ids:
         """Returns the ids that can be drafts of the next step."""
         return tuple(self.answer[output_len : output_len + min(self.ahead(output_len), self.most_drafts)])
 
@@ -573,12 +604,8 @@ class Replay(Verification):
 
 
 def replay(sequence: Sequence, output: list[int]) -> None:
-    """Makes a sequence compute its output again.
-
-    A step can report the log-probabilities of only one token, so a sequence that reports them replays token by token.
-    """
-    most = MOST_REPLAYED if sequence.sampling.logprobs is None else 0
-    sequence.check = Replay(output, most, sequence)
+    """Makes a sequence compute its output again."""
+    sequence.check = Replay(output, MOST_REPLAYED, sequence)
 
 
 # The state of the Mirostat sampler for a sequence (worker/model_runner/sampler_chain.py computes it).

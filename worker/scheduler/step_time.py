@@ -75,25 +75,27 @@ class StepTimePolicy:
         whole = chunks == self._next.chunks
         self._in_flight.append(self._next if whole else _Step(self._next.planned, chunks, 0, 0, 0.0))
 
-    def computed(self, now: float) -> None:
+    def computed(self, now: float, drafts_host_s: float = 0.0) -> None:
         """Measures the oldest step in flight, which has just been computed.
+
+        drafts_host_s: seconds that the host took for the rows after its drafts: masks, samplers, log-probabilities
 
         The device is assumed to have started this step when it was planned or when the step before it was computed,
         whichever was later.
         """
         step = self._in_flight.popleft()
-        self._learn(step, now - max(step.planned, self._last_computed))
+        self._learn(step, now - max(step.planned, self._last_computed), drafts_host_s)
         self._last_computed = now
 
     def discarded(self) -> None:
         self._in_flight.clear()
 
-    def _learn(self, step: _Step, seconds: float) -> None:
+    def _learn(self, step: _Step, seconds: float, drafts_host_s: float) -> None:
         decode_s = self._decode_time(step.decodes)
         if step.decodes and (not step.prompt_tokens or seconds < decode_s):  # a step shorter than decode_s corrects it
             self._decode_times.setdefault(step.decodes.bit_length(), Median()).add(seconds)
             if step.decodes <= TILE and not step.prompt_tokens:
-                self.row_cost.add(step.chunks, step.decodes, seconds - step.proposing)
+                self.row_cost.add(step.chunks, step.decodes, seconds - step.proposing - drafts_host_s)
             self._shortest = min(known.value for known in self._decode_times.values())
         elif step.prompt_tokens >= MIN_PREFILL_TOKENS:  # with fewer tokens, a step's fixed time distorts the result
             self._prompt_token.add((seconds - decode_s) / step.prompt_tokens)
@@ -118,7 +120,9 @@ class StepTimePolicy:
 # The weight of a comparison is its number of drafted rows. The assumed cost takes part in the median, too, with a
 # weight of its own.
 #
-# If a draft model proposes the drafts, its time is measured separately and is no part of the cost of a row.
+# If a draft model proposes the drafts, its time is measured separately and is no part of the cost of a row. Neither is
+# the time that the host takes for a row (host_budget.py): it differs from sequence to sequence, so drafts.py adds that
+# of the sequence itself.
 
 ROW_COST = 1 / 40  # the assumed cost of one more row, as a share of a step, before it is measured
 LEAST_ROW_COST = 1 / 200  # the lowest cost that is believed: a lower value is a measurement error
@@ -153,6 +157,12 @@ class RowCosts:
         nearest = self._nearest(sequences)
         return self._costs[nearest].proposal if nearest else PROPOSAL_COST
 
+    def of_host(self, sequences: int, seconds: float) -> float:
+        """Returns seconds as a share of a step without drafts; infinite if no such step has been measured."""
+        nearest = self._nearest(sequences)
+        plain = self._costs[nearest].plain if nearest else 0.0
+        return seconds / plain if plain > 0 else inf
+
     def proposed(self, sequences: int, drafts: int, seconds: float, *, first: bool = False) -> None:
         """Notes the seconds that the draft model took to propose at most `drafts` drafts for each sequence.
 
@@ -171,7 +181,7 @@ class RowCosts:
     def add(self, sequences: int, rows: int, seconds: float) -> None:
         """Notes the seconds that a step with `sequences` sequences, `rows` rows and no prompts took.
 
-        seconds: without the time of a draft model.
+        seconds: without the time of a draft model, and without the host's time for the rows after drafts.
         """
         self._costs.setdefault(sequences, _RowCost()).add(rows - sequences, seconds)
 
@@ -187,6 +197,11 @@ class _RowCost:
         self._plain_steps = 0
         self.drafted_steps = 0  # the number of steps with drafts since the last step without drafts
         self._compared: deque[tuple[float, int]] = deque(maxlen=COMPARISONS)  # (cost of a row, number of drafted rows)
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a step without drafts; 0 before the first one."""
+        return self._plain.value
 
     @property
     def proposal(self) -> float:

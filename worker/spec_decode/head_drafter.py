@@ -10,7 +10,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -28,7 +27,16 @@ from worker.ops.quantized_weight import INT4, QuantizedWeight
 from worker.ops.table import Operations
 from worker.scheduler.sequence import Chunk, Plan, Sequence
 from worker.spec import ModelSpec
-from worker.spec_decode.model_drafter import CATCH_UP, PAGE_SIZE, Device, DraftRunner, NeuralDrafter, grow, page_count
+from worker.spec_decode.model_drafter import (
+    CATCH_UP,
+    PAGE_SIZE,
+    Device,
+    DraftRunner,
+    NeuralDrafter,
+    grow,
+    page_count,
+    sampling_of_drafts,
+)
 
 # The data of a draft head for each sequence: hidden states that it has not read yet, and K/V pages of its own layer.
 #
@@ -56,8 +64,7 @@ class HeadSequence:
 
     @classmethod
     def of(cls, target: Sequence, first: int) -> "HeadSequence":
-        sampling = msgspec.structs.replace(target.sampling, prompt_logprobs=False)
-        own = Sequence(target.key, [], 0, sampling, target.seed, pages=[array("i")])
+        own = Sequence(target.key, [], 0, sampling_of_drafts(target.sampling), target.seed, pages=[array("i")])
         own.logits_processing = target.logits_processing  # it depends on own.next_output, which is that of the target
         return cls(target, own, first)
 

@@ -21,6 +21,7 @@ import torch
 
 from shared.config.settings import FLAG, ModelConfig, read_speculative_config
 from shared.config.worker import WorkerConfig
+from shared.messages import Sampling
 from worker.checkpoint.checkpoint import CheckpointError, resolve
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import configured_budget
@@ -33,6 +34,16 @@ from worker.scheduler.sequence import TILE, Chunk, Plan, Sequence, SequenceState
 from worker.spec import ModelSpec
 
 # The draft model's data for each sequence that it drafts for: the tokens, K/V pages and recurrent states.
+
+
+def sampling_of_drafts(sampling: Sampling) -> Sampling:
+    """Returns how drafts are sampled: as the tokens themselves, but without log-probabilities, which nobody reads, and
+    without penalties, whose counts follow only tokens that stay."""
+    return msgspec.structs.replace(
+        sampling, prompt_logprobs=False, logprobs=None,
+        repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
+    )  # fmt: skip
+
 
 SLOTS_EACH = 3  # slots for recurrent states: one for the state after the known tokens, one to read, one to write
 
@@ -50,8 +61,9 @@ class DraftSequence:
 
     @classmethod
     def of(cls, target: Sequence) -> "DraftSequence":
-        sampling = msgspec.structs.replace(target.sampling, prompt_logprobs=False)
-        own = Sequence(target.key, list(target.tokens), target.prompt_len, sampling, target.seed)
+        own = Sequence(
+            target.key, list(target.tokens), target.prompt_len, sampling_of_drafts(target.sampling), target.seed
+        )
         own.logits_processing = with_biases_of(target.logits_processing, own.logits_processing)
         own.pages = [array("i")]
         return cls(own)

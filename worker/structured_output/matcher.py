@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.messages import Sampling, ThinkingBudget
-from worker.scheduler.sequence import Constraint
+from worker.scheduler.sequence import Constraint, Ids
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -34,16 +34,12 @@ class Restriction(Constraint):
         """Returns an independent copy of this constraint, in the same state."""
         raise NotImplementedError
 
-    def ahead(self, answer: Iterable[int]) -> "Iterator[Restriction]":
-        """Yields the state before each id of an answer.
-
-        Yields the same object each time, after it has accepted the ids before. Ends when an id is not allowed.
-        """
+    def after(self, ids: Ids) -> "tuple[Restriction, int]":
         state = self.copy()
-        for id in answer:
-            yield state
-            if not state.accept(id):
-                return
+        for at, id in enumerate(ids):
+            if state.ended or not state.accept(id):  # a state that has refused an id is of no use any more
+                return self.after(ids[:at])
+        return state, len(ids)
 
     def replay(self, tokens: Iterable[int]) -> bool:
         """Accepts output that was generated before. Returns False if the output is not allowed."""
@@ -82,6 +78,9 @@ class Matcher(Restriction):
     def error(self) -> str:
         return error_text(self.state)
 
+    def forced(self, limit: int) -> Ids:
+        return tuple(self.state.compute_ff_tokens()[:limit])
+
 
 def error_text(state: "LLMatcher") -> str:
     """Returns in one line why the grammar allows no further token, or "" if it allows one."""
@@ -97,7 +96,6 @@ def error_text(state: "LLMatcher") -> str:
 # preempted, or resumed by another worker.
 
 NO_TOKEN = "allowed_token_ids, bad_words and the grammar together allow no further token"
-Ids = tuple[int, ...]
 
 
 def restriction(sampling: Sampling, grammar: Matcher | None = None) -> Restriction | None:
@@ -181,6 +179,9 @@ class TokenRules(Restriction):
     @property
     def error(self) -> str:
         return self._error or (self._grammar.error if self._grammar is not None else "")
+
+    def forced(self, limit: int) -> Ids:
+        return self._due[:limit] or (() if self._grammar is None else self._grammar.forced(limit))
 
     @property
     def _due(self) -> Ids:

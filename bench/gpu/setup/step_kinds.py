@@ -55,6 +55,9 @@ class AllowAll(Restriction):
     def copy(self) -> "AllowAll":
         return self
 
+    def forced(self, limit: int) -> tuple[int, ...]:
+        return ()
+
 
 def start(harness: Harness, kind: StepKind, batch: int, context: int, steps: int) -> None:
     """Replaces all sequences by `batch` decodes of `context` tokens each, for at least `steps` steps of this kind.

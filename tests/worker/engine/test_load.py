@@ -11,7 +11,7 @@ from worker.kv_cache.sizing import GIB, PoolSize
 
 
 @pytest.mark.parametrize(
-    ("asked", "cached", "most"), [("auto", 64 << 20, 0), ("auto", 0, 7), ("ngram", 64 << 20, 7), ("off", 0, 0)]
+    ("asked", "cached", "most"), [("auto", 64 << 20, 0), ("auto", 0, 15), ("ngram", 64 << 20, 15), ("off", 0, 0)]
 )
 def test_speculation_auto_is_on_for_models_larger_than_processor_caches(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, asked: str, cached: int, most: int
@@ -29,7 +29,7 @@ def test_drafts_and_the_promise_of_equal_bits_need_kernels_that_keep_bits(
     monkeypatch.setattr(build, "kernels_name", lambda decoder, dtype: kernels)
     worker = WorkerConfig(device="cpu", speculation="ngram", kv_cache_gb=0.0005, batch_invariant=invariant)
     engine = load_engine(ModelConfig(model=str(checkpoints("llama")), max_seq_len=64), worker)
-    assert engine.scheduler.config.max_draft_tokens == (7 if invariant else 0)
+    assert engine.scheduler.config.max_draft_tokens == (15 if invariant else 0)
     assert engine.batch_invariant is (invariant and kernels == "c")
 
 
@@ -37,7 +37,7 @@ def test_drafts_and_the_promise_of_equal_bits_need_kernels_that_keep_bits(
 def test_recurrent_layers_have_slots_and_drafts(checkpoints: Checkpoints, kind: str) -> None:
     worker = WorkerConfig(device="cpu", speculation="ngram", kv_cache_gb=0.01)
     engine = load_engine(ModelConfig(model=str(checkpoints(kind)), max_seq_len=64), worker)
-    assert engine.scheduler.config.max_draft_tokens == (7 if engine.batch_invariant else 0)
+    assert engine.scheduler.config.max_draft_tokens == (15 if engine.batch_invariant else 0)
     assert engine.slots is not None and engine.slots.counts().total == engine.size.state_slots - 1 >= 3
     assert 0 < engine.size.nbytes <= 0.01 * GIB
     engine.runner.check_device()

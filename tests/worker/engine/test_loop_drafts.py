@@ -12,7 +12,7 @@ from tests.worker.engine.harness import ME, Bench, FakeRunner, submit
 from worker.model_runner.step import StepOutput
 from worker.scheduler.drafts import NgramDrafter
 from worker.scheduler.policy import SchedulerConfig
-from worker.scheduler.sequence import Chunk, Plan
+from worker.scheduler.sequence import Chunk, Ids, Plan
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Foresight(NgramDrafter):
         super().__init__()
         self.silent = False
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
         coming = expected(tokens, limit)
         return () if self.silent else tuple(id if id % 5 else (id + 1) % VOCAB for id in coming)
 

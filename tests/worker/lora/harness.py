@@ -57,6 +57,7 @@ class Asked:
     new: int = 12
     seed: int | None = None
     scale: float = 1.0
+    repetition: float = 1.0  # the repetition penalty
 
 
 def answers(
@@ -97,7 +98,10 @@ def answers(
 
 def _sequence(index: int, one: Asked) -> Sequence:
     drawn = one.seed is not None
-    sampling = Sampling(one.new, temperature=0.8 if drawn else 0.0, seed=one.seed, ignore_eos=True)
+    temperature = 0.8 if drawn else 0.0
+    sampling = Sampling(
+        one.new, temperature=temperature, seed=one.seed, ignore_eos=True, repetition_penalty=one.repetition
+    )
     sequence = Sequence((b"f", index), list(one.prompt), len(one.prompt), sampling, one.seed or 0)
     sequence.adapter = use(one.adapter, one.scale)
     salt = "" if sequence.adapter is None else sequence.adapter.adapter.identity

@@ -26,7 +26,10 @@ def eight(base: Path, decoder: Decoder, folder: Path) -> list[Asked]:
         for n in range(8)
     ]
     pairs = zip(PROMPTS, [*adapters, None], strict=True)
-    return [Asked(prompt, adapter, 16, seed=n if n % 2 else None) for n, (prompt, adapter) in enumerate(pairs)]
+    return [
+        Asked(prompt, adapter, 16, seed=n if n % 2 else None, repetition=1.3 if n % 3 == 1 else 1.0)
+        for n, (prompt, adapter) in enumerate(pairs)
+    ]
 
 
 @pytest.mark.parametrize(

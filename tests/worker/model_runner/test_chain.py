@@ -195,7 +195,7 @@ def sequence(seed: int, chain: SamplerChain | None) -> Sequence:
 
 
 def test_row_draws_the_same_in_any_company() -> None:
-    rows = [(sequence(seed, CHAIN if seed % 3 else None), 2) for seed in range(12)]
+    rows = [(sequence(seed, CHAIN if seed % 3 else None), 2, ()) for seed in range(12)]
     logits = torch.from_numpy(np.stack([row(seed) for seed in range(12)]))
     together = sample_rows(logits, rows, (0,))
     before = logits.clone()
@@ -208,4 +208,4 @@ def test_row_draws_the_same_in_any_company() -> None:
 def test_bias_comes_before_the_chain() -> None:
     one = sequence(1, SamplerChain(("top_k",), top_k=1))
     biased = Sequence((b"", 1), one.tokens, 4, Sampling(9, logit_bias=((11, 100.0),), chain=one.sampling.chain), 1)
-    assert sample_rows(torch.from_numpy(row(1))[None], [(biased, 2)], (0,)).tolist() == [11]
+    assert sample_rows(torch.from_numpy(row(1))[None], [(biased, 2, ())], (0,)).tolist() == [11]

@@ -45,15 +45,15 @@ def check(sampled: Sampled, rows: list[Row]) -> None:
 
 def test_parameters_of_plain_rows_follow_their_sequences() -> None:
     sampled, (a, b, c, d) = Sampled(), (sequence(id, 0.1 * id) for id in range(1, 5))
-    check(sampled, [(a, 0), (b, 3)])
-    check(sampled, [(a, 1), (b, 4), (c, 0)])
-    check(sampled, [(b, 5), (c, 1), (c, 2), (c, 3)])
-    check(sampled, [(d, 0)])
-    check(sampled, [(b, 6), (d, 1)])
+    check(sampled, [(a, 0, ()), (b, 3, ())])
+    check(sampled, [(a, 1, ()), (b, 4, ()), (c, 0, ())])
+    check(sampled, [(b, 5, ()), (c, 1, ()), (c, 2, ()), (c, 3, ())])
+    check(sampled, [(d, 0, ())])
+    check(sampled, [(b, 6, ()), (d, 1, ())])
 
 
 def test_greedy_rows_use_the_short_sampling_of_their_size() -> None:
-    sampled, rows = Sampled(), [(sequence(id, 0.0), 0) for id in range(3)]
+    sampled, rows = Sampled(), [(sequence(id, 0.0), 0, ()) for id in range(3)]
     captured = sampled.sampling.fill(rows)
     captured.compute()
     assert sampled.calls[-1][1] is GREEDY and captured.name == "the sampling of 4 greedy rows"

@@ -91,5 +91,5 @@ def test_drafts_follow_the_last_token_with_a_row_each() -> None:
     assert packed.logits_indices.tolist() == list(range(35))
     assert wanted.sampled == [0, 1, 2, 3, 4, 34] and wanted.prompts == [(2, 5, 29)]
     assert Plan(chunks).rows == [
-        *((drafting, at) for at in range(4)), (other, 0), (prompt, 0)
+        *((drafting, at, (91, 92, 93)[:at]) for at in range(4)), (other, 0, ()), (prompt, 0, ())
     ]  # fmt: skip

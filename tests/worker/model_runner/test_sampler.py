@@ -19,7 +19,7 @@ def sequence(tokens: list[int], prompt_len: int, seed: int = 1, **options: objec
 
 
 def sample(logits: torch.Tensor, sequences: list[Sequence], eos_ids: tuple[int, ...]) -> list[int]:
-    ids: list[int] = sample_rows(logits, [(one, one.next_output) for one in sequences], eos_ids).tolist()
+    ids: list[int] = sample_rows(logits, [(one, one.next_output, ()) for one in sequences], eos_ids).tolist()
     return ids
 
 
@@ -73,15 +73,16 @@ def test_eos_and_stop_ids_cannot_come_before_min_tokens() -> None:
     assert sample(logits, [sequence([1, 2], 1, ignore_eos=True, **options)], EOS) == [3]
 
 
-def test_rows_of_one_sequence_sample_successive_outputs() -> None:
+@pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 1.5, "frequency_penalty": 2.0}])
+def test_rows_of_one_sequence_sample_successive_outputs(penalties: dict[str, float]) -> None:
     """As with drafts, the tokens of earlier rows count as output for later rows."""
     torch.manual_seed(0)
     logits, ids = torch.randn(6, V), [7, 9, 3, 4, 11, 13]
     logits[:, 3] += 20.0
-    options = {"temperature": 0.8, "min_tokens": 5, "stop_token_ids": (4,), "logit_bias": ((11, 2.0),)}
+    options = {"temperature": 0.8, "min_tokens": 5, "stop_token_ids": (4,), "logit_bias": ((11, 2.0),), **penalties}
     one_by_one = [sample(logits[i : i + 1], [sequence([1, *ids[:i]], 1, **options)], EOS)[0] for i in range(6)]
     asked = sequence([1], 1, **options)
-    assert sample_rows(logits, [(asked, i) for i in range(6)], EOS).tolist() == one_by_one
+    assert sample_rows(logits, [(asked, i, tuple(ids[:i])) for i in range(6)], EOS).tolist() == one_by_one
     assert not {3, 4} & {*one_by_one[:5]} and one_by_one[5] == 3
 
 
@@ -122,7 +123,7 @@ def test_draws_follow_the_distribution() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 31, 32, 33])
 def test_sampling_params_columns_are_complete_and_aligned(rows: int) -> None:
-    asked = [(sequence([0], 1, seed=i, temperature=0.5, top_k=i), 0) for i in range(rows)]
+    asked = [(sequence([0], 1, seed=i, temperature=0.5, top_k=i), 0, ()) for i in range(rows)]
     params = sampling_params(asked, EOS, torch.device("cpu"))
     plain, others = params.plain, (params.repetition, params.presence, params.frequency)
     floats, ints = (plain.temperature, plain.top_p, plain.min_p, *others), (plain.top_k, plain.seeds, plain.positions)

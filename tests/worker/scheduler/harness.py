@@ -23,6 +23,8 @@ from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import (
     TILE,
     Chunk,
+    Constraint,
+    Ids,
     Plan,
     PrefixState,
     PromptScores,
@@ -219,7 +221,7 @@ class Rig:
         """Returns the tokens of a sequence as the device knows them, with the ids of steps in flight."""
         pending = []
         for plan, ids in self.in_flight:
-            pending += [id for (sampled, _), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
+            pending += [id for (sampled, *_), id in zip(plan.rows, ids, strict=True) if sampled is sequence]
         return sequence.tokens + pending[len(pending) - sequence.pending_outputs :]
 
     def run(self, plan: Plan) -> list[int]:
@@ -386,10 +388,10 @@ class OracleDrafter(NgramDrafter):
         self._salt = salt
         self._stopped = False
 
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
         if self._stopped:
             return ()
-        places = range(len(tokens), len(tokens) + limit)
+        places = range(len(tokens) + len(ahead), len(tokens) + len(ahead) + limit)
         return tuple(self._guess(place) for place in places)
 
     def stop(self) -> None:
@@ -399,3 +401,30 @@ class OracleDrafter(NgramDrafter):
         if place >= len(self._tokens) or mix(self._salt, place) % 5 == 0:
             return (place + self._salt) % VOCAB
         return self._tokens[place]
+
+
+class Rule(Constraint):
+    """Forbids some ids, and forces ids at some lengths of the output."""
+
+    idle, error = False, ""
+
+    def __init__(self, forbidden: Ids = (), forced: dict[int, Ids] | None = None, at: int = 0, last: int = 99) -> None:
+        self._forbidden, self._forced, self._at, self._last = forbidden, forced or {}, at, last
+
+    masks = True
+
+    @property
+    def ended(self) -> bool:
+        return self._at >= self._last
+
+    def accept(self, token: int) -> bool:
+        self._at += 1
+        return token not in self._forbidden
+
+    def forced(self, limit: int) -> Ids:
+        return self._forced.get(self._at, ())[:limit]
+
+    def after(self, ids: Ids) -> "tuple[Rule, int]":
+        count = next((at for at, id in enumerate(ids) if id in self._forbidden), len(ids))
+        count = min(count, self._last - self._at)
+        return Rule(self._forbidden, self._forced, self._at + count, self._last), count

@@ -108,7 +108,7 @@ def test_a_request_with_many_answers_has_a_bounded_number_of_draws_in_a_step() -
     steps, counts = 0, list[int]()
     while len(scheduler.state.live) > 1 or not steps:
         plan = scheduler.plan(float(steps))
-        sampled = [sequence for sequence, _ in plan.rows]
+        sampled = [sequence for sequence, *_ in plan.rows]
         assert other in sampled, "another client's stream gains a token in every step"
         counts.append(len(sampled) - 1)
         scheduler.launched(plan)

@@ -6,6 +6,7 @@ from math import inf
 import pytest
 
 from tests.worker.scheduler.harness import OracleDrafter, Rig, reference, set_drafter
+from worker.scheduler.host_budget import HostWork
 from worker.scheduler.step_time import (
     COMPARISONS,
     FORGET_AFTER,
@@ -35,6 +36,29 @@ def test_cost_is_assumed_until_it_is_measured() -> None:
     assert costs(1) == costs(9) == ROW_COST
     costs.add(2, 4, 0.5)
     assert costs(2) == ROW_COST, "there is nothing to compare with"
+
+
+def test_host_time_is_a_share_of_a_step_without_drafts() -> None:
+    costs = RowCosts()
+    assert costs.of_host(1, 0.001) == inf
+    costs.add(2, 2, 0.020)
+    costs.add(2, 5, 0.080)
+    assert costs.of_host(2, 0.001) == costs.of_host(7, 0.001) == pytest.approx(0.05)
+
+
+def test_host_time_of_rows_after_drafts_is_no_cost_of_other_rows() -> None:
+    def cost(host_s: float) -> float:
+        rig = Rig(page_size=64, max_draft_tokens=3, token_s=0.01)
+        sequence = rig.submit([1, 2, 3], 40, ignore_eos=True)
+        set_drafter(rig.scheduler, sequence, OracleDrafter(reference(sequence, rig.config)[0]))
+        sequence.host = HostWork(mask=host_s)
+        while rig.scheduler.has_work:
+            plan = rig.plan()
+            rig.now += host_s * plan.drafts
+            rig.commit(plan, rig.run(plan))
+        return rig.scheduler._step_time.row_cost(1)
+
+    assert cost(0.02) == pytest.approx(cost(0.0))
 
 
 def test_a_step_without_drafts_is_measured_from_time_to_time() -> None:

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from shared.messages import Outcome
-from tests.worker.scheduler.harness import EOS, OracleDrafter, Rig, chain, commit, next_id, reference, set_drafter
+from shared.messages.requests import SamplerChain
+from tests.worker.scheduler.harness import EOS, OracleDrafter, Rig, Rule, chain, commit, next_id, reference, set_drafter
 from worker.scheduler.drafts import INDEXED_PER_STEP, NgramDrafter
-from worker.scheduler.sequence import TILE, Constraint, Plan, Sequence
+from worker.scheduler.host_budget import STEP_S, HostWork
+from worker.scheduler.sequence import TILE, Chunk, MirostatRecord, Plan, Sequence
 
 FREE = 0.0  # cost of a row at which every draft is worth computing
 
@@ -45,6 +47,30 @@ def test_ngram_drafter_indexes_a_long_prompt_over_several_steps() -> None:
     assert early.propose(tokens, 2, FREE) == (100, 101), "its beginning is known at once"
     late, tokens = NgramDrafter(), [*tokens, 7, 8, 9]
     assert [late.propose(tokens, 1, FREE) for _ in range(3)] == [(), (), (5,)]
+
+
+def test_ngram_drafter_learns_apart_how_often_copies_go_on() -> None:
+    copied, drafter, cost = [*range(30), *range(20)], NgramDrafter(), 0.1
+    assert len(drafter.propose(copied, 15, cost)) > 1, "eight equal tokens are probably a copy"
+    for _ in range(30):
+        drafter.record(15, 15)
+    assert len(drafter.propose(copied, 15, cost)) == 15
+    assert len(drafter.propose([*copied, 90, 0, 1, 2], 15, cost)) == 1, (
+        "as before for three tokens"
+    )
+
+
+def test_ngram_drafter_proposes_what_follows_forced_ids() -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert NgramDrafter().propose(tokens, 2, FREE, 0, (2, 3, 4)) == (5, 6)
+    assert NgramDrafter().propose([*tokens, 1], 2, FREE, 0, (2, 3)) == (4, 5)
+    assert NgramDrafter().propose(tokens, 2, FREE, 0, (9, 9)) == ()
+    watching, text = NgramDrafter(), [*tokens]
+    assert watching.propose(text, 2, 0.9, 0, (2, 3, 4)) == (), "too expensive"
+    text += [2, 3, 4, 5]
+    before = watching._indexes[0].short.acceptance
+    watching.propose(text, 2, 0.9)
+    assert watching._indexes[0].short.acceptance > before, "the guess after the forced ids was right"
 
 
 def test_ngram_drafter_length_follows_the_acceptance() -> None:
@@ -201,29 +227,104 @@ def test_drafts_stay_within_pages_and_lengths(settings: dict[str, int], max_toke
     assert drafts(one.plan()) == [expected] and len(sequence.pages[0]) >= pages
 
 
-class Anything(Constraint):
-    ended, masks, idle, error = False, True, False, ""
-
-    def accept(self, token: int) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(
-    "options", [{"repetition_penalty": 1.1}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"logprobs": 0}]
-)
-def test_drafts_with_penalties_or_logprobs_are_none(options: dict[str, Any]) -> None:
+    "options",
+    [
+        {"repetition_penalty": 1.1}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"logprobs": 0},
+        {"chain": SamplerChain(("top_k",), top_k=5)}, {"logit_bias": ((3, 1.0),)}, {"min_tokens": 5},
+    ],
+)  # fmt: skip
+def test_drafts_with_any_sampling_are_as_many_as_without(options: dict[str, Any]) -> None:
     one = speculating()
     submit(one, [1, 2, 3], **options)
     one.step()
-    assert drafts(one.plan()) == [0]
+    assert drafts(one.plan()) == [7]
 
 
-def test_drafts_with_a_grammar_or_a_suspected_crash_are_none() -> None:
+def test_drafts_after_a_suspected_crash_or_with_mirostat_are_none() -> None:
     one = speculating()
-    bound, suspect, _ = (submit(one, [i, 2, 3]) for i in range(3))
-    bound.constraint, suspect.history.crashes = Anything(), 1
+    drawn, suspect, _ = (submit(one, [i, 2, 3]) for i in range(3))
+    drawn.mirostat, suspect.history.crashes = MirostatRecord([], [10.0]), 1
     one.step()
     assert drafts(one.plan()) == [0, 0, 7]
+
+
+def bound(rule: Rule, max_tokens: int = 24) -> tuple[Rig, Sequence]:
+    """Returns a sequence with this rule, whose drafter guesses right, after its first output token."""
+    one = speculating(token_s=0.01)
+    sequence = submit(one, [1, 2, 3], max_tokens)
+    set_drafter(one.scheduler, sequence, NgramDrafter())
+    for _ in range(2):  # the second step measures a decode without drafts
+        one.step()
+    set_drafter(one.scheduler, sequence, PartlyRight(reference(sequence, one.config)[0], 99))
+    sequence.constraint = rule
+    return one, sequence
+
+
+def test_drafts_that_a_constraint_forbids_are_not_computed() -> None:
+    coming = speculating()
+    sequence = submit(coming, [1, 2, 3])
+    guesses = reference(sequence, coming.config)[0][5:]
+    one, _ = bound(Rule(forbidden=(guesses[2],)))
+    (chunk,) = one.plan().chunks
+    first = next(at for at, id in enumerate(guesses) if id == guesses[2])
+    assert chunk.drafts == tuple(guesses[:first]) and chunk.forced == (0, 0)
+    one, _ = bound(Rule(last=3))
+    assert drafts(one.plan()) == [3], "nothing follows the end"
+
+
+def test_forced_ids_are_drafts_before_and_after_the_guesses() -> None:
+    one, sequence = bound(Rule(forced={0: (4, 5), 4: (6, 7)}))
+    text = [*reference(sequence, one.config)[0]]
+    guesses = PartlyRight(text, 99)
+    set_drafter(one.scheduler, sequence, guesses)
+    guesses.propose = lambda *asked: tuple(text[6:8])  # type: ignore[method-assign]
+    (chunk,) = one.plan().chunks
+    assert chunk.drafts == (4, 5, *text[6:8], 6, 7) and chunk.forced == (2, 2)
+
+
+def test_only_guesses_teach_the_drafter() -> None:
+    one, sequence = bound(Rule())
+    assert one.scheduler.speculation is not None
+    noted: list[tuple[int, int]] = []
+    guesses = OracleDrafter([])
+    guesses.record = lambda *counts: noted.append(counts)  # type: ignore[method-assign, assignment]
+    set_drafter(one.scheduler, sequence, guesses)
+    for accepted in (1, 2, 4, 5, 6):
+        chunk = Chunk(sequence, 3, 7, True, (1, 2, 3, 4, 5, 6), (2, 1))
+        one.scheduler.speculation.record(chunk, accepted)
+    assert noted == [(3, 0), (3, 2), (3, 3), (3, 3)], "without those behind a rejected forced id"
+
+
+def test_forced_ids_are_drafts_although_no_guess_pays() -> None:
+    one, sequence = bound(Rule(forced={0: (4, 5)}))
+    set_drafter(one.scheduler, sequence, NgramDrafter())
+    (chunk,) = one.plan().chunks
+    assert chunk.drafts[:2] == (4, 5) and chunk.forced[0] == 2
+
+
+def test_host_time_of_a_row_is_a_part_of_its_cost() -> None:
+    def drafted(row_s: float) -> int:
+        one = speculating(token_s=0.01)
+        sequence = submit(one, [1, 2, 3], 60)
+        sequence.host = HostWork(mask=row_s)
+        set_drafter(one.scheduler, sequence, NgramDrafter())
+        for _ in range(3):
+            one.step()
+        sequence.tokens[3:] = [7] * sequence.output_len  # a repetition
+        (chunk,) = one.plan().chunks
+        return len(chunk.drafts)
+
+    assert drafted(0.0) > 0 and drafted(1e-5) > 0 and drafted(0.09) == 0
+
+
+def test_drafts_use_only_the_host_time_that_decodes_leave() -> None:
+    one = speculating()
+    busy, free = (submit(one, [i, 2, 3], 60) for i in range(2))
+    busy.host = HostWork(scores=STEP_S / 6)
+    one.step()
+    assert drafts(one.plan()) == [2, 7], "five sixths are left, half of them for each sequence"
+    assert free.host is None
 
 
 def test_drafts_that_were_rejected_are_never_published() -> None:

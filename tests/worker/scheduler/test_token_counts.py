@@ -28,12 +28,18 @@ def test_counts_before_of_a_growing_output_equal_a_new_count(prompt_len: int) ->
     one = LogitsProcessing(sys.maxsize)
     for grown in (0, 1, 1, 0, 3, 1):
         tokens += [rng.randrange(25) for _ in range(grown)]
-        counts = one.counts_before(len(tokens) - prompt_len, tokens, prompt_len)
+        counts = one.counts_before(tokens, prompt_len)
         assert as_dict(counts) == expected(tokens[:prompt_len], tokens[prompt_len:])
 
 
-def test_counts_before_of_an_answer_are_of_its_first_tokens_in_any_order_of_calls() -> None:
-    prompt, answer = [5, 6, 5], [6, 7, 7, 8, 5]
-    one = LogitsProcessing(sys.maxsize)
-    for output in (0, 1, 2, 3, 2, 4, 0, 4):
-        assert as_dict(one.counts_before(output, [*prompt], 3, answer)) == expected(prompt, answer[:output])
+def test_counts_before_a_row_have_the_drafts_before_it_whether_or_not_they_were_accepted() -> None:
+    rng = random.Random(3)
+    tokens, one = [5, 6, 5], LogitsProcessing(sys.maxsize)
+    for _ in range(200):
+        drafts = tuple(rng.randrange(12) for _ in range(rng.randrange(5)))
+        rows = range(len(drafts) + 1) if rng.random() < 0.8 else rng.sample(range(len(drafts) + 1), len(drafts) + 1)
+        for at in rows:
+            counts, fresh = one.counts_before(tokens, 3, drafts[:at]), LogitsProcessing(sys.maxsize)
+            assert as_dict(counts) == expected(tokens[:3], [*tokens[3:], *drafts[:at]])
+            assert list(counts.ids) == list(fresh.counts_before([*tokens, *drafts[:at]], 3).ids), "in the same order"
+        tokens += [*drafts[: rng.randrange(5)], rng.randrange(12)]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.worker.scheduler.harness import Rig, reference
+from tests.worker.scheduler.harness import VOCAB, Rig, Rule, reference
 from worker.scheduler.drafts import PROBE_EVERY, Experience, NgramDrafter, WaitingDrafts
 from worker.scheduler.sequence import Sequence
 
@@ -60,12 +60,12 @@ def test_sequences_begin_with_what_those_before_have_shown_and_try_a_bad_model_a
 
 
 def test_drafts_come_from_the_text_while_it_promises_more_than_the_model() -> None:
-    text, tokens = NgramDrafter(), [1, 2, 3, 4] * 5
+    text, tokens = NgramDrafter(), [1, 2, 3, 4, 9, 8, 7, 6, 5, 1, 2, 3, 4]
     drafter = WaitingDrafts(Experience(), text)
     assert drafter.wanted(tokens, LIMIT, COST, COST, 0) == 1 and drafter.propose(tokens, LIMIT, COST) == ()
     text.record(20, 20)
     assert drafter.wanted(tokens, LIMIT, COST, COST, 0) == 0
-    assert drafter.propose(tokens, LIMIT, COST) == (1, 2, 3, 4, 1, 2, 3)
+    assert drafter.propose(tokens, LIMIT, COST) == (9, 8, 7, 6, 5, 1, 2)
     drafter.record(LIMIT, LIMIT)
     asked_again = 0
     while not asked_again:
@@ -102,3 +102,30 @@ def test_scheduler_asks_the_model_for_all_sequences_of_a_step_and_forgets_those_
         steps += 1
     assert [one.tokens for one in made] == list(answers.values()) and steps < 15
     assert not rig.scheduler.speculation.drafters
+
+
+def test_model_whose_drafts_a_rule_forbids_is_asked_less_often() -> None:
+    rig = Rig(pages=200, page_size=32, max_draft_tokens=5, token_s=0.01)
+    sequence = rig.submit([1, 2, 3], 60, ignore_eos=True)
+    assert rig.scheduler.speculation is not None
+    asked: list[int] = []
+
+    class Forbidden(Right):
+        def propose(self, wanted: "list[tuple[Sequence, int]]") -> list[tuple[int, ...]]:
+            asked.append(len(sequence.tokens))
+            return [(VOCAB + 1,) for _ in wanted]
+
+    rig.scheduler.speculation.proposer = Forbidden({})
+    rig.step()
+    sequence.constraint = Rule(forbidden=(VOCAB + 1,))
+    while rig.scheduler.has_work:
+        rig.step()
+    assert 1 <= len(asked) < 25
+
+
+def test_waiting_drafts_follow_forced_ids_only_if_the_model_knew_them() -> None:
+    drafter = WaitingDrafts(Experience())
+    drafter.waiting = (1, 2, 3)
+    assert drafter.propose([9], 5, COST, 0, (1, 2)) == (3,)
+    drafter.waiting = (1, 2, 3)
+    assert drafter.propose([9], 5, COST, 0, (1, 4)) == () and not drafter.waiting

@@ -16,7 +16,7 @@ from worker.kv_cache.tensors import KVCache, cache_groups
 from worker.model_runner import runner
 from worker.model_runner.inputs import build_inputs, dummy_sequence
 from worker.models.decoder import Decoder
-from worker.scheduler.sequence import Chunk, Sequence
+from worker.scheduler.sequence import Chunk, Row, Sequence
 from worker.spec_decode.head_drafter import Head, HeadDrafter
 
 
@@ -58,9 +58,9 @@ def check_proposals(one: Made, monkeypatch: pytest.MonkeyPatch, vocab: int = VOC
     ahead: as for HeadDrafter
     """
     logits: list[torch.Tensor] = []
-    drawn: list[tuple[Sequence, int]] = []
+    drawn: list[Row] = []
 
-    def noting(of: torch.Tensor, rows: list[tuple[Sequence, int]], *others: Any) -> torch.Tensor:
+    def noting(of: torch.Tensor, rows: list[Row], *others: Any) -> torch.Tensor:
         logits.append(of[0].clone())
         drawn.extend(rows)
         return original(of, rows, *others)
@@ -83,6 +83,6 @@ def check_proposals(one: Made, monkeypatch: pytest.MonkeyPatch, vocab: int = VOC
         of_drafter = of_drafter[:, ids]
     torch.testing.assert_close(of_drafter, of_reference, rtol=1e-3, atol=1e-3)
     assert drafts == [tuple(expected)]
-    assert [(own.sampling, own.seed, output) for own, output in drawn] == [
+    assert [(own.sampling, own.seed, output) for own, output, _ in drawn] == [
         (sequence.sampling, sequence.seed, output) for output in range(1, 5)
     ], "as the tokens themselves will be drawn"

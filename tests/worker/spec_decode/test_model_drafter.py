@@ -47,8 +47,8 @@ def test_drafts_of_a_model_change_no_token(
     assert tokens == plain and not drafter.failed
     status = scheduler.status
     assert status.draft_tokens > 4 and len(drafter.sequences) == 0, "and everything is taken back"
-    if target == draft:  # even sampled tokens are predicted; requests with a penalty get no drafts
-        assert status.accepted_tokens == status.draft_tokens and steps < 0.7 * most
+    if target == draft:  # even sampled tokens are predicted, but penalties are not
+        assert status.accepted_tokens > 0.9 * status.draft_tokens and steps < 0.7 * most
 
 
 @pytest.mark.parametrize("how", [{}, AS_ON_GPU])
