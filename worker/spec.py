@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu"]
+Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu", "xielu", "gelu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the C library knows activations by these positions
 
 

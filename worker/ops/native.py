@@ -41,12 +41,14 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_b": _POINTERS * 2 + _LONGS * 4,
     "gemm": _POINTERS + _LONGS + (c_int, c_int),
     "attention": _POINTERS * 9 + _LONGS * 8 + (c_int, c_float, c_float, c_int),
+    "text_attention": _POINTERS * 5 + _LONGS * 8 + (c_float, c_int),
     "store_kv": _POINTERS * 5 + _LONGS * 5 + (c_int,),
     "delta_net": _POINTERS * 2,
     "mamba2": _POINTERS * 2,
     "short_conv": _POINTERS * 2,
     "pack": _POINTERS * 2 + _LONGS * 2 + (c_int,),
 }
+FALLIBLE = ("gemm", "attention", "text_attention")  # these return 1 if there is no memory for their scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Kernels:
     add_b: Call
     gemm: Call
     attention: Call
+    text_attention: Call
     store_kv: Call
     delta_net: Call
     mamba2: Call
@@ -152,7 +155,7 @@ def _bind(found: ctypes.CDLL, dtype: str, simd: str, matmul: str) -> Kernels:
         # "pack" is compiled once for all instruction sets, and has the last of these names.
         names = (f"{name}_{dtype}_{matmul}", f"{name}_{dtype}_{simd}", f"{name}_{dtype}")
         bound = next(getattr(found, each) for each in names if hasattr(found, each))
-        bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in ("gemm", "attention") else None
+        bound.argtypes, bound.restype = _SIGNATURES[name], c_int if name in FALLIBLE else None
         return cast(Call, bound)
 
     return Kernels(**{name: function(name) for name in _SIGNATURES})

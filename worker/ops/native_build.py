@@ -138,7 +138,7 @@ ANY = (
 )  # fmt: skip
 ROWS = (
     "add_product.c", "few_rows.c", "norm.c", "activation.c", "rope.c", "combine.c", "mamba2.c", "short_conv.c",
-    "delta_net.c",
+    "delta_net.c", "text_attention.c",
 )  # fmt: skip
 PLAIN = ("gemm_simd.c", "attention_simd.c", "floors_simd.c")
 # Each source with its compiler flags. From the flags, simd.h derives the suffix of the functions' names.

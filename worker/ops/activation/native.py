@@ -8,7 +8,7 @@ from worker.ops.native import address, kernels
 
 def activate(x: Tensor, activation: int, parameters: Tensor | None = None) -> Tensor:
     """Computes the same as `activate_torch`, for x [T, I] contiguous. activation: its index in ACTIVATIONS"""
-    assert x.ndim == 2 and x.is_contiguous() and activation in (0, 1, 2, 4)
+    assert x.ndim == 2 and x.is_contiguous() and activation in (0, 1, 2, 4, 5)
     assert (activation == 4) == (parameters is not None)
     check_parameters(parameters)
     out = torch.empty_like(x)
@@ -26,7 +26,7 @@ def check_parameters(parameters: Tensor | None) -> None:
 
 def act_and_mul(x: Tensor, activation: int) -> Tensor:
     """Computes the same as `act_and_mul_torch`, for x [T, 2 * I] contiguous. activation: its index in ACTIVATIONS"""
-    assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in (0, 1, 2, 3)
+    assert x.ndim == 2 and x.is_contiguous() and x.shape[1] % 2 == 0 and activation in (0, 1, 2, 3, 5)
     n = x.shape[1] // 2
     out = torch.empty(x.shape[0], n, dtype=x.dtype)
     up = x.data_ptr() + n * x.element_size()

@@ -32,8 +32,8 @@ def act_and_mul_torch(x: Tensor, activation: Activation) -> Tensor:
 #
 # alpha_p * x * x + beta * x  where x > 0, and else  (expm1(min(x, eps)) - x) * alpha_n + beta * x
 
-GATED = ACTIVATIONS[:4]  # the activations that act_and_mul computes
-PLAIN = (*ACTIVATIONS[:3], "xielu")  # the activations that activate computes
+GATED = (*ACTIVATIONS[:4], "gelu")  # the activations that act_and_mul computes
+PLAIN = (*ACTIVATIONS[:3], "xielu", "gelu")  # the activations that activate computes
 
 
 def activate_torch(x: Tensor, activation: Activation, parameters: Tensor | None = None) -> Tensor:
@@ -46,6 +46,8 @@ def activate_torch(x: Tensor, activation: Activation, parameters: Tensor | None 
             return F.silu(x)
         case "gelu_tanh":
             return F.gelu(x, approximate="tanh")
+        case "gelu":
+            return F.gelu(x)
         case "relu2":
             return F.relu(x.float()).square().to(x.dtype)
         case "xielu":

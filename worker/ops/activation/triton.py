@@ -14,7 +14,9 @@ BLOCK = 1024
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """Returns silu, gelu_tanh or relu2 of x, in float32."""
+    """Returns silu, gelu_tanh, gelu or relu2 of x, in float32."""
+    if ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
     if ACTIVATION == "relu2":
         positive = tl.where(x < 0.0, 0.0, x)  # NaN stays NaN
         return positive * positive

@@ -197,5 +197,23 @@ INLINE vf simd_tanh(vf x) {
     return simd_select(size < 0.625f, x + x * (square * p), large);
 }
 
+/* Returns erf(x) with a relative error below 5e-7: x times a quotient of polynomials in x^2, for x clamped to [-4, 4],
+ * beyond which erf is 1 in fp32. */
+INLINE vf simd_erf(vf x) {
+    x = simd_max(simd_min(x, broadcast(4.0f)), broadcast(-4.0f));
+    vf square = x * x;
+    vf p = square * -2.72614225801306e-10f + 2.77068142495902e-08f;
+    p = p * square - 2.10102402082508e-06f;
+    p = p * square - 5.69250639462346e-05f;
+    p = p * square - 7.34990630326855e-04f;
+    p = p * square - 2.95459980854025e-03f;
+    p = p * square - 1.60960333262415e-02f;
+    vf q = square * -1.45660718464996e-05f - 2.13374055278905e-04f;
+    q = q * square - 1.68282697438203e-03f;
+    q = q * square - 7.37332916720468e-03f;
+    q = q * square - 1.42647390514189e-02f;
+    return x * p / q;
+}
+
 /* Returns e^x - 1 = tanh(x / 2) (e^x + 1) for x <= 0, with a relative error below 1e-6. */
 INLINE vf simd_expm1(vf x) { return simd_tanh(0.5f * x) * (simd_exp(x) + 1.0f); }

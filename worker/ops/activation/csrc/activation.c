@@ -3,13 +3,14 @@
 #include <stddef.h>
 
 /* The activations, in the order of ACTIVATIONS in worker/ops/activation/reference.py. */
-enum { SILU, GELU_TANH, RELU2, CLAMPED_SWIGLU, XIELU };
+enum { SILU, GELU_TANH, RELU2, CLAMPED_SWIGLU, XIELU, GELU };
 
 /* tanh-GELU is x * sigmoid(2u), since (1 + tanh u) / 2 = sigmoid(2u). xIELU has parameters (worker/spec.py). */
 INLINE vf activated(vf x, int activation, const float *parameters) {
     vf zero = {0};
     if (activation == SILU) return x * sigmoid(x);
     if (activation == GELU_TANH) return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
+    if (activation == GELU) return 0.5f * x * (1.0f + simd_erf(0.70710678f * x));
     vf positive = simd_select(x < 0.0f, zero, x); /* keeps a NaN */
     if (activation == RELU2) return positive * positive;
     float alpha_p = parameters[0], alpha_n = parameters[1], beta = parameters[2], eps = parameters[3];
@@ -47,6 +48,8 @@ INLINE void act_and_mul_row(const void *gate, const void *up, void *out, long n,
                 act_and_mul_row(gate + i * next_gate, up + i * next_up, out + i * step, n, SILU, is_bf16);            \
             else if (activation == GELU_TANH)                                                                         \
                 act_and_mul_row(gate + i * next_gate, up + i * next_up, out + i * step, n, GELU_TANH, is_bf16);       \
+            else if (activation == GELU)                                                                              \
+                act_and_mul_row(gate + i * next_gate, up + i * next_up, out + i * step, n, GELU, is_bf16);            \
             else if (activation == RELU2)                                                                             \
                 act_and_mul_row(gate + i * next_gate, up + i * next_up, out + i * step, n, RELU2, is_bf16);           \
             else                                                                                                      \
@@ -62,6 +65,8 @@ INLINE void act_and_mul_row(const void *gate, const void *up, void *out, long n,
                 activate_row(x + i * step, out + i * step, n, SILU, NULL, is_bf16);                                   \
             else if (activation == GELU_TANH)                                                                         \
                 activate_row(x + i * step, out + i * step, n, GELU_TANH, NULL, is_bf16);                              \
+            else if (activation == GELU)                                                                              \
+                activate_row(x + i * step, out + i * step, n, GELU, NULL, is_bf16);                                   \
             else if (activation == RELU2)                                                                             \
                 activate_row(x + i * step, out + i * step, n, RELU2, NULL, is_bf16);                                  \
             else                                                                                                      \
