@@ -176,6 +176,8 @@ class PoolingKind(StrEnum):
     LAST = "last"  # the hidden state of the last token
     MEAN = "mean"  # the mean of the hidden states
     FIRST = "first"  # the hidden state of the first token; sentence-transformers calls this cls
+    MAX = "max"  # the largest of the hidden states, for each of their elements
+    TOKENS = "tokens"  # the hidden states of all tokens, one after another, each as a vector of its own
     LOGITS = "logits"  # the logits of some token ids after the last token
 
 
@@ -190,7 +192,7 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def needs_first_rows(self) -> bool:
         """Whether the vector needs the rows of the first tokens, so that no cached prefix can replace them."""
-        return self.kind in (PoolingKind.MEAN, PoolingKind.FIRST)
+        return self.kind in (PoolingKind.MEAN, PoolingKind.FIRST, PoolingKind.MAX, PoolingKind.TOKENS)
 
 
 class Adapter(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -276,6 +278,7 @@ class Submit(Message, frozen=True):
         None  # the prompt's pictures, in the order of their tokens
     )
     prediction: bytes | None = None  # packed uint32: the output that the client expects; its ids become drafts
+    second_from: U32 = 0  # where the second text of a pair begins, for encoders that tell texts apart; 0: one text
 
 
 class Abort(Message, frozen=True):

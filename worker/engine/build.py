@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shared.checkpoint import GENERATE, Task
+from shared.checkpoint import GENERATE, Task, is_encoder
 from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig, with_default_sizes
 from shared.hf_hub import Progress
 from shared.messages import Limits
-from worker.checkpoint.checkpoint import stored_bytes
+from worker.checkpoint.checkpoint import read_config, stored_bytes
 from worker.device import pick_device
 from worker.engine.drafter import FoundDrafter, Served, load_with_drafter
-from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_model
+from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_folder, read_model
 from worker.engine.metrics import ExpertLoads
 from worker.engine.numerics import Formats, dtype_name, fingerprint, kernels_name, numerics_of, warn_about_cpu
 from worker.kv_cache.memory import GpuMemoryReader
@@ -106,7 +106,12 @@ def load_engine(
 
         check_features(model, worker)
     worker = _settings_on(device, worker)
-    files = find_model(model, worker, device, on_download, prefer_cache=prefer_cache)
+    folder = find_folder(model, on_download, prefer_cache=prefer_cache)
+    if is_encoder(read_config(folder)):
+        from worker.engine.build_encoder import load_encoder_engine
+
+        return load_encoder_engine(folder, model, worker, on_progress)
+    files = read_model(folder, model, worker, device)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
     loaded, drafter = load_with_drafter(files, model, worker, on_progress, hosts)
     return build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1), drafter)

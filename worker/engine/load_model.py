@@ -129,9 +129,20 @@ def find_model(
     prefer_cache: use the checkpoint in the cache, even if the hub has a newer one. Raises ConfigError and
     CheckpointError.
     """
-    folder = resolve(
+    return read_model(find_folder(model, on_download, prefer_cache=prefer_cache), model, worker, device)
+
+
+def find_folder(
+    model: ModelConfig, on_download: Progress = lambda done, total: None, *, prefer_cache: bool = False
+) -> Path:
+    """Finds or downloads the checkpoint, and returns its folder. Raises CheckpointError."""
+    return resolve(
         model.model, model.revision, mmproj=model.mmproj, prefer_cache=prefer_cache, on_progress=on_download
     )  # fmt: skip
+
+
+def read_model(folder: Path, model: ModelConfig, worker: WorkerConfig, device: torch.device) -> ModelFiles:
+    """Reads all files of a checkpoint except the weights. Raises ConfigError and CheckpointError."""
     task, tokenizer_hash = _task(folder, model.task), _tokenizer_hash(folder)
     spec = _spec(folder, task)
     formats = choose_formats(spec, worker, device)

@@ -27,8 +27,7 @@ from worker.engine.metrics import Metrics
 from worker.engine.requests import RequestTable
 from worker.engine.stats import Stats
 from worker.engine.transport import WireServer
-from worker.model_runner.runner import Runner
-from worker.model_runner.step import AnyStep, StepOutput
+from worker.model_runner.step import AnyStep, StepOutput, StepRunner
 from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import Chunk, Plan, Sequence, SequenceUpdate
 
@@ -39,7 +38,7 @@ MAX_ITL_SAMPLES = 8  # inter-token latencies recorded per step
 
 class Loop:
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, request_table: RequestTable, server: WireServer, stats: Stats,
+        self, scheduler: Scheduler, runner: StepRunner, request_table: RequestTable, server: WireServer, stats: Stats,
         metrics: Metrics, clock: Callable[[], float] = time.monotonic, *, canary_s: float = 0.0,
     ) -> None:  # fmt: skip
         """canary_s: after this many seconds without a step, a dummy step checks the device; 0 turns the check off."""
@@ -191,11 +190,17 @@ class Loop:
         elif len(chunks) > 1:
             for part in bisect(chunks):
                 self._retry(part)
-        elif isinstance(error, MemoryError | torch.OutOfMemoryError) and (half := first_half(chunks[0])) is not None:
+        elif (half := self._half(chunks[0], error)) is not None:
             self._retry([half])
         else:
             self._check_device()  # raises before the sequence is reported as failed
             self.fail(chunks[0].sequence, error)
+
+    def _half(self, chunk: Chunk, error: Exception) -> Chunk | None:
+        """Returns the first half of a chunk that needs too much memory; None if this is not why, or it cannot be cut."""
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) or not self._runner.cuts_prompts:
+            return None
+        return first_half(chunk)
 
     def _retry(self, chunks: list[Chunk]) -> None:
         self._launch(Plan(chunks))

@@ -381,6 +381,7 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
         history=RequestStats(now, crashes=crashes, resumed=submit.crashes > 0, original_id=submit.original_id),
         prefix=PrefixState(submit.cache_salt),
         pooling=submit.pooling,
+        second_from=submit.second_from,
         host=host_work(submit.sampling, checked=submit.answer is not None),
     )
     if submit.sampling.logit_bias:  # the arrays of `sequence.logits_processing` take a tenth of the memory

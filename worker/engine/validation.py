@@ -100,6 +100,8 @@ def no_pictures(sequence: Sequence, submit: m.Submit) -> None:
 
 def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
     sampling = submit.sampling
+    if submit.second_from >= max(1, prompt_len):
+        return "`prompt`: its second text begins beyond its end"
     if submit.scored_from >= max(1, prompt_len):
         return "`prompt_logprobs` begin beyond the prompt"
     adapter = submit.adapter

@@ -262,7 +262,7 @@ def _logits_indices(chunks: Seq[Chunk], query_start_loc: NDArray[np.int32]) -> t
 def _pooled_rows(chunk: Chunk, kind: PoolingKind) -> range:
     """Returns the rows of a chunk that contribute to the vector of its prompt."""
     match kind:
-        case PoolingKind.MEAN:
+        case PoolingKind.MEAN | PoolingKind.MAX | PoolingKind.TOKENS:
             return range(chunk.length)
         case PoolingKind.FIRST:
             return range(1 if chunk.start == 0 else 0)

@@ -4,7 +4,7 @@ The device computes the log-probabilities in the step. One copy brings the resul
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -169,36 +169,69 @@ def launch_pooling(
     return read
 
 
+Rows = NDArray[np.float32]
+
+
+def _added(total: Rows, rows: Rows) -> Rows:
+    for row in rows:
+        total += row
+    return total
+
+
+def _largest(total: Rows, rows: Rows) -> Rows:
+    found: Rows = np.maximum(total, rows.max(axis=0))
+    return found
+
+
+def _behind(total: Rows, rows: Rows) -> Rows:
+    return np.concatenate((total, rows.ravel()))
+
+
+# How the vectors that need all rows are collected: from what a vector begins with, for rows of a width, and how it
+# takes further rows.
+COLLECTED: Mapping[PoolingKind, tuple[Callable[[int], Rows], Callable[[Rows, Rows], Rows]]] = {
+    PoolingKind.MEAN: (lambda width: np.zeros(width, np.float32), _added),
+    PoolingKind.MAX: (lambda width: np.full(width, -np.inf, np.float32), _largest),
+    PoolingKind.TOKENS: (lambda width: np.zeros(0, np.float32), _behind),
+}
+
+
 class PromptVector:
     """Collects the rows of one prompt, and makes its vector from them."""
 
     def __init__(self, pooling: Pooling) -> None:
         self._pooling = pooling
-        self._sum: NDArray[np.float32] = np.zeros(0, np.float32)
-        self._rows = 0  # the number of rows in the sum
+        self._total: Rows = np.zeros(0, np.float32)
+        self._rows = self._width = 0  # the number of rows in the total, and the length of each
 
-    def add(self, start: int, rows: NDArray[np.float32]) -> None:
+    def add(self, start: int, rows: Rows) -> None:
         """Adds the rows [N, D] that a step computed. start: the position of the first row.
 
-        A preempted sequence begins again at position 0. For a mean, rows that do not continue the earlier rows are
-        ignored: they come from a step that was in flight when the sequence was preempted.
+        A preempted sequence begins again at position 0. For a vector of all rows, rows that do not continue the earlier
+        rows are ignored: they come from a step that was in flight when the sequence was preempted.
         """
-        if self._pooling.kind is not PoolingKind.MEAN:
-            self._sum, self._rows = rows[0], 1
+        self._width = rows.shape[1]
+        if self._pooling.kind not in COLLECTED:
+            self._total, self._rows = rows[0], 1
             return
+        begin, more = COLLECTED[self._pooling.kind]
         if start == 0:
-            self._sum, self._rows = np.zeros(rows.shape[1], np.float32), 0
+            self._total, self._rows = begin(self._width), 0
         if start == self._rows:
-            for row in rows:
-                self._sum += row
+            self._total = more(self._total, rows)
             self._rows += len(rows)
 
     def values(self) -> bytes:
-        """Returns the vector as packed float32. Raises ValueError if it is not finite."""
-        vector = (self._sum / np.float32(max(1, self._rows)))[: self._pooling.dimensions or None]
-        if not len(vector) or not np.isfinite(vector).all():
+        """Returns the vector, or the vectors of all tokens, as packed float32. Raises ValueError if one is not finite.
+        """
+        kind, total = self._pooling.kind, self._total
+        if kind is PoolingKind.MEAN:
+            total = total / np.float32(max(1, self._rows))
+        if not len(total) or not np.isfinite(total).all():
             raise ValueError("the model's output is not finite")
-        if self._pooling.normalized and self._pooling.kind is not PoolingKind.LOGITS:
-            wide = vector.astype(np.float64)
-            vector = wide / max(np.sqrt(np.sum(wide * wide)), SHORTEST)
-        return vector.astype("<f4").tobytes()
+        vectors = total.reshape(-1, self._width)[:, : self._pooling.dimensions or None]
+        if not self._pooling.normalized or kind is PoolingKind.LOGITS:
+            return vectors.astype("<f4").tobytes()
+        wide = [vector.astype(np.float64) for vector in vectors]
+        normed = [vector / max(np.sqrt(np.sum(vector * vector)), SHORTEST) for vector in wide]
+        return np.stack(normed).astype("<f4").tobytes()

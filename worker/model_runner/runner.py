@@ -76,6 +76,8 @@ class Runner:
     batch_invariant: whether the bits of a row do not depend on the rest of the step. vision: encodes pictures.
     """
 
+    cuts_prompts = True  # a prompt may be computed in parts, see StepRunner
+
     def __init__(
         self, model: Model, cache: KVCache, *, overlap: bool = False, graphs: bool = False, max_batch_size: int = 64,
         max_step_tokens: int = 512, max_loras: int = 8, batch_invariant: bool = True, vision: "Vision | None" = None,

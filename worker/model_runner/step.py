@@ -94,7 +94,36 @@ class UnfinishedStep:
         return self.finish().read()
 
 
-AnyStep = InFlightStep | UnfinishedStep
+@dataclass(frozen=True, slots=True)
+class ComputedStep:
+    """A step that was complete when it was launched."""
+
+    plan: Plan
+    output: StepOutput
+    steps_behind: int = 0
+
+    def read(self) -> StepOutput:
+        return self.output
+
+
+AnyStep = InFlightStep | UnfinishedStep | ComputedStep
+
+
+# The interface of a runner, as the compute loop sees it.
+
+
+class StepRunner(Protocol):
+    """Launches steps; worker/model_runner/runner.py and worker/encoder/runner.py."""
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether a prompt may be computed in parts."""
+
+    def launch(self, plan: Plan, before: AnyStep | None = None) -> AnyStep:
+        """Launches the chunks of a plan. Tokens that the host does not know yet come from the ids of step `before`."""
+
+    def check_device(self) -> None:
+        """Computes a dummy step. Raises DeviceBroken, or hangs, if the device is broken."""
 
 
 # The interface of a model, as the runner sees it.

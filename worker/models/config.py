@@ -30,7 +30,7 @@ from worker.spec import Activation, ExpertsSpec, LayerSpec, ModelSpec, QueryScal
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu2": "relu2",
-    "xielu": "xielu",
+    "xielu": "xielu", "gelu": "gelu",
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 SERVED: Mapping[str, tuple[Any, ...]] = {  # for settings that are only partly supported: the supported values
@@ -80,10 +80,18 @@ def spec_from_config(config: Config, task: Task = GENERATE) -> ModelSpec:
     if model_type in TIED_OUTSIDE:
         tied = config.get("tie_word_embeddings", TIED_OUTSIDE[model_type])
         stated["tie_word_embeddings"] = stated["tie_embedding"] = config.get("tie_embedding", tied)
+    return spec_of_family(name, family, stated, task)
+
+
+def spec_of_family(name: str, family: Family, stated: Config, task: Task) -> ModelSpec:
+    """Returns the spec of a model of a family. stated: its settings, with the defaults of those that it leaves out
+
+    Raises the same errors as `spec_from_config`.
+    """
     check_values(stated)
     try:
-        stated |= {common: stated[own] for common, own in family.names.items()}
-        spec = _spec(name, family, stated | {**family.derived(stated)})
+        stated = {**stated, **{common: stated[own] for common, own in family.names.items()}}
+        spec = _spec(name, family, {**stated, **family.derived(stated)})
     except KeyError as error:
         raise UnsupportedModel(f"the config of this {name} model lacks {error.args[0]!r}") from error
     check_spec(spec, stated["num_hidden_layers"])

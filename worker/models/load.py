@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from worker.checkpoint.stored_weight import (
     PlainWeight,
     Shape,
     StackedLinear,
+    StoredTensors,
     StoredWeight,
     WeightSource,
     check_finite,
@@ -51,9 +52,6 @@ from worker.ops.native import Pieces
 from worker.ops.quantized_weight import QuantizedWeight
 from worker.quantization.methods import AS_STORED, InMemory, Method, in_memory, method_of
 from worker.spec import LayerSpec, ModelSpec
-
-if TYPE_CHECKING:
-    from worker.quantization.gguf_tensors import GgufTensors
 
 
 HEAD, NORM = "lm_head", "norm"
@@ -182,7 +180,7 @@ class Loader:
     def layer(self, prefix: str, layer: LayerSpec) -> Layer:
         mixed, fed = (self._made(part, prefix, layer) for part in _parts_of(layer))
         own = {name: self.linear(linear, prefix) for name, linear in own_linears(self.spec).items()}
-        norms = {field: self.norm(parts) for field, parts in layer_norms(self.spec, prefix, self.names).items()}
+        norms = {field: self.norm(parts) for field, parts in self.norms_of_layer(prefix).items()}
         per_layer_input = PerLayerInput(**own, norm=self.norm(own_norm(self.spec, prefix))) if own else None
         scales = [self._vector(part) for part in self._scale(prefix)]
         return Layer(
@@ -351,9 +349,13 @@ class Loader:
             yield from self._weights_of_part(part, prefix, layer)
         for linear in own_linears(self.spec).values():
             yield from self.weights_of(linear, prefix)
-        for parts in layer_norms(self.spec, prefix, self.names).values():
+        for parts in self.norms_of_layer(prefix).values():
             yield from _in_full(parts)
         yield from _in_full((*own_norm(self.spec, prefix), *self._scale(prefix)))
+
+    def norms_of_layer(self, prefix: str) -> dict[str, Sequence[PlainWeight]]:
+        """Returns the stored tensors of a layer's norms, by field of Layer. prefix: of the layer's tensor names"""
+        return layer_norms(self.spec, prefix, self.names)
 
     def _weights_of_part(self, part: StoredPart, prefix: str, layer: LayerSpec) -> Iterator[Kept]:
         for linear in part.spelled_linears(self.spec, layer, self.names).values():
@@ -458,13 +460,19 @@ def open_source(folder: Path, staging: Staging | None) -> WeightSource:
     return FileSource(Checkpoint(folder, staging), method)
 
 
+class OpenTensors(StoredTensors, Protocol):
+    """The tensors of open files."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class FileSource:
     """A checkpoint in safetensors or GGUF files. method: how config.json says that weights are quantized; None: they
     are not quantized
     """
 
-    tensors: "Checkpoint | GgufTensors"
+    tensors: OpenTensors
     method: Method | None
 
     @property

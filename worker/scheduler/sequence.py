@@ -194,6 +194,7 @@ class Sequence:
     check: "Verification | None" = None  # an answer that the output is compared with
     scores: "PromptScores | None" = None  # which prompt tokens get log-probabilities (`prompt_logprobs`)
     pooling: Pooling | None = None  # the result is a vector and nothing is sampled (worker/model_runner/logprobs.py)
+    second_from: int = 0  # where the second text of a pair begins; 0: there is only one text
     states: "SequenceStates | None" = None  # slots of recurrent states, if layers have any
     mirostat: "MirostatRecord | None" = None  # the state of the Mirostat sampler
     adapter: "AdapterUse | None" = None  # a LoRA adapter

@@ -1,0 +1,1 @@
+"""Encoders: models that compute a whole text at once, in both directions, without a K/V cache."""

@@ -1,0 +1,162 @@
+"""The encoder: one plain loop over the layers, for whole texts that lie one after another in the rows of a step.
+
+Every row of a linear or a norm depends on its own input only, and attention stays within a text. So the bits of a text
+do not depend on the other texts of a step. What follows the layers (a head, linears after pooling) is computed for each
+text alone.
+"""
+
+from ctypes import c_uint64
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import embedding, gelu
+
+from shared.messages import Pooling, PoolingKind
+from worker.encoder.spec import EncoderSpec
+from worker.encoder.weights import EncoderWeights
+from worker.models.decoder import Layer, tables
+from worker.models.mlp import DenseWeights
+from worker.ops.attention.texts import text_attention
+from worker.ops.rope import rotary
+from worker.ops.table import FAST, Operations
+
+ACTIVATIONS = {"identity": lambda x: x, "tanh": torch.tanh, "relu": torch.relu, "gelu": gelu}
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The texts of a step, one after another. T: tokens; S: texts"""
+
+    token_ids: Tensor  # [T] int64
+    places: Tensor  # [T] int64: the index of each token in its text
+    types: Tensor | None  # [T] int64: 1 for tokens of the second text of a pair; None: all are 0
+    starts: Tensor  # [S + 1] int32: the first row of each text, then T
+
+
+class Encoder:
+    """An encoder that is ready to run."""
+
+    def __init__(self, spec: EncoderSpec, weights: EncoderWeights, most_tokens: int) -> None:
+        """most_tokens: the longest text"""
+        self.spec, self.weights, self.most_tokens = spec, weights, most_tokens
+        self.operations: Operations = FAST
+        self.layers_started = c_uint64()  # a count over all steps, which shows that a long step makes progress
+        model = spec.model
+        self._ropes = [tables(rope, model.head_dim, most_tokens, "cpu") for rope in model.ropes]
+        self._embed_scale = torch.tensor(model.embed_scale).to(weights.embed.dtype).item()
+        self._norms = [*(layer.before_attention for layer in weights.layers), weights.last_norm]
+
+    @torch.inference_mode()
+    def hidden(self, texts: Texts) -> Tensor:
+        """Returns the hidden states of all tokens after the last norm, [T, H]."""
+        x = h = self._embedded(texts)
+        if (first := self._norms[0]) is not None and not self.spec.norms_after_sums:
+            h = self.operations.rms_norm(x, first, self.spec.model.norm_eps, offset=self.spec.model.norm_offset)
+        for index, layer in enumerate(self.weights.layers):
+            self.layers_started.value += 1
+            h, x = self._layer(h, x, layer, index, texts)
+        return h
+
+    def _embedded(self, texts: Texts) -> Tensor:
+        spec, weights = self.spec, self.weights
+        x = embedding(texts.token_ids, weights.embed)
+        x = x if self._embed_scale == 1.0 else x * self._embed_scale
+        if weights.types is not None:
+            x = x + (weights.types[0] if texts.types is None else embedding(texts.types, weights.types))
+        if weights.positions is not None:
+            x = x + embedding(texts.places + spec.first_position, weights.positions)
+        if weights.embed_norm is None:
+            return x
+        return self.operations.rms_norm(x, weights.embed_norm, spec.model.norm_eps, offset=spec.model.norm_offset)
+
+    def _layer(self, h: Tensor, x: Tensor, layer: Layer, index: int, texts: Texts) -> tuple[Tensor, Tensor]:
+        """Returns the input of the next layer and the residual stream, [T, H] each. h: the input of this layer"""
+        do, spec, model = self.operations, self.spec, self.spec.model
+        eps, offset, scale, feed = model.norm_eps, model.norm_offset, model.residual_scale, layer.feed_forward
+        assert isinstance(feed, DenseWeights)
+        mixed, o = self._attention(h, layer, index, texts), layer.mixer.o
+        if spec.norms_after_sums:  # the residual stream is what follows the norm
+            h, _ = do.linear_add_norm(mixed, o, x, layer.after_attention, eps)
+            inner, residual, last, after = self._inner(h, feed), h, layer.after_mlp, None
+        else:
+            h, residual = do.linear_add_norm(
+                mixed, o, x, layer.before_mlp, eps, offset=offset, x_norm=layer.after_attention, scale=scale
+            )
+            inner, last, after = self._inner(h, feed), self._norms[index + 1], layer.after_mlp
+        h, x = do.linear_add_norm(inner, feed.down, residual, last, eps, offset=offset, x_norm=after, scale=scale)
+        return (h, h) if spec.norms_after_sums else (h, x)
+
+    def _attention(self, h: Tensor, layer: Layer, index: int, texts: Texts) -> Tensor:
+        """Returns the mixed values [T, heads * D]. h: the input of the projection [T, H]"""
+        do, model, own = self.operations, self.spec.model, layer.mixer
+        kind = model.layers[index]
+        (kv_heads, head_dim), rope = model.kv_shape(kind), model.ropes[kind.rope]
+        qkv = do.linear(h, own.qkv).view(len(h), -1, head_dim)  # type: ignore[attr-defined]
+        q, k, v = qkv.split([model.heads, kv_heads, kv_heads], dim=1)
+        if model.qk_norm:
+            q, k = (self._head_norm(part, weight) for part, weight in ((q, own.q_norm), (k, own.k_norm)))  # type: ignore[attr-defined]
+        if rope.kind != "none":
+            q, k = rotary(q, k, *self._ropes[kind.rope], texts.places)
+        reach = self.spec.reaches[index]
+        mixed = text_attention(q, k, v, texts.starts, scale=model.attention_scale, reach=reach)
+        return mixed.flatten(1)
+
+    def _head_norm(self, part: Tensor, weight: Tensor) -> Tensor:
+        model = self.spec.model
+        rows = part if len(weight) == part.shape[2] else part.flatten(1)
+        normed = self.operations.rms_norm(rows.contiguous(), weight, model.norm_eps, offset=model.norm_offset)
+        return normed.view(part.shape)
+
+    def _inner(self, h: Tensor, own: DenseWeights) -> Tensor:
+        """Returns the input of the MLP's last linear, [T, I]."""
+        do, model = self.operations, self.spec.model
+        if model.gated:
+            return do.gated_linear(h, own.gate_up, model.activation)
+        return do.activate(do.linear(h, own.gate_up), model.activation, own.activation)
+
+    @torch.inference_mode()
+    def pooled(self, rows: Tensor, pooling: Pooling) -> NDArray[np.float32]:
+        """Returns what a request asks for: the vector of a text, or the vectors of its tokens, [N, D] float32; with
+        LOGITS, its scores. rows: the hidden states of the text, [tokens, H]
+        """
+        if pooling.kind is PoolingKind.LOGITS:
+            return self._scores(rows)[:, list(pooling.token_ids)]
+        vectors = pool(rows, pooling.kind)
+        for spec, linear in zip(self.spec.dense, self.weights.dense, strict=True):
+            activate = ACTIVATIONS[spec.activation]
+            vectors = torch.cat([activate(self.operations.linear(one[None], linear)) for one in vectors])
+        found: NDArray[np.float32] = vectors.numpy()
+        return found
+
+    def _scores(self, rows: Tensor) -> NDArray[np.float32]:
+        """Returns the output of the classification head, [1, labels]."""
+        spec, head, do = self.spec.head, self.weights.head, self.operations
+        assert spec is not None and head is not None
+        x = pool(rows, spec.pooling)
+        if head.dense is not None:
+            x = ACTIVATIONS[spec.activation](do.linear(x, head.dense))
+        if head.norm is not None:
+            x = do.rms_norm(x, head.norm, self.spec.model.norm_eps)
+        found: NDArray[np.float32] = do.linear(x, head.out).numpy()
+        return found
+
+
+def pool(rows: Tensor, kind: PoolingKind) -> Tensor:
+    """Returns the rows of a text [tokens, H] as one row of float32, [1, H]; as they are for TOKENS.
+
+    A mean adds the rows in the order of the tokens.
+    """
+    match kind:
+        case PoolingKind.FIRST:
+            return rows[:1].float()
+        case PoolingKind.LAST:
+            return rows[-1:].float()
+        case PoolingKind.TOKENS:
+            return rows.float()
+        case PoolingKind.MAX:
+            return rows.float().amax(0, keepdim=True)
+    total = np.add.reduce(rows.float().numpy(), axis=0)  # NumPy adds one row after another
+    return torch.from_numpy(total / np.float32(len(rows)))[None]
