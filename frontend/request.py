@@ -53,6 +53,7 @@ class Features:
     pictures: tuple[Picture, ...] = ()  # the pictures of the request's only prompt
     predicted: tuple[int, ...] | None = None  # ids that the client expects as the output
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
+    seconds: tuple[int, ...] = ()  # for each prompt that is a pair of texts, where the second begins; empty: no pairs
 
 
 NO_FEATURES = Features()

@@ -410,6 +410,12 @@ async def encode_texts(
     return await context.tokenizer.encode_plain(texts, add_special_tokens)
 
 
+async def encode_pairs(pairs: Sequence[tuple[str, str]], context: ModelContext) -> list[tuple[list[int], int]]:
+    """Encodes pairs of texts from clients, and returns for each where its second text begins; see `pairs_of`."""
+    plain = not context.special_tokens_in_content and _occurs(pairs, Rules.of(context).rest)
+    return await context.tokenizer.encode_pairs(pairs, plain=plain)
+
+
 def _occurs(value: Any, spellings: TokenTexts) -> bool:
     if isinstance(value, str):
         return spellings.occur_in(value)

@@ -199,6 +199,7 @@ class Service:
                 fingerprint=fingerprint, generated=features.continued, answer=features.checked,
                 scored_from=features.scored.starts[i] if features.scored else 0, pooling=features.pooling,
                 pictures=features.pictures, predicted=features.predicted,
+                second_from=features.seconds[i] if features.seconds else 0,
             )
             for i, (prompt, group) in enumerate(zip(request.prompts, self._group_ids(request), strict=True))
             for n in range(request.n)
@@ -292,6 +293,8 @@ class Windows:
 def _window(request: GenerationRequest, at: slice) -> GenerationRequest:
     """Returns the request with only the prompts `at`."""
     features = request.features
+    if features.seconds:
+        features = replace(features, seconds=features.seconds[at])
     if features.scored is not None:
         features = replace(features, scored=replace(features.scored, starts=features.scored.starts[at]))
     return replace(request, prompts=request.prompts[at], features=features)

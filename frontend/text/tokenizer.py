@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Engine
 
 from frontend.errors import BadRequest
 from frontend.text.detokenizer import PARTIAL, ByteFallbackText, ByteLevelText, Detokenizer, MarkedText, WindowText
-from frontend.text.special_tokens import AliasedEngine
+from frontend.text.special_tokens import AliasedEngine, encodings_of, pairs_of
 from frontend.text.tokenizer_files import TokenizerError, TokenizerFiles
 from frontend.turns import FairThreads
 from shared.checkpoint import BYTES, spelled
@@ -191,11 +191,7 @@ class Tokenizer:
         self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool = True
     ) -> list[list[int]]:
         """Encodes in this thread. Calls the library's function for batches, because only this one releases the GIL."""
-        try:
-            encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        except TypeError as exc:  # a lone surrogate, which UTF-8 cannot express
-            raise BadRequest("the text is not valid Unicode") from exc
-        return [encoding.ids for encoding in encodings]
+        return [encoding.ids for encoding in encodings_of(self._engine, texts, add_special_tokens)]
 
     async def encode_many(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool
@@ -208,6 +204,23 @@ class Tokenizer:
     ) -> list[list[int]]:
         """Like `encode_many`, but no added token is recognized in the texts: its spelling is encoded as text."""
         return await self._in_thread(lambda: self._aliased.encode_plain(texts, add_special_tokens))
+
+    async def encode_pairs(self, texts: Sequence[tuple[str, str]], *, plain: bool) -> list[tuple[list[int], int]]:
+        """Returns the ids of each pair of texts, and where its second text begins; see `pairs_of`.
+
+        plain: as in `encode_plain`
+        """
+        if plain:
+            return await self._in_thread(lambda: self._aliased.pairs(texts))
+        return await self._in_thread(pairs_of, self._engine, texts)
+
+    @cached_property
+    def around(self) -> tuple[int, int]:
+        """How many tokens the tokenizer puts before and after a text."""
+        (bare,), (whole,) = self.encode_now(["a"], False), self.encode_now(["a"], True)
+        places = range(len(whole) - len(bare) + 1)
+        before = next((at for at in places if whole[at : at + len(bare)] == bare), 0)
+        return before, len(whole) - len(bare) - before
 
     async def encode_marked(self, text: str, mark: str) -> list[int]:
         """Returns the ids of a text with marks (see TokenTexts): a spelling after a mark is encoded as plain text."""

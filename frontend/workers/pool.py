@@ -131,11 +131,12 @@ class WorkerPool:
         answer: list[int] | None = None,
         pictures: Sequence[m.Picture] = (),
         predicted: Sequence[int] | None = None,
+        second_from: int = 0,
     ) -> Stream:
         """Submits a sequence; returns its stream when a worker with this fingerprint ("": any worker) has admitted it.
 
         generated: output tokens that the sequence already has and continues
-        scored_from: see shared.messages.requests.Submit
+        scored_from, second_from: see shared.messages.requests.Submit
 
         Raises:
             Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
@@ -153,7 +154,7 @@ class WorkerPool:
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
             pooling=pooling, generated=pack_u32(generated), scored_from=scored_from,
             answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
-            prediction=None if predicted is None else pack_u32(predicted),
+            prediction=None if predicted is None else pack_u32(predicted), second_from=second_from,
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
         self._put(stream, *self._choose(stream, ready))

@@ -27,7 +27,7 @@ class EncoderRunner:
         for chunk in plan.chunks:
             if chunk.start or chunk.length != len(chunk.sequence.tokens):
                 raise ValueError("an encoder computes whole texts")
-        hidden = self._encoder.hidden(_texts(sequences))
+        hidden = self._encoder.hidden(_texts(sequences, typed=self._encoder.spec.token_types > 1))
         begins = accumulate((len(sequence.tokens) for sequence in sequences), initial=0)
         pooled: list[PooledRows] = []
         for sequence, begin in zip(sequences, begins, strict=False):
@@ -49,14 +49,15 @@ class EncoderRunner:
         return int(self._encoder.layers_started.value)
 
 
-def _texts(sequences: list[Sequence]) -> Texts:
+def _texts(sequences: list[Sequence], *, typed: bool) -> Texts:
+    """typed: whether the encoder tells the texts of a pair apart"""
     lengths = [len(sequence.tokens) for sequence in sequences]
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     ids = np.fromiter((token for sequence in sequences for token in sequence.tokens), np.int64, int(starts[-1]))
     places = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     types = None
-    if any([sequence.second_from for sequence in sequences]):
+    if typed and any([sequence.second_from for sequence in sequences]):
         begins = np.repeat([sequence.second_from or len(sequence.tokens) for sequence in sequences], lengths)
         types = torch.from_numpy((places >= begins).astype(np.int64))
     return Texts(torch.from_numpy(ids), torch.from_numpy(places), types, torch.from_numpy(starts))

@@ -11,7 +11,7 @@ from frontend.api.ollama import types
 from frontend.api.ollama.output import check_model, error, status
 from frontend.api.ollama.types import OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, collect
+from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
 from frontend.schema.base import RequestModel, to_json
@@ -34,7 +34,9 @@ class EmbedRequest(RequestModel):
     model: OllamaModelName
     input: Annotated[Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)], doc("A text, or several")]
     dimensions: Annotated[Positive | None, doc("Only so many numbers, normalized again; for models trained so")] = None
-    truncate: Annotated[Any, doc("Accepted, no effect: a text that is too long is refused")] = None
+    truncate: Annotated[
+        bool | None, doc("true: a text that is too long is cut at its end; absent or false: it is refused")
+    ] = None
     options: Ignored = None
     keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
 
@@ -48,8 +50,9 @@ async def parse(request: EmbedRequest, context: ModelContext) -> GenerationReque
     texts = [request.input] if isinstance(request.input, str) else request.input
     begun = Begun(request.model, time.perf_counter())
     return await embedding_request(
-        PoolingFields(), texts, context, dimensions=request.dimensions or 0, format_data=begun
-    )
+        PoolingFields(), texts, context, dimensions=request.dimensions or 0, format_data=begun,
+        cut=Cut() if request.truncate else None,
+    )  # fmt: skip
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

@@ -12,6 +12,8 @@ from frontend.api.openai.completions import prompts_schema
 from frontend.api.pooling import fields as types
 from frontend.api.pooling.fields import (
     MAX_INPUTS,
+    Cut,
+    CutFields,
     PoolingFields,
     VectorForm,
     check_prompts,
@@ -24,7 +26,7 @@ from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
 from frontend.schema.base import EXACT, FieldError, JsonArray, in_slices, to_json
 from frontend.schema.request_fields import Positive, Text, doc
-from shared.messages import Pooling
+from shared.messages import Pooling, PoolingKind
 
 NAME, PREFIX, TASKS = "embeddings", "embd", ("embed",)
 SHAPES = "a string, an array of token ids, or an array of either"
@@ -33,7 +35,7 @@ Input = str | list[int]
 _Token = Annotated[int, EXACT]
 
 
-class EmbeddingRequest(PoolingFields):
+class EmbeddingRequest(CutFields):
     input: Annotated[
         str | list[str | _Token | list[_Token]],
         Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_INPUTS)),
@@ -46,6 +48,7 @@ class EmbeddingRequest(PoolingFields):
         Text | None, doc("Which of the checkpoint's prompts stands before each text; absent: its default, if any")
     ] = None
     add_special_tokens: Annotated[bool, doc("Whether the tokenizer adds its own tokens to a text")] = True
+    normalize: Annotated[bool | None, doc("Whether vectors get the length 1; absent: as the checkpoint says")] = None
 
     def __post_init__(self) -> None:
         inputs = self.inputs
@@ -75,7 +78,8 @@ async def parse(request: EmbeddingRequest, context: ModelContext) -> GenerationR
     check_model(request.model, context)
     return await embedding_request(
         request, request.inputs, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
-        special=request.add_special_tokens, format_data=VectorForm(request.encoding_format == "base64"),
+        special=request.add_special_tokens, cut=request.cut, normalized=request.normalize,
+        format_data=VectorForm(request.encoding_format == "base64"),
     )  # fmt: skip
 
 
@@ -89,6 +93,9 @@ async def embedding_request(
     special: bool = True,
     param: str = "input",
     format_data: Any = None,
+    cut: Cut | None = None,
+    normalized: bool | None = None,
+    kind: PoolingKind | None = None,
 ) -> GenerationRequest:
     """Makes a GenerationRequest for one vector per input; `vectors.collect` waits for the vectors.
 
@@ -96,6 +103,8 @@ async def embedding_request(
     prompt_name: which of the checkpoint's prompts to put before each text; None: the default. Token ids get no prompt
     special: whether the tokenizer adds its special tokens to a text
     param: the request field with the inputs, for errors
+    cut: how a text that is too long is cut; None: it is refused
+    normalized, kind: whether vectors get the length 1, and how they are made; None: as the checkpoint says
     """
     task = context.task
     before = task.prompts.get(task.default_prompt, "") if prompt_name is None else task.prompts.get(prompt_name)
@@ -105,9 +114,13 @@ async def embedding_request(
             f"the model has no prompt `{prompt_name}`; it has {known}", param="prompt_name", code="out_of_range"
         )
     texts = [before + one for one in inputs if isinstance(one, str)]
-    check_texts(param, texts, context)
+    texts = [text.lower() for text in texts] if task.lower else texts
+    check_texts(param, texts, context if cut is None else context.unlimited)
     encoded = iter(await context.tokenizer.encode_batch(texts, special) if texts else [])
     prompts = [next(encoded) if isinstance(one, str) else one for one in inputs]
+    if cut is not None:
+        own = [special and isinstance(one, str) for one in inputs]
+        prompts = [cut(ids, context, around=around) for ids, around in zip(prompts, own, strict=True)]
     check_prompts(param, prompts, context)
     if dimensions > context.hidden_size > 0:
         raise Unprocessable(
@@ -115,7 +128,8 @@ async def embedding_request(
             param="dimensions",
             code="out_of_range",
         )
-    return pooling_request(fields, prompts, Pooling(task.pooling, task.normalized, dimensions), context, format_data)
+    unit = task.normalized if normalized is None else normalized
+    return pooling_request(fields, prompts, Pooling(kind or task.pooling, unit, dimensions), context, format_data)
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

@@ -22,7 +22,7 @@ from frontend.api.pooling.fields import (
     collect,
     pooling_request,
 )
-from frontend.chat.prompt import encode_texts
+from frontend.chat.prompt import encode_pairs, encode_texts
 from frontend.errors import Unprocessable
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest, Usage
@@ -83,13 +83,34 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
     check_texts(pairs.first_field, pairs.first, context)
     check_texts(pairs.second_field, pairs.second, context)
     ids: tuple[int, ...]
+    seconds: Sequence[int] = ()
     if asked:
         prompts = await _questions(pairs, fields.instruction or INSTRUCTION, context)
         ids = context.tokenizer.yes_no
+    elif task.labels > 1:
+        raise Unprocessable(
+            f"this model tells {task.labels} labels apart, so it gives no single score; /v1/classify has its labels",
+            param="model",
+            code="unsupported_field",
+        )
     else:
-        prompts, ids = await encode_texts(list(pairs), True, context), tuple(range(task.labels))
+        prompts, seconds = await pair_prompts(list(pairs), context)
+        ids = tuple(range(task.labels))
     check_prompts(pairs.second_field, prompts, context)
-    return pooling_request(fields, prompts, Pooling(PoolingKind.LOGITS, token_ids=ids), context, Judged(pairs))
+    pooling = Pooling(PoolingKind.LOGITS, token_ids=ids)
+    return pooling_request(fields, prompts, pooling, context, Judged(pairs), seconds)
+
+
+async def pair_prompts(
+    pairs: Sequence[tuple[str, str]], context: ModelContext
+) -> tuple[list[Prompt], Sequence[int]]:
+    """Returns the ids of each pair, and for an encoder where its second text begins."""
+    if not context.task.encoder:
+        return await encode_texts(pairs, True, context), ()
+    if context.task.lower:
+        pairs = [(first.lower(), second.lower()) for first, second in pairs]
+    found = await encode_pairs(pairs, context)
+    return [ids for ids, _ in found], [second for _, second in found]
 
 
 async def _questions(pairs: Pairs, instruction: str, context: ModelContext) -> list[Prompt]:
