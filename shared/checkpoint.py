@@ -101,7 +101,9 @@ def read_task(folder: Path, wanted: str = "auto") -> Task:
     if says == "embed" and name == "score":
         raise TaskError(f"--task score: {folder} is an embedding model; with --task embed a score is a cosine")
     if encoder and name == "generate":
-        raise TaskError(f"--task generate: {folder} is an encoder ({config.get('model_type')}), which generates no text")
+        raise TaskError(
+            f"--task generate: {folder} is an encoder ({config.get('model_type')}), which generates no text"
+        )
     limits = _limits(folder) if encoder else {}
     match name:
         case "embed":
@@ -162,8 +164,8 @@ def _embedding(
     if default and default not in prompts:
         raise TaskError(f"{folder / 'config_sentence_transformers.json'}: there is no prompt {default!r}")
     if modules is None:  # sentence-transformers adds the mean where a folder states nothing
-        kind = PoolingKind.MEAN if encoder else PoolingKind.LAST
-        return Task("embed", kind, prompts=prompts, default_prompt=default, encoder=encoder)
+        bare = PoolingKind.MEAN if encoder else PoolingKind.LAST
+        return Task("embed", bare, prompts=prompts, default_prompt=default, encoder=encoder)
     pooling, normalized, dense = PoolingKind.LAST, False, list[Dense]()
     supported = MODULES if encoder else [one for one in MODULES if one != "Dense"]
     for module in modules:
@@ -198,7 +200,7 @@ def _dense(folder: Path, path: object) -> Dense:
             raise TaskError(f"{file}: {name} {size!r:.80} is not supported; supported are numbers up to {MAX_DENSE}")
     activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     activation = DENSE_ACTIVATIONS.get(activation, activation)
-    return Dense(path, sizes[0], sizes[1], config.get("bias", True) is True, activation)  # type: ignore[arg-type]
+    return Dense(path, sizes[0], sizes[1], config.get("bias", True) is True, activation)
 
 
 def _pooling(path: Path) -> PoolingKind:

@@ -1,4 +1,4 @@
-"""Tiny random encoders in the layouts of published ones, written by transformers, and transformers' results for them."""
+"""Tiny random encoders in the layouts of published ones, written by transformers, and its results for them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,7 +10,28 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-WORDS = "the river runs past old mill and stone bridge small boat waits there for evening light of a red house".split()
+WORDS = [
+    "the",
+    "river",
+    "runs",
+    "past",
+    "old",
+    "mill",
+    "and",
+    "stone",
+    "bridge",
+    "small",
+    "boat",
+    "waits",
+    "there",
+    "for",
+    "evening",
+    "light",
+    "of",
+    "a",
+    "red",
+    "house",
+]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCAB = 96
 SIZES: Mapping[str, Any] = {
@@ -167,3 +188,107 @@ def class_logits(folder: Path, ids: list[int], types: list[int] | None = None) -
 def _write(path: Path, value: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(value))
+
+
+# GGUF files, as llama.cpp's converter writes them.
+
+_BERT = {
+    "embeddings.word_embeddings": "token_embd", "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types", "embeddings.LayerNorm": "token_embd_norm",
+    "attention.self.query": "attn_q", "attention.self.key": "attn_k", "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up", "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
+}  # fmt: skip
+_NOMIC = {
+    "embeddings.word_embeddings": "token_embd", "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm", "emb_ln": "token_embd_norm", "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output", "norm1": "attn_output_norm", "norm2": "layer_output_norm", "mlp.fc11": "ffn_up",
+    "mlp.fc12": "ffn_gate", "mlp.fc2": "ffn_down", "self_attn.o_proj": "attn_output", "mlp.up_proj": "ffn_up",
+    "mlp.gate_proj": "ffn_gate", "mlp.down_proj": "ffn_down", "post_attention_layernorm": "attn_output_norm",
+    "post_mlp_layernorm": "layer_output_norm",
+}  # fmt: skip
+_MODERN = {
+    "embeddings.tok_embeddings": "token_embd", "embeddings.norm": "token_embd_norm", "final_norm": "output_norm",
+    "attn_norm": "attn_norm", "attn.Wqkv": "attn_qkv", "attn.Wo": "attn_output", "mlp_norm": "ffn_norm",
+    "mlp.Wi": "ffn_up", "mlp.Wo": "ffn_down",
+}  # fmt: skip
+_GEMMA = {
+    "embed_tokens": "token_embd", "norm": "output_norm", "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+GGUF_KINDS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {  # kind → architecture, names, values
+    "bert": ("bert", _BERT, {"attention.layer_norm_epsilon": 1e-12}),
+    "xlm-roberta": ("bert", _BERT, {"attention.layer_norm_epsilon": 1e-12}),
+    "nomic_bert": ("nomic-bert", _NOMIC, {"attention.layer_norm_epsilon": 1e-12, "rope.freq_base": 1000.0}),
+    "modernbert": ("modern-bert", _MODERN, {
+        "attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 160_000.0, "rope.freq_base_swa": 10_000.0,
+        "attention.sliding_window": 6, "attention.sliding_window_pattern": 2,
+    }),
+    "embeddinggemma": ("gemma-embedding", _GEMMA, {
+        "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1_000_000.0, "attention.sliding_window": 6,
+        "attention.sliding_window_pattern": [True, False, True], "attention.key_length": 16,
+        "attention.value_length": 16, "attention.head_count_kv": 1, "dense_2_feat_in": 48, "dense_2_feat_out": 64,
+        "dense_3_feat_in": 64, "dense_3_feat_out": 32,
+    }),
+}  # fmt: skip
+
+
+def gguf_of(folder: Path, file: Path, kind: str, pooling: int = 1, type: str = "F32") -> Path:
+    """Writes the encoder in `folder` as a GGUF file. pooling: 1 mean, 2 cls; type: of the matrices of layers"""
+    import gguf
+    from gguf.quants import quantize
+    from safetensors.torch import load_file
+
+    architecture, names, values = GGUF_KINDS[kind]
+    writer = gguf.GGUFWriter(str(file), architecture)
+    common = {
+        "context_length": POSITIONS, "embedding_length": 48, "block_count": 3, "feed_forward_length": 80,
+        "attention.head_count": 3, "attention.causal": False, "pooling_type": pooling,
+    }  # fmt: skip
+    for name, value in {**common, **values}.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+        add[value.__class__](f"{architecture}.{name}", value)
+    vocabulary = sorted(word_piece().get_vocab().items(), key=lambda pair: pair[1])
+    texts = [text for text, _ in vocabulary] + [f"[unused{i}]" for i in range(VOCAB - len(vocabulary))]
+    special = [text in SPECIAL or text.startswith("[unused") for text in texts]
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list([
+        text if is_special else text.removeprefix("##") if text.startswith("##") else f"▁{text}"
+        for text, is_special in zip(texts, special, strict=True)
+    ])  # fmt: skip
+    writer.add_token_types([3 if one else 1 for one in special])
+    writer.add_unk_token_id(1)
+    for name, tensor in sorted(load_file(folder / "model.safetensors").items()):
+        module, _, part = name.rpartition(".")
+        layer = next((one for one in module.split(".") if one.isdecimal()), "")
+        inner = module.partition(f"{layer}.")[2] if layer else module
+        stored = f"blk.{layer}.{names[inner]}" if layer and inner in names else names.get(module, "")
+        if not stored:
+            if ".q_proj" not in name and ".k_proj" not in name and ".v_proj" not in name:
+                continue
+            if not name.endswith("q_proj.weight"):
+                continue
+            whole = load_file(folder / "model.safetensors")
+            tensor = torch.cat([whole[name.replace("q_proj", f"{one}_proj")] for one in "qkv"])
+            stored = f"blk.{layer}.attn_qkv"
+        if stored == "position_embd":
+            tensor = tensor[-POSITIONS:]
+        if architecture == "gemma-embedding" and stored.endswith("norm"):
+            tensor = tensor + 1
+        numbers = tensor.float().numpy()
+        kept = type if stored.startswith("blk.") and tensor.ndim == 2 and numbers.shape[1] % 32 == 0 else "F32"
+        kind_of = gguf.GGMLQuantizationType[kept]
+        data = numbers if kept == "F32" else quantize(numbers, kind_of)
+        writer.add_tensor(f"{stored}.{part}", data, raw_dtype=kind_of)
+    if architecture == "gemma-embedding":
+        torch.manual_seed(4)
+        for name, shape in (("dense_2", (64, 48)), ("dense_3", (32, 64))):
+            writer.add_tensor(f"{name}.weight", torch.randn(shape).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file

@@ -16,7 +16,7 @@ import msgspec
 from gguf import LlamaFileType
 from msgspec.structs import replace
 
-from shared.gguf.config import config_of, pooling_files, write_numbers
+from shared.gguf.config import config_of, outline_of, pooling_files, write_numbers
 from shared.gguf.config_vision import OF_TOWER, NotServed, Vision, read_vision
 from shared.gguf.container import Container, StoredTensor
 from shared.gguf.index import Entry, Index, TiledHeads
@@ -59,7 +59,7 @@ def translate_text(files: Sequence[Path], folder: Path, tower: TowerFile | None)
     """Writes the files that a frontend needs, from the metadata of the first file and of the tower's file."""
     container = Container.read_first(files[0])
     vision, reason = _vision(container, tower)
-    _write_text(container, folder, _seeing({}, vision, reason), vision)
+    _write_text(container, folder, _seeing(outline_of(container), vision, reason), vision)
     (folder / INDEX).write_bytes(msgspec.json.encode(Index("", 0, 0, (), {})))
 
 
@@ -97,7 +97,7 @@ def _with_tower(index: Index, file: Path, vision: Vision) -> Index:
 def _write_text(container: Container, folder: Path, config: dict[str, Any], vision: Vision | None) -> None:
     """Writes the tokenizer files, and config.json with the ids that end a text. The caller writes INDEX last."""
     vocabulary = Vocabulary.read(container)
-    generation = generation_config_of(vocabulary)
+    generation = {} if outline_of(container) else generation_config_of(vocabulary)
     ends = {name: generation[name] for name in ("bos_token_id", "eos_token_id") if name in generation}
     (folder / "tokenizer.json").write_text(tokenizer_of(vocabulary), encoding="utf-8")
     contents = {

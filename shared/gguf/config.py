@@ -8,7 +8,7 @@ from typing import Any
 
 from gguf import PoolingType
 
-from shared.gguf import config_dense, config_moe
+from shared.gguf import config_dense, config_encoder, config_moe
 from shared.gguf.config_values import Config, Hyperparameters
 from shared.gguf.container import Container
 from shared.gguf.index import Entry
@@ -26,16 +26,29 @@ def config_of(container: Container) -> Config:
         raise GgufError(f"{container.name}: architecture {name!r} is not supported; supported are {supported}")
     values = Hyperparameters(container, name)
     norm = "attention.layer_norm_epsilon" if architecture.layer_norm else "attention.layer_norm_rms_epsilon"
-    config = _common(values) | {architecture.eps: values.number(norm)} | architecture.shared(values)
+    config = (
+        _common(values, causal=architecture.causal)
+        | {architecture.eps: values.number(norm)}
+        | architecture.shared(values)
+    )
     config |= {"model_type": architecture.model_type, "architectures": [architecture.generator]}
     config |= architecture.extra(values, config)
     values.check_all_seen()
     return config
 
 
-def _common(values: Hyperparameters) -> Config:
+def outline_of(container: Container) -> Config:
+    """Returns the part of config.json that tells an encoder, from the metadata alone; nothing for a decoder."""
+    architecture = ARCHITECTURES.get(container.text("general.architecture"))
+    if architecture is None or architecture.causal:
+        return {}
+    both_ways = {} if architecture.layer_norm else {"use_bidirectional_attention": True}
+    return {"model_type": architecture.model_type, "architectures": [architecture.generator], **both_ways}
+
+
+def _common(values: Hyperparameters, *, causal: bool) -> Config:
     container = values.container
-    values.expect("attention.causal", True)
+    values.expect("attention.causal", causal)
     hidden, heads = values.integer("embedding_length"), values.integer("attention.head_count")
     layers = values.integer("block_count") - values.integer("nextn_predict_layers", 0)
     if hidden < 1 or heads < 1 or layers < 1:
@@ -85,6 +98,7 @@ class Architecture:
 
     shared: returns the values that most families state once for all layers.
     eps: the name of the norms' epsilon in config.json. layer_norm: whether norms subtract the mean.
+    causal: whether tokens see only those before them; encoders see all.
     """
 
     model_type: str
@@ -93,6 +107,7 @@ class Architecture:
     shared: Callable[[Hyperparameters], Config] = config_dense.same_in_all_layers
     eps: str = "rms_norm_eps"
     layer_norm: bool = False
+    causal: bool = True
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -140,6 +155,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "nemotron": Architecture("nemotron", "NemotronForCausalLM", config_dense.nemotron, eps="norm_eps", layer_norm=True),
     "arcee": Architecture("arcee", "ArceeForCausalLM", config_dense.arcee),
     "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", config_moe.lfm2, config_moe.sizes_of_lfm2, eps="norm_eps"),
+    "bert": Architecture("bert", "BertModel", config_encoder.bert, eps="layer_norm_eps", layer_norm=True, causal=False),
+    "nomic-bert": Architecture(
+        "nomic_bert", "NomicBertModel", config_encoder.nomic_bert, eps="layer_norm_eps", layer_norm=True, causal=False
+    ),
+    "modern-bert": Architecture(
+        "modernbert", "ModernBertModel", config_encoder.modern_bert, eps="norm_eps", layer_norm=True, causal=False
+    ),
+    "gemma-embedding": Architecture("gemma3_text", "Gemma3TextModel", config_encoder.gemma_embedding, causal=False),
 }
 
 
@@ -161,10 +184,13 @@ def pooling_files(container: Container) -> dict[str, Any]:
     if pooling not in MODES:
         shown = ", ".join(f"{int(kind)} ({mode})" for kind, mode in MODES.items())
         raise GgufError(f"{container.name}: {key} is {pooling}; supported are {shown}")
-    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    dense = config_encoder.dense_files(container)
+    linears = [("Dense", path.removesuffix("/config.json")) for path in dense]
+    paths = [("Transformer", ""), ("Pooling", "1_Pooling"), *linears, ("Normalize", "2_Normalize")]
     return {
-        "modules.json": [{"path": path, "type": PREFIX + name} for name, path in paths.items()],
+        "modules.json": [{"path": path, "type": PREFIX + name} for name, path in paths],
         "1_Pooling/config.json": {"pooling_mode": MODES[PoolingType(pooling)]},
+        **dense,
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from shared.gguf.config_encoder import unigram, word_piece
 from shared.gguf.container import Container
 from shared.gguf.naming import GgufError
 
@@ -82,6 +83,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "deepseek-r1-qwen": _QWEN,
     "qwen35": PreTokenizer(_split(_QWEN35), nfc=True),
     "gpt-2": _GPT2,
+    "roberta-bpe": _GPT2,
     "exaone4": _GPT2,
     "olmo": PreTokenizer(_GPT2.parts, nfc=True),  # used by OLMoE
     "smollm": _DIGITS,
@@ -325,7 +327,9 @@ def _post_processor(vocabulary: Vocabulary, add_bos: bool) -> Json | None:
     }  # fmt: skip
 
 
-MODELS = {"gpt2": _byte_level_tokenizer, "llama": _sentencepiece, "gemma4": _gemma4}
+MODELS = {
+    "gpt2": _byte_level_tokenizer, "llama": _sentencepiece, "gemma4": _gemma4, "bert": word_piece, "t5": unigram,
+}  # fmt: skip
 
 
 # Makes tokenizer_config.json and generation_config.json from the metadata of a GGUF file.

@@ -95,7 +95,7 @@ class Encoder:
         kind = model.layers[index]
         (kv_heads, head_dim), rope = model.kv_shape(kind), model.ropes[kind.rope]
         qkv = do.linear(h, own.qkv).view(len(h), -1, head_dim)  # type: ignore[attr-defined]
-        q, k, v = qkv.split([model.heads, kv_heads, kv_heads], dim=1)
+        q, k, v = qkv.split_with_sizes([model.heads, kv_heads, kv_heads], dim=1)
         if model.qk_norm:
             q, k = (self._head_norm(part, weight) for part, weight in ((q, own.q_norm), (k, own.k_norm)))  # type: ignore[attr-defined]
         if rope.kind != "none":

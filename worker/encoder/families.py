@@ -136,9 +136,7 @@ TANH_HEAD = HeadSpec(0, PoolingKind.FIRST, "classifier.out_proj", dense="classif
 
 
 def _bert(prefix: str) -> Names:
-    return Names(
-        prefixes=(f"{prefix}.",), whole=BERT_WHOLE, layers="encoder.layer.", layer=BERT_LAYER, unread=BUFFERS
-    )
+    return Names(prefixes=(f"{prefix}.",), whole=BERT_WHOLE, layers="encoder.layer.", layer=BERT_LAYER, unread=BUFFERS)
 
 
 def _roberta(prefix: str) -> EncoderFamily:

@@ -31,7 +31,7 @@ class HeadSpec:
 class DenseSpec:
     """A linear that is applied to pooled vectors: a module `Dense` of sentence-transformers."""
 
-    folder: str  # the module's folder in the checkpoint; "": the tensors are in the checkpoint's own files
+    folder: str  # the module's folder in the checkpoint, or the name of the linear in a GGUF file
     inputs: int
     outputs: int
     bias: bool

@@ -208,8 +208,11 @@ class EncoderLoader(Loader):
 
     def _dense(self, spec: DenseSpec) -> PackedLinear:
         module = spec.weight.removesuffix(".weight")
-        if not spec.folder:
-            return _linear(self.source.tensors, module, spec.outputs, spec.inputs, spec.bias)
+        if f"{spec.folder}.weight" in self.source.tensors:  # a GGUF file has them beside the layers
+            stored = self.source.weight(f"{spec.folder}.weight", (spec.outputs, spec.inputs))
+            read = stored.read(self._tensor, torch.float32)
+            plain = read.dequantize(torch.float32) if isinstance(read, QuantizedWeight) else read
+            return pack_stacked([plain], dtype=torch.float32, invariant=True)
         with closing(Checkpoint(self.source.tensors.folder / spec.folder)) as tensors:
             return _linear(tensors, module, spec.outputs, spec.inputs, spec.bias)
 

@@ -20,6 +20,7 @@ from shared.checkpoint import Task, TaskError, read_task
 from shared.config.declaration import ConfigError
 from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig, with_default_sizes
+from shared.gguf.naming import INDEX as GGUF_INDEX
 from shared.hf_hub import Progress
 from shared.machine import memory
 from shared.messages import Limits
@@ -133,4 +134,7 @@ def _longest(spec: EncoderSpec, task: Task, model: ModelConfig) -> int:
 
 
 def _dense_files(folder: Path, spec: EncoderSpec) -> list[Path]:
+    """Returns the files of linears after pooling. A GGUF file has them beside the layers."""
+    if (folder / GGUF_INDEX).exists():
+        return []
     return [file for one in spec.dense if one.folder for file in weight_files(folder / one.folder)]

@@ -222,8 +222,7 @@ class PromptVector:
             self._rows += len(rows)
 
     def values(self) -> bytes:
-        """Returns the vector, or the vectors of all tokens, as packed float32. Raises ValueError if one is not finite.
-        """
+        """Returns the vector, or those of all tokens, as packed float32. Raises ValueError if one is not finite."""
         kind, total = self._pooling.kind, self._total
         if kind is PoolingKind.MEAN:
             total = total / np.float32(max(1, self._rows))

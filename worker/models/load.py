@@ -53,7 +53,6 @@ from worker.ops.quantized_weight import QuantizedWeight
 from worker.quantization.methods import AS_STORED, InMemory, Method, in_memory, method_of
 from worker.spec import LayerSpec, ModelSpec
 
-
 HEAD, NORM = "lm_head", "norm"
 CLASSIFIER = "score"  # the head of a classifier
 GATES = "gates"  # the field for rows marked `apart`, in the weights of a mixer or feed-forward network

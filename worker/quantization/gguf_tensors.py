@@ -154,7 +154,7 @@ PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3",
 PAIRED = re.compile(r".*\.self_attn\.(q|k|qkv)_proj\.(weight|bias)")
 PAIRED_TOWERS = ("pixtral",)
 PAIRED_OF_TOWER = re.compile(r".*\.attention\.[qk]_proj\.weight")
-SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron")
+SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe", "nemotron")
 SHIFTED = re.compile(r".*(?<!\.linear_attn\.)norm\.weight")
 DECAYS = re.compile(r".*\.(linear_attn|mamba)\.A_log")
 # The weights of value heads. Value heads are their rows (maybe behind rows of queries and keys), or a value head is one
@@ -258,6 +258,14 @@ WHOLE = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm", "token_embd_norm": "model.embedding_norm",
 }  # fmt: skip
+# Tensors outside the layers that have other names in some architectures
+ENCODER = {"token_embd_norm": "model.embed_norm", "token_types": "model.embed_types"}
+SPECIAL_WHOLE: Mapping[str, Mapping[str, str]] = {
+    "bert": {**ENCODER, "position_embd": "model.embed_positions"},
+    "nomic-bert": ENCODER,
+    "modern-bert": ENCODER,
+    "gemma-embedding": {"dense_2": "dense_2", "dense_3": "dense_3"},
+}
 LAYER = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj",
@@ -277,6 +285,9 @@ GEMMA4 = {
 }  # fmt: skip
 ONLY_POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"
+}  # fmt: skip
+AFTER_SUMS = {
+    "attn_output_norm": "post_attention_layernorm", "layer_output_norm": "post_feedforward_layernorm"
 }  # fmt: skip
 BEFORE_MLP = {"post_attention_norm": "post_attention_layernorm"}
 MTP_HEAD = {
@@ -307,6 +318,10 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
     "gemma4": GEMMA4,
+    "gemma-embedding": GEMMA,
+    "bert": AFTER_SUMS,
+    "nomic-bert": AFTER_SUMS,
+    "modern-bert": {"ffn_up": "mlp.gate_up_proj"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
     "glm4": {
         "ffn_up": "mlp.gate_up_proj", "post_attention_norm": "post_self_attn_layernorm",
@@ -350,8 +365,9 @@ NOT_READ = re.compile(
 def hugging_face_name(name: str, architecture: str) -> str:
     """Returns the Hugging Face name of a tensor. An unknown tensor gets the prefix `model.`, so that it is refused."""
     module, _, kind = name.rpartition(".")
-    if module in WHOLE:
-        return f"{WHOLE[module]}.{kind}"
+    whole = SPECIAL_WHOLE.get(architecture, {}).get(module) or WHOLE.get(module)
+    if whole:
+        return f"{whole}.{kind}"
     layer = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
     found = _in_layer(layer[2], architecture) if layer else None
     return f"model.layers.{layer[1]}.{found}" if layer and found else f"model.{name}"

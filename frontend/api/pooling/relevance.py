@@ -101,9 +101,7 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
     return pooling_request(fields, prompts, pooling, context, Judged(pairs), seconds)
 
 
-async def pair_prompts(
-    pairs: Sequence[tuple[str, str]], context: ModelContext
-) -> tuple[list[Prompt], Sequence[int]]:
+async def pair_prompts(pairs: Sequence[tuple[str, str]], context: ModelContext) -> tuple[list[Prompt], Sequence[int]]:
     """Returns the ids of each pair, and for an encoder where its second text begins."""
     if not context.task.encoder:
         return await encode_texts(pairs, True, context), ()

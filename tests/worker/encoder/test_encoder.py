@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from numpy.typing import NDArray
 
+from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
 from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig
+from shared.gguf.translated import translated
 from tests import encoders
 from worker.engine.build import Engine, load_engine
 from worker.scheduler.sequence import Chunk, Plan, Sequence
@@ -103,3 +105,25 @@ def test_bits_of_a_text_do_not_depend_on_its_company(
     together = computed(engine, *(sequence(ids, mean) for ids in (*company[:at], TEXT, *company[at:])))
     assert together[at].tobytes() == alone.tobytes()
     assert not np.isnan(alone).any()
+
+
+@pytest.mark.parametrize("kind", encoders.GGUF_KINDS)
+def test_gguf_file_gives_the_vectors_of_the_checkpoint(
+    folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = encoders.gguf_of(folders(kind), tmp_path / "model.gguf", kind)
+    engine = engine_of(file)
+    assert engine.task.encoder and engine.task.pooling is m.PoolingKind.MEAN and engine.task.normalized
+    (found,) = computed(engine, sequence(TEXT, MEAN))
+    expected = encoders.hidden_states(folders(kind), TEXT).mean(0)
+    if kind == "embeddinggemma":
+        torch.manual_seed(4)
+        for shape in ((64, 48), (32, 64)):
+            expected = torch.randn(shape) @ expected
+    assert torch.from_numpy(found[0]).sub(expected).abs().max() < 1e-5 * expected.abs().max()
+    frontend = Tokenizer.load(translated([file], tmp_path / "text", only_text=True))
+    assert frontend.task.encoder and frontend.task.pooling is m.PoolingKind.MEAN
+    text = "The River runs, past stonework"
+    assert frontend.encode_now([text])[0] == encoders.word_piece()(text)["input_ids"]
+    assert frontend.around == (1, 1)
