@@ -53,6 +53,7 @@ class Task:
     lower: whether texts are put into lower case before they are tokenized
     dense: linears that are applied to pooled vectors
     label_names: the names of the labels, in their order; empty: the checkpoint names none
+    multi_label: whether several labels may be true of a text
     """
 
     name: TaskName = "generate"
@@ -66,6 +67,7 @@ class Task:
     lower: bool = False
     dense: tuple[Dense, ...] = ()
     label_names: tuple[str, ...] = ()
+    multi_label: bool = False
 
 
 GENERATE = Task()
@@ -113,7 +115,8 @@ def read_task(folder: Path, wanted: str = "auto") -> Task:
             if encoder and not labels:
                 raise TaskError(f"--task score: {folder} is an encoder without a classification head ({classes})")
             names = _label_names(config, labels) if labels else ()
-            return Task("score", labels=labels, encoder=encoder, label_names=names, **limits)
+            several = config.get("problem_type") == "multi_label_classification"
+            return Task("score", labels=labels, encoder=encoder, label_names=names, multi_label=several, **limits)
         case _:
             return GENERATE
 

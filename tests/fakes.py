@@ -148,6 +148,7 @@ class FakePool:
         answer: list[int] | None = None,
         pictures: Sequence[m.Picture] = (),
         predicted: Sequence[int] | None = None,
+        second_from: int = 0,
     ) -> Stream:
         self.calls += 1
         call = self.calls - 1
@@ -159,7 +160,7 @@ class FakePool:
             call + 1, pack_u32(prompt), sampling, pack_u32(generated), cache_salt, group, deadline_ms, priority, 0,
             tenant, pooling=pooling, scored_from=scored_from,
             answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
-            prediction=None if predicted is None else pack_u32(predicted),
+            prediction=None if predicted is None else pack_u32(predicted), second_from=second_from,
         )  # fmt: skip
         admission = asyncio.get_running_loop().create_future()
         stream = Stream(message, admission, seed=sampling.seed or 77, fingerprint=fingerprint or self.fingerprint)

@@ -122,7 +122,11 @@ def small() -> str:
 
 def pooling() -> str:
     """Lists the body fields of the routes that answer with vectors or scores."""
-    parts = {"/v1/embeddings": "EmbeddingRequest", "/v1/score": "ScoreRequest", "/v1/rerank": "RerankRequest"}
+    parts = {
+        "/v1/embeddings": "EmbeddingRequest", "/v1/score": "ScoreRequest", "/v1/rerank": "RerankRequest",
+        "/v1/classify": "ClassifyRequest", "/pooling": "PoolingRequest", "/embed": "TeiEmbedRequest",
+        "/predict": "TeiPredictRequest", "/v2/embed": "CohereEmbedRequest",
+    }  # fmt: skip
     return table(["route", "field", "value", "default", ""], _by_route(parts))
 
 

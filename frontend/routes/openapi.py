@@ -124,7 +124,17 @@ def _pooling() -> dict[str, Any]:
     arrays = _post("Score the tokens of texts", "LogprobsRequest", "ScoredTokensList", error)
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     arrays["post"]["responses"]["200"]["content"] |= binary  # with `"encoding_format": "bytes"`
+    labels = ("Tell which labels texts have", "ClassifyRequest", "Classification", error)
+    tei, cohere = ref("TeiError"), ref("CohereError")
     return {
+        "/pooling": _post("Vectors of texts or of their tokens, or labels", "PoolingRequest", "PooledList", error),
+        "/v1/classify": _post(*labels),
+        "/classify": _post(*labels, operation="ClassifyRequestUnversioned"),
+        "/embed": _post(
+            "Texts as vectors, as Text Embeddings Inference has them", "TeiEmbedRequest", "TeiVectors", tei
+        ),
+        "/predict": _post("Tell which labels texts have, as TEI does", "TeiPredictRequest", "TeiPredictions", tei),
+        "/v2/embed": _post("Texts as vectors, as Cohere has them", "CohereEmbedRequest", "CohereEmbeddings", cohere),
         "/v1/logprobs": arrays,
         "/v1/embeddings": _post("Texts as vectors", "EmbeddingRequest", "Embeddings", error),
         "/v1/score": _post(*score),

@@ -16,8 +16,19 @@ from frontend.api.openai import responses_types as responses
 from frontend.api.openai.chat_request import ChatRequest
 from frontend.api.openai.completions import CompletionRequest
 from frontend.api.openai.responses_request import ResponseCountRequest, ResponseRequest
-from frontend.api.pooling import embeddings, logprobs, rerank, score
+from frontend.api.pooling import (
+    classify,
+    cohere,
+    embeddings,
+    logprobs,
+    predict,
+    rerank,
+    score,
+    tei,
+    tei_embed,
+)
 from frontend.api.pooling import fields as pooling
+from frontend.api.pooling import pooling as any_pooling
 from frontend.api.verification import Verification, VerifyRequest
 from frontend.observability.stats import Stats
 from frontend.routes import openapi_paths, tokenize
@@ -36,6 +47,11 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "LogprobsRequest": logprobs.LogprobsRequest,
     "ScoreRequest": score.ScoreRequest,
     "RerankRequest": rerank.RerankRequest,
+    "PoolingRequest": any_pooling.PoolingRequest,
+    "ClassifyRequest": classify.ClassifyRequest,
+    "TeiEmbedRequest": tei_embed.TeiEmbedRequest,
+    "TeiPredictRequest": predict.TeiPredictRequest,
+    "CohereEmbedRequest": cohere.CohereEmbedRequest,
     "VerifyRequest": VerifyRequest,
     "TokenizeRequest": AnyTokenizeRequest,
     "DetokenizeRequest": DetokenizeRequest,
@@ -70,6 +86,13 @@ RESPONSES: Mapping[str, Any] = {
     "ScoredTokensList": pooling.ScoredTokensList,
     "Scores": pooling.Scores,
     "Ranking": pooling.Ranking,
+    "PooledList": any_pooling.PooledList,
+    "Classification": classify.Classification,
+    "TeiVectors": list[list[float]],
+    "TeiPredictions": list[predict.Predicted] | list[list[predict.Predicted]],
+    "TeiError": tei.TeiError,
+    "CohereEmbeddings": cohere.CohereEmbeddings,
+    "CohereError": cohere.CohereError,
     "RankedTexts": list[pooling.RankedInput],
     "RankingOrTexts": pooling.Ranking | list[pooling.RankedInput],
     "OllamaChat": ollama.OllamaChat,

@@ -40,6 +40,12 @@ class PoolingFormat(Protocol):
 
 POOLING_FORMATS: Modules[PoolingFormat] = Modules({
     "/v1/embeddings": "frontend.api.pooling.embeddings",
+    "/pooling": "frontend.api.pooling.pooling",
+    "/classify": "frontend.api.pooling.classify",
+    "/v1/classify": "frontend.api.pooling.classify",
+    "/predict": "frontend.api.pooling.predict",
+    "/embed": "frontend.api.pooling.tei_embed",
+    "/v2/embed": "frontend.api.pooling.cohere",
     "/v1/logprobs": "frontend.api.pooling.logprobs",
     "/v1/score": "frontend.api.pooling.score",
     "/score": "frontend.api.pooling.score",

@@ -1,5 +1,6 @@
-"""Makes what only encoders have in the files of a Hugging Face checkpoint: config.json, linears after pooling, WordPiece
-and Unigram tokenizers.
+"""Makes what only encoders have in the files of a checkpoint: config.json, linears after pooling, and their tokenizers.
+
+The tokenizers are WordPiece and Unigram.
 """
 
 import base64
@@ -35,7 +36,8 @@ def nomic_bert(values: Hyperparameters, config: Config) -> Config:
 
 def modern_bert(values: Hyperparameters, config: Config) -> Config:
     theta = config["rope_theta"]
-    values.expect("rope.scaling.type", "none")
+    if config["rope_scaling"]:
+        raise GgufError(f"{values.container.name}: rotary scaling is not supported for ModernBERT")
     return whole_heads(values, config) | {
         "local_attention": values.integer("attention.sliding_window"),
         "global_attn_every_n_layers": values.integer("attention.sliding_window_pattern", GLOBAL_EVERY),

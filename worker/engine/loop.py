@@ -197,7 +197,7 @@ class Loop:
             self.fail(chunks[0].sequence, error)
 
     def _half(self, chunk: Chunk, error: Exception) -> Chunk | None:
-        """Returns the first half of a chunk that needs too much memory; None for other errors, or if it cannot be cut."""
+        """Returns the first half of a chunk that needs too much memory; None for another error or a whole text."""
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) or not self._runner.cuts_prompts:
             return None
         return first_half(chunk)

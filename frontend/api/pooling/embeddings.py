@@ -51,21 +51,26 @@ class EmbeddingRequest(CutFields):
     normalize: Annotated[bool | None, doc("Whether vectors get the length 1; absent: as the checkpoint says")] = None
 
     def __post_init__(self) -> None:
-        inputs = self.inputs
-        if not inputs or not all(inputs):
-            raise FieldError("input", "is empty", BadRequest, "empty_prompt")
-        if len(inputs) > MAX_INPUTS:
-            raise FieldError("input", f"may have at most {MAX_INPUTS} entries")
-        kinds = {*map(type, self.input)} if isinstance(self.input, list) else set()
-        if int in kinds and kinds != {int}:
-            raise FieldError("input", f"must be {SHAPES}", BadRequest, "wrong_type")
+        listed_inputs(self.input)
 
     @property
     def inputs(self) -> list[Input]:
         """The inputs as a list, even if the body has a single one."""
-        several: Any = self.input
-        single = type(several) is str or (bool(several) and type(several[0]) is int)
-        return [several] if single else several
+        return listed_inputs(self.input)
+
+
+def listed_inputs(given: Any, param: str = "input") -> list[Input]:
+    """Returns the inputs of a request as a list, even if there is a single one. Raises FieldError for other shapes."""
+    single = type(given) is str or (bool(given) and type(given[0]) is int)
+    inputs: list[Input] = [given] if single else given
+    if not inputs or not all(inputs):
+        raise FieldError(param, "is empty", BadRequest, "empty_prompt")
+    if len(inputs) > MAX_INPUTS:
+        raise FieldError(param, f"may have at most {MAX_INPUTS} entries")
+    kinds = {*map(type, given)} if isinstance(given, list) else set()
+    if int in kinds and kinds != {int}:
+        raise FieldError(param, f"must be {SHAPES}", BadRequest, "wrong_type")
+    return inputs
 
 
 REQUEST = EmbeddingRequest

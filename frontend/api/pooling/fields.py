@@ -51,6 +51,11 @@ class CutFields(PoolingFields):
     @property
     def cut(self) -> "Cut | None":
         """How texts that are too long are cut; None: they are refused."""
+        return self.stated_cut
+
+    @property
+    def stated_cut(self) -> "Cut | None":
+        """What `truncate_prompt_tokens` says."""
         kept = self.truncate_prompt_tokens
         return None if kept is None else Cut(kept, self.truncation_side == "left", "truncate_prompt_tokens")
 
@@ -125,6 +130,13 @@ def check_prompts(param: str, prompts: Sequence[Prompt], context: ModelContext) 
             raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
         check_ids(param, ids, context.vocab_size)
         check_length(param, len(ids), 0, context)
+
+
+def check_seconds(param: str, prompts: Sequence[Prompt], seconds: Sequence[int], context: ModelContext) -> None:
+    """Raises ContextLengthExceeded if the first text of a pair leaves no room for the second, after both were cut."""
+    for ids, second in zip(prompts, seconds, strict=False):
+        if second >= len(ids):
+            check_length(param, context.max_seq_len + 1, 0, context)
 
 
 # The JSON types of the responses with vectors or scores.

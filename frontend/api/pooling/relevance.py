@@ -14,10 +14,11 @@ from typing import Annotated
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import (
-    PoolingFields,
+    CutFields,
     Prompt,
     Vectors,
     check_prompts,
+    check_seconds,
     check_texts,
     collect,
     pooling_request,
@@ -39,7 +40,7 @@ AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
-class RelevanceFields(PoolingFields):
+class RelevanceFields(CutFields):
     instruction: Annotated[Text | None, doc("What makes a document relevant, for models that are asked")] = None
 
 
@@ -65,6 +66,7 @@ class Judged:
     top: int = 0  # how many of the most relevant documents to report; 0: all
     shown: bool = False  # whether the response repeats the documents' texts
     bare: bool = False  # whether the response is an array instead of an object
+    raw: bool = False  # whether scores are logits of a classification head
 
 
 async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: ModelContext) -> GenerationRequest:
@@ -77,11 +79,20 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
             param="instruction",
             code="unsupported_field",
         )
+    cut = fields.cut
     if task.name == "embed":
         texts = [*pairs.first, *pairs.second]
-        return await embedding_request(fields, texts, context, param=pairs.second_field, format_data=Judged(pairs))
-    check_texts(pairs.first_field, pairs.first, context)
-    check_texts(pairs.second_field, pairs.second, context)
+        return await embedding_request(
+            fields, texts, context, param=pairs.second_field, format_data=Judged(pairs), cut=cut
+        )
+    if cut is not None and asked:
+        raise Unprocessable(
+            f"`{cut.param}`: this model is asked in words, and a question is not cut", param=cut.param,
+            code="unsupported_field",
+        )  # fmt: skip
+    measured = context if cut is None else context.unlimited
+    check_texts(pairs.first_field, pairs.first, measured)
+    check_texts(pairs.second_field, pairs.second, measured)
     ids: tuple[int, ...]
     seconds: Sequence[int] = ()
     if asked:
@@ -95,8 +106,10 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
         )
     else:
         prompts, seconds = await pair_prompts(list(pairs), context)
+        prompts = prompts if cut is None else [cut(one, context) for one in prompts]
         ids = tuple(range(task.labels))
     check_prompts(pairs.second_field, prompts, context)
+    check_seconds(pairs.first_field, prompts, seconds, context)
     pooling = Pooling(PoolingKind.LOGITS, token_ids=ids)
     return pooling_request(fields, prompts, pooling, context, Judged(pairs), seconds)
 
@@ -128,7 +141,10 @@ def scores_of(request: GenerationRequest, vectors: Vectors) -> list[float]:
     """Returns one score per pair of a request."""
     pooling = request.features.pooling
     if pooling is not None and pooling.kind is PoolingKind.LOGITS:
-        return [_probability(vectors.floats(index)) for index in range(len(vectors.packed))]
+        judge = request.format_data
+        raw = isinstance(judge, Judged) and judge.raw
+        found = [vectors.floats(index) for index in range(len(vectors.packed))]
+        return [one[0] if raw and len(one) == 1 else _probability(one) for one in found]
     judged: Judged = request.format_data
     pairs = judged.pairs
     first = len(pairs.first)

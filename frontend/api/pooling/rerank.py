@@ -6,7 +6,7 @@ https://huggingface.github.io/text-embeddings-inference
 """
 
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from msgspec import UNSET, Meta
 
@@ -14,7 +14,7 @@ from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions
 from frontend.api.pooling import fields as types
 from frontend.api.pooling import relevance
-from frontend.api.pooling.fields import MAX_INPUTS
+from frontend.api.pooling.fields import MAX_INPUTS, Cut
 from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, relevance_request
 from frontend.errors import BadRequest, api_status
 from frontend.model_context import ModelContext, check_model
@@ -33,8 +33,8 @@ _MANY = Meta(min_length=1, max_length=MAX_INPUTS)
 
 
 class RerankRequest(RelevanceFields):
-    ONLY: ClassVar = {**RelevanceFields.ONLY, "raw_scores": (False,), "truncate": (False,)}
-
+    truncate: Annotated[bool | None, doc("TEI's switch: true: a text that is too long is cut at its end")] = None
+    raw_scores: Annotated[bool, doc("Whether scores are logits, with a classification head")] = False
     query: Annotated[Text, doc("What the documents are compared with")]
     documents: Annotated[
         Annotated[list[Text | Document], _MANY] | None,
@@ -50,6 +50,11 @@ class RerankRequest(RelevanceFields):
     max_tokens_per_doc: Refused = None
     max_chunks_per_doc: Refused = None
     rank_fields: Refused = None
+
+    @property
+    def cut(self) -> Cut | None:
+        """How texts that are too long are cut; None: they are refused."""
+        return self.stated_cut or (Cut() if self.truncate else None)
 
     def __post_init__(self) -> None:
         if self.documents is None and self.texts is None:
@@ -71,7 +76,8 @@ async def parse(request: RerankRequest, context: ModelContext) -> GenerationRequ
     pairs = Pairs([request.query], documents, "query", "texts" if bare else "documents")
     scored = await relevance_request(request, pairs, context)
     shown = request.return_text if bare else request.return_documents
-    return replace(scored, format_data=Judged(pairs, request.top_n or len(documents), shown, bare))
+    judged = Judged(pairs, request.top_n or len(documents), shown, bare, request.raw_scores)
+    return replace(scored, format_data=judged)
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

@@ -1,0 +1,118 @@
+"""Vectors in Cohere's format: https://docs.cohere.com/reference/embed"""
+
+import base64
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.pooling.embeddings import embedding_request
+from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
+from frontend.errors import SluiceError, api_status
+from frontend.model_context import ModelContext, check_model
+from frontend.request import GenerationRequest
+from frontend.schema.base import ResponseModel, to_json
+from frontend.schema.request_fields import Positive, Refused, Text, doc
+from frontend.schema.responses import Size
+
+NAME, PREFIX, TASKS = "cohere embed", "embd", ("embed",)
+# Cohere's names of the purposes of texts → the names that checkpoints give the prompts for them
+PROMPTS = {
+    "search_query": ("query", "search_query"), "search_document": ("document", "passage", "search_document"),
+    "classification": ("classification", "Classification"), "clustering": ("clustering", "Clustering"),
+}  # fmt: skip
+Form = Literal["float", "binary", "ubinary", "base64"]
+
+
+class CohereEmbedRequest(PoolingFields):
+    texts: Annotated[Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)], doc("The texts")]
+    input_type: Annotated[
+        Literal["search_document", "search_query", "classification", "clustering"] | None,
+        doc("What the vectors are for: the checkpoint's prompt for it, if it has one, stands before each text"),
+    ] = None
+    embedding_types: Annotated[list[Form] | None, doc("The forms of the vectors; `float` if absent")] = None
+    output_dimension: Annotated[Positive | None, doc("Only so many numbers, normalized again")] = None
+    truncate: Annotated[
+        Literal["NONE", "START", "END"], doc("Which end of a text that is too long is cut off; NONE: it is refused")
+    ] = "END"
+    max_tokens: Annotated[Positive | None, doc("A text is too long if it has more tokens")] = None
+    images: Refused = None
+    inputs: Refused = None
+
+
+class CohereVectors(ResponseModel):
+    float: list[list[Any]] | UnsetType = UNSET
+    binary: list[list[int]] | UnsetType = UNSET
+    ubinary: list[list[int]] | UnsetType = UNSET
+    base64: list[str] | UnsetType = UNSET
+
+
+class CohereUnits(ResponseModel):
+    input_tokens: Size
+
+
+class CohereMeta(ResponseModel):
+    billed_units: CohereUnits
+    api_version: dict[str, str]
+
+
+class CohereEmbeddings(ResponseModel):
+    id: str
+    embeddings: CohereVectors
+    texts: list[str]
+    meta: CohereMeta
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+
+
+class CohereError(ResponseModel):
+    id: str
+    message: str
+
+
+REQUEST = CohereEmbedRequest
+status = api_status
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    return to_json(CohereError(id=request_id, message=exc.message))
+
+
+async def parse(request: CohereEmbedRequest, context: ModelContext) -> GenerationRequest:
+    """Makes a GenerationRequest for the vectors. Raises BadRequest or Unprocessable, which name the field."""
+    check_model(request.model, context)
+    names = PROMPTS.get(request.input_type or "", ())
+    cut = None
+    if request.truncate != "NONE":
+        cut = Cut(min(request.max_tokens or -1, context.max_seq_len), request.truncate == "START", "max_tokens")
+    return await embedding_request(
+        request, request.texts, context, dimensions=request.output_dimension or 0, param="texts", cut=cut,
+        prompt_name=next((name for name in names if name in context.task.prompts), None), format_data=request,
+    )  # fmt: skip
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    vectors = await collect(context, arriving)
+    request: CohereEmbedRequest = context.request.format_data
+    floats = [vectors.floats(index) for index in range(len(vectors.packed))]
+    forms: dict[str, Any] = {
+        "float": lambda: [one.tolist() for one in floats],
+        "binary": lambda: [[byte - 128 for byte in signs(one)] for one in floats],
+        "ubinary": lambda: [signs(one) for one in floats],
+        "base64": lambda: [base64.b64encode(packed).decode() for packed in vectors.packed],
+    }
+    chosen = {form: forms[form]() for form in request.embedding_types or ("float",)}
+    units = CohereUnits(input_tokens=vectors.usage.prompt_tokens)
+    return to_json(
+        CohereEmbeddings(
+            id=context.id, embeddings=CohereVectors(**chosen), texts=request.texts,
+            meta=CohereMeta(billed_units=units, api_version={"version": "2"}),
+        )
+    )  # fmt: skip
+
+
+def signs(vector: "array[float] | Sequence[float]") -> list[int]:
+    """Returns which numbers are positive, as bits: eight in a byte, the first one the highest."""
+    bits = [number > 0 for number in vector] + [False] * (-len(vector) % 8)
+    return [sum(bit << (7 - place) for place, bit in enumerate(bits[at : at + 8])) for at in range(0, len(bits), 8)]

@@ -1,0 +1,97 @@
+"""What a model makes of texts, in vLLM's format: a vector of each text, of each of its tokens, or logits of labels."""
+
+import base64
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.openai import completions
+from frontend.api.pooling.embeddings import EmbeddingRequest, embedding_request
+from frontend.api.pooling.fields import PoolingUsage, VectorForm, collect, usage_of
+from frontend.api.pooling.labels import activated, label_request
+from frontend.errors import Unprocessable, api_status
+from frontend.model_context import ModelContext, check_model
+from frontend.request import GenerationRequest
+from frontend.schema.base import JsonArray, ResponseModel, in_slices, to_json
+from frontend.schema.request_fields import doc
+from frontend.schema.responses import Size
+from shared.messages import PoolingKind
+
+NAME, PREFIX, TASKS = "pooling", "pool", ("embed", "score")
+OF_TASK = {"embed": ("embed", "token_embed"), "score": ("classify",)}
+
+
+class PoolingRequest(EmbeddingRequest):
+    task: Annotated[
+        Literal["embed", "token_embed", "classify"] | None,
+        doc("`token_embed`: a vector of each token; absent: `embed`, and `classify` for a model with a head"),
+    ] = None
+
+
+class PooledData(ResponseModel):
+    index: Size
+    object: Literal["pooling"] = "pooling"
+    data: Annotated[
+        list[float] | list[list[float]] | str,
+        Meta(description="A vector, or one for each token; or its base64, of little-endian float32"),
+    ]
+
+
+class PooledList(ResponseModel):
+    id: str
+    object: Literal["list"] = "list"
+    created: Size
+    model: str
+    data: list[PooledData]
+    usage: PoolingUsage
+
+
+REQUEST = PoolingRequest
+status = api_status
+error = completions.error
+
+
+async def parse(request: PoolingRequest, context: ModelContext) -> GenerationRequest:
+    """Makes a GenerationRequest. Raises BadRequest, Unprocessable or NotSupported."""
+    check_model(request.model, context)
+    known = OF_TASK[context.task.name]
+    wanted = request.task or known[0]
+    if wanted not in known:
+        raise Unprocessable(
+            f"`task` is `{wanted}`; this model can {' or '.join(known)}", param="task", code="out_of_range"
+        )
+    form = VectorForm(request.encoding_format == "base64")
+    if wanted == "classify":
+        return await label_request(request, request.inputs, context, param="input", cut=request.cut, format_data=form)
+    return await embedding_request(
+        request, request.inputs, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
+        special=request.add_special_tokens, cut=request.cut, normalized=request.normalize, format_data=form,
+        kind=PoolingKind.TOKENS if wanted == "token_embed" else None,
+    )  # fmt: skip
+
+
+async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    vectors, task, request = await collect(context, arriving), context.tokenizer.task, context.request
+    form: VectorForm = request.format_data
+    kind = None if request.features.pooling is None else request.features.pooling.kind
+    written = JsonArray(each=4)
+
+    def write(index: int) -> None:
+        numbers: Any = vectors.floats(index).tolist()
+        if form.base64:
+            numbers = base64.b64encode(vectors.packed[index]).decode()
+        elif kind is PoolingKind.TOKENS:
+            width = len(numbers) // len(request.prompts[index])
+            numbers = [numbers[at : at + width] for at in range(0, len(numbers), width)]
+        elif kind is PoolingKind.LOGITS:
+            numbers = activated(numbers, task)
+        written.append(PooledData(index=index, data=numbers))
+
+    await in_slices(range(len(vectors.packed)), write)
+    data: Any = written.raw
+    return to_json(
+        PooledList(
+            id=context.id, created=context.created, model=request.model, data=data, usage=usage_of(vectors.usage)
+        )
+    )

@@ -1,0 +1,188 @@
+"""Labels, vectors of tokens, cut texts, and the formats of TEI and Cohere, over a fake worker."""
+
+import base64
+import math
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontend.text.tokenizer import Tokenizer
+from shared import messages as m
+from shared.checkpoint import Task
+from tests import encoders
+from tests.fakes import FakePool, pooling
+from tests.frontend.serving import http_client
+
+EMBED = Task("embed", m.PoolingKind.MEAN, encoder=True, prompts={"query": "red "})
+LABELS = Task("score", labels=3, encoder=True, label_names=("low", "middle", "high"))
+ONE = Task("score", labels=1, encoder=True, label_names=("relevant",))
+LOGITS = [0.5, 2.0, -1.0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("wordpiece")
+    encoders.word_piece().save_pretrained(found)
+    return found
+
+
+@pytest.fixture
+def for_task(folder: Path) -> Iterator[Callable[[Task], Tokenizer]]:
+    """Yields a function that returns a WordPiece tokenizer of a model with the given task."""
+
+    def make(task: Task) -> Tokenizer:
+        tokenizer = Tokenizer.load(folder)
+        tokenizer.task = task
+        return tokenizer
+
+    yield make
+
+
+def welcomed(most: int = 64, size: int = 2, play: Callable[[list[int]], list[float]] = lambda ids: LOGITS) -> FakePool:
+    pool = FakePool(play=pooling(play))
+    pool.welcome = m.Welcome(1, 1, 4711, "tiny", "", m.Limits(most, encoders.VOCAB, (), size))
+    return pool
+
+
+def softmax(logits: list[float]) -> list[float]:
+    shares = [math.exp(one) for one in logits]
+    return [share / sum(shares) for share in shares]
+
+
+async def test_classify_names_the_most_probable_label(for_task: Callable[[Task], Tokenizer]) -> None:
+    pool = welcomed()
+    async with http_client(pool, for_task(LABELS)) as http:
+        told = (await http.post("/v1/classify", json={"input": ["red mill", [5, 6]]})).json()
+        raw = (await http.post("/classify", json={"input": "red", "use_activation": False})).json()
+        several = (await http.post("/pooling", json={"input": "red"})).json()
+        wrong = await http.post("/pooling", json={"input": "red", "task": "embed"})
+        ranked = await http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+    assert [(one["index"], one["label"], one["num_classes"]) for one in told["data"]] == [
+        (0, "middle", 3),
+        (1, "middle", 3),
+    ]
+    assert told["data"][0]["probs"] == pytest.approx(softmax(LOGITS)) and told["usage"]["prompt_tokens"] == 6
+    assert raw["data"][0]["probs"] == LOGITS
+    assert several["data"][0]["data"] == pytest.approx(softmax(LOGITS))
+    assert wrong.json()["error"]["param"] == "task" and "3 labels" in ranked.text and ranked.status_code == 400
+    asked = pool.submitted[0].stream.submit
+    assert asked.pooling == m.Pooling(m.PoolingKind.LOGITS, token_ids=(0, 1, 2)) and asked.second_from == 0
+
+
+async def test_labels_that_may_all_be_true_have_a_sigmoid_each(for_task: Callable[[Task], Tokenizer]) -> None:
+    several = Task("score", labels=3, encoder=True, multi_label=True)
+    async with http_client(welcomed(), for_task(several)) as http:
+        told = (await http.post("/classify", json={"input": "red"})).json()["data"][0]
+    assert told["probs"] == pytest.approx([1 / (1 + math.exp(-one)) for one in LOGITS]) and told["label"] == "LABEL_1"
+
+
+async def test_second_text_of_a_pair_begins_where_the_tokenizer_says(for_task: Callable[[Task], Tokenizer]) -> None:
+    pool, tokenizer = welcomed(play=lambda ids: [1.5]), for_task(ONE)
+    async with http_client(pool, tokenizer) as http:
+        scored = (await http.post("/v1/score", json={"text_1": "red mill", "text_2": ["old stone bridge", "a"]})).json()
+        raw = (await http.post("/rerank", json={"query": "red", "texts": ["mill"], "raw_scores": True})).json()
+        await http.post("/v1/score", json={"text_1": "red", "text_2": "the [SEP] mill"})
+    submits = [one.stream.submit for one in pool.submitted]
+    assert [one.second_from for one in submits[:2]] == [4, 4]
+    assert scored["data"][0]["score"] == pytest.approx(1 / (1 + math.exp(-1.5))) and raw == [{"index": 0, "score": 1.5}]
+    prompt = list(struct.unpack(f"<{len(submits[3].prompt) // 4}I", submits[3].prompt))
+    assert submits[3].second_from == 3 and prompt.count(3) == 2, "a spelling of [SEP] in a text is text"
+
+
+async def test_texts_are_cut_as_the_request_says(for_task: Callable[[Task], Tokenizer]) -> None:
+    pool, tokenizer = welcomed(8, play=lambda ids: [3.0, 4.0]), for_task(EMBED)
+    words = "red house old mill stone bridge river light"
+    whole = tokenizer.encode_now([words])[0]
+    async with http_client(pool, tokenizer) as http:
+
+        async def prompt(path: str, **body: Any) -> list[int]:
+            answer = await http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            return pool.submitted[-1].prompt
+
+        right = await prompt("/v1/embeddings", input=words, truncate_prompt_tokens=-1)
+        left = await prompt("/v1/embeddings", input=words, truncate_prompt_tokens=4, truncation_side="left")
+        ids = await prompt("/v1/embeddings", input=[list(range(5, 20))], truncate_prompt_tokens=3)
+        tei = await prompt("/embed", inputs=words, truncate=True, truncation_direction="Left")
+        cohere = await prompt("/v2/embed", texts=[words])
+        ollama = await prompt("/api/embed", model="tiny", input=words, truncate=True)
+        for path, body in (
+            ("/v1/embeddings", {"input": words}), ("/embed", {"inputs": words}), ("/api/embed", {"input": words}),
+            ("/v2/embed", {"texts": [words], "truncate": "NONE"}),
+            ("/v1/embeddings", {"input": words, "truncate_prompt_tokens": 2}),
+            ("/v1/embeddings", {"input": words, "truncate_prompt_tokens": 9}),
+        ):  # fmt: skip
+            refused = await http.post(path, json={"model": "tiny", **body})
+            assert 400 <= refused.status_code < 500, (path, refused.text)
+    assert right == cohere == ollama == [*whole[:7], whole[-1]] and ids == [5, 6, 7]
+    assert left == [whole[0], *whole[-3:]] and tei == [whole[0], *whole[-7:]]
+
+
+async def test_pair_whose_first_text_fills_the_context_is_refused(for_task: Callable[[Task], Tokenizer]) -> None:
+    pool = welcomed(6, play=lambda ids: [1.0])
+    async with http_client(pool, for_task(ONE)) as http:
+        body = {"text_1": "red house old mill stone", "text_2": "light", "truncate_prompt_tokens": -1}
+        refused = await http.post("/v1/score", json=body)
+        cut = await http.post(
+            "/v1/score", json={"text_1": "red", "text_2": "old mill stone", "truncate_prompt_tokens": -1}
+        )
+    assert refused.json()["error"]["code"] == "context_length_exceeded" and cut.status_code == 200
+    assert len(pool.submitted[0].prompt) == 6 and pool.submitted[0].prompt[-1] == 3
+
+
+async def test_tokens_have_vectors_of_their_own(for_task: Callable[[Task], Tokenizer]) -> None:
+    pool = welcomed(play=lambda ids: [float(2 * i + j) for i in range(len(ids)) for j in range(2)])
+    async with http_client(pool, for_task(EMBED)) as http:
+        told = (
+            await http.post("/pooling", json={"input": "red mill", "task": "token_embed", "normalize": False})
+        ).json()
+        packed = (
+            await http.post("/pooling", json={"input": "red", "task": "token_embed", "encoding_format": "base64"})
+        ).json()
+        plain = (await http.post("/pooling", json={"input": "red"})).json()
+    assert told["data"][0]["data"] == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
+    assert pool.submitted[0].stream.submit.pooling == m.Pooling(m.PoolingKind.TOKENS, False)
+    assert struct.unpack("<6f", base64.b64decode(packed["data"][0]["data"])) == (0, 1, 2, 3, 4, 5)
+    assert len(plain["data"][0]["data"]) == 6
+
+
+async def test_formats_of_tei_and_cohere(for_task: Callable[[Task], Tokenizer]) -> None:
+    pool = welcomed(play=lambda ids: [0.5, -0.25])
+    async with http_client(pool, for_task(EMBED)) as http:
+        assert (await http.post("/embed", json={"inputs": ["a", "b"]})).json() == [[0.5, -0.25]] * 2
+        assert (await http.post("/embed", json={"inputs": ""})).json()["error_type"] == "Validation"
+        body = {
+            "texts": ["mill"],
+            "input_type": "search_query",
+            "embedding_types": ["float", "ubinary", "binary", "base64"],
+        }
+        told = (await http.post("/v2/embed", json=body)).json()
+        assert (await http.post("/predict", json={"inputs": "a"})).status_code in (400, 422)
+    assert told["embeddings"] == {
+        "float": [[0.5, -0.25]], "ubinary": [[128]], "binary": [[0]],
+        "base64": [base64.b64encode(struct.pack("<2f", 0.5, -0.25)).decode()],
+    }  # fmt: skip
+    assert told["texts"] == ["mill"] and told["meta"]["billed_units"] == {"input_tokens": 4}, "the prompt is counted"
+    pool = welcomed()
+    async with http_client(pool, for_task(LABELS)) as http:
+        one = (await http.post("/predict", json={"inputs": "a"})).json()
+        pair = (await http.post("/predict", json={"inputs": ["a", "b"], "raw_scores": True})).json()
+        many = (await http.post("/predict", json={"inputs": [["a"], ["a", "b"]]})).json()
+        odd = await http.post("/predict", json={"inputs": ["a", ["b"]]})
+    assert [row["label"] for row in one] == ["middle", "low", "high"]
+    assert [row["score"] for row in pair] == [2.0, 0.5, -1.0] and [len(rows) for rows in many] == [3, 3]
+    assert [one.stream.submit.second_from for one in pool.submitted] == [0, 3, 0, 3] and odd.status_code == 422
+
+
+async def test_texts_are_lowered_where_the_checkpoint_says(for_task: Callable[[Task], Tokenizer]) -> None:
+    pool = welcomed(play=lambda ids: [1.0, 0.0])
+    tokenizer = for_task(Task("embed", encoder=True, lower=True))
+    encoded: list[Any] = []
+    plain = tokenizer.encode_now
+    tokenizer.encode_now = lambda texts, special=True: encoded.extend(texts) or plain(texts, special)  # type: ignore
+    async with http_client(pool, tokenizer) as http:
+        await http.post("/v1/embeddings", json={"input": "Red MILL"})
+    assert encoded == ["red mill"]
