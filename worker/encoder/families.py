@@ -340,7 +340,7 @@ def check_plain(model: ModelSpec) -> None:
         "layers that share keys and values": any(layer.shares is not None for layer in model.layers),
         "sinks": model.sinks,
         "gates of attention": model.attention_gate,
-        "per-layer embeddings": model.layer_inputs is not None or model.layer_scales,
+        "per-layer embeddings": model.per_layer_inputs is not None or model.layer_scales,
         "norms of values": model.value_norm,
         "caps of attention scores": bool(model.attention_softcap),
         "scaled queries": model.query_scaling is not None,

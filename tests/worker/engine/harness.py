@@ -48,6 +48,7 @@ class FakeRunner:
 
     check: Callable[[list[Chunk]], None] = lambda chunks: None
     steps: list[int] = field(default_factory=list)  # tokens of each successful step
+    cuts_prompts: bool = True
 
     def check_device(self) -> None: ...
 
