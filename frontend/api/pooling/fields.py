@@ -14,7 +14,7 @@ from frontend.errors import BadRequest, Internal, Unprocessable
 from frontend.model_context import ModelContext, check_characters, check_ids, check_length
 from frontend.request import Admission, Features, GenerationRequest, Usage
 from frontend.schema.base import MOST, RequestModel, ResponseModel
-from frontend.schema.request_fields import Ignored, ModelName, Positive, SaltField, doc
+from frontend.schema.request_fields import Ignored, ModelName, Positive, Refused, SaltField, doc
 from frontend.schema.responses import Size
 from shared.messages import Pooling, Sampling
 from shared.wire import unpack_f32
@@ -37,10 +37,12 @@ class PoolingFields(RequestModel):
     ] = 0
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
     user: Ignored = None
+    truncate_prompt_tokens: Refused = None
+    normalize: Refused = None
 
 
 class CutFields(PoolingFields):
-    truncate_prompt_tokens: Annotated[
+    truncate_prompt_tokens: Annotated[  # type: ignore[assignment]
         Annotated[int, Meta(ge=-1, le=MOST)] | None,
         doc("Keep only this many tokens of each text, with the tokenizer's own; -1: as many as the model can read"),
     ] = None
