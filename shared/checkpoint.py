@@ -22,7 +22,7 @@ MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 # The model types of encoders. worker/encoder/families.py has a row for each.
 ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "nomic_bert", "modernbert"})
 MAX_TOKENS = 1 << 27  # no text is longer
-MAX_LABELS, MAX_DENSE = 1024, 1 << 20
+MAX_LABELS, MAX_LABEL_CHARS, MAX_DENSE = 1024, 200, 1 << 20
 DENSE_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"}
 
 
@@ -154,10 +154,12 @@ def _labels(folder: Path, config: Mapping[str, Any], *, encoder: bool) -> int:
 
 
 def _label_names(config: Mapping[str, Any], labels: int) -> tuple[str, ...]:
-    """Returns the names of the labels; `LABEL_i`, as transformers calls them, where the config names none."""
+    """Returns the names of the labels; nothing if the config has only the names that transformers gives by itself."""
     named = config.get("id2label")
     named = named if isinstance(named, dict) else {}
-    return tuple(str(named.get(str(i), f"LABEL_{i}"))[:200] for i in range(labels))
+    plain = tuple(f"LABEL_{i}" for i in range(labels))
+    names = tuple(str(named.get(str(i), one))[:MAX_LABEL_CHARS] for i, one in enumerate(plain))
+    return () if names == plain else names
 
 
 def _embedding(

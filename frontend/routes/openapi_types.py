@@ -89,7 +89,7 @@ RESPONSES: Mapping[str, Any] = {
     "PooledList": any_pooling.PooledList,
     "Classification": classify.Classification,
     "TeiVectors": list[list[float]],
-    "TeiPredictions": list[predict.Predicted] | list[list[predict.Predicted]],
+    "TeiPredictions": list[predict.Predicted | list[predict.Predicted]],
     "TeiError": tei.TeiError,
     "CohereEmbeddings": cohere.CohereEmbeddings,
     "CohereError": cohere.CohereError,

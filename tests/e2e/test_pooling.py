@@ -147,7 +147,7 @@ def test_refusals_name_the_field_and_the_task(served: Served) -> None:
         ("/v1/embeddings", {"input": [99999]}, "input"),
         ("/v1/embeddings", {"input": "a", "dimensions": 65}, "dimensions"),
         ("/v1/embeddings", {"input": "a", "embed_dtype": "float16"}, "embed_dtype"),
-        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ("/v1/embeddings", {"input": "a", "model": "other"}, "model"),

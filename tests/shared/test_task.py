@@ -109,3 +109,31 @@ def test_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(TaskError, match=r"config\.json cannot be read as JSON"):
         read_task(tmp_path)
+
+
+@pytest.mark.parametrize(("config", "task"), [
+    ({"model_type": "bert", "architectures": ["BertModel"]}, Task("embed", PoolingKind.MEAN, encoder=True)),
+    ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, Task("embed", PoolingKind.MEAN, encoder=True)),
+    ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, Task("embed", PoolingKind.MEAN, encoder=True)),
+    (
+        {
+            "model_type": "roberta", "architectures": ["RobertaForSequenceClassification"],
+            "id2label": {"0": "no", "1": "yes"},
+        },
+        Task("score", labels=2, encoder=True, label_names=("no", "yes")),
+    ),
+])  # fmt: skip
+def test_encoder_is_known_by_its_config(tmp_path: Path, config: dict[str, object], task: Task) -> None:
+    assert read_task(folder_with(tmp_path, config)) == task
+    with pytest.raises(TaskError, match="--task generate"):
+        read_task(folder_with(tmp_path, config), "generate")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [("../elsewhere", "is not a folder in the checkpoint"), ("2_Dense", "is missing")]
+)
+def test_linear_after_pooling_must_lie_in_the_checkpoint(tmp_path: Path, path: str, message: str) -> None:
+    folder = folder_with(tmp_path, {"model_type": "bert"})
+    (folder / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense", "path": path}]))
+    with pytest.raises(TaskError, match=message):
+        read_task(folder)

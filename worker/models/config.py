@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shared.checkpoint import GENERATE, Task
+from shared.checkpoint import ENCODERS, GENERATE, Task
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.models.config_values import (
     NO_ROPE,
@@ -71,7 +71,7 @@ def spec_from_config(config: Config, task: Task = GENERATE) -> ModelSpec:
     name = str(inner.get("model_type") or TEXT_MODELS[model_type] if model_type in TEXT_MODELS else model_type)
     family = FAMILIES.get(name)
     if family is None:
-        supported = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
+        supported = ", ".join(sorted([*FAMILIES, *TEXT_MODELS, *ENCODERS]))
         shown = repr(model_type) if model_type == name else f"{model_type!r} around a {name!r}"
         raise UnsupportedModel(f"model_type {shown} is not supported; supported are {supported}")
     if task.name == "generate":

@@ -48,7 +48,9 @@ class EmbeddingRequest(CutFields):
         Text | None, doc("Which of the checkpoint's prompts stands before each text; absent: its default, if any")
     ] = None
     add_special_tokens: Annotated[bool, doc("Whether the tokenizer adds its own tokens to a text")] = True
-    normalize: Annotated[bool | None, doc("Whether vectors get the length 1; absent: as the checkpoint says")] = None
+    normalize: Annotated[  # type: ignore[assignment]
+        bool | None, doc("Whether vectors get the length 1; absent: as the checkpoint says")
+    ] = None
 
     def __post_init__(self) -> None:
         listed_inputs(self.input)

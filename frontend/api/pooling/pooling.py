@@ -33,7 +33,7 @@ class PooledData(ResponseModel):
     index: Size
     object: Literal["pooling"] = "pooling"
     data: Annotated[
-        list[float] | list[list[float]] | str,
+        list[float | list[float]] | str,
         Meta(description="A vector, or one for each token; or its base64, of little-endian float32"),
     ]
 

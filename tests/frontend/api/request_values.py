@@ -38,6 +38,8 @@ REQUIRED: dict[str, Any] = {
     "text_2": "a",
     "query": "a",
     "documents": ["a"],
+    "inputs": "a",
+    "texts": ["a"],
     "receipt": RECEIPT,
     "request": {},
     "input_prefix": "a",

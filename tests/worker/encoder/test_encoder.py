@@ -1,5 +1,6 @@
 """Encoders give the vectors of transformers, and the same bits alone and in any company."""
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,11 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from numpy.typing import NDArray
+from tokenizers import Tokenizer as Library
 
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
 from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig
+from shared.gguf.config_encoder import unigram
 from shared.gguf.translated import translated
 from tests import encoders
 from worker.engine.build import Engine, load_engine
@@ -122,8 +125,40 @@ def test_gguf_file_gives_the_vectors_of_the_checkpoint(
         for shape in ((64, 48), (32, 64)):
             expected = torch.randn(shape) @ expected
     assert torch.from_numpy(found[0]).sub(expected).abs().max() < 1e-5 * expected.abs().max()
-    frontend = Tokenizer.load(translated([file], tmp_path / "text", only_text=True))
-    assert frontend.task.encoder and frontend.task.pooling is m.PoolingKind.MEAN
-    text = "The River runs, past stonework"
-    assert frontend.encode_now([text])[0] == encoders.word_piece()(text)["input_ids"]
-    assert frontend.around == (1, 1)
+    if kind == "bert":  # the other files have the same tokenizer
+        frontend = Tokenizer.load(translated([file], tmp_path / "text", only_text=True))
+        assert frontend.task.encoder and frontend.task.pooling is m.PoolingKind.MEAN
+        text = "The River runs, past stonework"
+        assert frontend.encode_now([text])[0] == encoders.word_piece()(text)["input_ids"]
+        assert frontend.around == (1, 1)
+
+
+def test_other_tokenizers_of_gguf_encoders(tmp_path: Path) -> None:
+    """XLM-RoBERTa's Unigram model: spaces are spelled, words are split, and the texts of a pair have a gap of two."""
+    texts = ["<s>", "<pad>", "</s>", "<unk>", "▁red", "▁mi", "ll", "▁", "r", "e", "d"]
+    made = unigram(FakeVocabulary(texts, [-0.5 * i for i in range(len(texts))]))  # type: ignore[arg-type]
+    tokenizer = Library.from_str(json.dumps({"version": "1.0", "truncation": None, "padding": None, **made}))
+    assert tokenizer.encode("red  mill").tokens == ["<s>", "▁red", "▁mi", "ll", "</s>"]
+    pair = tokenizer.encode("red", "mill")
+    assert pair.tokens == ["<s>", "▁red", "</s>", "</s>", "▁mi", "ll", "</s>"] and set(pair.type_ids) == {0}
+
+
+class FakeVocabulary:
+    """The tokens of a file, as shared/gguf/tokenizer.py reads them."""
+
+    def __init__(self, texts: list[str], scores: list[float]) -> None:
+        self.texts, self.container = texts, self
+        self.metadata = {"tokenizer.ggml.scores": scores}
+        self.name = "model.gguf"
+
+    def added(self) -> list[int]:
+        return [0, 1, 2, 3]
+
+    def named(self, name: str) -> int | None:
+        return {"bos": 0, "eos": 2, "unknown": 3}.get(name)
+
+    def entries(self, key: str, kind: object, default: list[float] | None = None) -> list[float]:
+        return self.metadata.get(key, default or [])
+
+    def flag(self, key: str, default: bool) -> bool:
+        return default

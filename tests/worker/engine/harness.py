@@ -46,6 +46,8 @@ class FakeServer:
 class FakeRunner:
     """A runner without a model. check: called with the chunks of a step, and may raise, as a device does"""
 
+    cuts_prompts = True  # not a field
+
     check: Callable[[list[Chunk]], None] = lambda chunks: None
     steps: list[int] = field(default_factory=list)  # tokens of each successful step
 
