@@ -15,11 +15,12 @@ MEGABYTES = 512
 # A fifth of the library's default. A pattern like ((a{100}){100}){100} then takes 31 MiB instead of 166, and 0.5 s
 # instead of 5. The states that are not computed in advance are computed when an answer reaches them.
 LEXER_FUEL = 200_000
+NO_TEXT = "it allows no text"
 
 
 def answer(what: str, grammar: str) -> str:
-    """Returns the result of `error`, `compile_error` or `lark`, as `what` says."""
-    return {"error": error, "compile_error": compile_error, "lark": lark}[what](grammar)
+    """Returns the result of `error`, `compile_error`, `lark` or `without_text`, as `what` says."""
+    return {"error": error, "compile_error": compile_error, "lark": lark, "without_text": without_text}[what](grammar)
 
 
 def lark(grammar: str) -> str:
@@ -51,7 +52,13 @@ def compile_error(grammar: str) -> str:
     matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits())
     matcher.compute_bitmask()
     # Other errors may be due to the vocabulary, which lacks the tokens that a grammar may name.
-    return "it allows no text" if str(matcher.get_error()).startswith("NoExtension") else ""
+    return NO_TEXT if str(matcher.get_error()).startswith("NoExtension") else ""
+
+
+def without_text(grammars: str) -> str:
+    """Returns the indexes of the grammars that allow no text. grammars: their texts, with a NUL between them"""
+    found = [i for i, one in enumerate(grammars.split("\0")) if compile_error(one) == NO_TEXT]
+    return " ".join(map(str, found))
 
 
 def compile_with_bytes(grammar: str) -> None:

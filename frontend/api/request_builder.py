@@ -7,7 +7,7 @@ an optional feature is imported by the first request that asks for it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -188,23 +188,31 @@ def _shown_with_tools(reading: ParsedRequest) -> ResponseOptions:
 
 
 def admission(fields: GenerationFields) -> Admission:
-    return Admission(fields.cache_salt or "", fields.deadline_ms or 0, fields.priority)
+    if fields.cache_salt:
+        return Admission(fields.cache_salt, fields.deadline_ms or 0, fields.priority)
+    return _admission("", fields.deadline_ms or 0, fields.priority)
+
+
+_admission = lru_cache(maxsize=64)(Admission)  # most requests ask for the same
 
 
 def shown(fields: GenerationFields) -> ResponseOptions:
     """Returns which optional parts the response has. A field that the API format lacks counts as its default."""
     asks, options = partial(getattr, fields), fields.stream_options
-    return ResponseOptions(
-        usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats and options.include_usage is not False),
-        timings=fields.timings,
-        telemetry=asks("telemetry", None),
-        ids=asks("return_token_ids", False),
-        tokens_as_ids=asks("return_tokens_as_token_ids", False),
-        stop=asks("include_stop_str_in_output", False) or asks("no_stop_trim", False),
-        specials=not asks("skip_special_tokens", True),
-        reasoning=asks("include_reasoning", True) and not getattr(asks("reasoning", None), "exclude", False),
+    return _shown(
+        bool(options and options.include_usage),
+        bool(options and options.continuous_usage_stats and options.include_usage is not False),
+        fields.timings,
+        asks("telemetry", None),
+        asks("return_token_ids", False),
+        asks("return_tokens_as_token_ids", False),
+        asks("include_stop_str_in_output", False) or asks("no_stop_trim", False),
+        not asks("skip_special_tokens", True),
+        asks("include_reasoning", True) and not getattr(asks("reasoning", None), "exclude", False),
     )
+
+
+_shown = lru_cache(maxsize=256)(ResponseOptions)  # most requests ask for the same
 
 
 # Turns the sampling fields of a request, which have OpenAI's names, into the message to a worker.

@@ -54,7 +54,7 @@ class TextInput(RequestModel, tag="text"):
 
 
 class Grammar(RequestModel):
-    """A grammar of a text. A regular expression is enforced in most formats of calls; Lark is shown to the model."""
+    """A grammar of a text. It is enforced where calls are JSON, and Lark is shown to the model."""
 
     syntax: Literal["lark", "regex"]
     definition: Text

@@ -26,8 +26,6 @@ from frontend.chat.tool_fields import (
 from frontend.errors import Unprocessable
 from frontend.model_context import ModelContext
 from frontend.output_parser.model_format import INPUT, Custom, Function, Mode, ToolChoice, ToolFormat
-from frontend.output_parser.tool_syntax import SYNTAX, Form
-from frontend.request import report_dropped
 from frontend.structured_output import grammar as grammar_builder
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -69,6 +67,8 @@ async def check_parameters(functions: Sequence[Function]) -> None:
 
 def _check_parameters(functions: Sequence[Function]) -> str:
     for one in functions:
+        if one.custom is not None and one.custom.syntax == "lark":
+            grammar_builder.lark(one.custom.definition, one.custom.param)
         grammar_builder.supported(one.parameters, one.param, lenient=not one.strict)
     return ""
 
@@ -79,9 +79,9 @@ def _freeform(tool: FreeformDefinition | FreeformTool, path: str) -> Function:
     nested = isinstance(form, GrammarInput)
     grammar = form.grammar if isinstance(form, GrammarInput) else form
     text: dict[str, Any] = {"type": "string"}
-    description, syntax = tool.description or "", ""
+    description, syntax, definition = tool.description or "", "", ""
     if isinstance(grammar, Grammar):
-        syntax = grammar.syntax
+        syntax, definition = grammar.syntax, grammar.definition
         if syntax == "regex":
             text["pattern"] = f"^(?:{grammar.definition})$"
         else:
@@ -89,19 +89,8 @@ def _freeform(tool: FreeformDefinition | FreeformTool, path: str) -> Function:
     schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
     param = f"{path}.format.grammar.definition" if nested else f"{path}.format.definition"
     shown = {"name": tool.name, "description": description, "parameters": schema}
-    custom = Custom(syntax, param, msgspec.to_builtins(form))
+    custom = Custom(syntax, definition, param, msgspec.to_builtins(form))
     return Function(tool.name, schema, False, param, {"type": "function", "function": shown}, custom)
-
-
-def _report_grammars(functions: Sequence[Function], context: ModelContext) -> None:
-    """Names the grammars of custom tools that are not enforced: Lark, and any where texts have no quotes."""
-    form = SYNTAX[context.style.tool_format].form if context.style.tool_format in SYNTAX else Form.JSON
-    bare = form in (Form.TAGS, Form.BARE)
-    found = [one.custom for one in functions if one.custom is not None and one.custom.syntax]
-    lost = {one.param: "a text without quotes has no pattern" for one in found if bare}
-    lost |= {one.param: "a Lark grammar has no form within JSON" for one in found if one.syntax == "lark"}
-    if lost:
-        report_dropped(lost)
 
 
 def checked_choice(
@@ -118,7 +107,6 @@ def checked_choice(
         raise Unprocessable(f"`tools` have two functions named {twice[0]}", param="tools", code="out_of_range")
     if functions:
         _check_format(context)
-        _report_grammars(functions, context)
     if mode is Mode.REQUIRED and not functions:
         raise Unprocessable("`tool_choice` needs `tools`", param="tool_choice", code="out_of_range")
     if unknown := (names or frozenset()) - known:

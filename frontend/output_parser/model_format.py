@@ -161,13 +161,17 @@ class Custom:
     """What a custom tool, whose input is a text, has besides its name.
 
     syntax: of the grammar that the input keeps to: "regex", "lark", or "" if there is none
-    param: the request field that holds the grammar
+    definition: the grammar
+    param: the request field that holds it
     format: the format as the client sent it
+    part: how the grammar of an output calls the definition, if it is enforced as a grammar of its own
     """
 
     syntax: str = ""
+    definition: str = ""
     param: str = ""
     format: Any = None
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,57 +35,63 @@ def structural_tag(value: dict[str, Any] | str, param: str) -> str:
             raise _refused(param, f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise _refused(param, "a description is an object")
-    root = value.get("format")
+    root, path = value.get("format"), f"{param}.format"
     if root is None:
-        root = _older(value, param)
+        root, path = _older(value, param), param
     rules = _Rules(param)
-    rules.lines.insert(0, f"start: {rules.of(root, 0)}")
-    return grammar_builder.composed("\n".join(rules.lines), param)
+    rules.lines.insert(0, f"start: {rules.of(root, path, 0)}")
+    return grammar_builder.composed(grammar_builder.bounded("\n".join(rules.lines)), param)
 
 
 def _older(value: dict[str, Any], param: str) -> dict[str, Any]:
     structures, triggers = value.get("structures"), value.get("triggers")
     if not isinstance(structures, list) or not all(isinstance(one, dict) for one in structures):
         raise _refused(param, "it has neither `format` nor `structures`")
-    tags = [
-        {"type": "tag", **one, "content": {"type": "json_schema", "json_schema": one.get("schema")}}
-        for one in structures
-    ]  # fmt: skip
-    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+    return {"type": "triggered_tags", "triggers": triggers, "tags": [{"type": "tag", **one} for one in structures]}
 
 
 class _Rules:
-    """Collects the rules of a grammar in llguidance's Lark. Each method returns the Lark expression of one format."""
+    """Collects the rules of a grammar in llguidance's Lark. Each method returns the Lark expression of one format.
+
+    path: of the format, for refusals
+    """
 
     def __init__(self, param: str) -> None:
         self.lines: list[str] = []
         self._param = param
         self._count = 0
 
-    def of(self, form: Any, depth: int) -> str:
+    def of(self, form: Any, path: str, depth: int) -> str:
         if not isinstance(form, dict) or depth > MAX_DEPTH:
             raise _refused(self._param, "a format is an object, and not nested too deeply")
         match form:
             case {"type": "const_string", "value": str(text)}:
                 return _quoted(text)
             case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
-                known = grammar_builder.enforceable(schema, self._param, lenient=True)
-                return self._rule(f"%json {grammar_builder.embedded(known, self._param, lenient=True)}")
+                return self._schema(schema, f"{path}.json_schema")
             case {"type": "regex", "pattern": str(pattern)}:
-                return self._rule(f"/{grammar_builder.as_lark_regex(pattern, self._param)}/")
+                grammar_builder.regex(pattern, f"{path}.pattern")  # may match no text
+                return self._rule(f"/{grammar_builder.as_lark_regex(pattern, path)}/" if pattern else '""')
             case {"type": "any_text"}:
                 return self._rule("/(?s:.*)/")
             case {"type": "sequence", "elements": [*elements]}:
-                return "(" + " ".join(self.of(one, depth + 1) for one in elements) + ")" if elements else '""'
+                return f"({' '.join(self._each(elements, f'{path}.elements', depth))})" if elements else '""'
             case {"type": "or", "elements": [_, *_] as elements}:
-                return "(" + " | ".join(self.of(one, depth + 1) for one in elements) + ")"
+                return f"({' | '.join(self._each(elements, f'{path}.elements', depth))})"
             case {"type": "tag"}:
-                return self._tag(form, depth)
+                return self._tag(form, path, depth)
             case {"type": "triggered_tags", "triggers": [_, *_] as triggers, "tags": [_, *_] as tags}:
-                return self._triggered(form, _texts(triggers, self._param), tags, depth)
+                return self._triggered(form, _texts(triggers, self._param), tags, path, depth)
             case {"type": "tags_with_separator", "tags": [_, *_] as tags, "separator": str(separator)}:
-                return self._separated(form, tags, separator, depth)
+                return self._separated(form, tags, separator, path, depth)
         raise _refused(self._param, f"a format of the type {form.get('type')!r:.40} is unknown or lacks a field")
+
+    def _each(self, forms: Sequence[Any], path: str, depth: int) -> list[str]:
+        return [self.of(one, f"{path}[{i}]", depth + 1) for i, one in enumerate(forms)]
+
+    def _schema(self, schema: dict[str, Any] | bool, path: str) -> str:
+        known = grammar_builder.enforceable(schema, path, lenient=True)
+        return self._rule(f"%json {grammar_builder.embedded(known, path, lenient=True)}")
 
     def _rule(self, body: str, *, lazy: bool = False) -> str:
         name = f"part_{self._count}"
@@ -93,25 +99,32 @@ class _Rules:
         self.lines.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
 
-    def _tag(self, tag: Any, depth: int, trigger: str = "") -> str:
+    def _tag(self, tag: Any, path: str, depth: int, trigger: str = "") -> str:
         """Returns the expression of a tag without `trigger`, with which the tag's `begin` starts."""
         match tag:
             case {"begin": str(begin), "content": {"type": "any_text"}, "end": str(end)} if end:
                 body = self._rule(f"/(?s:.*){_escaped(end)}/", lazy=True)
+            case {"begin": str(begin), "schema": dict() | bool() as schema, "end": str(end)}:
+                body = f"{self._schema(schema, f'{path}.schema')} {_quoted(end)}"
             case {"begin": str(begin), "content": content, "end": str(end)}:
-                body = f"{self.of(content, depth + 1)} {_quoted(end)}"
+                body = f"{self.of(content, f'{path}.content', depth + 1)} {_quoted(end)}"
             case _:
                 raise _refused(self._param, "a tag has `begin`, `content` or `schema`, and `end`")
         return f"({_quoted(begin[len(trigger) :])} {body})"
 
-    def _triggered(self, form: dict[str, Any], triggers: list[str], tags: list[Any], depth: int) -> str:
+    def _triggered(self, form: dict[str, Any], triggers: list[str], tags: list[Any], path: str, depth: int) -> str:
         anything = "(?s:.*)"
+        path += ".structures" if path == self._param else ".tags"
         ways = []
         for trigger in triggers:
-            own = [tag for tag in tags if isinstance(tag, dict) and str(tag.get("begin")).startswith(trigger)]
+            own = {
+                i: tag
+                for i, tag in enumerate(tags)
+                if isinstance(tag, dict) and str(tag.get("begin")).startswith(trigger)
+            }
             if not own:
                 raise _refused(self._param, f"no tag begins with the trigger {trigger!r:.80}")
-            choices = " | ".join(self._tag(tag, depth, trigger) for tag in own)
+            choices = " | ".join(self._tag(tag, f"{path}[{i}]", depth, trigger) for i, tag in own.items())
             ways.append(f"{self._rule(f'/{anything}{_escaped(trigger)}/', lazy=True)} ({choices})")
         if not all(isinstance(tag, dict) and str(tag.get("begin")).startswith(tuple(triggers)) for tag in tags):
             raise _refused(self._param, "every tag begins with one of the triggers")
@@ -124,8 +137,8 @@ class _Rules:
             return some if least else f"({some} | {name})"
         return f"({some}{'+' if least else '*'} {name})"
 
-    def _separated(self, form: dict[str, Any], tags: list[Any], separator: str, depth: int) -> str:
-        one = self._rule(" | ".join(self._tag(tag, depth) for tag in tags))
+    def _separated(self, form: dict[str, Any], tags: list[Any], separator: str, path: str, depth: int) -> str:
+        one = self._rule(" | ".join(self._tag(tag, f"{path}.tags[{i}]", depth) for i, tag in enumerate(tags)))
         several = one if form.get("stop_after_first") else f"{one} ({_quoted(separator)} {one})*"
         return f"({several})" if form.get("at_least_one") else f"({several})?"
 

@@ -21,6 +21,7 @@ GUIDED: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "structural_ta
 OTHERS: dict[str, Kind] = {  # field of llama.cpp or SGLang → the kind of its grammar
     "grammar": "grammar", "json_schema": "json", "regex": "regex", "ebnf": "grammar",
 }  # fmt: skip
+FIELDS: tuple[tuple[str, Kind], ...] = (*[(f"guided_{kind}", kind) for kind in GUIDED], *OTHERS.items())
 
 
 class PlainText(RequestModel, tag="text"):
@@ -144,7 +145,7 @@ class StructuredOutput:
 
 def openai(request: OpenAIFields, form: ResponseFormat | TextFormat | None, param: str) -> list[StructuredOutput]:
     """Returns every structured output that a request asks for. param: the name of the field that holds `form`"""
-    return [*of_format(form, param), *_guided(request)]
+    return [*(of_format(form, param) if form is not None else ()), *_guided(request)]
 
 
 def of_format(form: ResponseFormat | TextFormat | None, param: str) -> Iterator[StructuredOutput]:
@@ -172,10 +173,7 @@ def of_format(form: ResponseFormat | TextFormat | None, param: str) -> Iterator[
 
 
 def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:
-    for kind in GUIDED:
-        if (value := getattr(request, f"guided_{kind}", None)) is not None:
-            yield StructuredOutput(f"guided_{kind}", kind, value)
-    for name, kind in OTHERS.items():
+    for name, kind in FIELDS:
         if (value := getattr(request, name, None)) is not None:
             yield StructuredOutput(name, kind, value)
     if (outputs := request.structured_outputs) is None:

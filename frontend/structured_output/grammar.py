@@ -9,9 +9,10 @@ White space in JSON is limited to none, one space, or a line break with up to 24
 `{"a": 1}` or indented JSON, but cannot write blanks forever.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +23,7 @@ from frontend.structured_output import grammar_check
 from frontend.structured_output import json_schema as json_schema_reader
 from frontend.structured_output.fault import at_fault, without
 from frontend.structured_output.json_schema import Supported, shown_path
-from frontend.structured_output.productive_rules import unproductive
+from frontend.structured_output.productive_rules import may_force, terminals, unproductive
 from shared.sandbox import Killed, Lost, Raised, TookTooLong
 
 S = TypeVar("S", bound=dict[str, Any] | bool)
@@ -30,7 +31,9 @@ S = TypeVar("S", bound=dict[str, Any] | bool)
 MAX_BYTES = 256 * 1024  # the longest text of one grammar
 MAX_REASON = 400
 MAX_DROPPED = 16  # how many keywords of one schema llguidance may refuse before the schema is refused
+NONE: Mapping[str, str] = MappingProxyType({})
 WHITE_SPACE = r"( |\n( {0,24}|\t{0,6}))"
+NO_FORCING = '%llguidance {"no_forcing": true}'
 GUIDANCE = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": False}
 
 
@@ -110,19 +113,48 @@ def lark(text: str, param: str) -> str:
         raise _refused(param, str(error)) from None
     except Raised as error:  # the library's parser may raise anything
         raise _refused(param, f"neither Lark nor GBNF: {str(error).partition(': ')[2]}") from None
+    text = bounded(text)
     checked = _checked(_of_lark(text), param, compiles=True)
     if endless := unproductive(text):
-        names = ", ".join(f"`{name}`" for name in endless)
-        raise _refused(param, f"no text of these rules ends: {names}")
+        raise _refused(param, f"no text of these rules ends: {_listed(endless)}")
+    if empty := _without_text(terminals(text)):
+        raise _refused(param, f"no text matches these parts: {_listed(empty)}")
     return checked
 
 
-def composed(text: str, param: str, answer: str = "") -> str:
-    """Builds a grammar from Lark that we wrote ourselves. There, `@answer` means the grammar `answer`."""
-    if not answer:
+def bounded(lark: str) -> str:
+    """Returns a Lark grammar for which llguidance does not look ahead without an end (see `may_force`)."""
+    return f"{lark}\n{NO_FORCING}" if may_force(lark) else lark
+
+
+def _without_text(parts: dict[str, str]) -> list[str]:
+    """Returns the names of those grammars that allow no text."""
+    if not parts:
+        return []
+    empty = grammar_check.without_text(tuple(_of_lark(one) for one in parts.values()))
+    return [name for i, name in enumerate(parts) if i in empty]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def composed(text: str, param: str, answer: str = "", parts: Mapping[str, str] = NONE) -> str:
+    """Builds a grammar from Lark that we wrote ourselves. There, `@answer` means the grammar `answer`, and `@NAME` a
+    text of `parts`, which is Lark, too."""
+    entries = [f'{{"lark_grammar":{_json(text)}}}'] if answer or parts else []
+    if not entries:
         return _checked(_of_lark(text), param)
-    (part,) = msgspec.json.decode(answer)["grammars"]
-    return _checked(_grammars(f'{{"lark_grammar":{_json(text)}}},{_json({**part, "name": "answer"})}'), param)
+    if answer:
+        (part,) = msgspec.json.decode(answer)["grammars"]
+        entries.append(_json({**part, "name": "answer"}))
+    entries += [_json({"lark_grammar": one, "name": name}) for name, one in parts.items()]
+    return _checked(_grammars(",".join(entries)), param)
+
+
+def lark_text(made: str) -> str:
+    """Returns the Lark of a grammar that `lark` built."""
+    return str(msgspec.json.decode(made)["grammars"][0]["lark_grammar"])
 
 
 def embedded(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:

@@ -57,6 +57,15 @@ def translated(grammar: str) -> str:
     return _answer("lark", grammar)
 
 
+@lru_cache(maxsize=64)
+def without_text(grammars: tuple[str, ...]) -> frozenset[int]:
+    """Returns the indexes of the grammars that allow no text. Blocks for up to the time limit of one grammar.
+
+    Raises Lost and Raised, and what `error` raises.
+    """
+    return frozenset(map(int, _answer("without_text", "\0".join(grammars)).split()))
+
+
 def _answer(what: str, grammar: str) -> str:
     """Has a child do what `grammar_trial.answer` does."""
     if (deadline := _deadline.get() or time.monotonic() + grammar_trial.SECONDS) < 0:

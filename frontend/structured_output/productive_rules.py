@@ -1,27 +1,41 @@
-"""Finds rules of a Lark grammar that allow no text that ends, so that an answer that enters one could never end.
+"""Finds what of a Lark grammar an answer could enter and never leave: rules whose texts never end, and terminals that
+match no text.
 
-A rule is productive if one of its alternatives has only productive parts. Terminals count as productive: Lark allows
-no recursion among them. This module says nothing of a grammar whose notation it does not know.
+A rule is productive if one of its alternatives has only productive parts. Here, terminals count as productive: Lark
+allows no recursion among them, and only llguidance knows whether one matches a text (`terminals`). This module says
+nothing of a grammar whose notation it does not know.
 """
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
 
-_TOKENS = re.compile(
+TOKENS = re.compile(
     r"""(?P<skipped>[ \t\r\n]+|//[^\n]*|\#[^\n]*|->\s*\w+)
     |(?P<directive>^[ \t]*%(?:ignore|import|declare|llguidance)\b[^\n]*)
-    |^[ \t]*[?!]*(?P<defined>[A-Za-z_]\w*)(?:\.-?\d+)?(?:\[[^\]\n]*\])?[ \t]*:(?!:)
+    |^[ \t]*[?!]*(?P<defined>[A-Za-z_](?:\w|-(?!>))*)(?:\.-?\d+)?(?P<options>\[[^\]\n]*\])?[ \t]*:(?!:)
     |(?P<json>%(?:json|regex)\b\s*)
     |(?P<literal>"(?:[^"\\\n]|\\.)*"i?(?:\.\."(?:[^"\\\n]|\\.)*")?|/(?:[^/\\\n]|\\.)+/[imslux]*|<[^>\n]*>|@\w+)
-    |(?P<name>[A-Za-z_]\w*)
+    |(?P<name>[A-Za-z_](?:\w|-(?!>))*)
     |(?P<optional>[?*]|~\s*0\b(?:\s*\.\.\s*\d+)?|\{\s*0?\s*,\s*\d*\s*\})
     |(?P<repeated>\+|~\s*\d+(?:\s*\.\.\s*\d+)?|\{\s*\d+\s*(?:,\s*\d*\s*)?\})
-    |(?P<sign>[|()\[\]&])""",
+    |(?P<sign>[|()\[\]&~])""",
     re.VERBOSE | re.MULTILINE,
 )
 _START = "start"
+# What a regular expression that matches no text has: a class that leaves characters out.
+_NARROW = re.compile(r"\[\^|&&|--|~~|\\P|\\[DSW]")
+# A regular expression, piece by piece, and classes that certainly match characters with several first or last bytes.
+_PIECES = re.compile(
+    r"""(?P<class>\[(?:[^\]\\]|\\.)*\]|\.|\\[dws]|\\p\{[^}]*\})
+    |(?P<opening>\((?:\?(?:[a-zA-Z-]*:|P?<\w+>|[a-zA-Z-]+(?=\))))?)
+    |(?P<closing>\))|(?P<bound>\*|\+|\{\d*,\}|\{0)|(?P<one>\\(?:[xu](?:\{[^}]*\}|[0-9A-Fa-f]+)|.)|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_WIDE = re.compile(r"""\.|\\[dws]|\\p\{[^}]*\}|\[\^(?:[^\]\\\[&~-]|\\[^BDWSPpxu])+-?\]""")
+_LISTED = re.compile(r"\[([^\]\\\[&~^-]|\\[dwstnrf\\]|[0-9A-Za-z]-[0-9A-Za-z])+-?\]")
 
 
 @dataclass(slots=True)
@@ -30,6 +44,10 @@ class _Rule:
 
     alternatives: list[list[str]] = field(default_factory=lambda: [[]])  # the names of rules that each needs
     named: set[str] = field(default_factory=set)  # the names of all rules in it, needed or not
+    text: str = ""  # the definition, of a rule with a name
+    regexes: set[str] = field(default_factory=set)  # between slashes
+    intersects: bool = False  # whether a `&` or `~` stands in it
+    repeats: bool = False  # whether a part of it is repeated without a limit
 
 
 def unproductive(grammar: str) -> list[str]:
@@ -37,14 +55,104 @@ def unproductive(grammar: str) -> list[str]:
 
     grammar: a text in llguidance's Lark
     """
-    rules = _rules(grammar)
+    rules = _rules(grammar)[0]
     done = _productive(rules)
-    reached, waiting = set[str](), [_START]
+    reached = _reached(rules, _START)
+    return [name for name in rules if name in reached and name not in done and not name.isdigit()]
+
+
+def terminals(grammar: str) -> dict[str, str]:
+    """Returns the terminals and regular expressions that `start` can reach and that may match no text.
+
+    The keys are names, or expressions between slashes; each value is a grammar of the texts of that terminal alone.
+    Left out are those without `&`, `~` and classes that leave characters out, since they match some text.
+    """
+    rules, directives = _rules(grammar)
+    found: dict[str, str] = {}
+    for name in _reached(rules, _START):
+        rule = rules[name]
+        if name.lstrip("_")[:1].isupper():
+            needed = [rules[one] for one in _reached(rules, name)]
+            if any(one.intersects for one in needed) or any(map(_NARROW.search, _regexes(needed))):
+                lines = [f"{_START}: {name}", *dict.fromkeys(one.text for one in needed if one.text), *directives]
+                found[name] = "\n".join(lines)
+        else:
+            found |= {one: f"{_START}: {one}" for one in rule.regexes if _NARROW.search(one)}
+    return found
+
+
+def may_force(grammar: str) -> bool:
+    """Whether a terminal may allow one character again and again without an end, as `/a+/` does before `"a"`.
+
+    llguidance looks ahead as long as only one character is allowed, and would do so forever.
+    """
+    rules = _rules(grammar)[0]
+    if not rules:
+        return True
+    for name, rule in rules.items():
+        if any(map(regex_may_force, rule.regexes)):
+            return True
+        if name.lstrip("_")[:1].isupper() and any(
+            one.intersects or one.repeats for one in (rules[part] for part in _reached(rules, name))
+        ):
+            return True
+    return False
+
+
+def regex_may_force(regex: str) -> bool:
+    """Whether a part of a regular expression that may be a single character is repeated without a limit.
+
+    A group with a wide class in it is none: wherever the group begins anew, several characters are allowed.
+    """
+    wide = [False]  # for the whole expression and each open group: whether a wide class stands in it
+    last = repeats = odd = False
+    for piece in _PIECES.finditer(regex):
+        text = piece.group()
+        match piece.lastgroup:
+            case "opening":
+                wide.append(False)
+            case "closing":
+                last = wide.pop() if len(wide) > 1 else False
+                wide[-1] |= last
+            case "bound" if text == "{0":  # makes a part of no meaning
+                odd = True
+            case "bound":
+                repeats = True
+                if not last:
+                    return True
+            case "class":
+                last = _is_wide(text)
+                odd |= (not last and text.startswith(("[^", "[["))) or "&&" in text
+                wide[-1] |= last
+            case _:
+                last = False
+    return repeats and odd
+
+
+def _is_wide(text: str) -> bool:
+    """Whether a class certainly matches characters that differ in a byte."""
+    if _WIDE.fullmatch(text):
+        return True
+    if not _LISTED.fullmatch(text):
+        return False
+    if re.search(r"\\[dws]", text) or any(low != high for low, high in re.findall(r"(\w)-(\w)", text)):
+        return True
+    return len(set(re.findall(r"\\.|[^\[\]\\]", text))) > 1
+
+
+def _regexes(rules: list[_Rule]) -> Iterator[str]:
+    for rule in rules:
+        yield from rule.regexes
+
+
+def _reached(rules: dict[str, _Rule], start: str) -> dict[str, None]:
+    """Returns the names of the rules and groups that a rule needs or may need, itself included, in one order."""
+    reached, waiting = dict[str, None](), [start]
     while waiting:
         if (name := waiting.pop()) in rules and name not in reached:
-            reached.add(name)
-            waiting.extend(rules[name].named)
-    return [name for name in rules if name in reached and name not in done and name.isidentifier()]
+            reached[name] = None
+            waiting.extend(sorted(rules[name].named, reverse=True))
+    return reached
 
 
 def _productive(rules: dict[str, _Rule]) -> set[str]:
@@ -69,35 +177,50 @@ def _productive(rules: dict[str, _Rule]) -> set[str]:
     return done
 
 
-def _rules(grammar: str) -> dict[str, _Rule]:
-    """Returns the rules and groups by name (a group's is a number); nothing for notation that is not known."""
+def _rules(grammar: str) -> tuple[dict[str, _Rule], list[str]]:
+    """Returns the rules and groups by name (a group's is a number), and the imports; nothing for unknown notation."""
     rules: dict[str, _Rule] = {}
+    directives: list[str] = []
     open_rules = [_Rule()]  # the rule that is being read, and its groups that are open
-    at = 0
+    at = begin = 0
     while at < len(grammar):
-        token = _TOKENS.match(grammar, at)
+        token = TOKENS.match(grammar, at)
         if token is None:
-            return {}
-        at, text, rule = token.end(), token.group().strip(), open_rules[-1]
+            return {}, []
+        before, at, text, rule = at, token.end(), token.group().strip(), open_rules[-1]
+        if token.lastgroup in ("defined", "options", "directive"):
+            open_rules[0].text = grammar[begin:before].strip()
+            begin = before
         match token.lastgroup:
-            case "defined":
+            case "defined" | "options":
                 rule = rules[token["defined"]] = _Rule()
                 open_rules = [rule]
+            case "directive":
+                open_rules = [_Rule()]
+                if text.startswith("%import"):
+                    directives.append(text)
             case "json":
                 try:
                     at = JSONDecoder().raw_decode(grammar, at)[1]
                 except (JSONDecodeError, RecursionError):
-                    return {}
+                    return {}, []
                 rule.alternatives[-1].append("")
             case "literal":
                 rule.alternatives[-1].append("")  # needs nothing, and may be optional
+                if text.startswith("/"):
+                    rule.regexes.add(text)
             case "name":
                 rule.alternatives[-1].append(text)
                 rule.named.add(text)
             case "optional":
                 rule.alternatives[-1][-1:] = [""]
+                rule.repeats |= text == "*" or text.replace(" ", "").endswith(",}")
+            case "repeated":
+                rule.repeats |= text == "+" or text.replace(" ", "").endswith(",}")
             case "sign" if text == "|":
                 rule.alternatives.append([])
+            case "sign" if text in "&~":
+                rule.intersects = True
             case "sign" if text in "([":
                 group = str(len(rules))
                 rule.alternatives[-1].append(group)
@@ -106,8 +229,9 @@ def _rules(grammar: str) -> dict[str, _Rule]:
                 open_rules.append(rules[group])
             case "sign" if text in ")]":
                 if len(open_rules) == 1:
-                    return {}
+                    return {}, []
                 open_rules.pop()
                 if text == "]":
                     open_rules[-1].alternatives[-1][-1:] = [""]
-    return rules
+    open_rules[0].text = grammar[begin:].strip()
+    return rules, directives

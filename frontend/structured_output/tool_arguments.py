@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.output_parser.model_format import Function, Kind, kind_of, resolved, types_of
+from frontend.output_parser.model_format import INPUT, Function, Kind, kind_of, resolved, types_of
 from frontend.output_parser.tool_syntax import BARE_QUOTE, Form, ParameterTags, ToolCallSyntax
 from frontend.request import report_dropped
 from frontend.structured_output import grammar as grammar_builder
@@ -150,6 +150,12 @@ def argument_rules(syntax: ToolCallSyntax, function: Function, rules: Rules) -> 
     return writer.whole()
 
 
+def object_of_input(part: str) -> str:
+    """Returns the expression of an object whose only member is the input of a custom tool, a text of `@part`."""
+    space = f"{grammar_builder.WHITE_SPACE}?"
+    return rf'/\{{{space}"{INPUT}"{space}:{space}"/ @{part} /"{space}\}}/'
+
+
 @dataclass(frozen=True, slots=True)
 class _Member:
     """A named member of an object: its rule in the grammar, and whether an object must have it."""
@@ -178,6 +184,8 @@ class _Writer:
 
     def whole(self) -> str:
         """Returns the rule of arguments that are one JSON object."""
+        if self._function.custom is not None and self._function.custom.part:
+            return object_of_input(self._function.custom.part)
         return self.json(self._root, root=False)
 
     # rules of parameters between tags

@@ -25,8 +25,20 @@ from frontend.output_parser.model_format import (
     check_specials,
 )
 from frontend.output_parser.tool_syntax import SYNTAX, Form, ToolCallSyntax
+from frontend.request import report_dropped
 from frontend.structured_output import grammar as grammar_builder
-from frontend.structured_output.tool_arguments import ANY, Rules, Specials, W, argument_rules, either, escaped, words
+from frontend.structured_output.lark_in_json import Unsupported, in_json
+from frontend.structured_output.tool_arguments import (
+    ANY,
+    Rules,
+    Specials,
+    W,
+    argument_rules,
+    either,
+    escaped,
+    object_of_input,
+    words,
+)
 
 # The grammar of an output in harmony, in llguidance's Lark. The parser in harmony.py reads all such outputs.
 #
@@ -74,14 +86,20 @@ def _harmony_call_rules(functions: list[Function]) -> list[str]:
         return []
     lines = ["call: " + " | ".join(f"call_{i}" for i in range(len(functions)))]
     for i, function in enumerate(functions):
-        schema = grammar_builder.embedded(function.parameters, function.param, lenient=not function.strict)
         lines += [
             f"call_{i}: (m_channel AFTER_{i} | BEFORE_{i} m_channel CHANNEL) type? m_message args_{i} m_call",
             rf"AFTER_{i}: /commentary to=functions\.{function.name}( (json)?)?/",
             rf"BEFORE_{i}: / to=functions\.{function.name}/",
-            f"args_{i}: %json {schema}",
+            f"args_{i}: {_whole_arguments(function)}",
         ]
     return [*lines, "CHANNEL: /commentary( (json)?)?/", 'type: m_constrain "json"']
+
+
+def _whole_arguments(function: Function) -> str:
+    """Returns the expression of arguments that are one JSON object."""
+    if function.custom is not None and function.custom.part:
+        return object_of_input(function.custom.part)
+    return f"%json {grammar_builder.embedded(function.parameters, function.param, lenient=not function.strict)}"
 
 
 def mistral_text_rules(
@@ -111,15 +129,16 @@ def _mistral_call_rules(functions: list[Function], specials: Mapping[str, int], 
     lines = ["calls: call+" if parallel else "calls: call", "ID: /[A-Za-z0-9]{9}/"]
     lines += ["call: " + " | ".join(f"call_{i}" for i in range(len(functions)))]
     for i, function in enumerate(functions):
-        schema = grammar_builder.embedded(function.parameters, function.param, lenient=not function.strict)
         lines += [
             f'call_{i}: <[{specials["[TOOL_CALLS]"]}]> "{function.name}" {id} <[{specials["[ARGS]"]}]> args_{i}',
-            f"args_{i}: %json {schema}",
+            f"args_{i}: {_whole_arguments(function)}",
         ]
     return lines
 
 
 ANSWER = "response_format"
+# The forms of calls in which the grammar of a custom tool's input is not enforced, by its syntax.
+LOSES = {"lark": (Form.TAGS, Form.PYTHON, Form.BARE), "regex": (Form.TAGS, Form.BARE)}
 # The bool: whether the answer has a grammar.
 RulesOf = Callable[[ToolChoice, Reasoning, Mapping[str, int], bool], list[str]]
 # The formats whose reasoning and calls are not tagged text.
@@ -147,12 +166,14 @@ def output_grammar(
     Raises Unprocessable, which names a function's parameters or, if the functions together are too large, `tools`.
     """
 
+    tool_choice, parts = _with_inputs(tool_choice, tool_format)
+
     def composed(choice: ToolChoice) -> str:
         if tool_format in RULES:
             lines = RULES[tool_format](choice, reasoning, specials or {}, bool(answer))
         else:
             lines = _Tagged(choice, tool_format, reasoning, specials or {}, tags).lines(bool(answer))
-        return grammar_builder.composed("\n".join(lines), "tools" if choice.functions else ANSWER, answer)
+        return grammar_builder.composed("\n".join(lines), "tools" if choice.functions else ANSWER, answer, parts)
 
     try:
         return composed(tool_choice)
@@ -166,6 +187,33 @@ def output_grammar(
         if all(made.parameters is one.parameters for made, one in zip(known, tool_choice.functions, strict=True)):
             raise
     return composed(replace(tool_choice, functions=tuple(known)))
+
+
+def _with_inputs(tool_choice: ToolChoice, tool_format: ToolFormat) -> tuple[ToolChoice, dict[str, str]]:
+    """Returns the choice with a name for each Lark grammar of a custom tool that is enforced, and these grammars.
+
+    Reports the grammars that are not enforced. Raises Unprocessable for one that is invalid.
+    """
+    if all(one.custom is None or not one.custom.syntax for one in tool_choice.functions):
+        return tool_choice, {}
+    form = SYNTAX[tool_format].form if tool_format in SYNTAX else Form.JSON
+    functions, parts = list(tool_choice.functions), dict[str, str]()
+    for i, one in enumerate(functions):
+        if one.custom is None:
+            continue
+        if one.custom.syntax == "lark":
+            text = grammar_builder.lark_text(grammar_builder.lark(one.custom.definition, one.custom.param))
+            try:
+                quoted = in_json(text) if form is Form.JSON else ""
+            except Unsupported as reason:
+                report_dropped({one.custom.param: str(reason)})
+                continue
+            if quoted and one.name in tool_choice.callable_names:
+                functions[i] = replace(one, custom=replace(one.custom, part=f"input_{i}"))
+                parts[f"input_{i}"] = quoted
+        if one.custom.syntax and form in LOSES[one.custom.syntax]:
+            report_dropped({one.custom.param: "a text without JSON's quotes keeps to no grammar"})
+    return replace(tool_choice, functions=tuple(functions)), parts
 
 
 class _Tagged:

@@ -70,6 +70,23 @@ def test_grammar_may_name_tokens_that_bytes_lack() -> None:
     assert "<[9999]>" in build.lark("start: <[9999]> /a/", "x")
 
 
+@pytest.mark.parametrize("repeated", ["/a+/", "/(aa)*/", "/[a]+/", "/a{2,}/", "/[ab]+/ & /[ac]+/", '("a")+', '"a"{1,}'])
+def test_one_character_that_is_repeated_forever_is_not_looked_ahead(repeated: str) -> None:
+    made = build.lark(f'start: "x" | "y" A "a"\nA: {repeated}', "x")
+    matcher = LLMatcher(BYTES, made, log_level=0)
+    assert matcher.try_consume_tokens(list(b"yaaaa")) == 5 and sum(matcher.compute_bitmask()) > 0
+
+
+def test_grammar_is_left_as_it_is_unless_one_character_is_repeated_forever() -> None:
+    for text in ("/[a-z_][0-9a-z_]*/", r'/"([^"\n]|\\.)*"/', "/(?s:.*)/", r"/\d{1,3}(,\d+)?/", '"a" "b"?'):
+        assert "no_forcing" not in build.lark(f"start: A\nA: {text}", "x")
+
+
+def test_terminals_that_leave_characters_out_are_accepted() -> None:
+    made = build.lark('start: A | B\nA: /[^a]+/ & ~/b/\nB: "a" C\nC: /[^\\n]/\nD: "x" & "y"', "x")
+    assert accepts(made, "bb") and not accepts(made, "b") and accepts(made, "ab")
+
+
 def test_json_schema_cannot_set_guidance_options() -> None:
     lenient = {**PERSON, "x-guidance": {"lenient": True, "whitespace_pattern": "x*"}}
     assert build.json_schema(lenient, "x") == build.json_schema(PERSON, "x")
@@ -96,6 +113,10 @@ REFUSED: list[tuple[Callable[[Any, str], str], Any, str, str]] = [
     (build.lark, "start: foo", "", "foo"),
     (build.lark, "hello", "", "neither Lark nor GBNF"),
     (build.lark, 'start: A\nA: "a" & "b"', "", "no text"),
+    (build.lark, 'start: "a" | "b" B\nB: C "d"\nC: /c+/ & ~/(?s:.*)/', "", "no text matches these parts: `B`, `C`"),
+    (build.lark, r'start: "a" | "b" /c[^\s\S]/', "", r"no text matches these parts: `/c[^\s\S]/`"),
+    (build.lark, 'start: "a" | b-c\nb-c: "b" b-c', "", "no text of these rules ends: `b-c`"),
+    (build.lark, 'start: "a" | b\nb: "b" b\nC: ~/a/', "", "no text of these rules ends: `b`"),
     (build.lark, "start: " + "(" * 5000 + '"a"' + ")" * 5000, "", "nested"),
     (build.lark, '{"grammars": [{"regex": "a"}]}', "", "neither"),
 ]

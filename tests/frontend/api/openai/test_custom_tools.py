@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from tests.fakes import MODEL
 from tests.frontend.api.harness import parse_events, parse_sse
@@ -15,7 +16,8 @@ from tests.frontend.speaking import Model
 
 PATCH = '*** Begin Patch\n*** Update File: a.py\n@@\n-x = "ä"\n+x = "\\n"\n*** End Patch\n'
 SAID = f"I patch.<tool_call>\n{json.dumps({'name': 'apply_patch', 'arguments': {'input': PATCH}})}\n</tool_call>"
-LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /(.|\\n)*/'}
+LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** " /(.|\\n)*/'}
+TOKENS = {"type": "grammar", "syntax": "lark", "definition": "start: <[9]> /.*/"}
 REGEX = {"type": "grammar", "syntax": "regex", "definition": r"[ab]+|\*\*\* .*"}
 TOOL: dict[str, Any] = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
 SHELL: dict[str, Any] = {"type": "function", "name": "shell", "parameters": {
@@ -31,6 +33,17 @@ def in_chat(tool: dict[str, Any]) -> dict[str, Any]:
             "grammar": {key: inner["format"][key] for key in ("syntax", "definition")},
         }
     return {"type": tool["type"], tool["type"]: inner}
+
+
+def path_of(ask: Any) -> str:
+    return "tools[0].format.definition" if ask is respond else "tools[0].custom.format.grammar.definition"
+
+
+def accepts(grammar: str, text: str) -> bool:
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    assert not matcher.get_error()
+    data = text.encode()
+    return bool(matcher.try_consume_tokens(list(data)) == len(data))
 
 
 async def post(model: Model, path: str, **body: Any) -> httpx.Response:
@@ -109,7 +122,9 @@ async def test_call_of_a_chat_goes_back_into_the_prompt(qwen: Model) -> None:
 
 
 @pytest.mark.parametrize("ask", [respond, chat])
-@pytest.mark.parametrize(("form", "named"), [(None, False), ({"type": "text"}, False), (REGEX, False), (LARK, True)])
+@pytest.mark.parametrize(
+    ("form", "named"), [(None, False), ({"type": "text"}, False), (REGEX, False), (LARK, False), (TOKENS, True)]
+)
 async def test_grammar_of_a_custom_tool_is_enforced_or_named(
     qwen: Model, ask: Any, form: dict[str, Any] | None, named: bool
 ) -> None:
@@ -117,10 +132,27 @@ async def test_grammar_of_a_custom_tool_is_enforced_or_named(
     tool = TOOL | ({"format": form} if form else {})
     answer = await ask(qwen, tools=[tool if ask is respond else in_chat(tool)])
     assert answer.status_code == 200, answer.text
-    path = "tools[0].format.definition" if ask is respond else "tools[0].custom.format.grammar.definition"
-    assert answer.headers.get("X-Sluice-Not-Enforced") == (path if named else None)
-    assert ('"pattern"' in json.loads(qwen.grammars[0])["grammars"][0]["lark_grammar"]) == (form is REGEX)
-    assert ("*** Begin Patch" in qwen.prompts[0]) == named, "the model is shown a grammar that is not enforced"
+    assert answer.headers.get("X-Sluice-Not-Enforced") == (path_of(ask) if named else None)
+    assert ("keeps to this Lark grammar" in qwen.prompts[0]) == (form in (LARK, TOKENS))
+    if form not in (REGEX, LARK):
+        return
+    for text, allowed in (("*** ab", True), ('*** "\\\n', form is LARK), ("Patch", False)):
+        call = json.dumps({"name": "apply_patch", "arguments": {"input": text}}, ensure_ascii=False)
+        assert accepts(qwen.grammars[0], f"<tool_call>\n{call}\n</tool_call>") == allowed, text
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/responses/input_tokens"])
+@pytest.mark.parametrize("definition", ["start: nothing", "start: A\nA: /a/ & /b/", 'start: "a" b\nb: "b" b'])
+async def test_grammar_of_a_custom_tool_that_cannot_be_compiled_is_refused(
+    qwen: Model, path: str, definition: str
+) -> None:
+    tool = TOOL | {"format": LARK | {"definition": definition}}
+    flat = "responses" in path
+    body = {"input": "Go"} if flat else {"messages": [{"role": "user", "content": "Go"}]}
+    answer = await post(qwen, path, tools=[tool if flat else in_chat(tool)], **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) in ((422, "invalid_grammar"), (400, "invalid_grammar")), answer.text
+    assert error["param"] == path_of(respond if flat else chat)
 
 
 @pytest.mark.parametrize("ask", [respond, chat])
