@@ -8,6 +8,7 @@ chunks in a slightly different shape.
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from frontend.api.answer import AsyncDeltas, ResponseContext, Totals
 from frontend.api.continuation import ContinueFromField
@@ -30,13 +31,14 @@ from frontend.model_context import ModelContext, before_truncation, check_charac
 from frontend.request import NO_FEATURES, Delta, Features, GenerationRequest, TokenLogprob
 from frontend.schema.base import EXACT, FieldError, JsonArray, in_slices, to_json
 from frontend.schema.request_fields import (
+    MOST,
     ChoiceCount,
-    Count,
     LogprobCount,
     Positive,
     Text,
     TokenDetailFields,
     doc,
+    limit_of,
 )
 from frontend.server.sse import SERVER_SENT_EVENTS
 from frontend.structured_output import fields
@@ -73,7 +75,9 @@ class CompletionRequest(TokenDetailFields):
         str | list[str | _Token | list[_Token]],
         Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_PROMPTS)),
     ]
-    max_tokens: Annotated[Count, doc("Most tokens of the answer")] = 128
+    max_tokens: Annotated[
+        int, Meta(ge=-2, le=MOST), doc("Most tokens of the answer; -1 and -2: to the context's end")
+    ] = 128
     n: ChoiceCount = 1
     add_special_tokens: Annotated[bool, doc("false: without the tokenizer's special tokens, such as BOS")] = True
     best_of: Annotated[Positive | None, doc("Must equal `n`")] = None
@@ -95,6 +99,8 @@ class CompletionRequest(TokenDetailFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.max_tokens is not None and self.max_tokens < 0:  # `n_predict` may have made it None
+            force_setattr(self, "max_tokens", limit_of("max_tokens", self.max_tokens))
         prompts = self.prompts
         if not prompts or not (all(prompts) or self.suffix):
             raise FieldError("prompt", "is empty", BadRequest, "empty_prompt")

@@ -117,7 +117,7 @@ async def test_required_field_missing_is_400(tokenizer: Tokenizer, missing: str)
 
 
 OUT_OF_RANGE: list[tuple[str, Any]] = [
-    ("max_tokens", 0), ("max_tokens", -1), ("temperature", -0.1), ("top_p", 0), ("top_p", 1.01), ("top_k", -2),
+    ("max_tokens", 0), ("max_tokens", -3), ("temperature", -0.1), ("top_p", 0), ("top_p", 1.01), ("top_k", -2),
     ("min_p", -0.1), ("min_p", 1.1), ("repetition_penalty", 0), ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1), ("logit_bias", {"1": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"269": 1}),
     ("seed", 2**64), ("seed", -(2**63) - 1), ("stop", ""), ("stop", ["a", ""]), ("stop", ["x"] * 16385),
@@ -134,6 +134,14 @@ async def test_field_out_of_range_or_unknown_is_422_and_named(tokenizer: Tokeniz
     with pytest.raises(Unprocessable) as refused:
         await parsed(tokenizer, body(**{name: value}))
     assert refused.value.param == name and f"`{name}`" in refused.value.message
+
+
+async def test_negative_limit_is_the_end_of_the_context(tokenizer: Tokenizer) -> None:
+    limits = [
+        await parsed(tokenizer, body(**given)) for given in ({"max_tokens": -1}, {"max_tokens": -2}, {"n_predict": -1})
+    ]
+    assert len({one.sampling.max_tokens for one in limits}) == 1
+    assert limits[0].sampling.max_tokens > (await parsed(tokenizer, body())).sampling.max_tokens
 
 
 async def test_refusal_codes(tokenizer: Tokenizer) -> None:
