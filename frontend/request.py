@@ -209,16 +209,27 @@ class Delta(msgspec.Struct, gc=False):
         return self.added
 
 
-# The keywords of JSON schemas that a request states and a grammar does not enforce, for a header of its response.
-#
-# In a file of its own, so that the middleware loads no grammars.
+# What of a request is not done as it was asked, for headers of its response. Here, so that the middleware loads no
+# grammars.
 
-# The paths of the keywords that the present request lost, with the reasons; None: nobody asks for them.
-dropped: ContextVar[dict[str, str] | None] = ContextVar("dropped", default=None)
+
+class Notes(msgspec.Struct, gc=False):
+    """What of one request is not done as it was asked; None: nothing."""
+
+    not_enforced: dict[str, str] | None = None  # paths of keywords of JSON schemas that no grammar enforces, and why
+    lowered: dict[str, int] | None = None  # the fields with limits that are cut to what is possible, and to what
+
+
+notes: ContextVar[Notes | None] = ContextVar("notes", default=None)  # of the present request; None: nobody reads them
 
 
 def report_dropped(found: Mapping[str, str]) -> None:
-    """Notes keywords for the response to the present request."""
-    known = dropped.get()
-    if known is not None:
-        known.update(found)
+    """Notes keywords of JSON schemas for the response to the present request."""
+    if (known := notes.get()) is not None:
+        known.not_enforced = {**(known.not_enforced or {}), **found}
+
+
+def report_lowered(field: str, limit: int) -> None:
+    """Notes that a limit which the present request sets was lowered. limit: what it is now"""
+    if (known := notes.get()) is not None:
+        known.lowered = {**(known.lowered or {}), field: limit}

@@ -17,7 +17,7 @@ from frontend.errors import Unprocessable
 from frontend.model_context import ModelContext, check_ids, check_length, truncated
 from frontend.output_parser.model_format import Function, Mode, ParserConfig, Reasoning, ToolChoice, with_reasoning
 from frontend.output_parser.tool_syntax import specials_of
-from frontend.request import NO_FEATURES, Admission, Features, GenerationRequest, ResponseOptions
+from frontend.request import NO_FEATURES, Admission, Features, GenerationRequest, ResponseOptions, report_lowered
 from frontend.schema.base import SMALLEST
 from frontend.schema.request_fields import MAX_STOP_IDS, GenerationFields
 from frontend.structured_output.fields import StructuredOutput
@@ -34,7 +34,8 @@ class ParsedRequest:
     fields: GenerationFields  # sampling parameters, and priority and deadline
     param: str  # the name of the request field with the prompts, for error messages
     max_tokens: int | None  # the limit on new tokens; None: up to the context's end
-    ends_with_context: bool = False  # whether the end of the context may cut an answer off before `max_tokens`
+    limit_param: str = "max_tokens"  # the name of the request field with that limit
+    ends_with_context: bool = False  # whether a limit beyond the context's end is cut to it, unless the server refuses
     n: int = 1
     logprobs: int | None = None  # how many likeliest tokens to report beside each token; None: no log-probabilities
     tool_choice: ToolChoice | None = None  # None: the output is not parsed for tool calls and reasoning
@@ -98,15 +99,22 @@ def _ended_as_a_middle(chosen: Sampling, prompts: Prompts, context: ModelContext
 
 
 def _most_tokens(reading: ParsedRequest, prompts: Prompts, context: ModelContext) -> int:
-    """Returns the limit on new tokens. Raises ContextLengthExceeded for a prompt that leaves no room for new tokens."""
-    asked = reading.max_tokens
-    needed = 1 if asked is None else min(1, asked) if reading.ends_with_context else asked
+    """Returns the limit on new tokens, at most what the longest prompt leaves of the context.
+
+    Raises ContextLengthExceeded for a prompt that leaves no room, and for a limit beyond the context where such a limit
+    is refused. Where it is cut, the response's header `X-Sluice-Lowered-Fields` names it.
+    """
+    asked, policy = reading.max_tokens, context.config.beyond_context
+    cuts = reading.ends_with_context if policy == "auto" else policy == "cut"
+    needed = 1 if asked is None else min(1, asked) if cuts else asked
     for ids in prompts:
         check_length(reading.param, len(ids), needed, context)
     room = context.max_seq_len - max(map(len, prompts))
     if asked is None:
         return room
-    return min(room, asked) if reading.ends_with_context else asked
+    if asked > room:
+        report_lowered(reading.limit_param, room)
+    return min(room, asked)
 
 
 def _budget(budget: Budget, begins: Reasoning, most: int, context: ModelContext) -> ThinkingBudget | None:
@@ -146,8 +154,9 @@ def _parser_config(reading: ParsedRequest, begins: Reasoning, context: ModelCont
     if choice is None:
         return None
     found = context.style.parser_config(
-        begins, choice.callable_functions, must_call=choice.mode is Mode.REQUIRED, specials=_specials(context)
-    )
+        begins, choice.callable_functions, must_call=choice.mode is Mode.REQUIRED,
+        may_drift=choice.mode is Mode.AUTO and not reading.form, specials=_specials(context),
+    )  # fmt: skip
     return with_reasoning(found, asks("separate_reasoning", True), asks("stream_reasoning", True))
 
 
@@ -234,8 +243,11 @@ def sampling(request: GenerationFields, max_tokens: int, context: ModelContext, 
     if (factor := getattr(request, "repeat_penalty", None)) is not None:
         given.setdefault("repetition_penalty", factor)
     values = {name: _for_worker(name, value, context) for name, value in {**context.recommended, **given}.items()}
-    if values.get("min_tokens", 0) > max_tokens:
-        raise Unprocessable("`min_tokens` is more than the tokens asked for", param="min_tokens", code="out_of_range")
+    if (least := values.get("min_tokens", 0)) > max_tokens:
+        raise Unprocessable(
+            f"`min_tokens` is {least}, more than the {max_tokens} tokens that the answer may have", param="min_tokens",
+            code="out_of_range",
+        )  # fmt: skip
     return Sampling(max_tokens=max_tokens, **values, **more)
 
 

@@ -33,7 +33,7 @@ from frontend.errors import (
     TooLarge,
 )
 from frontend.observability.access_log import RequestRecord
-from frontend.request import dropped as not_enforced
+from frontend.request import Notes, notes
 from frontend.server.access import KEYS, Admission, ApiKeys, Hosts, Origins
 from frontend.turns import tenant
 
@@ -138,7 +138,7 @@ class RequestMiddleware:
         request_id = _request_id(headers)
         scope[REQUEST_ID] = request_id
         scope[SEND], scope[KEYS] = send, self._keys
-        dropped: dict[str, str] = {}  # the keywords of schemas that are not enforced
+        noted = Notes()
         record = scope[RECORD] = RequestRecord(
             request_id, scope["method"], scope["path"], headers.get("traceparent", "")
         )
@@ -150,9 +150,12 @@ class RequestMiddleware:
                 headers_out["X-Request-Id"] = headers_out["Request-Id"] = request_id  # OpenAI's name and Anthropic's
                 if IGNORED_FIELDS in scope:
                     headers_out["X-Sluice-Ignored-Fields"] = scope[IGNORED_FIELDS]
-                if dropped:
-                    paths = [quote(path, safe="[]$") for path in dropped]  # ASCII without commas
+                if noted.not_enforced:
+                    paths = [quote(path, safe="[]$") for path in noted.not_enforced]  # ASCII without commas
                     headers_out["X-Sluice-Not-Enforced"] = header_value(paths)
+                if noted.lowered:
+                    lowered = [f"{field}={limit}" for field, limit in noted.lowered.items()]
+                    headers_out["X-Sluice-Lowered-Fields"] = header_value(lowered)
                 if FINGERPRINT in scope:
                     headers_out["X-Sluice-Fingerprint"] = scope[FINGERPRINT]
             await send(message)
@@ -165,7 +168,7 @@ class RequestMiddleware:
                 record.tenant = self._keys.identify(headers)
                 record.admission = self._admission(headers, record.tenant)
             tenant.set(record.admission.get("tenant", "") or _address(scope))
-            not_enforced.set(dropped)
+            notes.set(noted)
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             record.outcome = "client_gone"

@@ -54,6 +54,10 @@ class FrontendConfig:
         "auto", "how the model marks its reasoning; auto: detected from its chat template",
         choices=("auto", "think", "none"),
     )  # fmt: skip
+    drifting_calls: bool = setting(
+        True, "where a request offers tools, read calls that the model writes in another form than its format's, too: "
+        "in a block of code, as bare JSON, as <function=NAME>, within its reasoning (docs/api.md has the forms)",
+    )  # fmt: skip
     any_model_name: bool = setting(False, "accept every model name in a request; responses have the served one")
     max_logprobs: int = setting(
         20, "maximum of the likeliest tokens that a request may have reported in each place (`logprobs`, "
@@ -64,6 +68,11 @@ class FrontendConfig:
         "auto", "fields of a request that this server does not know; refuse: with an error; ignore: name them in the "
         "response's header X-Sluice-Ignored-Fields and once in the log; auto: refuse on /v1/completions, else ignore",
         choices=("auto", "refuse", "ignore"),
+    )  # fmt: skip
+    beyond_context: str = setting(
+        "auto", "a limit on the answer (`max_tokens` and its like) that is more than the prompt leaves of the context; "
+        "cut: lower it, and name it in the response's header X-Sluice-Lowered-Fields; refuse: with an error; auto: "
+        "refuse on /v1/completions, /v1/messages and /generate, else cut", choices=("auto", "refuse", "cut"),
     )  # fmt: skip
     max_body_bytes: int = setting(
         0, "largest request body; 0: 8 MiB, and with a model that sees pictures 8 MiB more for each of "

@@ -71,11 +71,16 @@ def test_sdks_raise_bad_request_for_a_prompt_too_long(
         claude.messages.create(model="first", messages=messages, max_tokens=4)
 
 
-def test_answer_that_would_not_fit_is_told_with_both_numbers(sdk: openai.OpenAI, claude: anthropic.Anthropic) -> None:
-    with pytest.raises(
-        openai.BadRequestError, match=rf"requested \d+ tokens \(\d+ in the messages, {LIMIT} in the com"
-    ):
-        sdk.chat.completions.create(model="first", messages=HELLO, max_tokens=LIMIT)
+def test_limit_beyond_the_context_is_lowered_or_told_with_both_numbers(
+    sdk: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    raw = sdk.chat.completions.with_raw_response.create(
+        model="first", messages=HELLO, max_tokens=LIMIT, temperature=0, extra_body={"ignore_eos": True}
+    )
+    answer, (name, _, lowered) = raw.parse(), raw.headers["x-sluice-lowered-fields"].partition("=")
+    assert answer.choices[0].finish_reason == "length" and answer.usage is not None
+    assert (name, int(lowered)) == ("max_tokens", answer.usage.completion_tokens)
+    assert answer.usage.total_tokens == LIMIT
     with pytest.raises(anthropic.BadRequestError, match=rf"exceed context limit: \d+ \+ {LIMIT} > {LIMIT}"):
         claude.messages.create(model="first", messages=HELLO, max_tokens=LIMIT)
 

@@ -275,6 +275,11 @@ class Options(RequestModel):
         return -1 if given is None else given
 
     @property
+    def limit_name(self) -> str:
+        """The name of the field with that limit."""
+        return "max_tokens" if self.n_predict is None else "n_predict"
+
+    @property
     def telemetry(self) -> Telemetry | None:
         asked = self.stream and (self.timings_per_token or self.return_progress)
         return Telemetry(self.timings_per_token, self.return_progress) if asked else None
@@ -323,8 +328,8 @@ async def options_request(
     Raises BadRequest or Unprocessable, which name the field.
     """
     reading = ParsedRequest(
-        fields := options.fields(), param, None if options.limit < 0 else options.limit, ends_with_context=True,
-        n=options.n_cmpl or 1, form=structured_output_fields.openai(fields, None, ""),
+        fields := options.fields(), param, None if options.limit < 0 else options.limit, options.limit_name,
+        ends_with_context=True, n=options.n_cmpl or 1, form=structured_output_fields.openai(fields, None, ""),
         features=Features(output_ms=max(0, options.t_max_predict_ms or 0)),
     )  # fmt: skip
     ids = [prompt.ids for prompt in prompts]

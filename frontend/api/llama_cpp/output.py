@@ -253,9 +253,11 @@ def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) ->
 def _body(exc: SluiceError) -> types.LlamaCppErrorBody:
     if isinstance(exc, ContextLengthExceeded):
         asked = f"at least {exc.prompt}" if exc.at_least else f"{exc.prompt}"
+        beyond = f" and asks for {exc.output}" if exc.output and exc.prompt < exc.limit else ""
         return types.LlamaCppErrorBody(
             code=status(exc),
-            message=f"the request exceeds the available context size: it has {asked} tokens, and there are {exc.limit}",
+            message=f"the request exceeds the available context size: it has {asked} tokens{beyond}, and there are "
+            f"{exc.limit}",
             type="exceed_context_size_error",
             param=exc.param or UNSET,
             n_prompt_tokens=exc.prompt,

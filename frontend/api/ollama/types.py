@@ -139,7 +139,8 @@ class AnswerFields(RequestModel):
         """
         return ParsedRequest(
             self.chosen.fields(stream=self.stream, receipt=self.receipt), param, self.chosen.limit,
-            ends_with_context=True, tool_choice=tool_choice, form=self.form, format_data=Asked(self.model, before),
+            "options.num_predict", ends_with_context=True, tool_choice=tool_choice, form=self.form,
+            format_data=Asked(self.model, before),
         )  # fmt: skip
 
     def template_arguments(self, context: ModelContext) -> dict[str, Any]:

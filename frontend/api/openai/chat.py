@@ -61,7 +61,8 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     _check_together(request)
     context = with_template(context, request.chat_template, _created(request))
     reading = ParsedRequest(
-        request, "messages", _max_tokens(request), n=request.n, logprobs=_logprobs_asked(request),
+        request, "messages", _max_tokens(request), request.limit_name, ends_with_context=True, n=request.n,
+        logprobs=_logprobs_asked(request),
         tool_choice=openai_tool_choice(request.tools, request.tool_choice, request.parallel_tool_calls, context),
         form=fields.openai(request, request.response_format, "response_format"),
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),

@@ -389,6 +389,12 @@ class ChatRequest(TokenDetailFields):
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         return {limit_of("max_tokens", one) for one in given}
 
+    @property
+    def limit_name(self) -> str:
+        """The name of the field with that limit."""
+        newer = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return newer if self.n_predict is None else "n_predict"
+
 
 class TemplateFields(RequestModel):
     """The fields besides messages that affect the prompt of a chat, for routes that only render it."""

@@ -312,7 +312,8 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
     check_stream_options(request, request.stream)
     choice = _tool_choice(request, context)
     reading = ParsedRequest(
-        request, "input", request.most_tokens, logprobs=_logprobs_asked(request),
+        request, "input", request.most_tokens, "max_output_tokens", ends_with_context=True,
+        logprobs=_logprobs_asked(request),
         tool_choice=choice,
         form=fields.openai(request, _format(request), "text.format"),
         budget=budget_of(request, request.reasoning.max_tokens if request.reasoning else None),

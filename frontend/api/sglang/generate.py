@@ -189,7 +189,7 @@ async def parse(request: GenerateRequest, context: ModelContext) -> GenerationRe
     if request.stream and request.return_logprob:
         check_repeated(max(0, request.top_logprobs_num or 0), most, "max_new_tokens")
     reading = ParsedRequest(
-        fields := request.fields(params), request.param, most, n=params.n,
+        fields := request.fields(params), request.param, most, "sampling_params.max_new_tokens", n=params.n,
         logprobs=(request.top_logprobs_num or 0) if request.return_logprob else None,
         form=structured_output_fields.openai(fields, None, ""), format_data=request,
     )  # fmt: skip

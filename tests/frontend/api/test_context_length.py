@@ -9,6 +9,7 @@ import pytest
 from frontend.errors import ContextLengthExceeded
 from frontend.model_context import check_characters, check_length
 from frontend.text.tokenizer import Tokenizer
+from shared.messages import Outcome
 from tests.fakes import FakePool, context, sending
 from tests.frontend.serving import http_client
 
@@ -37,7 +38,7 @@ def body(path: str, characters: int, most: int) -> dict[str, Any]:
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
 async def test_prompt_too_long_is_refused_in_the_words_of_its_api(tokenizer: Tokenizer, path: str) -> None:
     pool = FakePool()
-    async with http_client(pool, tokenizer) as http:
+    async with http_client(pool, tokenizer, beyond_context="refuse") as http:
         answers = [await http.post(path, json=body(path, *one)) for one in ((300, 400), (700, 400), (50_000, 1))]
     assert pool.calls == 0
     assert [one.status_code for one in answers] == [422 if path == COMPLETIONS else 400] * 3
@@ -51,6 +52,110 @@ async def test_prompt_too_long_is_refused_in_the_words_of_its_api(tokenizer: Tok
     assert found and int(found[1]) == int(found[2]) + int(found[3]) and int(found[3]) == 400
     assert all(re.fullmatch(ALONE, message) for message in alone), alone
     assert {one.json()["error"]["code"] for one in answers} == {"context_length_exceeded"}
+
+
+# A limit on the answer that is beyond the context
+
+TINY = {"model": "tiny"}
+HI = [{"role": "user", "content": "hi"}]
+LONG = [{"role": "user", "content": "x" * LIMIT}]
+LOWERED = "x-sluice-lowered-fields"
+FAR = 32_000  # the limit that an agent sends which knows nothing of the model
+# the route, its field with the limit, a body that fits, a body that does not
+CUT = [
+    (CHAT, "max_tokens", {"messages": HI}, {"messages": LONG}),
+    (CHAT, "max_completion_tokens", {"messages": HI}, {"messages": LONG}),
+    (CHAT, "n_predict", {"messages": HI}, {"messages": LONG}),
+    ("/chat/completions", "max_tokens", {"messages": HI}, {"messages": LONG}),
+    (RESPONSES, "max_output_tokens", {"input": "hi"}, {"input": "x" * LIMIT}),
+    ("/api/chat", "options.num_predict", TINY | {"messages": HI}, TINY | {"messages": LONG}),
+    ("/api/generate", "options.num_predict", TINY | {"prompt": "hi"}, TINY | {"prompt": "x" * LIMIT}),
+    ("/completion", "n_predict", {"prompt": "hi"}, {"prompt": "x" * LIMIT}),
+    ("/completion", "max_tokens", {"prompt": "hi"}, {"prompt": "x" * LIMIT}),
+    ("/completions", "n_predict", {"prompt": "hi"}, {"prompt": "x" * LIMIT}),
+]  # fmt: skip
+REFUSED = [
+    (COMPLETIONS, "max_tokens", {"prompt": "hi"}, 422),
+    (MESSAGES, "max_tokens", {"messages": HI}, 400),
+    ("/generate", "sampling_params.max_new_tokens", {"text": "hi"}, 400),
+]
+ENDS = ('"finish_reason":"length"', '"incomplete_details":{"reason":"max_output_tokens"}', '"done_reason":"length"',
+        '"stop_type":"limit"')  # fmt: skip
+
+
+def limited(fields: dict[str, Any], name: str, limit: int) -> dict[str, Any]:
+    """Returns a body with a limit in a field, which may be one of an object."""
+    outer, _, inner = name.partition(".")
+    return {**fields, outer: {inner: limit} if inner else limit}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("path", "name", "fits", "exceeds"), CUT, ids=[f"{one[0]}-{one[1]}" for one in CUT])
+async def test_limit_beyond_the_context_is_lowered_to_what_the_prompt_leaves_and_told(
+    tokenizer: Tokenizer, path: str, name: str, fits: dict[str, Any], exceeds: dict[str, Any], stream: bool
+) -> None:
+    pool = FakePool(sending([104], outcome=Outcome.LENGTH))
+    async with http_client(pool, tokenizer) as http:
+        answer = await http.post(path, json=limited({**fits, "stream": stream}, name, FAR))
+        (submitted,) = pool.submitted
+        room = LIMIT - len(submitted.prompt)
+        assert answer.status_code == 200 and submitted.sampling.max_tokens == room
+        assert answer.headers[LOWERED] == f"{name}={room}"
+        assert any(end in answer.text.replace(": ", ":") for end in ENDS), answer.text
+        exact = await http.post(path, json=limited({**fits, "stream": stream}, name, room))
+        assert exact.status_code == 200 and LOWERED not in exact.headers
+        alone = await http.post(path, json=limited({**exceeds, "stream": stream}, name, FAR))
+    assert alone.status_code == 400 and LOWERED not in alone.headers
+    assert alone.json()["error"] == (await _alone(tokenizer, path, exceeds))["error"]
+    assert len(pool.submitted) == 2
+
+
+async def _alone(tokenizer: Tokenizer, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the error for a prompt that does not fit without any limit on the answer."""
+    async with http_client(FakePool(), tokenizer) as http:
+        refused: dict[str, Any] = (await http.post(path, json=fields)).json()
+    return refused
+
+
+@pytest.mark.parametrize(("path", "name", "fields", "status"), REFUSED)
+async def test_other_routes_keep_their_error_unless_the_server_cuts(
+    tokenizer: Tokenizer, path: str, name: str, fields: dict[str, Any], status: int
+) -> None:
+    pool = FakePool(sending([104], outcome=Outcome.LENGTH))
+    body = limited(fields, name, FAR)
+    async with http_client(pool, tokenizer) as http:
+        refused = await http.post(path, json=body)
+    assert refused.status_code == status and str(FAR) in refused.text and not pool.submitted
+    async with http_client(pool, tokenizer, beyond_context="cut") as http:
+        answer = await http.post(path, json=body)
+    room = LIMIT - len(pool.submitted[0].prompt)
+    assert answer.status_code == 200 and answer.headers[LOWERED] == f"{name}={room}"
+
+
+@pytest.mark.parametrize(("path", "name", "fits", "_"), CUT, ids=[f"{one[0]}-{one[1]}" for one in CUT])
+async def test_server_may_refuse_such_a_limit_everywhere(
+    tokenizer: Tokenizer, path: str, name: str, fits: dict[str, Any], _: Any
+) -> None:
+    pool = FakePool()
+    async with http_client(pool, tokenizer, beyond_context="refuse") as http:
+        refused = await http.post(path, json=limited(fits, name, FAR))
+    assert refused.status_code == 400 and not pool.submitted
+    assert re.search(rf"{FAR} in the completion|has \d+ tokens and asks for {FAR}", refused.text), refused.text
+
+
+async def test_all_choices_of_a_chat_get_the_lowered_limit(tokenizer: Tokenizer) -> None:
+    pool = FakePool(sending([104], outcome=Outcome.LENGTH))
+    async with http_client(pool, tokenizer) as http:
+        answer = await http.post(CHAT, json={"messages": HI, "n": 3, "max_tokens": FAR})
+    assert answer.status_code == 200
+    assert {one.sampling.max_tokens for one in pool.submitted} == {LIMIT - len(pool.submitted[0].prompt)}
+
+
+async def test_least_tokens_beyond_the_context_are_a_demand(tokenizer: Tokenizer) -> None:
+    pool = FakePool()
+    async with http_client(pool, tokenizer) as http:
+        refused = await http.post(CHAT, json={"messages": HI, "max_tokens": FAR, "min_tokens": FAR - 1})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "min_tokens" and not pool.submitted
 
 
 async def test_typed_events_have_the_same_words(tokenizer: Tokenizer) -> None:

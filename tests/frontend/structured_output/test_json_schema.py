@@ -9,7 +9,7 @@ from jsonschema_rs import Draft202012Validator, validator_for
 
 from bench.schema_suite import answer, finite, fits
 from frontend.errors import Unprocessable
-from frontend.request import dropped as not_enforced
+from frontend.request import Notes, notes
 from frontend.structured_output import grammar as build
 from frontend.structured_output.patterns import Unsupported, translated
 from tests.frontend.structured_output.generated import ANSWERS, D7, PARAMETERS
@@ -22,13 +22,13 @@ AB = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "
 
 def dropped(schema: Schema, *, lenient: bool = True) -> list[str]:
     """Returns the paths of the keywords that a schema loses when it becomes a grammar."""
-    found: dict[str, str] = {}
-    before = not_enforced.set(found)
+    found = Notes()
+    before = notes.set(found)
     try:
         build.json_schema(schema, "x", lenient=lenient)
     finally:
-        not_enforced.reset(before)
-    return list(found)
+        notes.reset(before)
+    return list(found.not_enforced or ())
 
 
 # schema, values that its strict grammar allows, values that it does not allow
