@@ -46,6 +46,7 @@ class ModelContext:
         """Returns the context before any worker has reported its limits."""
         template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.pictures is not None)
         style = ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format, template.render)
+        style = replace(style, drifts=config.drifting_calls)
         defaults = recommended(tokenizer.generation) if config.sampling_defaults == "model" else {}
         return cls(
             names[0], 0, tokenizer.vocab_size, tokenizer, template,
@@ -116,7 +117,7 @@ def check_ids(name: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> N
 
 # The frontend's part of the fingerprint: a hash of how prompts are made, and of how the output is parsed.
 
-TEXT_VERSION = 3  # raise it with every change that may alter the prompt or the answer of an unchanged request
+TEXT_VERSION = 4  # raise it with every change that may alter the prompt or the answer of an unchanged request
 
 
 def text_fingerprint(

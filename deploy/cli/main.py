@@ -76,6 +76,10 @@ TOOLS = {
         "continue a text with a running server", "deploy.cli.chat:complete", "deploy.cli.chat:complete_parser"
     ),
     "models": Tool("list a running server's models", "deploy.cli.chat:models", "deploy.cli.chat:models_parser"),
+    "launch": Tool(
+        "configure a coding agent for a running server, and start it", "deploy.cli.launch:launch",
+        "deploy.cli.launch:parser",
+    ),
     "verify": Tool("check the receipts of an answer", "deploy.cli.verify:verify", "deploy.cli.verify:parser"),
     "replay": Tool(
         "send the requests of a record to a server, and compare the answers", "deploy.cli.replay:run",

@@ -154,8 +154,9 @@ def _parser_config(reading: ParsedRequest, begins: Reasoning, context: ModelCont
     if choice is None:
         return None
     found = context.style.parser_config(
-        begins, choice.callable_functions, must_call=choice.mode is Mode.REQUIRED, specials=_specials(context)
-    )
+        begins, choice.callable_functions, must_call=choice.mode is Mode.REQUIRED,
+        may_drift=choice.mode is Mode.AUTO and not reading.form, specials=_specials(context),
+    )  # fmt: skip
     return with_reasoning(found, asks("separate_reasoning", True), asks("stream_reasoning", True))
 
 

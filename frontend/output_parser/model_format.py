@@ -334,6 +334,7 @@ class ModelFormat:
     tools_as_text: bool = False  # whether a system message describes tools, which the template cannot show
     calls_as_text: bool = False  # whether messages' texts contain calls and results, which the template cannot show
     arguments_as_text: bool = False  # whether the template expects a call's arguments as a string of JSON
+    drifts: bool = False  # whether calls in other forms than the format's count, see frontend/output_parser/drift.py
 
     @classmethod
     def of(
@@ -397,12 +398,14 @@ class ModelFormat:
         functions: Iterable[Function],
         *,
         must_call: bool = False,
+        may_drift: bool = False,
         specials: Collection[str] = (),
     ) -> "ParserConfig | None":
         """Returns how to parse an output; None if all of the output is text.
 
         functions: the functions that the output may call
         must_call: whether, after reasoning, the output consists only of calls
+        may_drift: whether the output's text is free, so that calls may have other forms than the format's
         specials: special tokens of the model's vocabulary that are words of the format or tags around reasoning
         """
         callable_functions = tuple(functions)
@@ -415,6 +418,7 @@ class ModelFormat:
             reasoning_is_text=not self.has_reasoning,
             tags=self.tags,
             must_call=must_call and bool(callable_functions),
+            drifts=self.drifts and may_drift and bool(callable_functions),
             kinds={one.name: kinds_of(one.parameters) for one in callable_functions},
             shown=frozenset(specials),
         )
@@ -471,6 +475,7 @@ class ParserConfig:
     reasoning_is_text: whether reasoning stays in the text
     tags: the texts that open and close reasoning
     must_call: whether, after reasoning, the output consists only of calls
+    drifts: whether calls in other forms than the format's count
     kinds: the kinds of values that each function's parameters may have
     shown: special tokens whose spelling the parser must see
     reasoning_in_pieces: whether a stream sends reasoning as it is generated; False: it sends whole blocks of reasoning
@@ -482,6 +487,7 @@ class ParserConfig:
     reasoning_is_text: bool = False
     tags: Tags = THINK
     must_call: bool = False
+    drifts: bool = False
     kinds: Mapping[str, Mapping[str, Kind]] = field(default_factory=dict, hash=False)
     shown: frozenset[str] = field(default_factory=frozenset)
     reasoning_in_pieces: bool = True

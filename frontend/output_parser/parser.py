@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
+from frontend.output_parser.drift import ThoughtCalls, thought_calls_of
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.harmony import AnswerText, HarmonyParser, MistralParser, UserText
 from frontend.output_parser.json_arguments import JsonObjectScanner
-from frontend.output_parser.model_format import ParserConfig, Reasoning, Tags, ToolFormat
+from frontend.output_parser.model_format import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.tool_calls import CallParser
 from frontend.output_parser.tool_syntax import partial_tag
 
@@ -48,6 +49,7 @@ class TaggedParser:
         self._opening, self._closing = parser_config.tags
         self._calls = CallParser(parser_config) if parser_config.function_names else None
         self._body: Body = self._calls or TextOnly()
+        self._thought_calls = _thought_calls(parser_config)
         self._text = ""  # text that may still turn out to be a tag
         self._leading = True  # whether line breaks are dropped, because they follow the opening tag
 
@@ -94,14 +96,41 @@ class TaggedParser:
             self._text = self._text.lstrip("\n")
             self._leading = not self._text
         reasoning, tag, rest = self._text.partition(self._closing)
+        certain = len(self._text)
+        if self._thought_calls is not None:
+            certain, calls = self._thought_calls.find(reasoning if tag else self._text)
+            if calls:
+                return self._call(certain)
         if tag:
             self._reasoning, self._text = Reasoning.DONE, ""
             self._body = _SkipLineBreaks(self._body)
             reasoning = reasoning.rstrip("\n")
             return [*([ReasoningText(reasoning)] if reasoning else []), *self.feed(rest)]
-        cut = len(self._text[: len(self._text) - partial_tag(self._text, self._closing)].rstrip("\n"))
+        certain = min(certain, len(self._text) - partial_tag(self._text, self._closing))
+        cut = len(self._text[:certain].rstrip("\n"))
         reasoning, self._text = self._text[:cut], self._text[cut:]
+        if self._thought_calls is not None:
+            self._thought_calls.passed(reasoning)
         return [ReasoningText(reasoning)] if reasoning else []
+
+    def ends_thought(self, closing: str) -> None:
+        """Takes note that a call, which follows, ended the reasoning, so that the closing tag may stand behind it."""
+        if self._calls is not None:
+            self._calls.stray = closing
+
+    def _call(self, at: int) -> list[Event]:
+        """Ends the reasoning with the call that begins at `at`."""
+        reasoning, text = self._text[:at].rstrip("\n"), self._text[at:]
+        self._reasoning, self._text = Reasoning.DONE, ""
+        self.ends_thought(self._closing)
+        return [*([ReasoningText(reasoning)] if reasoning else []), *self._body.feed(text)]
+
+
+def _thought_calls(parser_config: ParserConfig) -> ThoughtCalls | None:
+    """Returns what looks for calls within reasoning; None if no call may stand there."""
+    if not parser_config.drifts or parser_config.reasoning is Reasoning.DONE:
+        return None
+    return thought_calls_of(parser_config.tool_format, parser_config.function_names, parser_config.shown)
 
 
 class TextOnly:
@@ -141,9 +170,7 @@ class Strategy:
 
 def _tagged(parser_config: ParserConfig) -> OutputParser:
     if parser_config.reasoning_is_text and parser_config.reasoning is not Reasoning.DONE:
-        return UnseparatedParser(
-            parser_config.reasoning, parser_config.tags, TaggedParser(replace(parser_config, reasoning=Reasoning.DONE))
-        )
+        return UnseparatedParser(parser_config, TaggedParser(replace(parser_config, reasoning=Reasoning.DONE)))
     return TaggedParser(parser_config)
 
 
@@ -309,24 +336,16 @@ def feed_counting(parser: OutputParser, texts: Sequence[str], tokens: int) -> tu
 # Parses output for clients that want reasoning and its tags in the text. Looks for tool calls only after reasoning.
 
 
-class Rest(Protocol):
-    """Parses the output after its reasoning."""
-
-    @property
-    def called(self) -> bool: ...
-    def feed(self, text: str) -> list[Event]: ...
-    def finish(self) -> list[Event]: ...
-
-
 class UnseparatedParser:
     """Passes reasoning on as the model wrote it, and the rest of the output to another parser."""
 
-    def __init__(self, reasoning: Reasoning, tags: Tags, body: Rest) -> None:
-        self._reasoning = reasoning
-        self._opening, self._closing = tags
+    def __init__(self, parser_config: ParserConfig, body: TaggedParser) -> None:
+        self._reasoning = parser_config.reasoning
+        self._opening, self._closing = parser_config.tags
         self._body = body
-        self._held = ""  # text that may still become an opening tag
+        self._held = ""  # text that may still become an opening tag or a call
         self._tail = ""  # the last characters of reasoning: they may belong to the closing tag
+        self._thought_calls = _thought_calls(parser_config)
 
     @property
     def reasoning(self) -> Reasoning:
@@ -341,14 +360,35 @@ class UnseparatedParser:
             text = self._decide(text)
         if not text or self._reasoning is Reasoning.DONE:
             return self._body.feed(text)
+        if self._thought_calls is not None:
+            return self._feed_with_calls(text, self._thought_calls)
+        return self._feed_thought(text)
+
+    def _feed_thought(self, text: str) -> list[Event]:
         known = self._tail + text
         end = known.find(self._closing)
         if end < 0:
             self._tail = known[1 - len(self._closing) :]
-            return [Text(text)]
+            return [Text(text)] if text else []
         self._reasoning = Reasoning.DONE
         cut = end + len(self._closing) - len(self._tail)
         return [Text(text[:cut]), *self._body.feed(text[cut:])]
+
+    def _feed_with_calls(self, text: str, calls: ThoughtCalls) -> list[Event]:
+        """Passes reasoning on up to a call, or to what may still become one."""
+        text, self._held = self._held + text, ""
+        end = (self._tail + text).find(self._closing)
+        at, is_call = calls.find(text if end < 0 else text[: max(0, end - len(self._tail))])
+        if is_call:
+            self._reasoning = Reasoning.DONE
+            self._body.ends_thought(self._closing)
+            said = text[:at].rstrip()
+            return [*([Text(said)] if said else []), *self._body.feed(text[at:])]
+        if end >= 0:
+            return self._feed_thought(text)
+        passed, self._held = text[: len(text[:at].rstrip())], text[len(text[:at].rstrip()) :]
+        calls.passed(passed)
+        return self._feed_thought(passed)
 
     def _decide(self, text: str) -> str:
         """Holds text back until it shows whether the output begins with reasoning. Returns "" until then, and then all
@@ -358,8 +398,11 @@ class UnseparatedParser:
         if len(start) < len(self._opening) and self._opening.startswith(start):
             return ""
         self._reasoning = Reasoning.OPEN if start.startswith(self._opening) else Reasoning.DONE
-        return self._held
+        text, self._held = self._held, ""
+        return text
 
     def finish(self) -> list[Event]:
-        held = self._held if self._reasoning is Reasoning.UNDECIDED else ""
+        held, self._held = self._held, ""
+        if self._reasoning is Reasoning.OPEN:
+            return self._feed_thought(held) + self._body.finish()
         return self._body.feed(held) + self._body.finish()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from frontend.output_parser.drift import FENCE, DriftMatch, drift_forms, find_drift
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, Text
 from frontend.output_parser.json_arguments import JsonObjectScanner, TaggedArguments
 from frontend.output_parser.literal_arguments import BARE, PYTHON, LiteralArguments
@@ -28,9 +29,15 @@ class CallParser:
         self._must_call = parser_config.must_call
         self._tag = syntax.tag
         self._prefixes = prefixes_of(syntax)
-        self._after_call = [*syntax.tail.split(), *syntax.closing.split()]
+        self._after_call: list[tuple[str, ...]] = [(word,) for word in f"{syntax.tail} {syntax.closing}".split()]
+        self._config = parser_config
+        self._drift: DriftMatch | None = None  # the last call, if its form is another than the format's
+        self._line = self._bare = True  # whether `_text` begins a line, and begins where a call may need no opening
+        self._fence = False  # whether a call began in a block of code whose end has not been found
+        self.stray = ""  # a closing tag that may follow the call that ended the reasoning
         self._text = ""  # text that may still turn out to be a call
-        self._suffix: list[str] = []  # words of the syntax that may still follow the last call
+        # words of the syntax that may still follow the last call, each with its alternatives
+        self._suffix: list[tuple[str, ...]] = []
         self._within = False  # whether the list of calls goes on, in which a call needs no tag
         self._any_text = False  # whether the output has text outside calls
         self._after_a_call = False  # whether nothing but white space has followed the last call
@@ -73,12 +80,22 @@ class CallParser:
         return self._find_call(events)
 
     def _find_call(self, events: list[Event]) -> bool:
-        if self._after_a_call and not self._text.strip():
+        if self._after_a_call and (not self._text.strip() or self._skips_stray()):
             return False
         at, prefixes = self._candidate(self._text)
+        found = None if at is None else find_prefix(self._text[at:], prefixes, self._prefixes.ahead)
+        if self._config.drifts:
+            own = found is not None and (found.end is None or found.name in self._names)
+            drift = find_drift(
+                self._text, self._config.tool_format, self._names, line=self._line, bare=self._bare
+            )  # fmt: skip
+            if drift is not None and (at is None or drift.at < at or (drift.at == at and not own)):
+                return self._find_drift(drift, events)
         if at is None:
-            return self._emit_text(len(self._text) - _blanks_and_partial_tag(self._text, self._tag), events)
-        found = find_prefix(self._text[at:], prefixes, self._prefixes.ahead)
+            held = _blanks_and_partial_tag(self._text, self._tag)
+            if self._config.drifts and not self._tag:
+                held = len(self._text) - len(self._text.rstrip())
+            return self._emit_text(len(self._text) - held, events)
         if found is not None and found.end is None:
             return self._emit_text(len(self._text[:at].rstrip()), events)
         if found is None or found.name not in self._names:
@@ -88,11 +105,33 @@ class CallParser:
         self._begin(at, found, events)
         return True
 
+    def _find_drift(self, drift: DriftMatch, events: list[Event]) -> bool:
+        """Begins a call in another form, or passes on the text before what may become one."""
+        if drift.end is None:
+            return self._emit_text(len(self._text[: drift.at].rstrip()), events)
+        before, rest = self._text[: drift.at].rstrip(), self._text[drift.end :]
+        self._text = before
+        self._emit_text(len(before), events)
+        self._text, self._drift = rest, drift
+        events.append(self.calls.begin(drift.name, self._scanner(drift)))
+        return True
+
+    def _scanner(self, drift: DriftMatch) -> "ArgumentScanner":
+        return scanner_of(drift.form.arguments, self._config.kinds, drift.name)
+
+    def _skips_stray(self) -> bool:
+        """Drops the tag that closes reasoning after a call that had ended it. Returns whether more text is needed."""
+        text = self._text.lstrip()
+        if self.stray and text.startswith(self.stray):
+            self._text, self.stray = text[len(self.stray) :], ""
+            return not self._text.strip()
+        return bool(self.stray) and self.stray.startswith(text)
+
     def _begin(self, at: int, found: PrefixMatch, events: list[Event]) -> None:
         before, rest = self._text[:at].rstrip(), self._text[at:]
         self._text = before
         self._emit_text(len(before), events)
-        self._text = rest[found.end :]
+        self._text, self._drift = rest[found.end :], None
         events.append(self.calls.begin(found.name))
 
     def _candidate(self, text: str) -> tuple[int | None, tuple[Prefix, ...]]:
@@ -110,6 +149,8 @@ class CallParser:
         text, self._text = self._text[:end], self._text[end:]
         if text:
             self._any_text, self._within, self._after_a_call = True, False, False
+            self._line = self._bare = self._fence = False
+            self.stray = ""
             events.append(Text(text))
         return more
 
@@ -119,20 +160,39 @@ class CallParser:
         if self.calls.open:
             return False
         self._any_text = self._any_text or self.calls.broke
-        self._within = self._after_a_call = not self.calls.broke
-        self._suffix = [] if self.calls.broke else list(self._after_call)
+        self._after_a_call = self._line = self._bare = not self.calls.broke
+        self._within = self._after_a_call and self._drift is None
+        self._suffix = [] if self.calls.broke else self._words_after_call()
         return True
+
+    def _words_after_call(self) -> list[tuple[str, ...]]:
+        if self._drift is None:
+            return list(self._after_call)
+        form, fenced = self._drift.form, drift_forms(self._config.tool_format)[0]
+        self._fence = self._fence or form is fenced
+        return [*[(word,) for word in form.tail.split()], *(fenced if self._fence else form).closings]
 
     def _skip_suffix(self) -> bool:
         """Drops the next word of the syntax after the last call, or gives up if other text follows the call. Returns
         False if it needs more text."""
-        text, word = self._text.lstrip(), self._suffix[0]
-        if text.startswith(word):
+        text, alternatives = self._text.lstrip(), self._suffix[0]
+        if (word := next((one for one in alternatives if text.startswith(one)), None)) is not None:
+            if word == FENCE and self._drift is not None:
+                if text == FENCE:
+                    return False
+                if not text[len(FENCE)].isspace():  # another block begins
+                    self._suffix.clear()
+                    return True
             self._text = text[len(word) :]
             self._suffix.pop(0)
-            self._within = bool(self._suffix) or not self._after_call
+            if self._drift is None:
+                self._within = bool(self._suffix) or not self._after_call
+            elif word not in self._drift.form.tail:
+                self._line = self._line and word in self._config.shown
+                self._bare = self._line or word == FENCE
+                self._fence = self._fence and word != FENCE
             return True
-        if word.startswith(text):
+        if any(word.startswith(text) for word in alternatives):
             return False
         self._suffix.clear()
         return True
@@ -208,9 +268,9 @@ class Calls:
         """Whether the output has a complete call and no incomplete call."""
         return self.completed > 0 and self._scanner is None
 
-    def begin(self, name: str) -> Event:
-        """Begins a call. Its arguments follow."""
-        self._scanner = self._scanner_of(name)
+    def begin(self, name: str, scanner: ArgumentScanner | None = None) -> Event:
+        """Begins a call. Its arguments follow. scanner: of its arguments, if they are not in the usual form"""
+        self._scanner = scanner or self._scanner_of(name)
         self.begun += 1
         return CallStart(self.begun - 1, name)
 

@@ -5,7 +5,7 @@ The rows follow the models' own chat templates.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
@@ -207,13 +207,14 @@ def prefixes_of(syntax: ToolCallSyntax) -> Prefixes:
     openings = (syntax.opening, f"{syntax.mark} {syntax.opening}") if syntax.mark else (syntax.opening,)
     ahead = (syntax.tags.key[0], syntax.tags.end) if syntax.tags else OPENERS[syntax.form]
     return Prefixes(
-        tuple(_compiled(f"{opening} {head}") for opening in openings for head in syntax.heads),
-        tuple(_compiled(f"{syntax.between} {head}") for head in syntax.heads),
+        tuple(compiled(f"{opening} {head}") for opening in openings for head in syntax.heads),
+        tuple(compiled(f"{syntax.between} {head}") for head in syntax.heads),
         ahead,
     )
 
 
-def _compiled(text: str) -> Prefix:
+def compiled(text: str) -> Prefix:
+    """Returns the atoms of a sequence of words."""
     atoms: list[str | Slot] = []
     for word in text.split():
         parts = re.split("(NAME|INDEX)", word)
@@ -221,27 +222,33 @@ def _compiled(text: str) -> Prefix:
     return tuple(atoms)
 
 
-def find_prefix(text: str, prefixes: Iterable[Prefix], ahead: tuple[str, ...]) -> PrefixMatch | None:
+def find_prefix(
+    text: str, prefixes: Iterable[Prefix], ahead: tuple[str, ...], names: Collection[str] | None = None
+) -> PrefixMatch | None:
     """Returns the match of the first prefix that `text` begins with.
 
     If there is none, returns an incomplete match of the first prefix that `text` may still become, or else None.
+
+    names: the names that a prefix may have; None: any
     """
     undecided = None
     for prefix in prefixes:
-        found = _match(text, prefix, ahead)
+        found = _match(text, prefix, ahead, names)
         if found is not None and found.end is not None:
             return found
         undecided = undecided or found
     return undecided
 
 
-def _match(text: str, prefix: Prefix, ahead: tuple[str, ...]) -> PrefixMatch | None:
+def _match(text: str, prefix: Prefix, ahead: tuple[str, ...], names: Collection[str] | None) -> PrefixMatch | None:
     at, name = 0, ""
     for atom in prefix:
         if atom is Slot.BLANKS:
             at = BLANKS.match(text, at).end()  # type: ignore[union-attr]
         elif isinstance(atom, Slot):
             end = (NAME_CHARS if atom is Slot.NAME else DIGITS).match(text, at).end()  # type: ignore[union-attr]
+            if names is not None and atom is Slot.NAME and not _may_be(text[at:end], end == len(text), names):
+                return None
             if end in (at, len(text)):
                 return PrefixMatch(name) if end == len(text) else None
             name, at = text[at:end] if atom is Slot.NAME else name, end
@@ -253,6 +260,10 @@ def _match(text: str, prefix: Prefix, ahead: tuple[str, ...]) -> PrefixMatch | N
     if any(text.startswith(word, at) for word in ahead):
         return PrefixMatch(name, at)
     return PrefixMatch(name) if any(word.startswith(text[at:]) for word in ahead) else None
+
+
+def _may_be(name: str, partial: bool, names: Collection[str]) -> bool:
+    return any(one.startswith(name) for one in names) if partial else name in names
 
 
 def partial_tag(text: str, tag: str) -> int:

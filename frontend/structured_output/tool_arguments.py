@@ -52,6 +52,16 @@ def words(text: str, specials: Specials, name: str = "", before: str = W, after:
     return " ".join([*parts, *_lexeme(regex + after)])
 
 
+def spaced(text: str, names: str) -> str:
+    """Returns a regex of a sequence of a syntax's words, with any white space where the text has a space.
+
+    names: a regex of the functions' names
+    """
+    parts = {"NAME": names, "INDEX": "[0-9]{1,4}"}
+    regexes = ["".join(parts.get(part, escaped(part)) for part in _slots(word)) for word in text.split()]
+    return r"\s*".join(regexes)
+
+
 def _split(word: str, specials: Specials) -> tuple[str, str]:
     """Splits a special token off the beginning of a word."""
     for spelling, id in specials.items():

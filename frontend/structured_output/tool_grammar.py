@@ -2,9 +2,10 @@
 https://github.com/guidance-ai/llguidance
 
 Reasoning is unconstrained. Text that begins as a call must become a call of an offered function, with arguments that
-the function's schema allows. The text around calls is unconstrained, unless a call is required. Without `strict`,
-schema keywords that cannot be enforced are ignored. In any output that the grammar accepts, `parser` finds the same
-calls.
+the function's schema allows. The text around calls is unconstrained, unless a call is required. Where calls may drift
+(`output_parser/drift.py`), text that has begun one in another form must become a call, too, and a call may end the
+reasoning. Without `strict`, schema keywords that cannot be enforced are ignored. In any output that the grammar
+accepts, `parser` finds the same calls.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from functools import partial
 from frontend.errors import Unprocessable
 from frontend.model_context import ModelContext
 from frontend.output_parser import model_format
+from frontend.output_parser.drift import MOST_WITHIN_THOUGHT, DriftForm, drift_forms, names_within
 from frontend.output_parser.model_format import (
     THINK,
     Function,
@@ -37,6 +39,7 @@ from frontend.structured_output.tool_arguments import (
     either,
     escaped,
     object_of_input,
+    spaced,
     words,
 )
 
@@ -156,12 +159,14 @@ def output_grammar(
     specials: Mapping[str, int] | None = None,
     answer: str = "",
     tags: Tags = THINK,
+    drifts: bool = False,
 ) -> str:
     """Returns the grammar of a whole output: of its calls, if there are tools, and of its answer.
 
     specials: token ids, by spelling, for those words of the format and the tags that are special tokens of the model
     answer: the grammar of the output's text, if the client asked for structured output
     tags: the texts that open and close reasoning
+    drifts: whether calls in other forms than the format's count, in an output whose text is free
 
     Raises Unprocessable, which names a function's parameters or, if the functions together are too large, `tools`.
     """
@@ -172,7 +177,8 @@ def output_grammar(
         if tool_format in RULES:
             lines = RULES[tool_format](choice, reasoning, specials or {}, bool(answer))
         else:
-            lines = _Tagged(choice, tool_format, reasoning, specials or {}, tags).lines(bool(answer))
+            free = drifts and choice.mode is Mode.AUTO and not answer
+            lines = _Tagged(choice, tool_format, reasoning, specials or {}, tags, free).lines(bool(answer))
         return grammar_builder.composed("\n".join(lines), "tools" if choice.functions else ANSWER, answer, parts)
 
     try:
@@ -220,8 +226,9 @@ class _Tagged:
     """Writes the grammar of a format whose reasoning and calls stand in the text."""
 
     def __init__(
-        self, tool_choice: ToolChoice, tool_format: ToolFormat, reasoning: Reasoning, specials: Specials, tags: Tags
-    ) -> None:
+        self, tool_choice: ToolChoice, tool_format: ToolFormat, reasoning: Reasoning, specials: Specials, tags: Tags,
+        drifts: bool,
+    ) -> None:  # fmt: skip
         self._functions = tool_choice.callable_functions
         self._names = [function.name for function in tool_choice.functions]
         self._mode = tool_choice.mode if self._functions else Mode.NONE
@@ -231,6 +238,7 @@ class _Tagged:
         self._specials = specials
         self._opening, self._closing = tags
         self._rules = Rules(specials)
+        self._drifts = drift_forms(tool_format) if drifts and self._functions else ()
 
     def lines(self, has_answer: bool) -> list[str]:
         """Returns all rules. has_answer: whether the text keeps to the grammar `@answer`"""
@@ -250,9 +258,10 @@ class _Tagged:
                 return f"start: {lead} (calls | @answer)"
             case Mode.NONE, True:
                 return f"start: {lead} @answer"
+        thinks = f"think rest{self._thought_calls()}"
         return {
-            Reasoning.DONE: "start: rest", Reasoning.OPEN: "start: think rest",
-            Reasoning.UNDECIDED: "start: think rest | first",
+            Reasoning.DONE: "start: rest", Reasoning.OPEN: f"start: {thinks}",
+            Reasoning.UNDECIDED: f"start: {thinks} | first",
         }[self._reasoning]  # fmt: skip
 
     # reasoning
@@ -260,7 +269,7 @@ class _Tagged:
     def _reasoning_rules(self) -> list[str]:
         if self._reasoning is Reasoning.DONE:
             return []
-        thought = self._rules.until(self._closing)
+        thought = self._thought()
         opening = words(self._opening, self._specials, before=r"\s*")
         if self._reasoning is Reasoning.OPEN:
             rule = f"think: {thought}"
@@ -270,6 +279,53 @@ class _Tagged:
             rule = rf"think[lazy]: /\s*{escaped(self._opening)}{ANY}{escaped(self._closing)}/"
         return [rule, r"GAP: /\n*/"]
 
+    def _thought(self) -> str:
+        """Returns the expression of reasoning up to the tag that closes it. A call within it is not a part of it."""
+        found = "|".join(self._thought_leads(self._callable))
+        if not found or self._closing not in self._specials:
+            return self._rules.until(self._closing)
+        text = self._rules.add("TEXT", f"/{ANY}/ & ~/({found}){ANY}/")
+        return f"{text} <[{self._specials[self._closing]}]>"
+
+    def _thought_calls(self) -> str:
+        """Returns alternatives to `think rest`: outputs with a call that ends the reasoning; empty if there are none.
+        Such a call has the format's own form, and its tag is special or begins a line."""
+        syntax = self._syntax
+        if not (self._drifts and syntax and syntax.tag):
+            return ""
+        opening = words(self._opening, self._specials, before=r"\s*") if self._reasoning is Reasoning.UNDECIDED else ""
+        as_text = bool(opening) and "<[" not in opening and self._closing not in self._specials
+        before, opening = (rf"\s*{escaped(self._opening)}", "") if as_text else ("", opening)
+        again = rf"(/{W}/ {self._tag(syntax)} section)*" if self._parallel else ""
+        is_special = self._closing in self._specials
+        closing = f"({again} /{W}/ <[{self._specials[self._closing]}]>)?" if is_special else ""
+        if syntax.tag in self._specials:
+            open_end = "" if is_special else f" & ~/{ANY}{escaped(self._closing)}{ANY}/"
+            calls = [f"{self._rules.add('TEXT', f'/{before}{ANY}/{open_end}')} {self._tag(syntax)} section"]
+        else:
+            blanks = f"/{W}/" if syntax.form is Form.JSON else ""
+            more = "next*" if self._parallel and self._several(syntax) else ""
+            end = words(syntax.closing, self._specials)
+            calls = [
+                f"{self._lazy(before + regex)} {blanks} {body} {more} {end}"
+                for function, body in zip(self._functions, self._bodies(syntax), strict=True)
+                for regex in self._thought_leads(escaped(function.name))
+            ]
+        return "".join(f" | {opening} {call} {closing} {'rest' if self._parallel else 'last'}" for call in calls)
+
+    def _thought_leads(self, names: str) -> list[str]:
+        """Returns regexes of reasoning up to the arguments of a call, for a format whose tag is text.
+
+        names: a regex of the functions' names
+        """
+        syntax = self._syntax
+        if not (self._drifts and syntax and syntax.tag) or syntax.tag in self._specials:
+            return []
+        if len(self._functions) > MOST_WITHIN_THOUGHT:
+            return []
+        heads = [f"{syntax.opening} {head}" for head in syntax.heads if names_within(head)]
+        return [rf"({ANY}\n)?\s*{spaced(head, names)}" for head in heads]
+
     def _no_reasoning(self) -> str:
         """Returns a condition to append to a terminal, so that its text cannot begin with reasoning."""
         return rf" & ~/\s*{escaped(self._opening)}{ANY}/"
@@ -278,20 +334,22 @@ class _Tagged:
 
     def _call_rules(self, syntax: ToolCallSyntax) -> list[str]:
         """Returns the rule `calls` and the rules that it uses. `section` matches calls without the tag before them."""
-        arguments = [argument_rules(syntax, one, self._rules) for one in self._functions]
-        tail = words(syntax.tail, self._specials)
         kinds = {"fun": f"{syntax.opening} ", "next": f"{syntax.between} "}
-        lines = []
+        bodies, lines = self._bodies(syntax), []
         for kind, before in kinds.items():
             heads = [self._heads(syntax, before, function) for function in self._functions]
-            bodies = [f"{head} {arguments[i]} {tail}" for i, head in enumerate(heads)]
-            lines.append(f"{kind}: " + " | ".join(bodies))
+            lines.append(f"{kind}: " + " | ".join(f"{head} {body}" for head, body in zip(heads, bodies, strict=True)))
         more = "next*" if self._parallel and self._several(syntax) else ""
         lines.append(f"section: {self._mark(syntax)} fun {more} {words(syntax.closing, self._specials)}")
         if not syntax.tag:
             return [*lines, "calls: section"]
         again = rf"(/\n{{0,2}}/ {self._tag(syntax)} section)*" if self._parallel and not self._several(syntax) else ""
         return [*lines, f"calls: {self._tag(syntax)} section {again}"]
+
+    def _bodies(self, syntax: ToolCallSyntax) -> list[str]:
+        """Returns the expression of each function's arguments and of what follows them."""
+        tail = words(syntax.tail, self._specials)
+        return [f"{argument_rules(syntax, one, self._rules)} {tail}" for one in self._functions]
 
     def _several(self, syntax: ToolCallSyntax) -> bool:
         """Whether several calls share one opening word and one closing word."""
@@ -321,6 +379,8 @@ class _Tagged:
         with reasoning and does not."""
         if syntax is None:
             return ["rest: END", "first: END_FIRST", f"END: /{ANY}/", f"END_FIRST: END{self._no_reasoning()}"]
+        if self._drifts:
+            return self._drifting_text(syntax)
         if not syntax.tag:
             return self._text_or_calls(syntax)
         if syntax.tag in self._specials:
@@ -348,6 +408,88 @@ class _Tagged:
             rf"SAID: /{ANY}/ & ~/\s*{beginnings}{ANY}/", f"SAID_FIRST: SAID{self._no_reasoning()}",
         ]  # fmt: skip
 
+    # text with calls in other forms than the format's
+
+    def _drifting_text(self, syntax: ToolCallSyntax) -> list[str]:
+        """Returns the same rules as `_text_rules`, for text in which calls may have other forms, too.
+
+        Text goes up to where a form's name begins. There, either the name of a function and what leads on to its
+        arguments follow, which begins a call, or text that does not begin so. All forms of text are few, however many
+        functions there are.
+        """
+        no_own = "" if syntax.tag else rf" & ~/\s*({'|'.join(self._beginnings(syntax))}){ANY}/"
+        no_thought = self._no_reasoning()
+        after = "rest" if syntax.tag else "more"
+        calls = "" if syntax.tag else "calls | "
+        lines = [
+            f"{'rest' if syntax.tag else 'more'}: {self._text(syntax, '')}",
+            f"middle: {self._text(syntax, f' & ~/{self._certain()}{ANY}/', within=True)}",
+            *self._named(after if self._parallel else "last"),
+        ]
+        if not syntax.tag:
+            lines.append(f"rest: calls | {self._text(syntax, no_own)}")
+        if self._reasoning is Reasoning.UNDECIDED:
+            lines.append(f"first: {calls}{self._text(syntax, no_own + no_thought)}")
+        if not self._parallel:
+            lines.append(f"last: {self._text(syntax, '', ends=True)}")
+            lines.append(f"last_middle: {self._text(syntax, f' & ~/{self._certain()}{ANY}/', within=True, ends=True)}")
+        return lines
+
+    def _text(self, syntax: ToolCallSyntax, condition: str, *, within: bool = False, ends: bool = False) -> str:
+        """Returns the alternatives for text, and for what follows it.
+
+        condition: what the text must not be, too
+        within: whether the text begins within a line
+        ends: whether no call may follow
+        """
+        openings = [_opening_regex(forms, within) for forms in self._alike()]
+        own = [f"{ANY}{escaped(syntax.tag)}"] * bool(syntax.tag and syntax.tag not in self._specials)
+        plain = self._rules.add("TEXT", f"/{ANY}/ & ~/({'|'.join([*openings, *own])}){ANY}/{condition}")
+        found = [plain]
+        if syntax.tag in self._specials and not ends:
+            found.append(f"{plain} {self._tag(syntax)} section {'rest' if self._parallel else 'last'}")
+        elif syntax.tag and not ends:
+            found.append(f"{self._lazy(own[0], condition)} section {'rest' if self._parallel else 'last'}")
+        for number, opening in enumerate(openings):
+            found.append(f"{self._lazy(opening, condition)} {'last_middle' if ends else f'named_{number}'}")
+        return " | ".join(found)
+
+    def _named(self, after: str) -> list[str]:
+        """Returns the rules for what follows each form's opening. after: the rule of what follows a call"""
+        lines = []
+        for number, forms in enumerate(self._alike()):
+            form, found = forms[0], ["middle"]
+            ends = [f"<[{self._specials[word]}]>" for word in form.closings[-1] if word in self._specials]
+            end = rf"(/[ \n]{{0,2}}/ ({' | '.join(ends)}))?" if ends else ""
+            blanks = f"/{W}/" if form.arguments.form is Form.JSON else ""
+            for function in self._functions:
+                arguments = argument_rules(form.arguments, function, self._rules)
+                name = f"/{escaped(function.name)}{_after_name(form)}/"
+                found.append(f"{name} {blanks} {arguments} {words(form.tail, self._specials)} {end} {after}")
+            lines.append(f"named_{number}: {' | '.join(found)}")
+        return lines
+
+    def _certain(self) -> str:
+        """Returns a regex of what makes a call certain where a form's name begins."""
+        return f"{self._callable}({'|'.join(_after_name(forms[0]) for forms in self._alike())})"
+
+    def _alike(self) -> list[list[DriftForm]]:
+        """Returns the forms in groups that the grammar does not need to tell apart, because their calls are alike."""
+        groups: dict[object, list[DriftForm]] = {}
+        for form in self._drifts:
+            groups.setdefault((form.head, form.tail, form.arguments.form), []).append(form)
+        return list(groups.values())
+
+    def _lazy(self, regex: str, condition: str = "") -> str:
+        """Adds a rule that matches a text up to the first place where the regex does; returns its name."""
+        body = self._rules.add("LEAD", f"/{regex}/{condition}") if condition else f"/{regex}/"
+        return self._rules.add("lead", body, "[lazy]")
+
+    @property
+    def _callable(self) -> str:
+        """A regex of the names of the functions that may be called."""
+        return either(function.name for function in self._functions)
+
     def _beginnings(self, syntax: ToolCallSyntax) -> list[str]:
         """Returns regexes of the texts with which only a call begins."""
         names = either(self._names)
@@ -364,6 +506,39 @@ class _Tagged:
         return marks + found
 
 
+def _opening_regex(forms: list[DriftForm], within: bool) -> str:
+    """Returns a regex of all texts that end where the name of a call in one of these forms begins.
+
+    forms: forms with the same head; within: whether the text begins within a line, where no form begins
+    """
+    openings = [spaced(opening, "") for form in forms for opening in form.openings if opening]
+    line = rf"{ANY}\n\s*" if within else rf"({ANY}\n)?\s*"
+    lead = rf"{line}({'|'.join(openings)})\s*" if openings else line
+    bare = r"|\s*" if any(form.bare for form in forms) and not within else ""
+    return f"(({lead}{bare}){_head_regexes(forms[0])[0]})"
+
+
+def _after_name(form: DriftForm) -> str:
+    """Returns a regex of what stands between the name and the arguments."""
+    return _head_regexes(form)[1]
+
+
+def _head_regexes(form: DriftForm) -> tuple[str, str]:
+    """Returns regexes of what precedes and what follows the name in a form's head."""
+    head = ""
+    for part in form.head:
+        texts = [(r"\s*" if head else "") + spaced(text, "NAME") for text in part if text]
+        head += f"({'|'.join(texts)}){'?' * ('' in part)}"
+    before, _, after = head.partition("NAME")
+    return _balanced(before), _balanced(after)
+
+
+def _balanced(regex: str) -> str:
+    """Closes or opens the group that a cut through a regex has left open."""
+    open_ = regex.count("(") - regex.count(r"\(") - regex.count(")") + regex.count(r"\)")
+    return regex + ")" * open_ if open_ > 0 else "(" * -open_ + regex
+
+
 async def answer_grammar(
     tool_choice: ToolChoice, begins: Reasoning, text_grammar: str, specials: Mapping[str, int], context: ModelContext
 ) -> str:
@@ -378,6 +553,6 @@ async def answer_grammar(
     return await grammar_builder.in_thread(
         partial(
             output_grammar, tool_choice, style.tool_format, begins,
-            specials=specials, answer=answer, tags=style.tags,
+            specials=specials, answer=answer, tags=style.tags, drifts=style.drifts,
         )
     )  # fmt: skip

@@ -54,6 +54,10 @@ class FrontendConfig:
         "auto", "how the model marks its reasoning; auto: detected from its chat template",
         choices=("auto", "think", "none"),
     )  # fmt: skip
+    drifting_calls: bool = setting(
+        True, "where a request offers tools, read calls that the model writes in another form than its format's, too: "
+        "in a block of code, as bare JSON, as <function=NAME>, within its reasoning (docs/api.md has the forms)",
+    )  # fmt: skip
     any_model_name: bool = setting(False, "accept every model name in a request; responses have the served one")
     max_logprobs: int = setting(
         20, "maximum of the likeliest tokens that a request may have reported in each place (`logprobs`, "
