@@ -29,9 +29,8 @@ from frontend.api.request_builder import ParsedRequest, prepare
 from frontend.errors import BadRequest, SluiceError, Unprocessable, own_status
 from frontend.model_context import ModelContext, before_truncation, check_characters, check_ids, check_model
 from frontend.request import NO_FEATURES, Delta, Features, GenerationRequest, TokenLogprob
-from frontend.schema.base import EXACT, FieldError, JsonArray, in_slices, to_json
+from frontend.schema.base import EXACT, MOST, FieldError, JsonArray, in_slices, to_json
 from frontend.schema.request_fields import (
-    MOST,
     ChoiceCount,
     LogprobCount,
     Positive,

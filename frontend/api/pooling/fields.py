@@ -97,64 +97,6 @@ class Cut:
         return ids[: most - after] + ids[len(ids) - after :]
 
 
-class CutFields(PoolingFields):
-    truncate_prompt_tokens: Annotated[  # type: ignore[assignment]
-        Annotated[int, Meta(ge=-1, le=MOST)] | None,
-        doc("Keep only this many tokens of each text, with the tokenizer's own; -1: as many as the model can read"),
-    ] = None
-    truncation_side: Annotated[
-        Literal["left", "right"] | None, doc("`left`: `truncate_prompt_tokens` keeps the last tokens of a text")
-    ] = None
-
-    @property
-    def cut(self) -> "Cut | None":
-        """How texts that are too long are cut; None: they are refused."""
-        return self.stated_cut
-
-    @property
-    def stated_cut(self) -> "Cut | None":
-        """What `truncate_prompt_tokens` says."""
-        kept = self.truncate_prompt_tokens
-        return None if kept is None else Cut(kept, self.truncation_side == "left", "truncate_prompt_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How a text that is too long is cut. The tokens that the tokenizer puts around a text are kept.
-
-    most: how many tokens are kept; -1: as many as the model can read
-    left: whether the first tokens are cut off instead of the last ones
-    param: the field that asks for it
-    """
-
-    most: int = -1
-    left: bool = False
-    param: str = "truncate"
-
-    def limit(self, context: ModelContext) -> int:
-        """Returns how many tokens are kept. Raises Unprocessable if the model cannot read so many, or none is left."""
-        around = sum(context.tokenizer.around)
-        if self.most < 0:
-            return context.max_seq_len
-        if not around < self.most <= context.max_seq_len:
-            raise Unprocessable(
-                f"`{self.param}` must be -1 or from {around + 1} to {context.max_seq_len}, got {self.most}",
-                param=self.param,
-                code="out_of_range",
-            )
-        return self.most
-
-    def __call__(self, ids: Prompt, context: ModelContext, *, around: bool = True) -> Prompt:
-        """Returns at most `limit` ids of a text. around: whether the tokenizer has put its own tokens around it"""
-        most = self.limit(context)
-        if len(ids) <= most or most < 1:
-            return ids
-        before, after = context.tokenizer.around if around else (0, 0)
-        if self.left:
-            return ids[:before] + ids[len(ids) - (most - before) :]
-        return ids[: most - after] + ids[len(ids) - after :]
-
-
 def pooling_request(
     fields: PoolingFields, prompts: Sequence[Prompt], pooling: Pooling, context: ModelContext, format_data: Any = None,
     seconds: Sequence[int] = (),

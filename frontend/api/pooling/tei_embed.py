@@ -25,7 +25,7 @@ class TeiEmbedRequest(TeiFields):
         str | list[str | _Token | list[_Token]],
         Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_INPUTS)),
     ]
-    normalize: Annotated[bool, doc("Whether vectors get the length 1")] = True  # type: ignore[assignment]
+    normalize: Annotated[bool, doc("Whether vectors get the length 1")] = True
     prompt_name: Annotated[Text | None, doc("Which of the checkpoint's prompts stands before each text")] = None
     dimensions: Annotated[Positive | None, doc("Only so many numbers; for models trained so")] = None
 

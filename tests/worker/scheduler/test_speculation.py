@@ -55,9 +55,7 @@ def test_ngram_drafter_learns_apart_how_often_copies_go_on() -> None:
     for _ in range(30):
         drafter.record(15, 15)
     assert len(drafter.propose(copied, 15, cost)) == 15
-    assert len(drafter.propose([*copied, 90, 0, 1, 2], 15, cost)) == 1, (
-        "as before for three tokens"
-    )
+    assert len(drafter.propose([*copied, 90, 0, 1, 2], 15, cost)) == 1, "as before for three tokens"
 
 
 def test_ngram_drafter_proposes_what_follows_forced_ids() -> None:
