@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from frontend.chat.large_chats import body_bytes
 from frontend.errors import UnsupportedMediaType
+from frontend.kept.kept import Kept
 from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
@@ -41,6 +42,7 @@ class AppState:
     models: ModelTable
     metrics: PrometheusMetrics
     signer: Signer | None = None  # signs receipts
+    kept: Kept | None = None  # only with --store
     bodies: Bodies = field(default_factory=Bodies)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 

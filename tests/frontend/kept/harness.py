@@ -1,0 +1,59 @@
+"""Servers over fake pools that share a store, and models whose tokens come one by one when the test says so."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.stream import Stream
+from shared import messages as m
+from tests.fakes import MODEL, FakePool
+from tests.frontend.serving import app_over, serving
+
+LIMITS = m.Limits(max_seq_len=8192, vocab_size=269, eos_token_ids=(265,))
+
+
+class Held:
+    """A worker that computes the same tokens for every sequence, and sends as many as the test allows."""
+
+    def __init__(self, tokenizer: Tokenizer, text: str) -> None:
+        (self.ids,) = tokenizer.encode_now([text], False)
+        self.pool = FakePool(self._play, welcome=m.Welcome(1, 1, 4711, MODEL, "", LIMITS, fingerprint="fp_worker"))
+        self.streams: list[Stream] = []
+        self.allowed = 0
+        self.ends = False
+
+    def _play(self, pool: FakePool, stream: Stream) -> None:
+        self.streams.append(stream)
+        pool.later(lambda: self._send(stream))
+
+    def _send(self, stream: Stream) -> None:
+        while len(stream.output) < min(self.allowed, len(self.ids)):
+            self.pool.send_tokens(stream, self.ids[len(stream.output) : len(stream.output) + 1])
+        if self.ends and len(stream.output) == len(self.ids):
+            self.pool.end(stream)
+
+    def allow(self, count: int) -> None:
+        self.allowed = count
+        for stream in self.streams:
+            self._send(stream)
+
+    def finish(self) -> None:
+        self.ends = True
+        self.allow(len(self.ids))
+
+
+@asynccontextmanager
+async def keeping(pool: FakePool, tokenizer: Tokenizer, store: Path, **config: Any) -> AsyncIterator[str]:
+    async with serving(app_over(pool, tokenizer, store=str(store), **config)) as url:
+        yield url
+
+
+def blocks(data: bytes) -> list[bytes]:
+    """Returns the events of a stream, without comments."""
+    return [block for block in data.split(b"\n\n") if block and not block.startswith(b":")]
+
+
+def ids_of(data: bytes) -> Iterable[int]:
+    return [int(block.split(b"\n")[0].removeprefix(b"id: ")) for block in blocks(data)]
