@@ -91,10 +91,14 @@ class AppState:
         path: the route whose fields the body has; empty: the path of the request
         """
         ignored: dict[str, None] = {}
-        decoded = decode(body, kind, self._unknown_fields.reader(path or request.scope["path"], ignored))
+        decoded = self.read(body, kind, path or request.scope["path"], ignored)
         if ignored:
             request.scope[IGNORED_FIELDS] = header_value(ignored)
         return decoded
+
+    def read(self, body: bytes, kind: type[R], path: str, ignored: dict[str, None]) -> R:
+        """Returns the body as `kind`, and adds to `ignored` the fields that the route `path` does not know."""
+        return decode(body, kind, self._unknown_fields.reader(path, ignored))
 
     def note_ignored(self, request: Request, names: Iterable[str]) -> None:
         """Names fields without an effect on this model in the response header, after those that are unknown."""

@@ -220,8 +220,8 @@ class Service:
                 prompt, _sampling(request.sampling, n, had.seed), cache_salt=salt, group=group,
                 adapter=features.adapter, deadline_ms=admission.deadline_ms, priority=admission.priority,
                 tenant=admission.tenant, fingerprint=fingerprint, generated=had.after(features.continued),
-                answer=features.checked, scored_from=features.scored.starts[i] if features.scored else 0, pooling=features.pooling,
-                pictures=features.pictures, predicted=features.predicted,
+                answer=features.checked, scored_from=features.scored.starts[i] if features.scored else 0,
+                pooling=features.pooling, pictures=features.pictures, predicted=features.predicted,
             )
             for i, (prompt, group) in enumerate(zip(request.prompts, self._group_ids(request), strict=True))
             for n, had in enumerate(earlier[i * request.n : (i + 1) * request.n])

@@ -125,15 +125,19 @@ class Run:
 
     # before the first byte
 
-    def replay(self, pieces: Sequence[Piece]) -> None:
-        """Brings the writer to where another process had left it. Raises ValueError if the tokens are others now."""
+    def restore(self, pieces: Sequence[Piece]) -> None:
+        """Takes the bytes that another process had written."""
         for piece in pieces:
-            deltas = [delta for one in piece.arrivals if (delta := self._replayed(one)) is not None]
-            if piece.arrivals:
-                self._writer.write(deltas)
             self._events.restore(piece.data)
         self._number = len(pieces)
         self.shown = len(self._events.data)
+
+    def replay(self, pieces: Sequence[Piece]) -> None:
+        """Brings the writer to where another process had left it. Raises ValueError if the tokens are others now."""
+        for piece in pieces:
+            if piece.arrivals:
+                replayed = map(self._replayed, piece.arrivals)
+                self._writer.write([delta for delta in replayed if delta is not None])
 
     def _replayed(self, arrival: Arrival) -> Delta | None:
         index, ids, ended = arrival

@@ -37,7 +37,6 @@ from frontend.model_context import check_task
 from frontend.request import GenerationRequest
 from frontend.routes.generate import WhileConnected, while_connected
 from frontend.schema.base import RequestModel, to_json
-from frontend.schema.decoding import decode
 from frontend.server.middleware import RECORD, client_error
 
 STREAM_ID = "x-conversation-id"
@@ -365,7 +364,7 @@ async def resume(app: AppState, answer: KeptAnswer) -> Run:
     """
     kept, recipe = store_of(app), answer.recipe
     chosen = await api_format(answer.path, answer.body, app.config)
-    decoded = decode(answer.body, chosen.REQUEST)
+    decoded = app.read(answer.body, chosen.REQUEST, answer.path, {})
     found = app.model_of(decoded)
     model = await app.models.usable(found, getattr(decoded, "model", None), computing=True, keep_alive=None)
     context = model.context.at(recipe.created)
@@ -385,6 +384,7 @@ async def resume(app: AppState, answer: KeptAnswer) -> Run:
     )  # fmt: skip
     run = _made(kept, answer, chosen, response_context, generation)
     run.also = _conversation_of(answer)
+    run.restore(pieces)
     try:
         await asyncio.wait_for(_received(generation, pieces), RECOMPUTE_S)
         run.replay(pieces)

@@ -26,22 +26,23 @@ class Held:
 
     def _play(self, pool: FakePool, stream: Stream) -> None:
         self.streams.append(stream)
-        pool.later(lambda: self._send(stream))
+        self._send(stream)
 
     def _send(self, stream: Stream) -> None:
-        while len(stream.output) < min(self.allowed, len(self.ids)):
-            self.pool.send_tokens(stream, self.ids[len(stream.output) : len(stream.output) + 1])
-        if self.ends and len(stream.output) == len(self.ids):
+        """Sends a token in each turn of the loop."""
+        at = len(stream.output)
+        if at < min(self.allowed, len(self.ids)):
+            self.pool.send_tokens(stream, self.ids[at : at + 1])
+        elif self.ends and at == len(self.ids):
             self.pool.end(stream)
+        if stream.end is None:
+            self.pool.later(lambda: self._send(stream), 0.001)
 
     def allow(self, count: int) -> None:
         self.allowed = count
-        for stream in self.streams:
-            self._send(stream)
 
     def finish(self) -> None:
-        self.ends = True
-        self.allow(len(self.ids))
+        self.ends, self.allowed = True, len(self.ids)
 
 
 @asynccontextmanager
