@@ -133,7 +133,7 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
         exception_handlers={HTTPException: _pass_on},
     )
     app.router.redirect_slashes = False
-    app.state.models = models
+    app.state.models, app.state.kept = models, kept
     return app
 
 

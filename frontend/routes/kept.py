@@ -33,6 +33,7 @@ from frontend.kept import answers, conversations
 from frontend.kept.answers import KeptAnswer, Piece, Recipe
 from frontend.kept.kept import Kept
 from frontend.kept.run import Manner, Run, offset_after, with_fields
+from frontend.kept.store import StoreError
 from frontend.model_context import check_task
 from frontend.request import GenerationRequest
 from frontend.routes.generate import WhileConnected, while_connected
@@ -103,6 +104,8 @@ async def generate_kept(
     kept = store_of(app)
     if wish.stream_id is not None and LAST_EVENT in request.headers:
         return await _stream_again(kept, request, await kept.find_stream(wish.stream_id, wish.tenant))
+    if wish.background and kept.store.problem:
+        raise StoreError(kept.store.problem)
     whole, earlier = await whole_request(kept, wish, body)
     decoded = app.decode(request, whole, chosen.REQUEST)
     model = await app.usable_model(request, decoded)
@@ -128,6 +131,9 @@ async def generate_kept(
     run = _run(kept, wish, chosen, response_context, generation, recipe, whole, request.scope["path"])
     run.also = _conversation_of(run.answer)
     await kept.begin(run)
+    if run.problem and wish.background:
+        run.cancel()
+        raise StoreError(run.problem)
     if parsed.stream:
         return _streaming(kept, run, 0)
     if wish.background:

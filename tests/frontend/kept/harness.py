@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from starlette.applications import Starlette
+
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m
@@ -46,8 +48,14 @@ class Held:
 
 
 @asynccontextmanager
-async def keeping(pool: FakePool, tokenizer: Tokenizer, store: Path, **config: Any) -> AsyncIterator[str]:
-    async with serving(app_over(pool, tokenizer, store=str(store), **config)) as url:
+async def keeping(
+    pool: FakePool, tokenizer: Tokenizer, store: Path, apps: list[Starlette] | None = None, **config: Any
+) -> AsyncIterator[str]:
+    """Serves an app with a store, and yields its URL. apps: gets the app"""
+    app = app_over(pool, tokenizer, store=str(store), **config)
+    if apps is not None:
+        apps.append(app)
+    async with serving(app) as url:
         yield url
 
 
