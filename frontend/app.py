@@ -19,7 +19,6 @@ from starlette.routing import Route
 
 from frontend.api.formats import API_FORMATS, MODULES, error_format
 from frontend.app_state import AppState
-from frontend.kept.kept import Kept
 from frontend.model_table import ModelTable
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.hooks import EndHooks, end_hooks
@@ -113,7 +112,11 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
     Raises ConfigError if the file of API keys, the signing key of receipts or --objectives cannot be used.
     """
     ended = end_hooks(config, metrics)
-    kept = Kept(config) if config.keeps else None
+    kept = None
+    if config.keeps:
+        from frontend.kept.kept import Kept
+
+        kept = Kept(config)
     state = AppState(config, models, metrics, Signer.load(config.receipt_key), kept)
     origins = words(config.cors_origins)
     requests = Middleware(

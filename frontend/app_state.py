@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from frontend.chat.large_chats import body_bytes
 from frontend.errors import UnsupportedMediaType
-from frontend.kept.kept import Kept
 from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
@@ -26,6 +25,9 @@ from frontend.server.access import administers
 from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, Bodies, header_value, largest_body
 from shared.config.frontend import FrontendConfig
 from shared.signing import Signer
+
+if TYPE_CHECKING:
+    from frontend.kept.kept import Kept
 
 R = TypeVar("R", bound=RequestModel)
 
@@ -42,7 +44,7 @@ class AppState:
     models: ModelTable
     metrics: PrometheusMetrics
     signer: Signer | None = None  # signs receipts
-    kept: Kept | None = None  # only with --store
+    kept: "Kept | None" = None  # only with --store
     bodies: Bodies = field(default_factory=Bodies)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 

@@ -247,7 +247,7 @@ async def items_until(kept: Kept, id: str, tenant: str) -> list[Any]:
             f"`previous_response_id`: the response {id} is {found.status}", param="previous_response_id",
             code="previous_response_not_ended",
         )  # fmt: skip
-    return as_items(msgspec.json.decode(found.body)["input"]) + msgspec.json.decode(found.response)["output"]
+    return [*as_items(msgspec.json.decode(found.body)["input"]), *msgspec.json.decode(found.response)["output"]]
 
 
 def as_items(given: Any) -> list[Any]:
