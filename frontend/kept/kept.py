@@ -102,6 +102,11 @@ class Kept:
         await self.cancel(answer)
         await self.store.write(partial(answers.delete, id=answer.id))
 
+    async def take_up(self, answer: KeptAnswer) -> None:
+        """Goes on with a running answer whose process is gone. Raises SluiceError if this is not possible now."""
+        if answer.ended is None:
+            await self._own(answer)
+
     async def follow(self, answer: KeptAnswer, offset: int) -> AsyncIterator[bytes]:
         """Yields the bytes of a stream from `offset` on, from whichever process generates it, until it has ended."""
         while True:

@@ -280,6 +280,7 @@ async def _stream_again(kept: Kept, request: Request, answer: KeptAnswer) -> Res
     elif offset > (most := len(await kept.written(answer))):
         raise BadRequest(f"`from` is {offset}, but the stream has {most} bytes", param="from", code="out_of_range")
     chosen = await api_format(answer.path, b"", kept.config)
+    await kept.take_up(answer)
     return _event_stream(kept.follow(answer, offset), chosen.FRAMING.media_type)
 
 
@@ -326,6 +327,7 @@ async def get_response(app: AppState, request: Request) -> Response:
             )  # fmt: skip
         after = query.get("starting_after")
         offset = 0 if after is None else offset_after(pieces, _number("starting_after", after))
+        await kept.take_up(answer)
         return _event_stream(kept.follow(answer, offset), responses.FRAMING.media_type)
     return Response(_shown(answer), media_type="application/json")
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from frontend.errors import Overloaded
 from tests.frontend.kept.harness import Held, blocks, ids_of, keeping
 from tests.frontend.serving import until
 
@@ -138,6 +139,24 @@ async def test_other_tokens_end_the_answer_with_an_error(qwen: Any, store: Path)
         whole = await again(other)
         assert whole.startswith(seen) and b"became another" in whole[len(seen) :]
         assert b"QUICK" not in whole
+
+
+async def test_answer_that_cannot_be_continued_now_is_refused_and_continued_later(qwen: Any, store: Path) -> None:
+    first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
+    async with (
+        keeping(first.pool, qwen.tokenizer, store) as one,
+        keeping(second.pool, qwen.tokenizer, store) as two,
+        httpx.AsyncClient(base_url=one) as http,
+        httpx.AsyncClient(base_url=two) as other,
+    ):
+        seen = await head(first, http, "/v1/completions", 2)
+        gone(store)
+        second.pool.refusals[0] = Overloaded("no worker", code="not_ready", retry_after=1.0)
+        refused = await other.get("/v1/stream/chat 1::tiny")
+        assert refused.status_code == 503 and refused.headers["Retry-After"]
+        second.finish()
+        whole = await again(other)
+        assert whole.startswith(seen) and whole.endswith(b"data: [DONE]\n\n")
 
 
 async def test_window_ends_a_stream_that_nobody_reads(qwen: Any, store: Path) -> None:
