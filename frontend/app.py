@@ -87,6 +87,20 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", "/lora-adapters", "frontend.routes.lora:default_scales"),
     ("POST", "/lora-adapters", "frontend.routes.lora:set_default_scales"),
     ("POST", "/v1/receipts/verify", "frontend.routes.verify:verify"),
+    ("GET", "/v1/responses/{id}", "frontend.routes.kept:get_response"),
+    ("DELETE", "/v1/responses/{id}", "frontend.routes.kept:delete_response"),
+    ("POST", "/v1/responses/{id}/cancel", "frontend.routes.kept:cancel_response"),
+    ("GET", "/v1/responses/{id}/input_items", "frontend.routes.kept:input_items"),
+    ("POST", "/v1/conversations", "frontend.routes.conversations:create"),
+    ("GET", "/v1/conversations/{id}", "frontend.routes.conversations:get"),
+    ("POST", "/v1/conversations/{id}", "frontend.routes.conversations:update"),
+    ("DELETE", "/v1/conversations/{id}", "frontend.routes.conversations:delete"),
+    ("GET", "/v1/conversations/{id}/items", "frontend.routes.conversations:list_items"),
+    ("POST", "/v1/conversations/{id}/items", "frontend.routes.conversations:add_items"),
+    ("GET", "/v1/stream", "frontend.routes.kept:get_stream"),
+    ("DELETE", "/v1/stream", "frontend.routes.kept:delete_stream"),
+    ("GET", "/v1/stream/{id:path}", "frontend.routes.kept:get_stream"),
+    ("DELETE", "/v1/stream/{id:path}", "frontend.routes.kept:delete_stream"),
     ("POST", "/v1/responses/input_tokens", "frontend.routes.input_tokens:of_response"),
     ("POST", "/v1/messages/count_tokens", "frontend.routes.input_tokens:of_messages"),
 )
@@ -98,7 +112,12 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
     Raises ConfigError if the file of API keys, the signing key of receipts or --objectives cannot be used.
     """
     ended = end_hooks(config, metrics)
-    state = AppState(config, models, metrics, Signer.load(config.receipt_key))
+    kept = None
+    if config.keeps:
+        from frontend.kept.kept import Kept
+
+        kept = Kept(config)
+    state = AppState(config, models, metrics, Signer.load(config.receipt_key), kept)
     origins = words(config.cors_origins)
     requests = Middleware(
         RequestMiddleware,
@@ -113,11 +132,11 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
     app = Starlette(
         routes=routes(state),
         middleware=[*_cors(origins), requests, *_comments_while_loading(config, models)],
-        lifespan=_lifespan(models, metrics, ended),
+        lifespan=_lifespan(state, ended),
         exception_handlers={HTTPException: _pass_on},
     )
     app.router.redirect_slashes = False
-    app.state.models = models
+    app.state.models, app.state.kept = models, kept
     return app
 
 
@@ -178,12 +197,15 @@ def _pass_on(request: Request, exc: Exception) -> Response:
     raise exc  # the middleware makes the response from the exception
 
 
-def _lifespan(
-    models: ModelTable, metrics: PrometheusMetrics, ended: EndHooks
-) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _lifespan(state: AppState, ended: EndHooks) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        models, metrics, kept = state.models, state.metrics, state.kept
         await models.start()
+        if kept is not None:
+            from frontend.routes.kept import resume
+
+            kept.start(partial(resume, state), lambda: models.readiness.ready)
         tasks = [asyncio.create_task(_flush(models, metrics)), asyncio.create_task(_watch_lag(metrics))]
         try:
             yield
@@ -191,6 +213,8 @@ def _lifespan(
             for task in tasks:
                 task.cancel()
             await models.close()
+            if kept is not None:
+                await kept.close()
             await asyncio.to_thread(ended.close)
 
     return lifespan

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -29,6 +29,9 @@ from frontend.turns import FairThreads
 from shared.config.frontend import FrontendConfig
 from shared.signing import Signer
 
+if TYPE_CHECKING:
+    from frontend.kept.kept import Kept
+
 R = TypeVar("R", bound=RequestModel)
 
 # The accepted content types of a JSON body: the correct one, the one that `curl -d` sends by default, and the one that
@@ -44,6 +47,7 @@ class AppState:
     models: ModelTable
     metrics: PrometheusMetrics
     signer: Signer | None = None  # signs receipts
+    kept: "Kept | None" = None  # only with --store
     bodies: Bodies = field(default_factory=Bodies)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
@@ -98,6 +102,10 @@ class AppState:
         if ignored:
             request.scope[IGNORED_FIELDS] = header_value(ignored)
         return decoded
+
+    def read(self, body: bytes, kind: type[R], path: str, ignored: dict[str, None]) -> R:
+        """Returns the body as `kind`, and adds to `ignored` the fields that the route `path` does not know."""
+        return decode(body, kind, self._unknown_fields.reader(path, ignored))
 
     def note_ignored(self, request: Request, names: Iterable[str]) -> None:
         """Names fields without an effect on this model in the response header, after those that are unknown."""

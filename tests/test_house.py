@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("frontend/text", "frontend/output_parser", "frontend/workers", "worker/ops"),
     ("frontend/request.py", "worker/device.py", "worker/checkpoint", "worker/kv_cache"),
     ("frontend/schema", "frontend/generation", "frontend/server", "worker/scheduler", "worker/quantization"),
-    ("frontend/model_context.py", "frontend/observability", "worker/models"),
+    ("frontend/model_context.py", "frontend/observability", "frontend/kept", "worker/models"),
     ("frontend/chat", "worker/lora", "worker/vision"),
     ("frontend/model_table.py", "frontend/structured_output", "worker/structured_output", "worker/distributed"),
     ("frontend/app_state.py", "worker/model_runner"),

@@ -215,23 +215,37 @@ class Generation:
             if choice.done or not choice.stream.fresh:
                 continue
             batch = choice.stream.gather()
-            if batch.tokens:
-                self._measure(choice, len(batch.tokens), now)
-            delta = choice.add(batch)
+            delta = self._add(choice, batch, now)
             if delta is not None:
                 deltas.append(delta)
-            if choice.done:
-                self._open -= 1
-                if choice.finish is not None:
-                    self._finished(choice, batch, now)
-                else:
-                    failed = batch.end
+            if choice.done and choice.finish is None:
+                failed = batch.end
         if failed is not None:
             self._end_with(self._failure or error_of(failed), failed)
         elif not self._open:
             self.ended = True
             self.close()
         return deltas
+
+    def _add(self, choice: Choice, batch: Batch, now: float) -> Delta | None:
+        if batch.tokens:
+            self._measure(choice, len(batch.tokens), now)
+        delta = choice.add(batch)
+        if choice.done:
+            self._open -= 1
+            if choice.finish is not None:
+                self._finished(choice, batch, now)
+        return delta
+
+    def replay(self, index: int, count: int, *, ended: bool) -> Delta | None:
+        """Returns the delta for the next `count` tokens of a choice, as `poll` did when another process received them.
+
+        ended: whether the choice's end arrived with them. All of it must have been received.
+        """
+        choice = self.choices[index]
+        if choice.done:
+            return None
+        return self._add(choice, choice.stream.gather_only(count, ended=ended), time.perf_counter())
 
     async def deltas(self) -> AsyncGenerator[list[Delta]]:
         """Yields each list of deltas that is not empty.

@@ -8,9 +8,9 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -33,6 +33,21 @@ DRAINING_RETRY_S = 5.0  # the Retry-After while draining: another server may hav
 HANDSHAKE_S = 0.5  # how long a request waits for a worker that may be ready at any moment
 MAX_TOKENS = 1 << 22  # limit on prompt tokens times `n` in a request of several sequences: 16 MiB of messages
 POLL_S = 0.02  # pause between two checks for the end of a handshake or of a drain
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What another process had of a choice: the drawn seed, and the tokens that need not be generated again."""
+
+    seed: int | None = None
+    tokens: Sequence[int] = ()
+
+    def after(self, brought: Sequence[int]) -> Sequence[int]:
+        """Returns the tokens of the request's own earlier output, and then these."""
+        return [*brought, *self.tokens] if self.tokens else brought
+
+
+NOTHING_EARLIER = Earlier()
 
 
 class Service:
@@ -101,10 +116,13 @@ class Service:
             retry_after = DRAINING_RETRY_S if readiness.code == DRAINING.code else 1.0
             raise Overloaded(f"not ready: {readiness.text}", code=readiness.code, retry_after=retry_after)
 
-    async def start(self, request: GenerationRequest, arrived_at: float | None = None) -> "Generation":
+    async def start(
+        self, request: GenerationRequest, arrived_at: float | None = None, earlier: Sequence[Earlier] = ()
+    ) -> "Generation":
         """Submits the sequences of a request, and returns when all of them are admitted.
 
         arrived_at: when the request's body had been read, by `time.perf_counter()`; None means now
+        earlier: for each choice, what another process had of it; its tokens are to be taken by `Generation.replay`
 
         Raises:
             Unprocessable: the workers could not hold all the sequences even without other requests.
@@ -117,9 +135,11 @@ class Service:
         arrived_at = time.perf_counter() if arrived_at is None else arrived_at
         outputs = self._outputs(request)
         try:
-            streams = await self._submit_in_time(request, arrived_at)
+            streams = await self._submit_in_time(request, arrived_at, earlier)
         except Unprocessable as refused:  # the worker does not know how the API format calls the prompt
             raise refused.renamed("prompt", request.param) from None
+        for stream in streams if earlier else ():
+            stream.rewind(request.brought)
         checked = request.features.checked
         self.metrics.admitted(request.prompt_tokens + len(checked or ()))
         choices = [
@@ -175,34 +195,37 @@ class Service:
             hidden = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.tokenizer.eos_ids)}
         return self.tokenizer.specials_except(hidden) | marks
 
-    async def _submit_in_time(self, request: GenerationRequest, arrived_at: float) -> list[Stream]:
+    async def _submit_in_time(
+        self, request: GenerationRequest, arrived_at: float, earlier: Sequence[Earlier]
+    ) -> list[Stream]:
         if not request.admission.deadline_ms:
-            return await self._submit(request)
+            return await self._submit(request, earlier)
         left = _time_left(request, arrived_at)
         if left > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    return await self._submit(request.admitted(deadline_ms=math.ceil(1e3 * left)))
+                    return await self._submit(request.admitted(deadline_ms=math.ceil(1e3 * left)), earlier)
         for _ in range(len(request.prompts) * request.n):
             self.metrics.aborted("deadline_exceeded")
         raise deadline_error()
 
-    async def _submit(self, request: GenerationRequest) -> list[Stream]:
+    async def _submit(self, request: GenerationRequest, earlier: Sequence[Earlier]) -> list[Stream]:
         admission, features = request.admission, request.features
         single = len(request.prompts) == request.n == 1
         fingerprint = admission.fingerprint or ("" if single else self.pool.fingerprint)
         salt = self._salt(request)
+        earlier = earlier or [NOTHING_EARLIER] * (len(request.prompts) * request.n)
         calls = [
             self.pool.submit(
-                prompt, _sampling(request.sampling, n), cache_salt=salt, group=group, adapter=features.adapter,
-                deadline_ms=admission.deadline_ms, priority=admission.priority, tenant=admission.tenant,
-                fingerprint=fingerprint, generated=features.continued, answer=features.checked,
-                scored_from=features.scored.starts[i] if features.scored else 0, pooling=features.pooling,
-                pictures=features.pictures, predicted=features.predicted,
+                prompt, _sampling(request.sampling, n, had.seed), cache_salt=salt, group=group,
+                adapter=features.adapter, deadline_ms=admission.deadline_ms, priority=admission.priority,
+                tenant=admission.tenant, fingerprint=fingerprint, generated=had.after(features.continued),
+                answer=features.checked, scored_from=features.scored.starts[i] if features.scored else 0,
+                pooling=features.pooling, pictures=features.pictures, predicted=features.predicted,
                 second_from=features.seconds[i] if features.seconds else 0,
             )
             for i, (prompt, group) in enumerate(zip(request.prompts, self._group_ids(request), strict=True))
-            for n in range(request.n)
+            for n, had in enumerate(earlier[i * request.n : (i + 1) * request.n])
         ]  # fmt: skip
         if len(calls) == 1:
             return [await calls[0]]
@@ -239,8 +262,10 @@ def _time_left(request: GenerationRequest, arrived_at: float) -> float:
     return arrived_at + request.admission.deadline_ms / 1e3 - time.perf_counter()
 
 
-def _sampling(sampling: Sampling, n: int) -> Sampling:
-    """Returns the sampling of choice `n` of a prompt. Its seed is the request's seed plus `n`."""
+def _sampling(sampling: Sampling, n: int, seed: int | None) -> Sampling:
+    """Returns the sampling of choice `n` of a prompt. seed: the one drawn before; None: the request's plus `n`"""
+    if seed is not None:
+        return msgspec.structs.replace(sampling, seed=seed)
     if sampling.seed is None or n == 0:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + n) % (1 << 64))

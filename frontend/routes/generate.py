@@ -35,6 +35,11 @@ async def generate(app: AppState, request: Request) -> Response:
         record.body, record.release = body, partial(app.bodies.release, request)
     decoded = await app.decode(request, body, chosen.REQUEST)
     request.scope[STREAMS] = getattr(decoded, "stream", False)
+    if app.kept is not None:
+        from frontend.routes.kept import generate_kept, keeping
+
+        if (wish := keeping(request, decoded)) is not None:
+            return await generate_kept(app, request, wish, chosen, body, begun)
     model = await app.usable_model(request, decoded)
     context = model.context.at(created := int(time.time()))
     check_task(request.scope["path"], ("generate",), context)

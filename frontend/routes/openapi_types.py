@@ -31,7 +31,7 @@ from frontend.api.pooling import fields as pooling
 from frontend.api.pooling import pooling as any_pooling
 from frontend.api.verification import Verification, VerifyRequest
 from frontend.observability.stats import Stats
-from frontend.routes import openapi_paths, tokenize
+from frontend.routes import openapi_kept, openapi_paths, tokenize
 from frontend.routes.tokenize import AnyTokenizeRequest, DetokenizeRequest
 from frontend.schema import responses as response_types
 from frontend.schema.base import RequestModel
@@ -60,12 +60,14 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "EmbedRequest": ollama_embed.EmbedRequest,
     "OneEmbeddingRequest": ollama_embeddings.OneEmbeddingRequest,
     "ShowRequest": ollama_models.ShowRequest,
+    **openapi_kept.KEPT_REQUESTS,
     **openapi_paths.LORA_REQUESTS,
     **openapi_paths.MANY_REQUESTS,
     **openapi_paths.LLAMA_CPP_REQUESTS,
     **openapi_paths.SGLANG_REQUESTS,
 }
 RESPONSES: Mapping[str, Any] = {
+    **openapi_kept.KEPT_RESPONSES,
     **openapi_paths.MANY_RESPONSES,
     "Completion": openai.Completion,
     "CompletionChunk": openai.CompletionChunk,

@@ -98,6 +98,21 @@ class Stream:
             self._logprobs = []
         return Batch(self.output[start:], start, logprobs, self.end)
 
+    @property
+    def gathered(self) -> int:
+        """The output offset of the first token that the next `gather` returns."""
+        return self._gathered
+
+    def rewind(self, length: int) -> None:
+        """Has the next `gather` begin at output offset `length`: the tokens after it were sent with the Submit."""
+        self._gathered, self.fresh = length, True
+
+    def gather_only(self, count: int, *, ended: bool) -> Batch:
+        """Does the same as `gather`, but returns only the next `count` tokens, and the end only if `ended`."""
+        start, self._gathered = self._gathered, self._gathered + count
+        logprobs, self._logprobs = self._logprobs, []
+        return Batch(self.output[start : self._gathered], start, logprobs, self.end if ended else None)
+
     def add_tokens(self, start: int, tokens: list[int]) -> bool:
         """Adds tokens from offset `start` on. Returns False, and adds none, if tokens before `start` are missing."""
         length = len(self.output)

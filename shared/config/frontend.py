@@ -139,6 +139,22 @@ class FrontendConfig:
         10, "how many files of the record are kept, the newest included; older ones are deleted", unit="files",
         at_least=1,
     )  # fmt: skip
+    store: str = setting(
+        "none", "file in which answers are kept that ask for it, so that they outlive their client and this process: "
+        "stateful responses, and streams that can be resumed (docs/kept-answers.md); it has prompts and answers; "
+        "none: nothing is written",
+    )  # fmt: skip
+    store_max_age: float = setting(
+        30 * 86_400.0, "kept answers that ended this long ago are deleted; 0: no limit", unit="seconds", at_least=0
+    )
+    store_max_bytes: int = setting(
+        1 << 30, "size of the store from which on its oldest answers are deleted; 0: no limit", unit="bytes",
+        at_least=0,
+    )  # fmt: skip
+    resume_window: float = setting(
+        60.0, "how long the answer of a stream with an id is generated without its client, with --store",
+        unit="seconds", at_least=0,
+    )  # fmt: skip
     otlp_endpoint: str = setting(
         "",
         "OpenTelemetry collector for traces, as http://HOST:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT, or none",
@@ -179,6 +195,11 @@ class FrontendConfig:
         "text", "json: every line of every process is one JSON object, those of the access log too; text: readable "
         "lines", choices=("text", "json"),
     )  # fmt: skip
+
+    @property
+    def keeps(self) -> bool:
+        """Whether answers are kept."""
+        return self.store not in ("", "none")
 
     @property
     def keyed(self) -> bool:

@@ -1,7 +1,8 @@
 """OpenAI's Responses API: https://platform.openai.com/docs/api-reference/responses
 
 A stream has response.created, response.in_progress, the events of each output item (`Output`), and response.completed
-or, if the answer was cut off, response.incomplete. Nothing is stored, so a request contains its whole conversation.
+or, if the answer was cut off, response.incomplete. A server without a store keeps nothing, so a request contains its
+whole conversation; with one, routes/kept.py puts the kept items in front of its input.
 """
 
 import time
@@ -18,7 +19,13 @@ from frontend.api.openai.chat_tools import call_id
 from frontend.api.openai.chunk_writer import check_stream_options, error_body, telemetry_events
 from frontend.api.openai.completions import error
 from frontend.api.openai.response_types import TokenLogprobs
-from frontend.api.openai.responses_request import SCORES, ResponseCountRequest, ResponseRequest, response_prompt
+from frontend.api.openai.responses_request import (
+    SCORES,
+    ResponseCountRequest,
+    ResponseRequest,
+    check_stateless,
+    response_prompt,
+)
 from frontend.api.receipts import receipt_of
 from frontend.api.request_builder import ParsedRequest, check_forms, prepare
 from frontend.chat.reasoning import budget_of
@@ -310,6 +317,7 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     check_stream_options(request, request.stream)
+    check_stateless(request)
     choice = _tool_choice(request, context)
     reading = ParsedRequest(
         request, "input", request.most_tokens, "max_output_tokens", ends_with_context=True,
@@ -390,7 +398,7 @@ class ResponseWriter:
         events: list[bytes] = []
         if deltas and not self._begun:
             self._begun = True
-            events += [event(self._context, kind, response=_started(self._context)) for kind in OPENING]
+            events += [event(self._context, kind, response=started(self._context)) for kind in OPENING]
         for delta in deltas:
             self._totals.add(delta)
             events += self._output.add(delta)
@@ -425,12 +433,13 @@ def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) ->
     first = event(context, types.StreamError, code=body.code, message=body.message, param=body.param, error=body)
     if context.request.format_data is None:  # the request could not be read, so a response cannot repeat its fields
         return first
-    failed = _started(context, "failed")
+    failed = started(context, "failed")
     failed.error = types.ResponseFailure(message=exc.message)
     return first + event(context, types.Failed, response=failed)
 
 
-def _started(context: ResponseContext, status: types.Status = "in_progress") -> types.Response:
+def started(context: ResponseContext, status: types.Status = "in_progress") -> types.Response:
+    """Returns the response as it is before its first item."""
     return types.Response(
         id=f"{PREFIX}_{context.nonce}",
         created_at=context.created,
@@ -444,7 +453,7 @@ def _started(context: ResponseContext, status: types.Status = "in_progress") -> 
 
 def _finished(context: ResponseContext, delta: Delta, totals: Totals, output: Output) -> types.Response:
     """Returns the complete response. delta: the last delta"""
-    response = _started(context, INCOMPLETE if delta.finish is Finish.LENGTH else COMPLETED)
+    response = started(context, INCOMPLETE if delta.finish is Finish.LENGTH else COMPLETED)
     if delta.finish is Finish.LENGTH:
         response.incomplete_details = types.IncompleteDetails()
     else:

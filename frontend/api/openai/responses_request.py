@@ -173,9 +173,16 @@ class ResponseCountRequest(RequestModel):
         _check_input(self.input)
 
 
+class ConversationId(RequestModel):
+    id: Text
+
+
+STATEFUL = ("previous_response_id", "conversation", "background")  # fields that need a store
+
+
 class ResponseRequest(OpenAIFields):
     ONLY: ClassVar = {
-        **OpenAIFields.ONLY, **_COUNT_ONLY, **_ONLY, "background": (False,), "context_management": ([],),
+        **OpenAIFields.ONLY, **_COUNT_ONLY, **_ONLY, "context_management": ([],),
         "stream_reasoning": (True,),
         **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
     }  # fmt: skip
@@ -207,8 +214,17 @@ class ResponseRequest(OpenAIFields):
         Positive | None, doc("No effect: a limit for built-in tools, of which there are none")
     ] = None
     client_metadata: Ignored = None
-    previous_response_id: Refused = None
-    conversation: Refused = None
+    store: Annotated[Any, doc("false: the response is not kept; no effect without `--store`")] = None
+    previous_response_id: Annotated[
+        Text | None, doc("With `--store`: the kept response that this one follows, whose items come first")
+    ] = None
+    conversation: Annotated[
+        Text | ConversationId | None,
+        doc("With `--store`: the id of a conversation, whose items come first and which gets input and output"),
+    ] = None
+    background: Annotated[
+        bool | None, doc("With `--store`: answer at once; the response is then asked for by its id")
+    ] = None
     prompt: Refused = None
     prompt_logprobs: Refused = None
     moderation: Refused = None
@@ -222,6 +238,16 @@ class ResponseRequest(OpenAIFields):
     def most_tokens(self) -> int | None:
         """The limit on new tokens; None: up to the context's end."""
         return limit_of("max_output_tokens", self.max_output_tokens)
+
+
+def check_stateless(request: ResponseRequest) -> None:
+    """Raises BadRequest for a field that only a server with a store can heed; such a server has replaced it before."""
+    for name in STATEFUL:
+        if getattr(request, name):
+            raise BadRequest(
+                f"`{name}` is not supported: this server keeps no responses (--store)", param=name,
+                code="unsupported_field",
+            )  # fmt: skip
 
 
 async def response_prompt(

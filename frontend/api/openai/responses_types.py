@@ -13,7 +13,7 @@ from frontend.schema.base import ResponseModel
 from frontend.schema.responses import Size, Timings
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputText(ResponseModel, tag_field="type", tag="output_text"):
@@ -124,7 +124,8 @@ class Response(ResponseModel):
     service_tier: Literal["default"] = "default"
     store: bool = False
     background: bool = False
-    previous_response_id: None = None
+    previous_response_id: str | None = None
+    conversation: dict[str, str] | UnsetType = UNSET
     stop_reason: str | int | UnsetType | None = UNSET
     seed: Size | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET

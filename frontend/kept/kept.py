@@ -1,0 +1,186 @@
+"""All kept answers, as one frontend sees them: those that it generates itself, and those in the store.
+
+Any frontend with the same store answers for any of them. If another process of this machine generates an answer, its
+stream is read from the store. If that process is gone, this one claims the answer and goes on with it.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from frontend.errors import NotFound, SluiceError
+from frontend.kept import answers
+from frontend.kept.answers import KeptAnswer
+from frontend.kept.run import CANCELLED, Run, with_fields
+from frontend.kept.store import Store, StoreError
+from shared.config.frontend import FrontendConfig
+
+log = logging.getLogger("sluice.frontend")
+TAIL_S = 0.05  # pause between two looks at a stream that another process writes
+WATCH_S = 1.0  # pause between two looks for answers to cancel, and for those whose process is gone
+Resume = Callable[[KeptAnswer], Awaitable[Run]]  # goes on with an answer that this process has claimed
+
+
+class Kept:
+    """The kept answers of a server. `resume` is set by the routes, which know the API formats."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        owner = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self.store = Store(Path(config.store), owner, max_age_s=config.store_max_age, max_bytes=config.store_max_bytes)
+        self.config = config
+        self.window_s, self.keepalive_s = config.resume_window, config.keepalive_s
+        self.runs: dict[str, Run] = {}
+        self._resuming: dict[str, asyncio.Task[Run]] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self, resume: Resume, ready: Callable[[], bool]) -> None:
+        """Opens the store, and goes on with answers of the background whenever this process is `ready`."""
+        self._resume = resume
+        self.store.start()
+        self._watching = asyncio.create_task(self._watch(ready))
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        await self.store.close()
+
+    # what this process generates
+
+    def gone(self, run: Run) -> None:
+        if self.runs.get(run.answer.id) is run:
+            del self.runs[run.answer.id]
+
+    async def begin(self, run: Run) -> None:
+        """Writes a run's answer before its first byte, if its stream is to be kept, and starts it."""
+        answer, self.runs[run.answer.id] = run.answer, run
+        if run.manner.logged:
+            try:
+                replaced = await self.store.write(partial(answers.insert, one=answer))
+            except StoreError as exc:
+                run.problem = exc.message
+            else:
+                for id in replaced:
+                    if (old := self.runs.get(id)) is not None and not old.answer.listed:
+                        old.cancel()
+        elif self.store.problem:
+            run.problem = self.store.problem
+        run.begin()
+
+    # what anyone may ask for
+
+    async def find(self, id: str, tenant: str) -> KeptAnswer:
+        """Returns an answer of this tenant. Raises NotFound, also for an answer of another tenant, and StoreError."""
+        found = await self.store.read(partial(answers.find, id=id, tenant=tenant))
+        if found is None or not found.listed:
+            raise NotFound(f"there is no response {id!r:.80}", code="response_not_found")
+        return found
+
+    async def find_stream(self, stream_id: str, tenant: str) -> KeptAnswer:
+        """Returns the answer with this id of a stream. Raises NotFound and StoreError."""
+        found = await self.store.read(partial(answers.find_stream, stream_id=stream_id, tenant=tenant))
+        if found is None:
+            raise NotFound(f"there is no stream {stream_id!r:.80}", code="stream_not_found")
+        return found
+
+    async def cancel(self, answer: KeptAnswer) -> None:
+        """Ends an answer, wherever it is generated."""
+        if answer.ended is not None:
+            return
+        if (run := await self._own(answer)) is not None:
+            run.cancel()
+            await run.finished()
+        else:
+            await self.store.write(partial(answers.cancel, id=answer.id))
+
+    async def delete(self, answer: KeptAnswer) -> None:
+        await self.cancel(answer)
+        await self.store.write(partial(answers.delete, id=answer.id))
+
+    async def take_up(self, answer: KeptAnswer) -> None:
+        """Goes on with a running answer whose process is gone. Raises SluiceError if this is not possible now."""
+        if answer.ended is None:
+            await self._own(answer)
+
+    async def follow(self, answer: KeptAnswer, offset: int) -> AsyncIterator[bytes]:
+        """Yields the bytes of a stream from `offset` on, from whichever process generates it, until it has ended."""
+        while True:
+            if answer.ended is None and (run := await self._own(answer)) is not None:
+                async for data in run.read(offset):
+                    offset += len(data)
+                    yield data
+                return
+            for piece in await self.store.read(partial(answers.pieces_of, id=answer.id, start=offset)):
+                yield piece.data[max(0, offset - piece.at) :]
+                offset = piece.at + len(piece.data)
+            if answer.ended is not None:
+                return
+            await asyncio.sleep(TAIL_S)
+            answer = await self._again(answer)
+
+    async def written(self, answer: KeptAnswer) -> bytes:
+        """Returns the bytes of a stream that there are now."""
+        if (run := self.runs.get(answer.id)) is not None:
+            return run.written
+        pieces = await self.store.read(partial(answers.pieces_of, id=answer.id))
+        return b"".join([piece.data for piece in pieces])
+
+    async def _again(self, answer: KeptAnswer) -> KeptAnswer:
+        found = await self.store.read(partial(answers.find, id=answer.id, tenant=answer.tenant))
+        if found is None:
+            raise NotFound("the answer was deleted", code="response_not_found")
+        return found
+
+    async def _own(self, answer: KeptAnswer) -> Run | None:
+        """Returns this process's run of a running answer; takes it over if its owner is gone. None: the owner lives."""
+        if (run := self.runs.get(answer.id)) is not None:
+            return run
+        if answer.id not in self._resuming:
+            claimed = await self.store.write(partial(answers.claim, id=answer.id, owner=self.store.owner))
+            if claimed is None:
+                return self.runs.get(answer.id)
+            if claimed.cancelled:
+                ended = partial(_end_cancelled, claimed)
+                await self.store.write(ended)
+                return None
+            self._resuming[answer.id] = asyncio.create_task(self._resumed(claimed))
+        return await asyncio.shield(self._resuming[answer.id])
+
+    async def _resumed(self, claimed: KeptAnswer) -> Run:
+        """Goes on with a claimed answer. If this is not possible now, gives it up again."""
+        try:
+            run = self.runs[claimed.id] = await self._resume(claimed)
+        except BaseException:
+            self.store.post(partial(answers.release, id=claimed.id, epoch=claimed.epoch), lambda done, error: None)
+            raise
+        finally:
+            self._resuming.pop(claimed.id, None)
+        return run
+
+    async def _watch(self, ready: Callable[[], bool]) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            with suppress(StoreError):
+                await self._look(ready())
+
+    async def _look(self, ready: bool) -> None:
+        for id in await self.store.read(partial(answers.to_cancel, owner=self.store.owner)) if self.runs else ():
+            if (run := self.runs.get(id)) is not None:
+                run.cancel()
+        for id in await self.store.read(answers.orphans) if ready else ():
+            found = await self.store.read(partial(answers.any_of, id=id))
+            if found is not None:
+                try:
+                    await self._own(found)
+                except SluiceError as exc:
+                    log.warning("answer %s waits to be continued: %s", id, exc)
+
+
+def _end_cancelled(answer: KeptAnswer, db: sqlite3.Connection) -> None:
+    response = with_fields(answer.response, status=CANCELLED) if answer.response else None
+    answers.end(db, answer.id, answer.epoch, CANCELLED, response)

@@ -1,0 +1,392 @@
+"""A kept answer while this process generates it: the owner of its generation, in place of a connection.
+
+A Run polls the generation and has the format's writer turn the deltas into bytes, as a stream does (server/sse.py). It
+hands bytes and tokens to the store, and shows the bytes to its readers when they are committed. So a reader never has a
+byte that another process could not go on from, however the timing has cut the stream into chunks. If the store fails,
+the answer goes on without it, and a comment in the stream says so.
+
+Readers come and go. When the last one has left, the generation runs on for `window_s`.
+"""
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from frontend.generation.generation import Generation
+from frontend.kept import answers
+from frontend.kept.answers import Arrival, KeptAnswer, Piece
+from frontend.kept.store import Store, StoreError
+from frontend.request import Delta
+from frontend.server.sse import SERVER_SENT_EVENTS, Framing, StreamWriter
+
+log = logging.getLogger("sluice.frontend")
+BREAK = b"\n\n"
+COMPLETED, INCOMPLETE, FAILED, CANCELLED = "completed", "incomplete", "failed", "cancelled"
+SHUTDOWN = "shutdown"  # the code of the error by which a process that stops ends its generations
+FIRST_READER_S = 10.0  # how long a run waits for the reader that has asked for it, at least
+TAKEN_OVER = b": another process goes on with this answer; ask for it again\n\n"
+
+
+class EventLog:
+    """All bytes of a stream as they are sent."""
+
+    def __init__(self, *, numbered: bool) -> None:
+        """numbered: whether each event gets a line `id:` with its number"""
+        self.data = bytearray()
+        self._numbered = numbered
+        self._count = 0
+
+    def add(self, data: bytes) -> bytes:
+        """Adds whole events, and returns them as they are sent."""
+        made = b"".join(map(self._event, data.split(BREAK)[:-1])) if self._numbered else data
+        self.data += made
+        return made
+
+    def _event(self, block: bytes) -> bytes:
+        if block.startswith(b":"):
+            return block + BREAK
+        self._count += 1
+        return b"id: %d\n%s\n\n" % (self._count - 1, block)
+
+    def restore(self, data: bytes) -> None:
+        """Adds bytes that were sent before."""
+        self._count += sum(not block.startswith(b":") for block in data.split(BREAK)[:-1])
+        self.data += data
+
+
+def offset_after(data: bytes | bytearray, number: int) -> int:
+    """Returns the offset behind event `number` in the bytes of a stream; their length if they have no such event.
+
+    -1 stands before the first event.
+    """
+    at = 0
+    for block in bytes(data).split(BREAK)[:-1]:
+        if number < 0:
+            return at
+        number -= not block.startswith(b":")
+        at += len(block) + len(BREAK)
+    return at
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How an answer is kept.
+
+    logged: whether its stream is written to the store while it is generated, so that any process can go on with it
+    keeps: whether it is written at all; else only its request needed the store
+    window_s: how long it is generated without a reader; None: to its end
+    keepalive_s: after this many seconds of silence a comment is added to the stream
+    """
+
+    logged: bool
+    keeps: bool
+    window_s: float | None
+    keepalive_s: float
+    framing: Framing
+
+
+class Run:
+    """One answer. `shown` counts the bytes that readers may have; `over` says that there will be no more."""
+
+    def __init__(
+        self,
+        store: Store,
+        answer: KeptAnswer,
+        generation: Generation,
+        writer: StreamWriter,
+        stream_error: Callable[[Exception], bytes],
+        manner: Manner,
+        gone: "Callable[[Run], None]",
+    ) -> None:
+        """gone: called when the run is over and nobody reads it"""
+        self.answer, self.generation, self.manner = answer, generation, manner
+        self.shown, self.over = 0, False
+        self.problem = ""  # why the answer is not kept
+        self.also: Callable[[sqlite3.Connection, bytes], None] | None = None  # written with a response that succeeded
+        self.response = b""  # the finished response of an answer that is listed
+        self._store, self._writer, self._stream_error, self._gone = store, writer, stream_error, gone
+        self._events = EventLog(numbered=answer.stream_id is not None and manner.framing is SERVER_SENT_EVENTS)
+        self._number = 0  # of the next piece
+        self._closing = False  # whether the last bytes are made
+        self._readers = 0
+        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._leaving: asyncio.TimerHandle | None = None
+        self._written_at = time.monotonic()
+        self._silence: asyncio.TimerHandle | None = None
+
+    # before the first byte
+
+    def restore(self, pieces: Sequence[Piece]) -> None:
+        """Takes the bytes that another process had written."""
+        for piece in pieces:
+            self._events.restore(piece.data)
+        self._number = len(pieces)
+        self.shown = len(self._events.data)
+
+    def replay(self, pieces: Sequence[Piece]) -> None:
+        """Brings the writer to where another process had left it. Raises ValueError if the tokens are others now."""
+        for piece in pieces:
+            if piece.arrivals:
+                replayed = map(self._replayed, piece.arrivals)
+                self._writer.write([delta for delta in replayed if delta is not None])
+
+    def _replayed(self, arrival: Arrival) -> Delta | None:
+        index, ids, ended = arrival
+        stream = self.generation.choices[index].stream
+        if stream.output[stream.gathered : stream.gathered + len(ids)] != ids or (ended and stream.end is None):
+            raise ValueError("the answer cannot be continued: it was computed anew, and became another")
+        return self.generation.replay(index, len(ids), ended=ended)
+
+    def begin(self) -> None:
+        self.generation.on_ready(self._on_ready)
+        if self.manner.window_s is not None:
+            self._leaving = self._loop.call_later(max(self.manner.window_s, FIRST_READER_S), self.cancel)
+        if self.manner.framing.keep_alive:
+            self._check_silence()
+
+    # readers
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._readers += 1
+        if self._leaving is not None:
+            self._leaving.cancel()
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._wait_for_readers()
+
+    async def read(self, offset: int) -> AsyncIterator[bytes]:
+        """Yields the stream's bytes from `offset` on, as they come."""
+        with self._reading():
+            while True:
+                if offset < self.shown:
+                    start, offset = offset, self.shown
+                    yield bytes(self._events.data[start:offset])
+                elif self.over:
+                    return
+                else:
+                    await self._changed.wait()
+
+    @property
+    def written(self) -> bytes:
+        """All bytes that readers may have."""
+        return bytes(self._events.data[: self.shown])
+
+    async def finished(self) -> bytes:
+        """Returns the response when the answer is over; empty if it has none."""
+        with self._reading():
+            while not self.over:
+                await self._changed.wait()
+            return self.response
+
+    def _wait_for_readers(self) -> None:
+        if self.over:
+            self._gone(self)
+        elif self.manner.window_s is not None:
+            self._leaving = self._loop.call_later(self.manner.window_s, self.cancel)
+
+    # the generation
+
+    def cancel(self, reason: str = "client") -> None:
+        """Ends the answer."""
+        if not self._closing:
+            self.generation.close(reason)
+            self._close(b"", [], CANCELLED)
+
+    def _on_ready(self) -> None:
+        if self._closing:
+            return
+        arrivals, deltas = self._polled()
+        error: Exception | None = None
+        data = b""
+        try:
+            data = self._writer.write(deltas)
+            if self.generation.ended:
+                error = self.generation.error
+                data += self._writer.end() if error is None else self._stream_error(error)
+        except Exception as exc:
+            error = exc
+            data += self._stream_error(exc)
+            self.generation.close("error")
+        if error is None and not self.generation.ended:
+            if data or arrivals:
+                self._add(data, arrivals)
+        elif getattr(error, "code", "") == SHUTDOWN and self.manner.logged and not self.problem:
+            self._release(data)
+        else:
+            self._close(data, arrivals, COMPLETED if error is None else FAILED)
+
+    def _polled(self) -> tuple[list[Arrival], list[Delta]]:
+        waiting = [
+            (index, choice.stream, choice.stream.gathered, choice.stream.end is not None)
+            for index, choice in enumerate(self.generation.choices)
+            if not choice.done and choice.stream.fresh
+        ]
+        deltas = self.generation.poll()
+        arrivals = [(index, stream.output[at : stream.gathered], ended) for index, stream, at, ended in waiting]
+        return [one for one in arrivals if one[1] or one[2]], deltas
+
+    def _add(self, data: bytes, arrivals: list[Arrival]) -> None:
+        piece = self._piece(data, arrivals)
+        if not self.manner.logged or self.problem:
+            self._show(len(self._events.data))
+            return
+        work = partial(answers.append, id=self.answer.id, epoch=self.answer.epoch, pieces=[piece])
+        self._store.post(work, partial(self._committed, len(self._events.data)))
+
+    def _piece(self, data: bytes, arrivals: list[Arrival]) -> Piece:
+        at = len(self._events.data)
+        self._written_at = time.monotonic()
+        self._number += 1
+        return Piece(self._number - 1, at, self._events.add(data), arrivals)
+
+    def _committed(self, length: int, owned: bool, error: StoreError | None) -> None:
+        if error is not None:
+            self._not_kept(error)
+        elif not owned and not self.problem:
+            self._lost()
+            return
+        self._show(length)
+
+    def _show(self, length: int) -> None:
+        self.shown = max(self.shown, length)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _not_kept(self, error: StoreError) -> None:
+        """Goes on without the store, from the first write on that failed."""
+        if not self.problem:
+            self.problem = error.message
+            log.error("answer %s is not kept: %s", self.answer.id, error.message)
+            self._store.post(partial(answers.delete, id=self.answer.id), _ignored)
+            if self.manner.framing.keep_alive and not self._closing:
+                self._events.add(b": this answer is not kept: %s\n\n" % error.message.encode())
+                self._show(len(self._events.data))
+
+    def _lost(self) -> None:
+        """Ends here: the answer was deleted, or another process owns it."""
+        if not self.over:
+            self._closing = True
+            self.generation.close("client")
+            self._events.add(TAKEN_OVER if self.manner.framing.keep_alive else b"")
+            self._end(len(self._events.data))
+
+    def _release(self, data: bytes) -> None:
+        """Leaves the answer to another process, because this one stops. The readers get the error."""
+        self._closing = True
+        work = partial(answers.release, id=self.answer.id, epoch=self.answer.epoch)
+        self._events.add(data)
+        self._store.post(work, lambda done, error: self._end(len(self._events.data)))
+
+    def _close(self, data: bytes, arrivals: list[Arrival], status: str) -> None:
+        """Writes the end, and only then shows the last bytes."""
+        self._closing = True
+        found, response = ending(data) if self.answer.response else (status, None)
+        self.answer.status = status if found is None else found
+        if self.answer.response and status == CANCELLED:
+            response = with_fields(self.answer.response, status=CANCELLED)
+        if response is not None:
+            self.response = response
+        piece = self._piece(data, arrivals)
+        if self.problem:
+            self._ended_unkept(piece)
+            return
+        self._store.post(partial(self._write_end, piece=piece), partial(self._end_committed, piece))
+
+    def _write_end(self, db: sqlite3.Connection, piece: Piece) -> bool:
+        """Runs in the store's thread."""
+        answer = self.answer
+        if self.manner.logged:
+            owned = answers.append(db, answer.id, answer.epoch, [piece])
+            if not owned or not answers.end(db, answer.id, answer.epoch, answer.status, self.response):
+                return False
+        elif self.manner.keeps and answer.status != CANCELLED:
+            answer.response, answer.ended, answer.owner = self.response, time.time(), ""
+            answers.insert(db, answer)
+        if self.also is not None and answer.status in (COMPLETED, INCOMPLETE):
+            self.also(db, self.response)
+        return True
+
+    def _end_committed(self, piece: Piece, owned: bool, error: StoreError | None) -> None:
+        if error is not None:
+            self._not_kept(error)
+        if self.problem:
+            self._ended_unkept(piece)
+        elif not owned:
+            self._lost()
+        else:
+            self._end(len(self._events.data))
+
+    def _ended_unkept(self, piece: Piece) -> None:
+        """Shows the end of an answer that is not kept, whose response says so."""
+        if self.answer.response:
+            data = unkept(piece.data)
+            self._events.data[piece.at :] = data
+            self.response = with_fields(self.response, store=False) if self.response else b""
+        self._end(len(self._events.data))
+
+    def _end(self, length: int) -> None:
+        self.over = True
+        for timer in (self._leaving, self._silence):
+            if timer is not None:
+                timer.cancel()
+        self._show(length)
+        if not self._readers:
+            self._gone(self)
+
+    def _check_silence(self) -> None:
+        silence = time.monotonic() - self._written_at
+        if silence >= self.manner.keepalive_s and not self._closing:
+            self._add(self.manner.framing.keep_alive, [])
+            silence = 0.0
+        self._silence = self._loop.call_later(self.manner.keepalive_s - silence, self._check_silence)
+
+
+def _ignored(value: object, error: StoreError | None) -> None:
+    """Nothing follows from this write."""
+
+
+def events_of(data: bytes) -> list[dict[str, Any]]:
+    """Returns the JSON of each event."""
+    lines = [line for block in data.split(BREAK) for line in block.split(b"\n") if line.startswith(b"data: {")]
+    return [msgspec.json.decode(line.removeprefix(b"data: ")) for line in lines]
+
+
+def ending(data: bytes) -> tuple[str | None, bytes | None]:
+    """Returns status and response of the last event that has a whole response; None if no event has one."""
+    for event in reversed(events_of(data)):
+        if isinstance(response := event.get("response"), dict):
+            return response["status"], msgspec.json.encode(response)
+    return None, None
+
+
+def unkept(data: bytes) -> bytes:
+    """Returns events whose responses say that they are not stored."""
+    return b"".join(map(_unkept, data.split(BREAK)[:-1]))
+
+
+def _unkept(block: bytes) -> bytes:
+    head, mark, text = block.partition(b"data: ")
+    if not mark or not text.startswith(b"{"):
+        return block + BREAK
+    event = msgspec.json.decode(text)
+    if isinstance(event.get("response"), dict):
+        event["response"]["store"] = False
+    return head + mark + msgspec.json.encode(event) + BREAK
+
+
+def with_fields(response: bytes, **fields: Any) -> bytes:
+    """Returns a response (JSON) with these fields changed."""
+    return msgspec.json.encode(msgspec.json.decode(response) | fields)

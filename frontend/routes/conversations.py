@@ -1,0 +1,88 @@
+"""Conversations of OpenAI's Responses API, on a server with a store: made, shown, changed, deleted, and their items."""
+
+import secrets
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.api.openai.responses_request import Item
+from frontend.app_state import AppState, json_response
+from frontend.kept import conversations
+from frontend.kept.conversations import Conversation
+from frontend.kept.store import Store
+from frontend.routes.kept import store_of, tenant_of
+from frontend.schema.base import RequestModel
+from frontend.schema.request_fields import doc
+
+MAX_ITEMS = 20  # that one request may add; OpenAI's limit
+Items = Annotated[list[Item], Meta(max_length=MAX_ITEMS)]
+Metadata = Annotated[dict[str, str], Meta(max_length=16)]
+
+
+class ConversationRequest(RequestModel):
+    items: Annotated[Items | None, doc("The first items")] = None
+    metadata: Annotated[Metadata | None, doc("Kept and shown")] = None
+
+
+class ConversationUpdate(RequestModel):
+    metadata: Annotated[Metadata, doc("Takes the place of the old")]
+
+
+class ItemsRequest(RequestModel):
+    items: Annotated[Items, doc("Added at the end")]
+
+
+async def create(app: AppState, request: Request) -> Response:
+    store = store_of(app).store
+    raw = await app.body(request)
+    body = app.decode(request, raw, ConversationRequest)
+    id, tenant = f"conv_{secrets.token_hex(16)}", tenant_of(request)
+    items = msgspec.json.decode(raw).get("items") or []
+    work = partial(conversations.create, id=id, tenant=tenant, metadata=body.metadata or {}, items=items)
+    await store.write(work)
+    return json_response((await conversations.existing(store, id, tenant)).shown())
+
+
+async def get(app: AppState, request: Request) -> Response:
+    _, found = await _asked(app, request)
+    return json_response(found.shown())
+
+
+async def update(app: AppState, request: Request) -> Response:
+    store, found = await _asked(app, request)
+    body = app.decode(request, await app.body(request), ConversationUpdate)
+    await store.write(partial(conversations.update, id=found.id, metadata=body.metadata))
+    return json_response((await conversations.existing(store, found.id, tenant_of(request))).shown())
+
+
+async def delete(app: AppState, request: Request) -> Response:
+    store, found = await _asked(app, request)
+    await store.write(partial(conversations.delete, id=found.id))
+    return json_response({"id": found.id, "object": "conversation.deleted", "deleted": True})
+
+
+async def list_items(app: AppState, request: Request) -> Response:
+    store, found = await _asked(app, request)
+    return json_response(
+        conversations.page(await store.read(partial(conversations.items, id=found.id)), request.query_params)
+    )
+
+
+async def add_items(app: AppState, request: Request) -> Response:
+    store, found = await _asked(app, request)
+    raw = await app.body(request)
+    app.decode(request, raw, ItemsRequest)
+    before = len(await store.read(partial(conversations.items, id=found.id)))
+    work = partial(conversations.add, id=found.id, items=msgspec.json.decode(raw)["items"], nonce=secrets.token_hex(8))
+    await store.write(work)
+    added = (await store.read(partial(conversations.items, id=found.id)))[before:]
+    return json_response(conversations.page(added, {"order": "asc", "limit": str(conversations.MAX_PAGE)}))
+
+
+async def _asked(app: AppState, request: Request) -> tuple[Store, Conversation]:
+    store = store_of(app).store
+    return store, await conversations.existing(store, request.path_params["id"], tenant_of(request))

@@ -1,0 +1,68 @@
+"""Servers over fake pools that share a store, and models whose tokens come one by one when the test says so."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+
+from frontend.text.tokenizer import Tokenizer
+from frontend.workers.stream import Stream
+from shared import messages as m
+from tests.fakes import MODEL, FakePool
+from tests.frontend.serving import app_over, serving
+
+LIMITS = m.Limits(max_seq_len=8192, vocab_size=269, eos_token_ids=(265,))
+
+
+class Held:
+    """A worker that computes the same tokens for every sequence, and sends as many as the test allows."""
+
+    def __init__(self, tokenizer: Tokenizer, text: str) -> None:
+        (self.ids,) = tokenizer.encode_now([text], False)
+        self.pool = FakePool(self._play, welcome=m.Welcome(1, 1, 4711, MODEL, "", LIMITS, fingerprint="fp_worker"))
+        self.streams: list[Stream] = []
+        self.allowed = 0
+        self.ends = False
+
+    def _play(self, pool: FakePool, stream: Stream) -> None:
+        self.streams.append(stream)
+        self._send(stream)
+
+    def _send(self, stream: Stream) -> None:
+        """Sends a token in each turn of the loop."""
+        at = len(stream.output)
+        if at < min(self.allowed, len(self.ids)):
+            self.pool.send_tokens(stream, self.ids[at : at + 1])
+        elif self.ends and at == len(self.ids):
+            self.pool.end(stream)
+        if stream.end is None:
+            self.pool.later(lambda: self._send(stream), 0.001)
+
+    def allow(self, count: int) -> None:
+        self.allowed = count
+
+    def finish(self) -> None:
+        self.ends, self.allowed = True, len(self.ids)
+
+
+@asynccontextmanager
+async def keeping(
+    pool: FakePool, tokenizer: Tokenizer, store: Path, apps: list[Starlette] | None = None, **config: Any
+) -> AsyncIterator[str]:
+    """Serves an app with a store, and yields its URL. apps: gets the app"""
+    app = app_over(pool, tokenizer, store=str(store), **config)
+    if apps is not None:
+        apps.append(app)
+    async with serving(app) as url:
+        yield url
+
+
+def blocks(data: bytes) -> list[bytes]:
+    """Returns the events of a stream, without comments."""
+    return [block for block in data.split(b"\n\n") if block and not block.startswith(b":")]
+
+
+def ids_of(data: bytes) -> Iterable[int]:
+    return [int(block.split(b"\n")[0].removeprefix(b"id: ")) for block in blocks(data)]

@@ -1,0 +1,157 @@
+"""Stateful responses: OpenAI's SDK against the app with a store."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.frontend.api.scripted import openai_sdk
+from tests.frontend.kept.harness import Held, keeping
+from tests.frontend.speaking import Model
+
+ASKED: dict[str, Any] = {"model": "tiny", "max_output_tokens": 500}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "answers.db"
+
+
+async def test_response_is_shown_by_its_id_and_deleted(qwen: Model, store: Path) -> None:
+    qwen.says = ["Hi"]
+    async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
+        made = await sdk.responses.create(input="Hello", **ASKED)
+        assert made.store and made.status == "completed"
+        assert await sdk.responses.retrieve(made.id) == made
+        items = (await sdk.responses.input_items.list(made.id)).data
+        assert [item.content[0].text for item in items] == ["Hello"]  # type: ignore[union-attr]
+        await sdk.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await sdk.responses.retrieve(made.id)
+    assert store.stat().st_mode & 0o777 == 0o600 and store.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_chain_has_the_prompt_of_the_whole_conversation(qwen: Model, store: Path, streamed: bool) -> None:
+    qwen.says = ["One", "Two", "Three", "Two", "Three"]
+    async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
+        first = await sdk.responses.create(input="A", instructions="Be short.", **ASKED)
+
+        async def follow(previous: str, text: str) -> Any:
+            if not streamed:
+                return await sdk.responses.create(input=text, previous_response_id=previous, **ASKED)
+            async with sdk.responses.stream(input=text, previous_response_id=previous, **ASKED) as stream:
+                async for _ in stream:
+                    pass
+                return await stream.get_final_response()
+
+        second = await follow(first.id, "B")
+        third = await follow(second.id, "C")
+        assert third.previous_response_id == second.id
+        whole: list[Any] = [{"role": "user", "content": "A"}, *first.output, {"role": "user", "content": "B"}]
+        await sdk.responses.create(input=whole, **ASKED)
+        await sdk.responses.create(
+            input=[*whole, *second.output, {"role": "user", "content": "C"}], store=False, **ASKED
+        )
+    prompts = [one.prompt for one in qwen.pool.submitted]
+    assert prompts[1:3] == prompts[3:5]
+
+
+async def test_response_that_is_not_stored_cannot_be_followed(qwen: Model, store: Path) -> None:
+    qwen.says = ["One"]
+    async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
+        made = await sdk.responses.create(input="A", store=False, **ASKED)
+        assert not made.store
+        with pytest.raises(openai.NotFoundError) as refused:
+            await sdk.responses.create(input="B", previous_response_id=made.id, **ASKED)
+    assert refused.value.code == "previous_response_not_found" and refused.value.param == "previous_response_id"
+
+
+async def test_other_keys_do_not_see_a_response(qwen: Model, store: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k1 ann\nk2 bob\n")
+    keys.chmod(0o600)
+    qwen.says = ["One", "Two"]
+    async with (
+        keeping(qwen.pool, qwen.tokenizer, store, api_keys=str(keys)) as url,
+        openai_sdk(url).with_options(api_key="k1") as ann,
+        openai_sdk(url).with_options(api_key="k2") as bob,
+    ):
+        made = await ann.responses.create(input="A", **ASKED)
+        conversation = await ann.conversations.create()
+        for refused in (
+            bob.responses.retrieve(made.id), bob.responses.delete(made.id), bob.responses.cancel(made.id),
+            bob.responses.create(input="B", previous_response_id=made.id, **ASKED),
+            bob.responses.create(input="B", conversation=conversation.id, **ASKED),
+            bob.conversations.retrieve(conversation.id),
+        ):  # fmt: skip
+            with pytest.raises(openai.NotFoundError):
+                await refused
+        assert (await ann.responses.retrieve(made.id)).id == made.id
+
+
+async def test_conversation_gets_input_and_output(qwen: Model, store: Path) -> None:
+    qwen.says = ["One", "Two", "Two"]
+    async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
+        made = await sdk.conversations.create(metadata={"topic": "x"}, items=[{"role": "user", "content": "A"}])
+        first = await sdk.responses.create(input="B", conversation=made.id, **ASKED)
+        await sdk.responses.create(input="C", conversation={"id": made.id}, **ASKED)
+        listed = (await sdk.conversations.items.list(made.id, order="asc")).data
+        assert [item.role for item in listed] == ["user", "user", "assistant", "user", "assistant"]  # type: ignore[union-attr]
+        whole: list[Any] = [{"role": "user", "content": text} for text in ("A", "B")]
+        await sdk.responses.create(input=[*whole, *first.output, {"role": "user", "content": "C"}], **ASKED)
+        assert (await sdk.conversations.update(made.id, metadata={"topic": "y"})).metadata == {"topic": "y"}
+        await sdk.conversations.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await sdk.conversations.retrieve(made.id)
+    assert qwen.pool.submitted[1].prompt == qwen.pool.submitted[2].prompt
+
+
+async def test_background_is_polled_streamed_again_and_cancelled(qwen: Model, store: Path) -> None:
+    held = Held(qwen.tokenizer, "Hello there")
+    async with keeping(held.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
+        made = await sdk.responses.create(input="A", background=True, **ASKED)
+        assert made.status == "queued" and made.background
+        held.allow(4)
+        while (await sdk.responses.retrieve(made.id)).status != "in_progress":
+            await asyncio.sleep(0.01)
+        with pytest.raises(openai.BadRequestError, match="in_progress"):
+            await sdk.responses.create(input="B", previous_response_id=made.id, **ASKED)
+        stream = await sdk.responses.retrieve(made.id, stream=True)
+        seen = [await anext(stream) for _ in range(5)]
+        await stream.close()
+        held.finish()
+        rest = [event async for event in await sdk.responses.retrieve(made.id, stream=True, starting_after=2)]
+        assert [event.sequence_number for event in rest] == list(range(3, 3 + len(rest)))
+        assert rest[:2] == seen[3:] and rest[-1].type == "response.completed"
+        assert (await sdk.responses.retrieve(made.id)).output_text == "Hello there"
+        held.allowed, held.ends = 2, False
+        other = await sdk.responses.create(input="A", background=True, stream=True, **ASKED)
+        started = await anext(other)
+        assert (await sdk.responses.cancel(started.response.id)).status == "cancelled"  # type: ignore[union-attr]
+        assert held.pool.aborted
+        with pytest.raises(openai.BadRequestError):
+            await sdk.responses.create(input="A", background=True, store=False, **ASKED)
+
+
+async def test_errors_of_a_kept_response_are_those_of_any_other(qwen: Model, store: Path) -> None:
+    async with keeping(qwen.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
+        for body, name in (
+            ({"input": "A", "background": 3}, "background"),
+            ({"input": "A", "conversation": "c", "previous_response_id": "r"}, "conversation"),
+            ({"input": "A", "temperature": -1}, "temperature"),
+        ):
+            refused = await http.post("/v1/responses", json={"model": "tiny", **body})
+            assert refused.status_code == 400 and name in refused.json()["error"]["message"]
+        assert (await http.get("/v1/responses/resp_0?stream=true")).status_code == 404
+
+
+async def test_without_a_store_stateful_fields_are_refused(qwen: Model) -> None:
+    async with qwen.served() as url, httpx.AsyncClient(base_url=url) as http:
+        for name, value in (("previous_response_id", "a"), ("conversation", "c"), ("background", True)):
+            refused = await http.post("/v1/responses", json={"model": "tiny", "input": "A", name: value})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == name
+        assert (await http.get("/v1/responses/resp_0")).status_code == 404

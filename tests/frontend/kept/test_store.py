@@ -1,0 +1,146 @@
+"""The store: whose it is, what is deleted, and what happens when its file cannot be used."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from frontend.kept import answers
+from frontend.kept.answers import KeptAnswer, Piece, Recipe
+from frontend.kept.store import Store, StoreError, sweep, used_bytes
+from tests.frontend.api.scripted import openai_sdk
+from tests.frontend.kept.harness import blocks, keeping
+from tests.frontend.speaking import Model
+
+RECIPE = Recipe([[1, 2]], [7], "fp", "0", 1, {})
+ASKED: dict[str, Any] = {"model": "tiny", "input": "A", "max_output_tokens": 400}
+
+
+def answer(id: str, **more: Any) -> KeptAnswer:
+    fields: dict[str, Any] = {
+        "tenant": "", "stream_id": None, "path": "/v1/responses", "created": 1, "status": "queued", "ended": None,
+        "background": True, "listed": True, "body": b"{}", "recipe": RECIPE, "response": b"{}", "owner": "me",
+        "epoch": 1, "cancelled": False, **more,
+    }  # fmt: skip
+    return KeptAnswer(id, **fields)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    made = Store(tmp_path / "answers.db", "me", max_age_s=0, max_bytes=0)
+    made.start()
+    yield made
+    await made.close()
+
+
+async def test_only_the_owner_writes(store: Store) -> None:
+    piece = Piece(0, 0, b"data: x\n\n", [(0, [5, 6], True)])
+    await store.write(partial(answers.insert, one=answer("a")))
+    assert await store.write(partial(answers.append, id="a", epoch=1, pieces=[piece]))
+    assert await store.write(partial(answers.claim, id="a", owner="other")) is None
+    await store.write(lambda db: db.execute("UPDATE owners SET seen = 0"))
+    claimed = await store.write(partial(answers.claim, id="a", owner="other"))
+    assert claimed is not None and claimed.epoch == 2 and claimed.recipe == RECIPE
+    assert not await store.write(partial(answers.append, id="a", epoch=1, pieces=[Piece(1, 9, b"", [])]))
+    assert not await store.write(partial(answers.end, id="a", epoch=1, status="completed", response=None))
+    assert await store.read(partial(answers.pieces_of, id="a")) == [piece]
+    assert await store.write(partial(answers.end, id="a", epoch=2, status="completed", response=b"1"))
+    assert await store.write(partial(answers.claim, id="a", owner="third")) is None
+
+
+async def test_old_and_large_answers_are_deleted_but_no_running_one(store: Store) -> None:
+    def fill(db: sqlite3.Connection) -> None:
+        for number in range(200):
+            ended = None if number == 0 else float(number)
+            answers.insert(db, answer(str(number), ended=ended, response=bytes(range(256)) * 40))
+
+    await store.write(fill)
+    most = 1 << 20
+
+    def ids(db: sqlite3.Connection) -> list[str]:
+        return [id for (id,) in db.execute("SELECT id FROM answers ORDER BY CAST(id AS INTEGER)")]
+
+    await store.read(lambda db: sweep(db, 0, most))
+    left = await store.read(ids)
+    assert await store.read(used_bytes) <= most and left[0] == "0" and left[-1] == "199" and 20 < len(left) < 120
+    await store.read(lambda db: sweep(db, 60, 0))
+    assert await store.read(ids) == ["0"]
+
+
+async def test_one_failing_write_does_not_undo_the_others(store: Store) -> None:
+    def broken(db: sqlite3.Connection) -> None:
+        answers.insert(db, answer("b"))
+        raise ValueError("no")
+
+    store.post(partial(answers.insert, one=answer("a")), lambda value, error: None)
+    with pytest.raises(StoreError, match="no"):
+        await store.write(broken)
+    assert await store.read(partial(answers.find, id="a", tenant=""))
+    assert await store.read(partial(answers.find, id="b", tenant="")) is None
+
+
+def corrupt(path: Path) -> None:
+    path.write_bytes(b"no database at all" * 1000)
+
+
+def newer(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+
+
+@pytest.mark.parametrize("spoil", [corrupt, newer, Path.mkdir])
+async def test_unusable_store_answers_unkept_and_says_so(qwen: Model, tmp_path: Path, spoil: Any) -> None:
+    spoil(path := tmp_path / "answers.db")
+    qwen.says = ["One", "Two", "Three", "Four"]
+    async with (
+        keeping(qwen.pool, qwen.tokenizer, path) as url,
+        openai_sdk(url) as sdk,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        made = await sdk.responses.create(**ASKED)
+        assert made.output_text == "One" and made.store is False
+        async with sdk.responses.stream(**ASKED) as stream:
+            ends = [event async for event in stream][-1]
+        assert ends.type == "response.completed" and ends.response.store is False
+        named = {"X-Conversation-Id": "a"}
+        streamed = await http.post("/v1/completions", json={"prompt": "A", "stream": True}, headers=named)
+        assert "answers.db" in streamed.headers["X-Sluice-Not-Kept"] and blocks(streamed.content)[-1].endswith(
+            b"[DONE]"
+        )
+        for refused in (
+            await http.get(f"/v1/responses/{made.id}"),
+            await http.get("/v1/stream/a"),
+            await http.post("/v1/responses", json={**ASKED, "previous_response_id": made.id}),
+            await http.post("/v1/responses", json={**ASKED, "background": True}),
+        ):
+            assert refused.status_code == 503 and "store" in refused.json()["error"]["message"]
+        assert (await http.post("/v1/completions", json={"prompt": "A"})).status_code == 200
+
+
+@pytest.mark.parametrize("when", ["full", "read-only"])
+async def test_store_that_fails_while_a_stream_is_kept(qwen: Model, tmp_path: Path, when: str) -> None:
+    """What was kept before can still be read; the stream that is cut off from the store says so, and goes on."""
+    long = "word " * 400
+    qwen.says, path = ["One", long, long], tmp_path / "answers.db"
+    spoil = {"full": "PRAGMA max_page_count = 1", "read-only": "PRAGMA query_only = 1"}[when]
+    apps: list[Starlette] = []
+    async with (
+        keeping(qwen.pool, qwen.tokenizer, path, apps) as url,
+        openai_sdk(url) as sdk,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        before = await sdk.responses.create(**ASKED)
+        await apps[0].state.kept.store.read(lambda db: db.execute(spoil).fetchall())
+        made = await sdk.responses.create(**ASKED)
+        assert made.output_text == long and made.store is False
+        assert (await sdk.responses.retrieve(before.id)).output_text == "One"
+        named = {"X-Conversation-Id": "a"}
+        streamed = await http.post("/v1/completions", json={"prompt": "A", "stream": True}, headers=named)
+        assert blocks(streamed.content)[-1].endswith(b"[DONE]")
+        assert "X-Sluice-Not-Kept" in streamed.headers or b"\n: this answer is not kept" in streamed.content

@@ -1,0 +1,216 @@
+"""Streams with an id: read again from an event or a byte, in the same process and in another one."""
+
+import asyncio
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from frontend.errors import Overloaded
+from tests.frontend.kept.harness import Held, blocks, ids_of, keeping
+from tests.frontend.serving import until
+
+TEXT = "The quick brown fox jumps over it"
+NAMED = {"X-Conversation-Id": "chat 1::tiny"}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi"},
+    "/completion": {"prompt": "Hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "stream_options": {"include_usage": True},
+    },
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "answers.db"
+
+
+def body(path: str, **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "max_tokens": 400, "stream": True, **BODIES[path], **more}
+
+
+async def head(held: Held, http: httpx.AsyncClient, path: str, events: int, **more: Any) -> bytes:
+    """Begins a stream with an id, and leaves it after so many events. The tokens come a few at a time."""
+    held.allowed = 3
+    data = b""
+    async with http.stream("POST", path, json=body(path, **more), headers=NAMED) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for piece in answer.aiter_bytes():
+            data += piece
+            if len(blocks(data)) >= events:
+                break
+            held.allowed = min(9, held.allowed + 3)
+    held.allowed = 9
+    return data
+
+
+async def again(http: httpx.AsyncClient, start: int = 0, **headers: str) -> bytes:
+    answer = await http.get(
+        "/v1/stream", params={"conv_id": NAMED["X-Conversation-Id"], "from": start}, headers=headers
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+def gone(store: Path) -> None:
+    """Has the store say that the process of all running answers is gone."""
+    with sqlite3.connect(store) as db:
+        db.execute("UPDATE answers SET owner = 'gone' WHERE ended IS NULL")
+    db.close()
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_stream_goes_on_without_its_client(qwen: Any, store: Path, path: str) -> None:
+    held = Held(qwen.tokenizer, TEXT)
+    async with keeping(held.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
+        seen = await head(held, http, path, 2)
+        held.finish()
+        whole = await again(http)
+        assert whole.startswith(seen) and not held.pool.aborted
+        assert ids_of(whole) == list(range(len(blocks(whole))))
+        assert await again(http, len(seen)) == whole[len(seen) :]
+        after = await again(http, **{"Last-Event-ID": "1"})
+        assert blocks(after) == blocks(whole)[2:]
+        posted = await http.post(path, json=body(path), headers={**NAMED, "Last-Event-ID": "1"})
+        assert posted.content == after
+        past = await http.get("/v1/stream/chat 1::tiny", params={"from": len(whole) + 1})
+        assert past.status_code == 400
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_another_process_goes_on_with_the_same_bytes(qwen: Any, store: Path, path: str) -> None:
+    """The first process is not killed, but has lost the answer: it must stop, and write nothing more."""
+    first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
+    async with (
+        keeping(first.pool, qwen.tokenizer, store) as one,
+        keeping(second.pool, qwen.tokenizer, store) as two,
+        httpx.AsyncClient(base_url=one) as http,
+        httpx.AsyncClient(base_url=two) as other,
+    ):
+        seen = await head(first, http, path, 2)
+        await until(lambda: len(first.streams[0].output) == 9)
+        gone(store)
+        second.finish()
+        whole = await again(other)
+        assert second.streams[0].submit.generated and second.streams[0].seed == first.streams[0].seed
+        assert whole.startswith(seen)
+        first.finish()
+        await until(lambda: bool(first.pool.aborted))
+        assert await again(http) == whole == await again(other)
+    assert TEXT in "".join(re.findall(r'"(?:text|content|delta)":"([^"]*)"', whole.decode()))
+
+
+@pytest.mark.parametrize("more", [{"n": 2}, {"logprobs": 2}, {"n": 2, "stop": ["fox"]}])
+async def test_choices_and_log_probabilities_are_computed_anew(qwen: Any, store: Path, more: dict[str, Any]) -> None:
+    first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
+    async with (
+        keeping(first.pool, qwen.tokenizer, store) as one,
+        keeping(second.pool, qwen.tokenizer, store) as two,
+        httpx.AsyncClient(base_url=one) as http,
+        httpx.AsyncClient(base_url=two) as other,
+    ):
+        seen = await head(first, http, "/v1/completions", 2, **more)
+        gone(store)
+        second.finish()
+        whole = await again(other)
+        assert whole.startswith(seen) and whole.endswith(b"data: [DONE]\n\n")
+        assert not second.streams[0].submit.generated
+        assert await again(http) == whole
+
+
+async def test_other_tokens_end_the_answer_with_an_error(qwen: Any, store: Path) -> None:
+    first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT.upper())
+    async with (
+        keeping(first.pool, qwen.tokenizer, store) as one,
+        keeping(second.pool, qwen.tokenizer, store) as two,
+        httpx.AsyncClient(base_url=one) as http,
+        httpx.AsyncClient(base_url=two) as other,
+    ):
+        seen = await head(first, http, "/v1/completions", 2, n=2)
+        gone(store)
+        second.finish()
+        whole = await again(other)
+        assert whole.startswith(seen) and b"became another" in whole[len(seen) :]
+        assert b"QUICK" not in whole
+
+
+async def test_answer_that_cannot_be_continued_now_is_refused_and_continued_later(qwen: Any, store: Path) -> None:
+    first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
+    async with (
+        keeping(first.pool, qwen.tokenizer, store) as one,
+        keeping(second.pool, qwen.tokenizer, store) as two,
+        httpx.AsyncClient(base_url=one) as http,
+        httpx.AsyncClient(base_url=two) as other,
+    ):
+        seen = await head(first, http, "/v1/completions", 2)
+        gone(store)
+        second.pool.refusals[0] = Overloaded("no worker", code="not_ready", retry_after=1.0)
+        refused = await other.get("/v1/stream/chat 1::tiny")
+        assert refused.status_code == 503 and refused.headers["Retry-After"]
+        second.finish()
+        whole = await again(other)
+        assert whole.startswith(seen) and whole.endswith(b"data: [DONE]\n\n")
+
+
+async def test_window_ends_a_stream_that_nobody_reads(qwen: Any, store: Path) -> None:
+    held = Held(qwen.tokenizer, TEXT)
+    async with (
+        keeping(held.pool, qwen.tokenizer, store, resume_window=0.05) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        seen = await head(held, http, "/v1/completions", 2)
+        await until(lambda: bool(held.pool.aborted))
+        assert (await again(http)).startswith(seen)
+
+
+async def test_delete_ends_a_stream_and_a_new_one_takes_its_id(qwen: Any, store: Path) -> None:
+    held = Held(qwen.tokenizer, TEXT)
+    async with keeping(held.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
+        await head(held, http, "/v1/completions", 2)
+        await head(held, http, "/v1/completions", 2)
+        await until(lambda: len(held.pool.aborted) == 1)
+        for _ in range(2):
+            assert (await http.delete("/v1/stream", params={"conv_id": NAMED["X-Conversation-Id"]})).status_code == 204
+        assert len(held.pool.aborted) == 2
+        assert (await http.get("/v1/stream/chat 1::tiny")).status_code == 404
+        assert (await http.get("/v1/stream")).status_code == 400
+
+
+async def test_another_key_finds_no_stream(qwen: Any, store: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k1 ann\nk2 bob\n")
+    keys.chmod(0o600)
+    held = Held(qwen.tokenizer, TEXT)
+    held.allowed, held.ends = 99, True
+    async with keeping(held.pool, qwen.tokenizer, store, api_keys=str(keys)) as url:
+        async with httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer k1"}) as ann:
+            await ann.post("/v1/completions", json=body("/v1/completions"), headers=NAMED)
+            assert (await ann.get("/v1/stream/chat 1::tiny")).status_code == 200
+        async with httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer k2"}) as bob:
+            assert (await bob.get("/v1/stream/chat 1::tiny")).status_code == 404
+            assert (await bob.delete("/v1/stream/chat 1::tiny")).status_code == 204
+        async with httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer k1"}) as ann:
+            assert (await ann.get("/v1/stream/chat 1::tiny")).status_code == 200
+
+
+async def test_background_answer_of_a_lost_process_is_finished_unasked(qwen: Any, store: Path) -> None:
+    first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
+    first.allowed = 9
+    asked = {"model": "tiny", "input": "Hi", "background": True, "max_output_tokens": 400}
+    async with keeping(first.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
+        made = (await http.post("/v1/responses", json=asked)).json()
+        await until(lambda: len(first.streams[0].output) == 9)
+        gone(store)
+        second.ends, second.allowed = True, 99
+        async with keeping(second.pool, qwen.tokenizer, store) as two, httpx.AsyncClient(base_url=two) as other:
+            async with asyncio.timeout(60):
+                while (found := (await other.get(f"/v1/responses/{made['id']}")).json())["status"] != "completed":
+                    await asyncio.sleep(0.02)
+    assert found["output"][0]["content"][0]["text"] == TEXT
