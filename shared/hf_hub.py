@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -63,7 +64,7 @@ def _verified(model: str, folder: Path) -> Path:
     """Returns a folder of the cache after a check of its files against the hashes that the hub stated.
 
     The cache names the bytes of a file after what the hub stated for it, and the files are links to them. A file that
-    was checked has a mark beside the bytes, so that it is checked once. Raises HubError.
+    was checked has a mark beside the bytes, so that it is checked once. The time of access becomes now. Raises HubError.
     """
     marks = folder.parents[1] / "sluice-verified"
     with suppress(OSError):
@@ -73,6 +74,8 @@ def _verified(model: str, folder: Path) -> Path:
         if not (link.is_symlink() and SHA256.fullmatch(blob.name) and blob.is_file()):
             continue
         found, mark = blob.stat(), marks / blob.name
+        with suppress(OSError):  # the time of access shows the last use, also on disks that do not note each reading
+            os.utime(blob, ns=(time.time_ns(), found.st_mtime_ns))
         stamp = f"{found.st_size} {found.st_mtime_ns}"
         with suppress(OSError):
             if mark.read_text() == stamp:

@@ -75,7 +75,10 @@ TOOLS = {
     "complete": Tool(
         "continue a text with a running server", "deploy.cli.chat:complete", "deploy.cli.chat:complete_parser"
     ),
-    "models": Tool("list a running server's models", "deploy.cli.chat:models", "deploy.cli.chat:models_parser"),
+    "models": Tool(
+        "list the models on this machine and those of a running server, or remove one from the disk",
+        "deploy.cli.stored_models:models", "deploy.cli.stored_models:parser",
+    ),
     "verify": Tool("check the receipts of an answer", "deploy.cli.verify:verify", "deploy.cli.verify:parser"),
     "replay": Tool(
         "send the requests of a record to a server, and compare the answers", "deploy.cli.replay:run",
@@ -91,6 +94,10 @@ TOOLS = {
         "deploy.cli.processes:parser",
     ),
     "probe": Tool("check the health of a process", "deploy.cli.probe:probe", "deploy.cli.probe:parser"),
+    "doctor": Tool(
+        "say which kernels will serve and why, and what is missing, with its remedy", "deploy.cli.doctor:doctor",
+        "deploy.cli.doctor:parser",
+    ),
     "env": Tool("describe this machine and installation", "deploy.cli.env_report:env", "deploy.cli.env_report:parser"),
     "completion": Tool(
         "print a completion script for bash or zsh", "deploy.cli.shell_completion:completion",
