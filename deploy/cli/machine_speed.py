@@ -1,8 +1,8 @@
 """How fast this machine reads memory and multiplies: measured once, and kept in the cache folder.
 
-The measurement is `worker/ops/roofline.py`'s; it runs in a process of its own, because it imports torch. A measurement
-holds for the processor, the number of cores and the C library that it was made with. One that was made while the machine
-was busy is too low, so it is made again when less runs.
+The measurement is that of `worker/ops/roofline.py`, in a process of its own, because it imports torch. A measurement
+holds for the processor, the number of cores and the C library that it was made with. One that was made while the
+machine was busy is too low, so it is made again when less runs.
 """
 
 import json

@@ -65,6 +65,10 @@ COMMANDS = {
     ),
 }
 TOOLS = {
+    "run": Tool(
+        "say whether a model fits this machine, fetch it, serve it, and chat with it", "deploy.cli.run:run",
+        "deploy.cli.run:parser",
+    ),
     "bench": Tool("measure a running server, its modes, or a GPU", "bench.__main__:main"),
     "simulate": Tool(
         "replay traffic through the scheduler in virtual time",

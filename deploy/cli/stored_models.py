@@ -1,7 +1,7 @@
-"""`sluice models`: the models on this machine's disk, with their sizes and last use; removes one; lists a server's.
+"""`sluice models`: the models on this machine's disk, with their sizes and last use; removes one.
 
-A model lies in the cache of the Hugging Face hub, which other programs share, or in Sluice's own, if it came in a Python
-package. In a repository with GGUF files, each of them is a model. Knows files; loads none.
+A model lies in the cache of the Hugging Face hub, which other programs share, or in Sluice's own, if it came in a
+Python package. In a repository with GGUF files, each of them is a model. Knows files; loads none.
 """
 
 import shutil
@@ -144,7 +144,7 @@ def _stored(name: str, links: list[Path], *, whole: bool) -> StoredModel:
 
 
 def _depth(link: Path) -> int:
-    """Returns how many folders above a file of a snapshot its repository's folder is, counted as `Path.parents` does."""
+    """Returns how far above a file of a snapshot its repository's folder is, counted as `Path.parents` does."""
     return next(n for n, folder in enumerate(link.parents) if folder.name.startswith("models--"))
 
 
