@@ -28,8 +28,9 @@ from shared.machine import CPU_SHARE
 # Formats of GGUF files in the order of preference where all are fast enough: more bits first, but not more than eight,
 # which no reader of answers can tell from the original. The others follow only if there is none of these.
 PREFERRED = (
-    "Q8_0", "UD-Q8_K_XL", "Q6_K", "UD-Q6_K_XL", "Q5_K_M", "UD-Q5_K_XL", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "UD-Q4_K_XL",
-    "Q4_K_S", "MXFP4", "MXFP4_MOE", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K",
+    "Q8_0", "UD-Q8_K_XL", "Q6_K", "UD-Q6_K_XL", "Q5_K_M", "UD-Q5_K_XL", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M",
+    "UD-Q4_K_XL", "Q4_K_S", "MXFP4", "MXFP4_MOE", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S",
+    "Q2_K",
 )  # fmt: skip
 OTHERS = ("BF16", "F16", "F32")
 MIDDLE, FOUR_BITS = PREFERRED.index("Q4_K_M"), PREFERRED.index("IQ4_XS")
