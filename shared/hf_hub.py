@@ -9,7 +9,8 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ Progress = Callable[[int, int], None]  # (bytes downloaded, bytes in total as fa
 
 HTTP_LOGGERS = ("httpx", "httpx2")  # loggers that write a line for every HTTP request
 SHA256 = re.compile(r"[0-9a-f]{64}")
+CHECKPOINT_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]  # of a model in safetensors
 IGNORED_FILES = ["original/*", "onnx/*", "openvino/*", "gguf/*"]  # the same model in formats of other programs
 
 
@@ -63,7 +65,9 @@ def _verified(model: str, folder: Path) -> Path:
     """Returns a folder of the cache after a check of its files against the hashes that the hub stated.
 
     The cache names the bytes of a file after what the hub stated for it, and the files are links to them. A file that
-    was checked has a mark beside the bytes, so that it is checked once. Raises HubError.
+    was checked has a mark beside the bytes, so that it is checked once. Its time of access becomes now.
+
+    Raises HubError.
     """
     marks = folder.parents[1] / "sluice-verified"
     with suppress(OSError):
@@ -73,6 +77,8 @@ def _verified(model: str, folder: Path) -> Path:
         if not (link.is_symlink() and SHA256.fullmatch(blob.name) and blob.is_file()):
             continue
         found, mark = blob.stat(), marks / blob.name
+        with suppress(OSError):  # the time of access shows the last use, also on disks that do not note each reading
+            os.utime(blob, ns=(time.time_ns(), found.st_mtime_ns))
         stamp = f"{found.st_size} {found.st_mtime_ns}"
         with suppress(OSError):
             if mark.read_text() == stamp:
@@ -118,6 +124,31 @@ def file_names(model: str, *, revision: str = "", prefer_cache: bool = False) ->
             return cached()
         except Exception as missing:
             raise HubError(_describe(model, revision, missing)) from error
+
+
+def file_sizes(model: str, *, revision: str = "") -> dict[str, int]:
+    """Returns the sizes in bytes of all files of the hub id `model`, as the hub states them. Raises HubError."""
+    from huggingface_hub import HfApi
+
+    _log_no_requests()
+    try:
+        listed = HfApi().list_repo_tree(model, recursive=True, revision=revision or None)
+        return {entry.path: int(entry.size) for entry in listed if getattr(entry, "size", None) is not None}
+    except Exception as error:  # the HTTP library of huggingface_hub raises many types
+        raise HubError(_describe(model, revision, error)) from error
+
+
+def fetched_bytes(model: str, files: Mapping[str, int], *, revision: str = "") -> int:
+    """Returns how many bytes of these files need not be fetched, because the cache has them, or a beginning of them.
+
+    files: names and sizes, as `file_sizes` has them.
+    """
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "blobs"
+    whole = sum(size for name, size in files.items() if cached_file(model, name, revision=revision) is not None)
+    parts = sum(part.stat().st_blocks * 512 for part in folder.glob("*.incomplete")) if folder.is_dir() else 0
+    return min(whole + parts, sum(files.values()))
 
 
 def fetch_beginning(model: str, file: str, nbytes: int, folder: Path, *, revision: str = "") -> Path:

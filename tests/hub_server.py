@@ -26,6 +26,7 @@ class Hub:
     commit: str = "a" * 40
     refusal: tuple[int, str] | None = None
     bytes_per_s: int = 0
+    cuts: list[int] = field(default_factory=list)  # each ends one download of more bytes after so many
     stated: dict[str, str] = field(default_factory=dict)  # file of Git LFS → the SHA-256 that the hub states
     url: str = ""
     downloads: list[str] = field(default_factory=list)  # file and first byte of each download: "model.safetensors@0"
@@ -130,6 +131,10 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
+        if self.command == "GET" and self.hub.cuts and len(data) > self.hub.cuts[0]:
+            self.wfile.write(data[: self.hub.cuts.pop(0)])
+            self.close_connection = True
+            return
         for at in range(0, len(data) if self.command == "GET" else 0, CHUNK_BYTES):
             self.wfile.write(data[at : at + CHUNK_BYTES])
             if self.hub.bytes_per_s:

@@ -1,4 +1,4 @@
-"""`sluice chat` and `sluice complete` stream a server's answers to the terminal; `sluice models` lists its models.
+"""`sluice chat` and `sluice complete` stream a server's answers to the terminal; its models, for `sluice models`.
 
 Knows the terminal; http_client.py talks to the server. Ctrl-C stops an answer, or leaves the chat at its prompt. If the
 input is a file or a pipe, the chat shows no prompts, and the first failure ends the command.
@@ -51,18 +51,13 @@ def complete_parser() -> Parser:
     return parser
 
 
-def models_parser() -> Parser:
-    return _server_parser("models", "List the models of a server: name, status, and context length in tokens.")
-
-
-def models(words: list[str]) -> int:
+def list_served(server: Server) -> int:
     """Prints a line for each model name of the server, and returns the exit code. Raises CliError if no answer comes.
 
     Servers that report no status or length get "-" there.
     """
-    args = models_parser().read(words)
     rows = [("NAME", "STATUS", "CONTEXT", "")]
-    for model in Server(args.url, args.api_key).model_rows():
+    for model in server.model_rows():
         status = model.get("status")
         status = status if isinstance(status, dict) else {}
         reason = str(status.get("reason") or "")

@@ -65,6 +65,10 @@ COMMANDS = {
     ),
 }
 TOOLS = {
+    "run": Tool(
+        "say whether a model fits this machine, fetch it, serve it, and chat with it", "deploy.cli.run:run",
+        "deploy.cli.run:parser",
+    ),
     "bench": Tool("measure a running server, its modes, or a GPU", "bench.__main__:main"),
     "simulate": Tool(
         "replay traffic through the scheduler in virtual time",
@@ -75,7 +79,10 @@ TOOLS = {
     "complete": Tool(
         "continue a text with a running server", "deploy.cli.chat:complete", "deploy.cli.chat:complete_parser"
     ),
-    "models": Tool("list a running server's models", "deploy.cli.chat:models", "deploy.cli.chat:models_parser"),
+    "models": Tool(
+        "list the models on this machine and those of a running server, or remove one from the disk",
+        "deploy.cli.stored_models:models", "deploy.cli.stored_models:parser",
+    ),
     "launch": Tool(
         "configure a coding agent for a running server, and start it", "deploy.cli.launch:launch",
         "deploy.cli.launch:parser",
@@ -95,6 +102,10 @@ TOOLS = {
         "deploy.cli.processes:parser",
     ),
     "probe": Tool("check the health of a process", "deploy.cli.probe:probe", "deploy.cli.probe:parser"),
+    "doctor": Tool(
+        "say which kernels will serve and why, and what is missing, with its remedy", "deploy.cli.doctor:doctor",
+        "deploy.cli.doctor:parser",
+    ),
     "env": Tool("describe this machine and installation", "deploy.cli.env_report:env", "deploy.cli.env_report:parser"),
     "completion": Tool(
         "print a completion script for bash or zsh", "deploy.cli.shell_completion:completion",

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 def serve(settings: Settings, namespace: argparse.Namespace) -> int:
+    if namespace.parent > 0:
+        die_with(namespace.parent)
     if settings.launch.workers:
         require_worker_packages()
     _check_instruction_set()

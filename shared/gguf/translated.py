@@ -246,6 +246,14 @@ def fetch_text(name: str, revision: str = "", mmproj: str = "") -> Path:
         return translated(files, tower=whole, only_text=True)
 
 
+def fetch_headers(repository: str, model: Model, revision: str = "") -> list[Path]:
+    """Returns files with the headers of a model's files, from which `translated` makes a folder without weights.
+
+    Each is as long as the file on the hub. Raises HubError.
+    """
+    return [_beginning(repository, file, revision) for file in model]
+
+
 def _beginning(repository: str, file: str, revision: str) -> Path:
     """Returns the file in the hub's cache, or else a file with only the beginning of the hub's file."""
     cached = cached_file(repository, file, revision=revision)

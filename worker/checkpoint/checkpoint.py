@@ -23,12 +23,11 @@ from shared.gguf.index import read_index
 from shared.gguf.naming import HUB_NAME, GgufError, is_translation, local_model
 from shared.gguf.naming import INDEX as GGUF_INDEX
 from shared.gguf.translated import check_not_only_gguf, fetch_model, tower_file, translated
-from shared.hf_hub import HubError, Progress, fetch
+from shared.hf_hub import CHECKPOINT_FILES, HubError, Progress, fetch
 from shared.weight_formats import folder_problem, other_format
 from worker.checkpoint.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]
 MAX_SHOWN = 100  # how many characters of a name in a file an error message repeats
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
@@ -97,7 +96,7 @@ def _from_hub(model: str, revision: str, mmproj: str, prefer_cache: bool, on_pro
             model, revision, mmproj=mmproj, prefer_cache=prefer_cache, on_progress=on_progress
         )  # fmt: skip
         return translated(files, tower=tower)
-    fetched = partial(fetch, model, PATTERNS, revision=revision, on_progress=on_progress)
+    fetched = partial(fetch, model, CHECKPOINT_FILES, revision=revision, on_progress=on_progress)
     if prefer_cache and _is_complete(folder := _without_index(fetched(prefer_cache=True))):
         return folder
     folder = _without_index(fetched())

@@ -164,6 +164,24 @@ class Loader:
         head = self._stored_head
         return Keeper(self.dtype, self.device).nbytes([(head, None if self.memory.widen else head.layout)])
 
+    def bytes_of_a_token(self) -> int:
+        """Returns how many bytes of weights one decoded token reads, alone in its step. Reads no weights.
+
+        Of the experts of a layer, a token reads only those that the router chooses. The embedding is read as the head.
+        """
+        everything = sum(self.bytes_of_layers()) + self.bytes_of_head()
+        if (experts := self.spec.experts) is None:
+            return everything
+        stacks = (
+            (prefix, linears)
+            for prefix, layer in self._layers()
+            for part in _parts_of(layer)
+            for linears in part.stacks(self.spec, layer, self.names).values()
+        )
+        each = (one for prefix, linears in stacks for linear in linears for one in self.weights_of(linear, prefix))
+        of_experts = Keeper(self.dtype, self.device).nbytes(each)
+        return everything - of_experts * (experts.count - experts.chosen) // experts.count
+
     def whole_head(self) -> PackedLinear:
         """Reads the output head alone."""
         return pack_stacked([self._widened(self._stored_head)], dtype=self.dtype, invariant=self.invariant)

@@ -1,0 +1,246 @@
+"""`sluice run NAME`: from a name to an answer. Judges whether the model fits, fetches it, serves it, and chats with it.
+
+The server is a child in a session of its own, so that Ctrl-C stops an answer and not the server; it dies with this
+process. With --serve, this process becomes the server.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.cli.chat import chat
+from deploy.cli.machine_speed import measured_speed
+from deploy.cli.main import main, require_worker_packages
+from deploy.cli.model_names import find, names, own_file
+from deploy.cli.stored_models import size_text
+from deploy.cli.verdict import Judge, Verdict
+from deploy.launcher.child_command import SERVE_FLAGS, CliError, child_environment, with_local_model
+from deploy.launcher.console import Console, Sink
+from deploy.launcher.many_sizes import HubModels
+from shared.config.declaration import ConfigError
+from shared.config.flags import Parser, add_flags, read, to_argv
+from shared.config.settings import Settings, with_values
+from shared.gguf.index import read_index
+from shared.gguf.naming import HUB_NAME, GgufError, is_translation
+from shared.gguf.translated import fetch_model
+from shared.hf_hub import CHECKPOINT_FILES, HubError, fetch
+from shared.machine import available_bytes, visible_gpus
+
+READY = re.compile(r" is ready at (\S+)")
+END_S = 30.0  # how long the server may take to end; then it is killed
+WORDS_AFTER_FAILURE = 12  # lines of the server's log that are shown if it does not start
+OWN = ("name", "serve", "dry_run", "anyway", "list", "system")
+FLAGS = tuple(flag for flag in SERVE_FLAGS if flag.name != "model")
+
+
+def parser() -> Parser:
+    parser = Parser(
+        prog="sluice run",
+        usage="sluice run NAME [--serve] [--dry-run] [--flag of sluice serve ...]",
+        description="Say whether a model fits this machine, how long its context and how fast it will be; fetch it, "
+        "serve it, and chat with it.",
+    )
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?",
+        help="a short name such as qwen3:4b (--list shows them), a hub id, org/repository:Q4_K_M, or a path",
+    )  # fmt: skip
+    parser.add_argument("--serve", action="store_true", help="serve the model instead of chatting with it")
+    parser.add_argument("--dry-run", action="store_true", help="only say whether the model fits; fetch no weights")
+    parser.add_argument("--anyway", action="store_true", help="go on even if the model does not seem to fit")
+    parser.add_argument("--list", action="store_true", help="list the short names, and where your own belong")
+    parser.add_argument("--system", metavar="TEXT", default="", help="system prompt of the chat")
+    add_flags(parser, FLAGS)
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Runs the command and returns its exit code. Raises CliError, and ConfigError for wrong flags."""
+    args = parser().read(words)
+    if args.list:
+        return _list()
+    if args.name is None:
+        raise ConfigError("the name of a model is missing; `sluice run --list` shows the short ones")
+    if args.serve and args.system:
+        raise ConfigError("--system is for the chat, which --serve leaves out")
+    named = find(args.name)
+    settings = read(_only_settings(args), {}, FLAGS)
+    settings = with_values(settings, vars(_only_settings(parser().read(named.flags))) | vars(_only_settings(args)))
+    require_worker_packages()
+    model = named.model
+    if HubModels(settings.model.revision).is_away(model):
+        verdict = _judge(settings).hub(model)
+        model = verdict.offer.model
+        _show(args.name, verdict)
+        _check(verdict, args)
+        if args.dry_run:
+            return 0
+        fetch_showing(model, settings, verdict, sys.stderr)
+    else:
+        verdict = judge_local(model, settings)
+        _show(args.name, verdict)
+        _check(verdict, args)
+        if args.dry_run:
+            return 0
+    flags = [f"--model={model}", *to_argv(settings, FLAGS)]
+    if args.serve:
+        return main(["serve", *flags])
+    with served(flags, sys.stderr) as url:
+        return chat(["--url", url, *(["--system", args.system] if args.system else [])])
+
+
+def _list() -> int:
+    known = names()
+    width = max(map(len, known))
+    for name, named in known.items():
+        print(f"{name:<{width}}  {' '.join((named.model, *named.flags))}")
+    print(f"\nmore names: {own_file()}, with lines such as")
+    print('[names]\n"mine:8b" = { repository = "org/name-GGUF", choose = "Q4_K_M", flags = { max-seq-len = 8192 } }')
+    return 0
+
+
+def _only_settings(args: argparse.Namespace) -> argparse.Namespace:
+    return argparse.Namespace(**{name: value for name, value in vars(args).items() if name not in OWN})
+
+
+def _judge(settings: Settings) -> Judge:
+    """Returns a judge with what is known of this machine. On a GPU, the speed is not: the weights lie elsewhere."""
+    return Judge(
+        None if visible_gpus() else measured_speed(), available_bytes(), settings.model.revision, settings.model.mmproj
+    )
+
+
+def judge_local(model: str, settings: Settings) -> Verdict:
+    """Judges a model on this machine; smollm2 is fetched for that if need be. Raises CliError."""
+    folder = Path(with_local_model(with_values(settings, {"model": model})).model.model)
+    if is_translation(folder):
+        files = [folder / file for file in read_index(folder).files]
+    else:
+        files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
+    return _judge(settings).local(model, folder, sum(file.stat().st_size for file in files if file.is_file()))
+
+
+def _show(name: str, verdict: Verdict) -> None:
+    means = "" if verdict.offer.model == name else f" is {verdict.offer.model}"
+    print("\n".join([f"{name}{means}", *verdict.lines()]), file=sys.stderr, flush=True)
+
+
+def _check(verdict: Verdict, args: argparse.Namespace) -> None:
+    if verdict.problem and not args.anyway:
+        raise CliError(f"{verdict.problem} (--anyway goes on)", 3)
+
+
+def fetch_showing(model: str, settings: Settings, verdict: Verdict, stream: Sink) -> None:
+    """Downloads what the cache lacks of a model on the hub, with a progress bar, and checks its hashes.
+
+    A download that was cut off continues. Raises CliError.
+    """
+    bar = DownloadBar(model, stream)
+    try:
+        if HUB_NAME.fullmatch(model):
+            fetch_model(model, settings.model.revision, mmproj=settings.model.mmproj, on_progress=bar)
+        else:
+            fetch(model, CHECKPOINT_FILES, revision=settings.model.revision, on_progress=bar)
+    except (HubError, GgufError) as error:
+        bar.end()
+        hint = "; the next try continues the download" if verdict.offer.fetch and bar.done else ""
+        raise CliError(f"{error}{hint}", 3) from error
+    bar.end()
+
+
+class DownloadBar:
+    """Shows the progress of a download: on a terminal a bar with rate and time left, elsewhere a line every 10 %."""
+
+    def __init__(self, model: str, stream: Sink) -> None:
+        self.done = 0
+        self._model = model
+        self._console = Console(stream)
+        self._terminal = stream.isatty()
+        self._began: tuple[float, int] | None = None
+        self._lock = threading.Lock()  # several files are fetched at a time, each in a thread
+
+    def __call__(self, done: int, total: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if self._began is None:
+                self._began = now, done
+            self.done = done
+            self._console.progress(done / max(total, 1), f"fetching {self._model}{self._rate(now, done, total)}")
+
+    def _rate(self, now: float, done: int, total: int) -> str:
+        if not self._terminal or self._began is None or now - self._began[0] < 0.5:
+            return ""
+        rate = (done - self._began[1]) / (now - self._began[0])
+        left = f", {(total - done) / rate:.0f} s left" if rate > 0 else ""
+        return f": {size_text(done)} of {size_text(total)}, {size_text(rate)}/s{left}"
+
+    def end(self) -> None:
+        self._console.clear_progress()
+
+
+@contextmanager
+def served(flags: Sequence[str], stream: Sink) -> Iterator[str]:
+    """Starts a server of these flags on this machine, and yields its URL when it is ready; ends it afterwards.
+
+    Its output is not shown, but for the progress of loading. Raises CliError, with the end of the output, if the server
+    does not start.
+    """
+    given = {flag.partition("=")[0] for flag in flags}
+    more = [flag for flag in ("--host=127.0.0.1", "--port=0") if flag.partition("=")[0] not in given]
+    command = [sys.executable, "-P", "-m", "deploy.cli.main", "serve", f"--parent={os.getpid()}", *flags, *more]
+    environment = {**os.environ, "PYTHONPATH": child_environment()["PYTHONPATH"], "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
+    log = process.stderr
+    assert log is not None
+    drain = threading.Thread(target=_drain, args=(log,), daemon=True)
+    try:
+        url = _wait(process, log, Console(stream))
+        drain.start()
+        yield url
+    finally:
+        _stop(process)
+        if drain.ident is not None:
+            drain.join(END_S)
+        log.close()
+
+
+def _wait(process: "subprocess.Popen[str]", log: Iterator[str], console: Console) -> str:
+    lines: list[str] = []
+    for line in log:
+        if found := READY.search(line):
+            console.clear_progress()
+            return found[1]
+        if line.strip():
+            lines.append(line.rstrip())
+        if progress := re.fullmatch(r"([^|]+): (\d+) %\n", line):
+            console.progress(int(progress[2]) / 100, progress[1])
+    console.clear_progress()
+    code = process.wait()
+    raise CliError("the server did not start:\n" + "\n".join(lines[-WORDS_AFTER_FAILURE:]), code if code > 0 else 1)
+
+
+def _drain(log: Iterator[str]) -> None:
+    with contextlib.suppress(ValueError, OSError):
+        for _ in log:
+            pass
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,90 @@
+"""Says how much memory a model will take, and what a decoded token reads, from the headers of its files alone.
+
+    python -m worker.engine.forecast FOLDER BYTES     prints a Forecast as one JSON object; BYTES: memory for all of it
+
+The sizes are those that the loader and the K/V pool compute, with the default settings, on the CPU. The weights are not
+read, so each file of weights may be as long as it should be and hold only its header: a model can be judged before it
+is downloaded.
+"""
+
+import sys
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import torch
+
+from shared.config.check import check
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings, with_values
+from shared.config.worker import with_default_sizes
+from shared.machine import CPU_SHARE
+from worker.checkpoint.checkpoint import CheckpointError, read_config
+from worker.engine.numerics import choose_formats
+from worker.kv_cache.sizing import PoolBudget, size_pool
+from worker.kv_cache.tensors import bytes_per_page, cache_groups
+from worker.models.config import spec_from_config
+from worker.models.load import Loader, open_source
+
+PROCESSES_BYTES = 500 << 20  # a worker and a frontend without weights and K/V: libraries, tokenizer, buffers of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """weights, read, kv, pool: bytes. weights: of all in memory. read: of the weights that one decoded token reads.
+
+    kv: of the K/V that one more token of a sequence takes, in the layers that keep all positions.
+    pool: of the K/V pool. context: the longest sequence that the pool holds, in tokens; 0: the model does not fit.
+    trained: the longest sequence that the model was trained for. layers: how many layers it has.
+    sparse: whether it has experts, of which a token reads a part here and a part there.
+    """
+
+    weights: int
+    read: int
+    kv: int
+    pool: int
+    context: int
+    trained: int
+    layers: int
+    sparse: bool
+
+
+def forecast(folder: Path, memory: int) -> Forecast:
+    """Returns the forecast for a checkpoint. memory: bytes that are available for everything.
+
+    Raises CheckpointError for a model that is not served, and ConfigError for one whose formats are not served here.
+    """
+    settings = check(with_values(Settings(), {"model": str(folder)}), ("model",))
+    device, model = torch.device("cpu"), settings.model
+    worker = replace(with_default_sizes(settings.worker, on_gpu=False), overlap=False)
+    spec = spec_from_config(read_config(folder))
+    formats = choose_formats(spec, worker, device)
+    with closing(open_source(folder, None)) as source:
+        loader = Loader(source, spec, formats.dtype, device, worker.batch_invariant, formats.memory)
+        weights, read = loader.nbytes(), loader.bytes_of_a_token()
+    groups = cache_groups(spec, spec.max_positions, paged=True)
+    kv = sum(bytes_per_page(spec, group, 1, formats.kv_dtype, device) for group in groups if not group.window)
+    left = memory - weights - PROCESSES_BYTES
+    pool = context = 0
+    if left > 0:
+        budget = PoolBudget(int(CPU_SHARE * left), "")
+        try:
+            size = size_pool(spec, formats.kv_dtype, device, budget, model, worker, formats.dtype)
+            pool, context = size.nbytes, size.max_seq_len
+        except ConfigError:  # not even a page fits
+            pass
+    return Forecast(weights, read, kv, pool, context, spec.max_positions, len(spec.layers), spec.experts is not None)
+
+
+def main(folder: str, memory: str) -> int:
+    try:
+        print(msgspec.json.encode(forecast(Path(folder), int(memory))).decode())
+    except (CheckpointError, ConfigError) as error:
+        print(error, file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
