@@ -39,7 +39,7 @@ class ItemsRequest(RequestModel):
 async def create(app: AppState, request: Request) -> Response:
     store = store_of(app).store
     raw = await app.body(request)
-    body = app.decode(request, raw, ConversationRequest)
+    body = await app.decode(request, raw, ConversationRequest)
     id, tenant = f"conv_{secrets.token_hex(16)}", tenant_of(request)
     items = msgspec.json.decode(raw).get("items") or []
     work = partial(conversations.create, id=id, tenant=tenant, metadata=body.metadata or {}, items=items)
@@ -54,7 +54,7 @@ async def get(app: AppState, request: Request) -> Response:
 
 async def update(app: AppState, request: Request) -> Response:
     store, found = await _asked(app, request)
-    body = app.decode(request, await app.body(request), ConversationUpdate)
+    body = await app.decode(request, await app.body(request), ConversationUpdate)
     await store.write(partial(conversations.update, id=found.id, metadata=body.metadata))
     return json_response((await conversations.existing(store, found.id, tenant_of(request))).shown())
 
@@ -75,7 +75,7 @@ async def list_items(app: AppState, request: Request) -> Response:
 async def add_items(app: AppState, request: Request) -> Response:
     store, found = await _asked(app, request)
     raw = await app.body(request)
-    app.decode(request, raw, ItemsRequest)
+    await app.decode(request, raw, ItemsRequest)
     before = len(await store.read(partial(conversations.items, id=found.id)))
     work = partial(conversations.add, id=found.id, items=msgspec.json.decode(raw)["items"], nonce=secrets.token_hex(8))
     await store.write(work)

@@ -107,7 +107,7 @@ async def generate_kept(
     if wish.background and kept.store.problem:
         raise StoreError(kept.store.problem)
     whole, earlier = await whole_request(kept, wish, body)
-    decoded = app.decode(request, whole, chosen.REQUEST)
+    decoded = await app.decode(request, whole, chosen.REQUEST)
     model = await app.usable_model(request, decoded)
     context = model.context.at(created := int(time.time()))
     check_task(request.scope["path"], ("generate",), context)
