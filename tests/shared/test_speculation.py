@@ -18,16 +18,16 @@ def checked(told: Any, **others: Any) -> Settings:
 @pytest.mark.parametrize(
     ("told", "read"),
     [
-        ({"method": "ngram"}, SpeculativeConfig("ngram", "", 7)),
+        ({"method": "ngram"}, SpeculativeConfig("ngram", "", 15)),
         ({"method": "ngram", "num_speculative_tokens": 1}, SpeculativeConfig("ngram", "", 1)),
         ({"model": "/a", "num_speculative_tokens": 15}, SpeculativeConfig("draft_model", "/a", 15)),
-        ({"method": "draft_model", "model": "a/b"}, SpeculativeConfig("draft_model", "a/b", 7)),
+        ({"method": "draft_model", "model": "a/b"}, SpeculativeConfig("draft_model", "a/b", 15)),
         ({"method": "mtp", "num_speculative_tokens": 3}, SpeculativeConfig("mtp", "", 3)),
-        ({"method": "eagle3", "model": "a/b"}, SpeculativeConfig("eagle3", "a/b", 7)),
+        ({"method": "eagle3", "model": "a/b"}, SpeculativeConfig("eagle3", "a/b", 15)),
     ],
 )
 def test_what_it_states_becomes_settings(told: dict[str, Any], read: SpeculativeConfig) -> None:
-    assert read_speculative_config(json.dumps(told), 7) == read
+    assert read_speculative_config(json.dumps(told), 15) == read
     settings = checked(told)
     assert (settings.worker.speculation, settings.worker.max_draft_tokens) == ("ngram", read.drafts)
     assert not settings.worker.overlap and check(settings) == settings

@@ -51,28 +51,29 @@ class _Block:
 
 
 def launch_logprobs(
-    plan: Plan, use: LogitsUse, logits: Tensor, sampled: Tensor, ids: Tensor
+    plan: Plan, rows: list[Row], use: LogitsUse, logits: Tensor, sampled: Tensor, ids: Tensor
 ) -> Callable[[], StepLogprobs]:
     """Starts computing the log-probabilities that the requests of the step ask for.
 
     Returns a function that waits for them and makes the messages. A row after a draft has its message, too, whether or
     not the draft is accepted: the message begins at the output token that the row would give.
 
-    logits: [N, V] float32; sampled: the rows of logits that ids are sampled from, in the order of plan.rows;
+    rows: plan.rows at the launch of the step, before its outputs were counted as pending; logits: [N, V] float32;
+    sampled: the rows of logits that ids are sampled from, in the order of `rows`;
     ids: the sampled ids, in the same order.
     """
-    outputs = _output_blocks(sampled, ids, plan.rows)
+    outputs = _output_blocks(sampled, ids, rows)
     blocks = [*outputs, *_prompt_blocks(logits, use, plan)]
     shapes = [(block.ids.shape, block.entries) for block in blocks]
     on_host = HostCopy(torch.cat([block.bits() for block in blocks]))
 
     def read() -> StepLogprobs:
         bits, messages = on_host.read().numpy(), StepLogprobs()
-        for (rows, top), entries in shapes:
-            block, bits = np.split(bits, [rows * (2 + 2 * top)])
-            chosen, values, best, ranks = np.split(block, [rows, rows * (1 + top), rows * (1 + 2 * top)])
+        for (count, top), entries in shapes:
+            block, bits = np.split(bits, [count * (2 + 2 * top)])
+            chosen, values, best, ranks = np.split(block, [count, count * (1 + top), count * (1 + 2 * top)])
             columns = (
-                chosen.view(np.float32), best.reshape(rows, top), values.view(np.float32).reshape(rows, top), ranks,
+                chosen.view(np.float32), best.reshape(count, top), values.view(np.float32).reshape(count, top), ranks,
             )  # fmt: skip
             messages.extend((entry.sequence, _message(entry, *columns)) for entry in entries)
         return messages

@@ -151,14 +151,14 @@ class Runner:
         if ids is None:
             ids = self._sample(done.sampled, rows) if rows else done.logits.new_empty(0).long()
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or done.use.prompts:
-            return self._with_logprobs(plan, done, ids)
+            return self._with_logprobs(plan, rows, done, ids)
         may_overlap = self._overlap and not plan.drafts and all(map(is_plain, sequences))
         return InFlightStep(plan, int(may_overlap), ids, HostCopy(ids), read_pooled=done.read_pooled)
 
-    def _with_logprobs(self, plan: Plan, done: _Computed, ids: Tensor) -> InFlightStep:
+    def _with_logprobs(self, plan: Plan, rows: list[Row], done: _Computed, ids: Tensor) -> InFlightStep:
         from worker.model_runner.logprobs import launch_logprobs
 
-        logprobs = launch_logprobs(plan, done.use, done.logits, done.sampled, ids)
+        logprobs = launch_logprobs(plan, rows, done.use, done.logits, done.sampled, ids)
         return InFlightStep(plan, 0, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:

@@ -173,8 +173,8 @@ def test_step_that_fails_when_it_is_finished_fails_only_the_culprit(engines: Eng
     bench, culprit = StagedBench(engines("llama", stages)), 4
     sample = bench.runner._sample
 
-    def unlucky(logits: object, rows: list[tuple[object, int]]) -> object:
-        if any(sequence.key[1] == culprit and output == 7 for sequence, output in rows):  # type: ignore[attr-defined]
+    def unlucky(logits: object, rows: list[tuple[object, int, object]]) -> object:
+        if any(sequence.key[1] == culprit and output == 7 for sequence, output, _ in rows):  # type: ignore[attr-defined]
             raise RuntimeError("unlucky")
         return sample(logits, rows)
 

@@ -50,7 +50,7 @@ def test_logprobs_messages_have_their_own_rows_from_one_copy(monkeypatch: pytest
     logits = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
     wanted = LogitsUse(sampled=[0, 1, 4], prompts=[(2, 2, 2), (3, 5, 2)])
     ids = torch.tensor([11, 12, 13])
-    told = launch_logprobs(Plan(chunks), wanted, logits, logits[wanted.sampled], ids)()
+    told = launch_logprobs(Plan(chunks), Plan(chunks).rows, wanted, logits, logits[wanted.sampled], ids)()
     assert [(who, one.id, one.start, one.prompt) for who, one in told] == [
         (running, 1, 2, False), (asked, 3, 0, False), (asked, 3, 2, True), (begun, 4, 1, True)
     ]  # fmt: skip
@@ -69,7 +69,8 @@ def test_prompt_top_scores_the_prompt_without_the_answer() -> None:
     asked = sequence(3, [9, 8, 7], 3, prompt_logprobs=True, prompt_top=4)
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
     use = LogitsUse(sampled=[2], prompts=[(0, 0, 2)])
-    ((_, told),) = launch_logprobs(Plan([Chunk(asked, 0, 3, True)]), use, logits, logits[2:], torch.tensor([11]))()
+    plan = Plan([Chunk(asked, 0, 3, True)])
+    ((_, told),) = launch_logprobs(plan, plan.rows, use, logits, logits[2:], torch.tensor([11]))()
     check(told, logits[:2], [8, 7], 4)
 
 
@@ -78,7 +79,9 @@ def test_request_for_the_whole_vocabulary_leaves_the_rows_of_others_as_they_are(
     some, whole, other = (sequence(id, [5, 6], 2, logprobs=top) for id, top in ((1, 3), (2, vocab), (3, FEW)))
     logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(0))
     chunks = [Chunk(one, 1, 1, True) for one in (some, whole, other)]
-    told = launch_logprobs(Plan(chunks), LogitsUse([0, 1, 2], []), logits, logits, torch.tensor([11, 12, 13]))()
+    told = launch_logprobs(
+        Plan(chunks), Plan(chunks).rows, LogitsUse([0, 1, 2], []), logits, logits, torch.tensor([11, 12, 13])
+    )()
     assert [(who, one.id, one.start) for who, one in told] == [(some, 1, 0), (other, 3, 0), (whole, 2, 0)]
     check(told[0][1], logits[:1], [11], 3)
     check(told[1][1], logits[2:], [13], FEW)
