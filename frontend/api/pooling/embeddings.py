@@ -33,6 +33,7 @@ SHAPES = "a string, an array of token ids, or an array of either"
 
 Input = str | list[int]
 _Token = Annotated[int, EXACT]
+_Normalize = Annotated[bool | None, doc("Whether vectors get the length 1; absent: as the checkpoint says")]
 
 
 class EmbeddingRequest(CutFields):
@@ -48,9 +49,7 @@ class EmbeddingRequest(CutFields):
         Text | None, doc("Which of the checkpoint's prompts stands before each text; absent: its default, if any")
     ] = None
     add_special_tokens: Annotated[bool, doc("Whether the tokenizer adds its own tokens to a text")] = True
-    normalize: Annotated[  # type: ignore[assignment]
-        bool | None, doc("Whether vectors get the length 1; absent: as the checkpoint says")
-    ] = None
+    normalize: _Normalize = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         listed_inputs(self.input)

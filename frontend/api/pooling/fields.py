@@ -97,11 +97,14 @@ class Cut:
         return ids[: most - after] + ids[len(ids) - after :]
 
 
+_Kept = Annotated[
+    Annotated[int, Meta(ge=-1, le=MOST)] | None,
+    doc("Keep only this many tokens of each text, with the tokenizer's own; -1: as many as the model can read"),
+]
+
+
 class CutFields(PoolingFields):
-    truncate_prompt_tokens: Annotated[  # type: ignore[assignment]
-        Annotated[int, Meta(ge=-1, le=MOST)] | None,
-        doc("Keep only this many tokens of each text, with the tokenizer's own; -1: as many as the model can read"),
-    ] = None
+    truncate_prompt_tokens: _Kept = None  # type: ignore[assignment]
     truncation_side: Annotated[
         Literal["left", "right"] | None, doc("`left`: `truncate_prompt_tokens` keeps the last tokens of a text")
     ] = None
