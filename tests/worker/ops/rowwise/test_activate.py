@@ -25,6 +25,8 @@ def formula(x: Tensor, activation: Activation) -> Tensor:
             return x * x.sigmoid()
         case "gelu_tanh":
             return 0.5 * x * (1 + ((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh())
+        case "gelu":
+            return 0.5 * x * torch.special.erfc(-x / 2**0.5)
         case "relu2":
             return x.clamp(min=0) ** 2
         case _:
