@@ -28,6 +28,8 @@ HELLO = [{"role": "user", "content": "a"}]
 
 
 REQUIRED: dict[str, Any] = {
+    "metadata": {},
+    "items": [],
     "model": "a",
     "prompt": "a",
     "messages": HELLO,
