@@ -46,6 +46,8 @@ run: KERNELS =
 run: $(VENV)/.run  # whoever needs the CPU kernels compiles them if they are missing
 	@exec $(BIN)/sluice serve $(FLAGS) $(ARGS)
 
+# Threads that wait for each other sleep soon, as in a worker: several processes of tests share the cores.
+test: export GOMP_SPINCOUNT ?= 3000
 test: export SLUICE_TESTS_NEED_HELM = $(if $(FULL),$(filter x86_64,$(shell uname -m)))
 test: $(VENV)/.native$(KERNELS) $(VENV)/.dev $(VENV)/.smollm2 $(if $(FULL),$(VENV)/.helm $(VENV)/.triton-3.6)
 ifdef ARGS

@@ -3,7 +3,7 @@
  * tiles keeps two multiply-add units busy for 16 cycles. */
 #pragma once
 #include <immintrin.h>
-#include <amx_tiles.h>
+#include "amx_tiles.h"
 
 #define STAND_IN static inline __attribute__((always_inline, unused))
 

@@ -235,6 +235,8 @@ def _experts(family: Family, config: Config) -> ExpertsSpec | None:
 def _activation(family: Family, name: str) -> Activation:
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    if family.activation and ACTIVATIONS[name] != "silu":  # which stands for the family's own
+        raise UnsupportedModel(f"activation {name!r} is not supported in this family; supported is 'silu'")
     if (family.activation or ACTIVATIONS[name]) not in (GATED if family.gated else PLAIN):
         raise UnsupportedModel(f"activation {name!r} is not supported in feed-forward networks with a gate")
     return family.activation or ACTIVATIONS[name]

@@ -16,6 +16,7 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from platform import machine
@@ -409,7 +410,9 @@ def _compile(
                 made = folder / objects[unit].name
                 command = (*COMMON, *flags, *includes(SOURCES), "-c", str(source_file(source)), "-o", str(made))
                 with made.with_suffix(".txt").open("wb") as said:
-                    running[unit] = subprocess.Popen((compiler, *command), stderr=said, stdin=subprocess.DEVNULL)
+                    running[unit] = subprocess.Popen(
+                        (compiler, *command), stderr=said, stdin=subprocess.DEVNULL, process_group=0
+                    )
             for unit in [unit for unit, process in running.items() if process.poll() is not None]:
                 ended, made = running.pop(unit), folder / objects[unit].name
                 if ended.returncode:
@@ -420,7 +423,8 @@ def _compile(
             time.sleep(POLL_S)
     finally:
         for process in running.values():
-            process.terminate()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)  # gcc's own children, too: gcc does not end them
             process.wait()
     library = folder / "library.so"
     _run(compiler, "-shared", "-fopenmp", *map(str, objects.values()), "-lm", "-o", str(library))

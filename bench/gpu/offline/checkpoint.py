@@ -66,10 +66,10 @@ def _shapes(file: Path) -> dict[str, list[int]]:
 
 
 def _write(file: Path, shapes: dict[str, list[int]]) -> None:
-    """Writes tensors of zeros as a sparse file: in bfloat16, but in int64 if the name is no weight's."""
+    """Writes tensors of zeros as a sparse file: in bfloat16, and the map of a head's tokens in int64."""
     header, end = {}, 0
     for name, shape in shapes.items():
-        dtype, size = ("BF16", 2) if name.endswith(("weight", "bias")) else ("I64", 8)
+        dtype, size = ("I64", 8) if name == "d2t" else ("BF16", 2)
         begin, end = end, end + size * prod(shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     words = json.dumps(header).encode()

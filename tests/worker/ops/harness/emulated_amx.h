@@ -2,7 +2,7 @@
  * in amx_tiles.h that stand for instructions, and the two functions that ask the processor and the system about AMX. */
 #pragma once
 #include <cpuid.h>
-#include <amx_tiles.h>
+#include "amx_tiles.h"
 #include <unistd.h>
 
 void emulated_configure(const TileConfig *shapes);

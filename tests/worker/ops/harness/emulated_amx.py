@@ -22,6 +22,7 @@ CONTENTS = hashlib.sha256(b"".join(file.read_bytes() for file in FILES)).hexdige
 SHIM = ("-include", str(FILES[0]), *native_build.includes(native_build.SOURCES), f"-DSLUICE_EMULATOR=0x{CONTENTS}")
 ROWS_ALONE = (  # sources without an AMX version
     "add_product.c",
+    "text_attention.c",
     "few_rows.c",
     "norm.c",
     "activation.c",
