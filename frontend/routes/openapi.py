@@ -33,6 +33,10 @@ ERRORS = {
     503: "Too busy, or no model is loaded yet; `Retry-After` says when to try again",
     504: "The request did not end within its `deadline_ms`",
 }
+TEI = {  # instead of 400, 500 and 503 on routes of Text Embeddings Inference
+    422: "Not JSON, a wrong type, or not acceptable", 424: "A fault of the server", 429: "Too busy; come again later",
+}  # fmt: skip
+TEI_TAKES = {"TeiEmbedRequest", "TeiPredictRequest"}
 STRICT = {"CompletionRequest"}  # request types that refuse unknown fields with 422; the others ignore them
 UNABLE = {"InfillRequest"}  # request types that are refused with 501 if the model lacks the ability
 EARLY = {408, 431}  # statuses of errors before the route is known, which are always in OpenAI's format
@@ -253,6 +257,8 @@ def _post(
         reason = ERRORS[status]
         words = ref("OpenAIError") if status in EARLY else error
         answers[str(status)] = _answer(reason, _json(words), RETRY_AFTER if status == 503 else {})
+    if takes in TEI_TAKES:
+        answers |= {str(status): _answer(reason, _json(error)) for status, reason in TEI.items()}
     body = {"required": True, "content": _json(ref(takes))}
     return {"post": {"summary": summary, "operationId": operation or takes, "requestBody": body, "responses": answers}}
 

@@ -21,6 +21,14 @@ ALLOWED = {  # module that may read the wall clock → the reason
     "worker/lora/store.py": "the value of the gauge that gateways read",
     "worker/engine/kv_event_publisher.py": "the stamp of a batch",
     "frontend/observability/tracing.py": "the stamps of spans",
+    "frontend/kept/answers.py": "ages of kept answers and of their owners, which other processes and later starts read",
+    "frontend/kept/conversations.py": "ages of conversations, which later starts read",
+    "frontend/kept/run.py": "when a kept answer ended",
+    "frontend/kept/store.py": "ages in the store, which later starts read",
+    "frontend/routes/kept.py": "`created` of answers, and the date in their prompts",
+    "deploy/cli/stored_models.py": "how long ago a model was used",
+    "deploy/launcher/packaged_model.py": "when a file was used last",
+    "shared/hf_hub.py": "when a file was used last",
     "deploy/cli/processes.py": "the epoch of a worker without a launcher, which only has to differ",
 }
 WALL_CLOCK = {"time.time", "time.time_ns", "time.localtime", "time.gmtime"}

@@ -47,7 +47,7 @@ def check(status: int, kind: str, data: bytes) -> None:
         text = data.decode()
         if kind == "application/json":
             answer = json.loads(text)
-            if status >= 400 and "error" not in answer:
+            if status >= 400 and not {"error", "message"} & answer.keys():  # `message`: Cohere's form
                 raise Failure(f"an error of status {status} without `error`: {text[:300]}")
         elif kind == "text/event-stream":
             if not text.endswith("\n\n"):

@@ -208,7 +208,7 @@ def test_phi3_strips_spaces_after_its_special_tokens() -> None:
         ({"tokenizer.ggml.pre": "mystery"}, r"tokenizer.ggml.pre 'mystery' is not known; known are llama-bpe, "),
         ({"tokenizer.ggml.pre": "default"}, r"tokenizer.ggml.pre 'default' is not known"),
         ({"tokenizer.ggml.pre": None}, r"has no tokenizer.ggml.pre"),
-        ({"tokenizer.ggml.model": "t5"}, r"tokenizer 't5' is not supported; supported are gpt2, llama, gemma4"),
+        ({"tokenizer.ggml.model": "rwkv"}, r"tokenizer 'rwkv' is not supported; supported are gpt2, llama, gemma4"),
         ({"tokenizer.ggml.model": "llama"}, r"has no tokenizer.ggml.scores"),
         ({"tokenizer.ggml.merges": ["ab"]}, r"merges holds 'ab', which is no pair"),
         ({"tokenizer.ggml.merges": ["qq zz"]}, r"its tokenizer does not fit together: .*qq"),
