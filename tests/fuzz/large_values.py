@@ -63,7 +63,8 @@ BASES: Mapping[str, dict[str, Any]] = {
 REQUIRED: Mapping[str, Any] = CHAT | TEXT | {
     "model": "m", "input": "a", "text_1": "a", "text_2": "a", "query": "a", "documents": ["a"], "receipt": {},
     "request": {"prompt": "a"}, "lora_name": "a", "lora_path": "a", "content": "a", "name": "m",
-    "metadata": {}, "inputs": "a", "texts": ["a"], "items": [], "input_type": "search_query", "embedding_types": ["float"],
+    "metadata": {}, "inputs": "a", "texts": ["a"], "items": [], "input_type": "search_query",
+    "embedding_types": ["float"],
 }  # fmt: skip
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")  # of tokens: fields of other routes
 ALL = [*range(3, wide_model.VOCAB)]

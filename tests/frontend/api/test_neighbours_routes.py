@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,10 @@ async def test_tokenize_shows_the_text_of_each_token(tokenizer: Tokenizer) -> No
     assert "".join(llama["token_strs"]) == "the"
 
 
+def logit(ranked: dict[str, float]) -> float:
+    return math.log(ranked["score"] / (1 - ranked["score"]))
+
+
 async def test_texts_are_ranked_as_text_embeddings_inference_does(for_task: Callable[[Task], Tokenizer]) -> None:
     pool = FakePool(play=pooling(lambda ids: [len(ids) - 5.0]))
     async with http_client(pool, for_task(Task("score", labels=1))) as http:
@@ -105,8 +110,12 @@ async def test_texts_are_ranked_as_text_embeddings_inference_does(for_task: Call
         raw = await http.post("/rerank", json=body | {"raw_scores": True})
     assert bare == [{"index": one["index"], "score": one["relevance_score"]} for one in ours["results"]]
     assert told == [bare[0] | {"text": "defgh"}]
-    assert [one.status_code for one in (both, none, raw)] == [400, 400, 400]
-    assert none.json()["error"]["param"] == "documents" and raw.json()["error"]["param"] == "raw_scores"
+    assert [one.status_code for one in (both, none, raw)] == [400, 400, 200]
+    assert none.json()["error"]["param"] == "documents"
+    assert [(one["index"], one["score"]) for one in raw.json()] == [
+        (1, pytest.approx(logit(bare[0]))),
+        (0, pytest.approx(logit(bare[1]))),
+    ]
 
 
 @pytest.mark.parametrize(
