@@ -25,6 +25,12 @@ hypothesis.settings.load_profile("sluice")
 torch.set_num_threads(1)  # models are tiny, so a second thread would cost more than it saves
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Whatever an earlier test has set: with two threads, dummy sequences race for the scratch slot of their states."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> Iterator[None]:
     """Clients share one SSL context: reading the system's certificates would take each client 28 ms."""

@@ -147,10 +147,10 @@ def traffic_with_adapters(served: Served, adapters: list[Adapter]) -> None:
 
 def adapters_of(folder: Path) -> list[Adapter]:
     """Draws adapters for the model in `folder`. The second changes more linears, with a higher rank."""
-    drawn = [
-        draw_adapter(folder, folder / "narrow", 1, r=8, targets=("q_proj", "v_proj")),
-        draw_adapter(folder, folder / "wide", 2, r=40),
-    ]
+    drawn = [folder / "narrow", folder / "wide"]
+    if not drawn[0].exists():  # drawn once, before a way adds the tensors of a head, which adapters do not change
+        draw_adapter(folder, drawn[0], 1, r=8, targets=("q_proj", "v_proj"))
+        draw_adapter(folder, drawn[1], 2, r=40)
     return [Adapter(one.name, str(one), read_files(str(one)).sha256) for one in drawn]
 
 
