@@ -27,7 +27,9 @@ torch.set_num_threads(1)  # models are tiny, so a second thread would cost more 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """Whatever an earlier test has set: with two threads, dummy sequences race for the scratch slot of their states."""
+    """Takes back what an engine of an earlier test has set. With two threads, dummy sequences, which share a
+    scratch slot, would race in the C kernels of recurrent layers, which use the slot as their working memory.
+    """
     torch.set_num_threads(1)
 
 

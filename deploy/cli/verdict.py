@@ -47,7 +47,14 @@ FORECAST_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What worker/engine/forecast.py prints: see there."""
+    """How much memory a model will take, and what a decoded token reads, as worker/engine/forecast.py finds out.
+
+    weights, read, kv, pool: bytes. weights: of all in memory. read: of the weights that one decoded token reads.
+    kv: of the K/V that one more token of a sequence takes, in the layers that keep all positions.
+    pool: of the K/V pool. context: the longest sequence that the pool holds, in tokens; 0: the model does not fit.
+    trained: the longest sequence that the model was trained for. layers: how many layers it has.
+    sparse: whether it has experts, of which a token reads a part here and a part there.
+    """
 
     weights: int
     read: int

@@ -1,4 +1,4 @@
-"""Who may use the server: API keys, host names, origins of web pages, headers of a gateway, and TLS.
+"""Decides who may use the server: API keys, host names, origins of web pages, headers of a gateway, and TLS.
 
 API keys: authenticates requests and names their tenants. Knows headers, but no routes and no limits.
 

@@ -1,6 +1,6 @@
 """Says how much memory a model will take, and what a decoded token reads, from the headers of its files alone.
 
-    python -m worker.engine.forecast FOLDER BYTES     prints a Forecast as one JSON object; BYTES: memory for all of it
+    python -m worker.engine.forecast FOLDER BYTES     prints one JSON object (forecast); BYTES: memory for all of it
 
 The sizes are those that the loader and the K/V pool compute, with the default settings, on the CPU. The weights are not
 read, so each file of weights may be as long as it should be and hold only its header: a model can be judged before it
@@ -9,7 +9,7 @@ is downloaded.
 
 import sys
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -30,28 +30,10 @@ from worker.models.load import Loader, open_source
 PROCESSES_BYTES = 500 << 20  # a worker and a frontend without weights and K/V: libraries, tokenizer, buffers of a step
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """weights, read, kv, pool: bytes. weights: of all in memory. read: of the weights that one decoded token reads.
+def forecast(folder: Path, memory: int) -> dict[str, int | bool]:
+    """Returns the fields of a Forecast (deploy/cli/verdict.py) for a checkpoint.
 
-    kv: of the K/V that one more token of a sequence takes, in the layers that keep all positions.
-    pool: of the K/V pool. context: the longest sequence that the pool holds, in tokens; 0: the model does not fit.
-    trained: the longest sequence that the model was trained for. layers: how many layers it has.
-    sparse: whether it has experts, of which a token reads a part here and a part there.
-    """
-
-    weights: int
-    read: int
-    kv: int
-    pool: int
-    context: int
-    trained: int
-    layers: int
-    sparse: bool
-
-
-def forecast(folder: Path, memory: int) -> Forecast:
-    """Returns the forecast for a checkpoint. memory: bytes that are available for everything.
+    memory: bytes that are available for everything
 
     Raises CheckpointError for a model that is not served, and ConfigError for one whose formats are not served here.
     """
@@ -74,7 +56,10 @@ def forecast(folder: Path, memory: int) -> Forecast:
             pool, context = size.nbytes, size.max_seq_len
         except ConfigError:  # not even a page fits
             pass
-    return Forecast(weights, read, kv, pool, context, spec.max_positions, len(spec.layers), spec.experts is not None)
+    return {
+        "weights": weights, "read": read, "kv": kv, "pool": pool, "context": context, "trained": spec.max_positions,
+        "layers": len(spec.layers), "sparse": spec.experts is not None,
+    }  # fmt: skip
 
 
 def main(folder: str, memory: str) -> int:

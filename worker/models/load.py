@@ -167,7 +167,7 @@ class Loader:
     def bytes_of_a_token(self) -> int:
         """Returns how many bytes of weights one decoded token reads, alone in its step. Reads no weights.
 
-        Of the experts of a layer, a token reads only those that the router chooses. The embedding is read as the head.
+        A token reads only those experts of a layer that the router chooses. The embedding is read as the head.
         """
         everything = sum(self.bytes_of_layers()) + self.bytes_of_head()
         if (experts := self.spec.experts) is None:

@@ -35,7 +35,7 @@ async def label_request(
 ) -> GenerationRequest:  # fmt: skip
     """Makes a GenerationRequest for the logits of each input. Raises Unprocessable, and NotSupported without a head.
 
-    cut: how an input that is too long is cut; None: it is refused. Of a pair, the second text is cut.
+    cut: how an input that is too long is cut; None: it is refused. The second text of a pair is cut.
     """
     task = context.task
     if not task.labels:
