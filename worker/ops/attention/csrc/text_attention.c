@@ -3,7 +3,7 @@
  *
  * A score is one chain of multiply-adds over the elements of a head, and an output is one chain over the keys that the
  * token sees. So the bits of a token depend on its own text only, not on other texts or on the number of threads. */
-#include "simd.h"
+#include "rows.h"
 #include <stdlib.h>
 
 #if SIMD_WIDTH == 16
@@ -29,7 +29,6 @@ typedef struct {
 } TextScratch;
 
 INLINE long padded(long n) { return (n + PAIR - 1) / PAIR * PAIR; }
-INLINE size_t number_size(int is_bf16) { return is_bf16 ? 2 : 4; }
 INLINE float number(const char *row, long i, int is_bf16) {
     return is_bf16 ? bf16_to_float(((const bf16 *)row)[i]) : ((const float *)row)[i];
 }
@@ -42,7 +41,7 @@ INLINE void widen_row(const char *from, float *to, long d, int is_bf16) {
 /* Copies the keys and values of one head of a text. */
 INLINE void gather_text(const TextArgs *a, TextScratch *s, long first, long n, long kv_head, int is_bf16) {
     long width = padded(n), dw = padded(a->d);
-    size_t size = number_size(is_bf16);
+    size_t size = element_size(is_bf16);
     for (long j = 0; j < n; j++) {
         const char *key = a->k + ((first + j) * a->k_stride + kv_head * a->d) * size;
         for (long i = 0; i < a->d; i++) s->keys[i * width + j] = number(key, i, is_bf16);
@@ -125,7 +124,7 @@ INLINE void attend_rows(const TextArgs *a, TextScratch *s, long start, long n, l
     long first = a->reach && row > a->reach ? row - a->reach : 0;
     long end = a->reach && row + rows + a->reach < n ? row + rows + a->reach : n;
     long from = first / PAIR * PAIR, to = padded(end);
-    size_t size = number_size(is_bf16);
+    size_t size = element_size(is_bf16);
     for (long r = 0; r < BLOCK_ROWS; r++) /* beyond the last token, the last one is computed again */
         widen_row(a->q + ((start + row + (r < rows ? r : rows - 1)) * a->q_stride + head * a->d) * size, s->q + r * dw,
                   a->d, is_bf16);
