@@ -19,6 +19,9 @@ __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "
 
 NAME, PREFIX, TASKS = "tei predict", "predict", labels.TASKS
 _Pair = Annotated[list[Text], Meta(min_length=1, max_length=2)]
+_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
+_PAIR: dict[str, Any] = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 2}
+_ROWS: dict[str, Any] = {"type": "array", "items": _PAIR, "minItems": 1, "maxItems": MAX_INPUTS}
 SHAPES = "must be a text, two texts that are a pair, or an array of arrays of one text or two"
 
 
@@ -33,6 +36,7 @@ class Asked:
 class TeiPredictRequest(TeiFields):
     inputs: Annotated[
         Text | Annotated[list[Text | _Pair], Meta(min_length=1, max_length=MAX_INPUTS)],
+        Meta(extra_json_schema={"anyOf": [_TEXT, _PAIR, _ROWS]}),
         doc("A text, a pair of texts as an array of two, or an array of arrays of one text or two"),
     ]
     raw_scores: Annotated[bool, doc("Whether scores are the head's logits")] = False
