@@ -7,6 +7,11 @@ which changes no bit of them. Tenants have equal shares of this time, and what o
 Within a tenant, rows that cost less than an equal share are in every step; the expensive ones take turns, beginning
 with the one that has waited longest.
 
+If several tenants have sequences, or had some a few steps ago, heavy rows of one (whose masks, chains or
+log-probabilities take longer than HEAVY_S) may not make the steps of the others much longer than the forward: together
+they get only as much time as the forward takes. A row that takes more than its tenant has left puts the tenant in debt,
+and its heavy rows wait until enough steps have paid for it. A step always has at least one row, though.
+
 Chunks of prompts have a limit of their own, so that neither kind keeps the other one out. In each kind, every tenant
 may always have one row, so that every sequence advances. On a CPU, all prompts of a step together have at most LOGITS
 logits, because computing them takes time, too, for which no row is measured. Drafts (drafts.py) use only what the
@@ -24,6 +29,7 @@ from typing import Generic, TypeVar
 
 from shared.messages import SamplerChain, Sampling
 from worker.scheduler.sequence import Chunk, Sequence
+from worker.scheduler.step_time import Median
 
 Kind = TypeVar("Kind")
 
@@ -60,6 +66,11 @@ class HostWork:
     drawn: bool = False
 
     @property
+    def heavy(self) -> bool:
+        """Whether a row takes unusually long. Draws do not count: the plainest request has them."""
+        return self.chain + self.mask + self.scores > HEAVY_S
+
+    @property
     def row(self) -> float:
         """Seconds for a row that is sampled."""
         return max(self.chain + self.draw, self.checked) + self.mask + self.scores
@@ -94,6 +105,9 @@ def drafts_host_s(chunks: Iterable[Chunk]) -> float:
     return sum([len(one.drafts) * one.sequence.host.row for one in chunks if one.sequence.host is not None])
 
 
+HEAVY_S = 0.003  # a mask of 152,000 tokens usually takes 0.05 to 0.5 ms
+LEAST_HEAVY_S = 0.005  # for all heavy rows in a step with other tenants, if the forward takes less
+SEEN_STEPS = 50  # between two requests of a tenant, the heavy rows of others do not take its place
 STEP_S = 0.1  # for the rows of all decodes in a step
 PREFILL_S = 0.05  # for the rows of all prompts in a step
 MOST_KINDS = 64  # chains whose times are known, and the same of kinds of draws
@@ -119,6 +133,9 @@ class HostBudget:
         self._unmeasured = deque[HostWork](maxlen=64)  # prompts that were planned with an assumed time
         self._chains: _Assumed[SamplerChain] = _Assumed(0.0)  # by the whole chain
         self._draws: _Assumed[tuple[bool, bool, bool]] = _Assumed(DECAY)  # by the filters of plain sampling
+        self._forward = Median()  # seconds of a step of decodes without the host's work for their rows
+        self._seen: dict[str, int] = {}  # tenant → for how many steps it still counts as one that has sequences
+        self._credit: dict[str, float] = {}  # tenant → seconds that its heavy rows may take; negative: a debt
 
     def entered(self, sequence: Sequence) -> None:
         """Gives a new sequence its HostWork if it has none, but is drawn at random on a CPU."""
@@ -126,12 +143,22 @@ class HostBudget:
             sequence.host = sequence.host or HostWork()
             sequence.host.draw = self._draw_s
 
-    def affordable(self, decodes: list[Sequence]) -> list[Sequence]:
-        """Begins a step. Returns the decodes that it may have, in the same order."""
+    def computed(self, seconds: float, chunks: Iterable[Chunk]) -> None:
+        """Notes how long a step took that had only decodes, without its drafts."""
+        self._forward.add(max(0.0, seconds - decodes_host_s(chunks)))
+
+    def affordable(self, decodes: list[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
+        """Begins a step. Returns the decodes that it may have, in the same order. running: also those without one"""
         self._left, self._rows_left = PREFILL_S, self._most_rows
         self._used.clear()
         self._learn()
         costs = {one: self._row(one, one.host) for one in decodes if one.host is not None}
+        waits = self._waiting(costs, running or decodes)
+        if waits:
+            if len(waits) == len(decodes):  # a step without rows would not bring the next one
+                waits.remove(min(waits, key=lambda one: one.history.last_token or one.history.arrival))
+            decodes = [one for one in decodes if one not in waits]
+            costs = {one: cost for one, cost in costs.items() if one not in waits}
         if sum(costs.values()) <= STEP_S:
             return decodes
         tenants: dict[str, dict[Sequence, float]] = {}
@@ -144,6 +171,30 @@ class HostBudget:
             chosen.update(served)
             left -= sum([own[one] for one in served])
         return [one for one in decodes if one.host is None or one in chosen]
+
+    def _waiting(self, costs: dict[Sequence, float], running: Iterable[Sequence]) -> set[Sequence]:
+        """Returns the sequences whose heavy rows wait, because sequences of other tenants are running, too."""
+        heavy: dict[str, dict[Sequence, float]] = {}
+        for one, cost in costs.items():
+            if one.host is not None and one.host.heavy:
+                heavy.setdefault(one.turn.tenant, {})[one] = cost
+        if not heavy:
+            self._seen.clear()
+            self._credit.clear()
+            return set()
+        self._seen |= {one.turn.tenant: SEEN_STEPS for one in running}
+        self._seen = {tenant: left - 1 for tenant, left in self._seen.items() if left}
+        if len(self._seen) < 2:
+            self._credit.clear()
+            return set()
+        share = min(STEP_S, max(LEAST_HEAVY_S, self._forward.value)) / len(heavy)
+        self._credit = {tenant: min(share, self._credit.get(tenant, 0.0) + share) for tenant in heavy}
+        waits = set[Sequence]()
+        for tenant, own in heavy.items():
+            served = _served(own, self._credit[tenant]) if self._credit[tenant] > 0 else []
+            self._credit[tenant] -= sum([own[one] for one in served])
+            waits.update(own.keys() - served)
+        return waits
 
     def fitting(self, sequence: Sequence, length: int, known: int, *, samples: bool) -> int:
         """Returns how much of a chunk the step can have, and counts its rows.

@@ -190,7 +190,10 @@ class Scheduler:
         rows = sum([chunk.samples + len(chunk.drafts) for chunk in plan.chunks])
         if rows != len(ids):
             raise ValueError(f"the plan samples {rows} tokens, but {len(ids)} ids were passed")
-        self._step_time.computed(now, drafts_host_s(plan.chunks) if rows > len(plan.chunks) else 0.0)
+        has_drafts = rows > len(plan.chunks)
+        seconds = self._step_time.computed(now, drafts_host_s(plan.chunks) if has_drafts else 0.0)
+        if seconds is not None and not has_drafts:
+            self._planner.host.computed(seconds, plan.chunks)
         updates: list[SequenceUpdate] = []
         sampled = iter(ids)
         for chunk in plan.chunks:
@@ -327,7 +330,7 @@ class Planner:
         plan = Plan()
         admit_starved(self._state, self._config.max_batch_size, plan.preempted, now)
         decodes, prompts = self._running_work(plan.preempted, now)
-        decodes = self.host.affordable(decodes)
+        decodes = self.host.affordable(decodes, self._state.running)
         budget, limits = self._config.max_step_tokens, self._stages or self.step_time
         reserved = min(len(decodes), self._order.reserve(budget))
         prefill_budget = min(budget - reserved, limits.prefill_budget(len(decodes)))

@@ -75,8 +75,8 @@ class StepTimePolicy:
         whole = chunks == self._next.chunks
         self._in_flight.append(self._next if whole else _Step(self._next.planned, chunks, 0, 0, 0.0))
 
-    def computed(self, now: float, drafts_host_s: float = 0.0) -> None:
-        """Measures the oldest step in flight, which has just been computed.
+    def computed(self, now: float, drafts_host_s: float = 0.0) -> float | None:
+        """Measures the oldest step in flight, which has just been computed. Returns its seconds if it had no prompts.
 
         drafts_host_s: seconds that the host took for the rows after its drafts: masks, samplers, log-probabilities
 
@@ -84,8 +84,10 @@ class StepTimePolicy:
         whichever was later.
         """
         step = self._in_flight.popleft()
-        self._learn(step, now - max(step.planned, self._last_computed), drafts_host_s)
+        seconds = now - max(step.planned, self._last_computed)
+        self._learn(step, seconds, drafts_host_s)
         self._last_computed = now
+        return None if step.prompt_tokens else seconds
 
     def discarded(self) -> None:
         self._in_flight.clear()

@@ -11,6 +11,7 @@ from worker.scheduler.host_budget import (
     LOGITS,
     PREFILL_S,
     SCORED_S,
+    SEEN_STEPS,
     STEP_S,
     HostBudget,
     HostWork,
@@ -18,7 +19,7 @@ from worker.scheduler.host_budget import (
 )
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import RequestStats, SchedulingParams, Sequence
+from worker.scheduler.sequence import Chunk, RequestStats, SchedulingParams, Sequence
 
 VOCAB = 152_000
 
@@ -45,15 +46,58 @@ def test_cheap_rows_are_in_every_step_and_expensive_ones_take_turns() -> None:
     assert max(served) - min(served) <= 1 and sum(served) == 40 * 4
 
 
+def drawn(cost: float, last: float, tenant: str) -> Sequence:
+    one = sequence(0.0, last, tenant=tenant)
+    one.host = HostWork(draw=cost, drawn=True)
+    return one
+
+
 def test_tenants_share_the_time_of_a_step() -> None:
-    one, few = sequence(STEP_S / 3, last=9.0, tenant="a"), [sequence(STEP_S / 25, last=9.0, tenant="b")]
-    many = [sequence(STEP_S / 10, last=at, tenant="c") for at in range(64)]
+    one, few = drawn(STEP_S / 3, 9.0, "a"), [drawn(STEP_S / 25, 9.0, "b")]
+    many = [drawn(STEP_S / 10, at, "c") for at in range(64)]
     chosen = HostBudget().affordable([*many, one, *few])
     assert one in chosen and few[0] in chosen, "however many rows another tenant has, and however long they waited"
     assert [one for one in chosen if one in many] == many[: len(chosen) - 2]
     assert 0.9 * STEP_S <= sum(one.host.row for one in chosen if one.host) <= STEP_S, "no time is left unused"
     slow = [sequence(3 * STEP_S, tenant=tenant) for tenant in ("a", "b", "b")]
     assert HostBudget().affordable(slow) == slow[:2], "each tenant may have one row"
+
+
+@pytest.mark.parametrize(("rows", "cost"), [(16, 0.006), (3, 0.05), (1, 0.3)])
+def test_heavy_rows_of_a_tenant_take_no_longer_than_the_forward_beside_others(rows: int, cost: float) -> None:
+    budget, other, forward = HostBudget(), sequence(None, tenant="b"), 0.02
+    heavy = [sequence(cost, last=at, tenant="a") for at in range(rows)]
+    for _ in range(9):
+        budget.computed(forward, [])
+    taken, served, now = 0.0, [0] * rows, 100.0
+    for _ in range(600):
+        chosen = budget.affordable([*heavy, other])
+        assert other in chosen
+        for at, one in enumerate(heavy):
+            if one in chosen:
+                taken, served[at], now = taken + cost, served[at] + 1, now + 1
+                one.history.last_token = now
+    assert 0.8 * 600 * forward <= taken <= 600 * forward + cost + 1e-9
+    assert min(served) > 0.7 * max(served), "they take turns"
+    for _ in range(SEEN_STEPS):
+        budget.affordable(heavy)
+    assert len(budget.affordable(heavy)) == max(1, min(rows, int(STEP_S / cost))), (
+        "alone, a tenant may use a whole step"
+    )
+
+
+def test_heavy_rows_advance_if_no_other_sequence_can() -> None:
+    budget, heavy, prompt = HostBudget(), sequence(1.0, tenant="a"), sequence(None, tenant="b")
+    assert all(budget.affordable([heavy], [heavy, prompt]) == [heavy] for _ in range(9))
+
+
+def test_the_time_of_the_forward_is_that_of_steps_without_the_rows_of_the_host() -> None:
+    budget, rows = HostBudget(), [sequence(0.03, tenant="a"), sequence(0.03, tenant="a")]
+    chunks = [Chunk(one, 1, 1, True) for one in rows]
+    for _ in range(9):
+        budget.computed(0.08, chunks)
+    beside = [*rows, sequence(None, tenant="b")]
+    assert [sum(one in budget.affordable(beside) for one in rows) for _ in range(60)].count(1) in range(38, 43)
 
 
 def test_a_new_row_waits_its_turn_from_its_arrival() -> None:
