@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from frontend.model_context import ModelContext
 from frontend.output_parser.model_format import Function, Mode, ToolChoice
-from frontend.schema.base import FieldError, RequestModel
-from frontend.schema.request_fields import Ignored, Text, doc
+from frontend.schema.base import FieldError, Names, RequestModel
+from frontend.schema.request_fields import Text, doc
 
 MAX_TOOLS = 128
 
@@ -83,10 +83,10 @@ class ChatFreeformTool(RequestModel, tag="custom"):
 class FlatFunctionTool(FunctionDefinition, tag="function"):
     """A function of OpenAI's Responses API."""
 
+    IGNORED: ClassVar[Names] = ("output_schema",)
+
     UNKNOWN_TYPE = "unsupported_field"
     ONLY: ClassVar = {"async": (False,), **_CALLED_DIRECTLY}
-
-    output_schema: Ignored = None
 
 
 class FreeformTool(RequestModel, tag="custom"):
@@ -105,12 +105,10 @@ class FreeformTool(RequestModel, tag="custom"):
 
 
 class WebSearchTool(RequestModel, tag="web_search"):
-    external_web_access: Ignored = None
-    indexed_web_access: Ignored = None
-    filters: Ignored = None
-    user_location: Ignored = None
-    search_context_size: Ignored = None
-    search_content_types: Ignored = None
+    IGNORED: ClassVar[Names] = (
+        "external_web_access", "indexed_web_access", "filters", "user_location", "search_context_size",
+        "search_content_types",
+    )  # fmt: skip
 
 
 class LocalShellTool(RequestModel, tag="local_shell"):
@@ -118,23 +116,19 @@ class LocalShellTool(RequestModel, tag="local_shell"):
 
 
 class ImageGenerationTool(RequestModel, tag="image_generation"):
-    output_format: Ignored = None
+    IGNORED: ClassVar[Names] = ("output_format",)
 
 
 class NamespaceTool(RequestModel, tag="namespace"):
     """A group of tools with a common name."""
 
-    name: Ignored = None
-    description: Ignored = None
-    tools: Ignored = None
+    IGNORED: ClassVar[Names] = ("name", "description", "tools")
 
 
 class ToolSearchTool(RequestModel, tag="tool_search"):
     """A tool that finds other tools, which the request does not list."""
 
-    execution: Ignored = None
-    description: Ignored = None
-    parameters: Ignored = None
+    IGNORED: ClassVar[Names] = ("execution", "description", "parameters")
 
 
 UnusedTool = WebSearchTool | LocalShellTool | ImageGenerationTool | NamespaceTool | ToolSearchTool
@@ -142,6 +136,8 @@ UnusedTool = WebSearchTool | LocalShellTool | ImageGenerationTool | NamespaceToo
 
 class CustomTool(RequestModel):
     """A tool of Anthropic's Messages API."""
+
+    IGNORED: ClassVar[Names] = ("cache_control",)
 
     UNKNOWN_TYPE = "unsupported_field"
     ONLY: ClassVar = _CALLED_DIRECTLY
@@ -151,7 +147,6 @@ class CustomTool(RequestModel):
     type: Literal["custom"] | None = None
     description: str | None = None
     strict: bool | None = None
-    cache_control: Ignored = None
     eager_input_streaming: bool | None = None
     input_examples: Annotated[list[dict[str, Any]], Meta(max_length=64)] | None = None
 

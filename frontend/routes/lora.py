@@ -9,7 +9,7 @@ replaced in the meantime.
 
 import logging
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from starlette.requests import Request
@@ -23,9 +23,9 @@ from frontend.lora import AdapterRegistry, Default, NameTaken, NoSuchAdapter, To
 from frontend.model_table import ServedModel, scaled_adapter
 from frontend.request import Admission, Features, GenerationRequest
 from frontend.routes.generate import while_connected
-from frontend.schema.base import RequestModel
+from frontend.schema.base import Names, RequestModel
 from frontend.schema.decoding import decode_json
-from frontend.schema.request_fields import Ignored, doc
+from frontend.schema.request_fields import doc
 from frontend.schema.responses import Accepted
 from frontend.server.access import check_admin
 from frontend.server.middleware import RECORD
@@ -143,17 +143,19 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class LoadAdapterRequest(RequestModel):
+    IGNORED: ClassVar[Names] = ("base_model_name",)
+
     lora_name: Annotated[Name, doc("The name that requests give as their model")]
     lora_path: Annotated[
         str, Meta(min_length=1, max_length=4096), doc("Folder or GGUF file below the folder of --allow-runtime-lora")
     ]
     load_inplace: Annotated[bool, doc("Replace the adapter of this name")] = False
-    base_model_name: Ignored = None
 
 
 class UnloadAdapterRequest(RequestModel):
+    IGNORED: ClassVar[Names] = ("lora_int_id",)
+
     lora_name: Annotated[Name, doc("The name of the adapter")]
-    lora_int_id: Ignored = None
 
 
 class DefaultScalesRequest(RequestModel):

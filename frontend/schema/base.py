@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
 import msgspec
 from msgspec import inspect as nodes
@@ -20,10 +20,21 @@ from frontend.errors import BadRequest, SluiceError, Unprocessable
 
 
 class KeywordStructMeta(msgspec.StructMeta):
-    """Passes `kw_only=True` for a type and all its subclasses, because msgspec does not inherit this option."""
+    """Passes `kw_only=True` for a type and all its subclasses, because msgspec does not inherit this option.
+
+    The names in a type's own IGNORED and REFUSED become fields of a base, so that msgspec reads them in the same pass.
+    """
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        rows = {**dict.fromkeys(namespace.get("IGNORED", ()), Ignored), **dict.fromkeys(namespace.get("REFUSED", ()))}
+        if rows:
+            body = {"__module__": namespace["__module__"], "__annotations__": rows, **dict.fromkeys(rows)}
+            bases = (super().__new__(mcls, name, bases, body, kw_only=True),)
         return super().__new__(mcls, name, bases, namespace, kw_only=True, **options)
+
+
+Names = tuple[str, ...]
+Ignored = Annotated[Any, msgspec.Meta(description="Accepted, no effect")]
 
 
 MOST = (1 << 31) - 1  # the upper bound of most integer fields, so that no tensor and no counter overflows
@@ -46,6 +57,8 @@ class RequestModel(
 ):
     """The base of all types that a request is decoded into.
 
+    IGNORED: the names of fields that have no effect.
+    REFUSED: the names of fields of unsupported features, which may only be null (`because` says why: fields.py).
     ONLY: fields of unsupported features, each with the values that leave the feature off.
     UNKNOWN_TYPE: the error code for an object whose `type` (or other tag) is unknown.
     DEFAULT_TYPE: whether an object without a tag has this type.
@@ -54,6 +67,8 @@ class RequestModel(
     SCHEMA: JSON Schemas that an object must also satisfy, for rules that involve several fields.
     """
 
+    IGNORED: ClassVar[Names] = ()
+    REFUSED: ClassVar[Names] = ()
     ONLY: ClassVar[Mapping[str, Sequence[Any]]] = {}
     UNKNOWN_TYPE: ClassVar[str] = "out_of_range"
     DEFAULT_TYPE: ClassVar[bool] = False

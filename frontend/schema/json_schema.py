@@ -17,7 +17,7 @@ SAMPLING_DEFAULTS = msgspec.structs.asdict(Sampling(max_tokens=0))
 
 
 def request_schema(kind: type[RequestModel]) -> Schema:
-    """Returns the schema of a whole body, without the fields that accept only null (`Refused`)."""
+    """Returns the schema of a whole body, without the fields that accept only null (REFUSED)."""
     return _object(type_info(kind))
 
 

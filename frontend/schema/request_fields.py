@@ -5,13 +5,13 @@ tables of docs/api.md are made from these types.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from frontend.request import Telemetry
-from frontend.schema.base import LARGEST, MOST, SMALLEST, FieldError, RequestModel
+from frontend.schema.base import LARGEST, MOST, SMALLEST, FieldError, Names, RequestModel
 
 # The fields of the samplers that only llama.cpp has: their types, and the sampler names in `samplers`.
 
@@ -128,8 +128,6 @@ StopText = Annotated[str, Meta(min_length=1)]
 StopTexts = list[StopText]
 Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
 SaltField = Annotated[Salt | None, doc("The prefix cache is shared only with requests of the same salt")]
-Ignored = Annotated[Any, doc("Accepted, no effect")]
-Refused: TypeAlias = None  # a field that is known and not supported: only null is accepted
 ModelName = Annotated[str | None, doc("A served name, see `/v1/models`; absent or empty: the served model")]
 TemplateArguments = Annotated[dict[str, Any] | None, doc("Variables that are passed to the model's chat template")]
 IncludeReasoning = Annotated[bool, doc("false: leave the reasoning out of the answer; usage still counts it")]
@@ -180,11 +178,13 @@ class StreamOptions(RequestModel):
 
 
 class ResponseStreamOptions(StreamOptions):
-    continuous_usage_stats: Refused = None  # type: ignore[assignment]
+    REFUSED: ClassVar[Names] = ("continuous_usage_stats",)
 
 
 class GenerationFields(RequestModel):
     """The fields of every format that generates text. An absent sampling field has the model's default."""
+
+    IGNORED: ClassVar[Names] = ("user", "metadata", "store", "service_tier")
 
     temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
     top_p: Annotated[
@@ -217,10 +217,6 @@ class GenerationFields(RequestModel):
         Positive | None, doc("Time limit from the request's arrival; then 504, or the stream's error event")
     ] = None
     receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
-    user: Ignored = None
-    metadata: Ignored = None
-    store: Ignored = None
-    service_tier: Ignored = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -261,10 +257,7 @@ class StructuredOutputs(RequestModel):
 
 class PromptCacheOptions(RequestModel):
     ONLY: ClassVar = {"prewarm": (False,)}
-
-    mode: Ignored = None
-    ttl: Ignored = None
-    comparison_response_id: Ignored = None
+    IGNORED: ClassVar[Names] = ("mode", "ttl", "comparison_response_id")
 
 
 class OpenAIFields(GenerationFields):
@@ -284,6 +277,17 @@ class OpenAIFields(GenerationFields):
         "length_penalty": (1.0,),
         "detokenize": (True,),
     }  # fmt: skip
+    IGNORED: ClassVar[Names] = (
+        "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "rid", "vllm_xargs", "custom_params",
+        "mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs", "session_id", "stream_interval",
+        "custom_labels",
+    )  # fmt: skip
+    REFUSED: ClassVar[Names] = (
+        "kv_transfer_params", "ec_transfer_params", "extra_key", "images_config", "ngram_corpus_id",
+        "routed_dp_rank", "disagg_prefill_dp_rank", "prompt_embeds", "stop_regex", "lora_path",
+        "session_params", "custom_logit_processor", "data_parallel_rank", "bootstrap_host", "bootstrap_port",
+        "bootstrap_room", "logprob_token_ids", "repetition_detection",
+    )  # fmt: skip
 
     min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None
     repetition_penalty: Annotated[Factor | None, doc("Above 1: makes tokens of prompt and answer less likely")] = None
@@ -298,12 +302,9 @@ class OpenAIFields(GenerationFields):
     guided_choice: Annotated[_Choices | None, doc("The answer is one of these texts")] = None
     guided_grammar: Annotated[Text | None, doc("A grammar (Lark or GBNF) that the answer keeps to")] = None
     structured_outputs: Annotated[StructuredOutputs | None, doc("`guided_…` under vLLM's newer names")] = None
-    prompt_cache_key: Ignored = None
     prompt_cache_options: Annotated[
         PromptCacheOptions | None, doc("Accepted, no effect: all prompts are cached, as long as there is room")
     ] = None
-    prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
     allowed_token_ids: Annotated[_AllowedIds | None, doc("The answer may have only these tokens")] = None
     bad_words: Annotated[
         _BadWords | None, doc("Texts that must not be in the answer, at the start of a word or within it")
@@ -322,33 +323,6 @@ class OpenAIFields(GenerationFields):
     timings_per_token: TimingsPerToken = False
     return_progress: ReturnProgress = False
     request_id: Annotated[Any, doc("Accepted, no effect: the header `X-Request-Id` names a request")] = None
-    rid: Ignored = None
-    vllm_xargs: Ignored = None
-    custom_params: Ignored = None
-    mm_processor_kwargs: Ignored = None
-    media_io_kwargs: Ignored = None
-    return_mm_kwargs: Ignored = None
-    session_id: Ignored = None
-    stream_interval: Ignored = None
-    custom_labels: Ignored = None
-    kv_transfer_params: Refused = None
-    ec_transfer_params: Refused = None
-    extra_key: Refused = None
-    images_config: Refused = None
-    ngram_corpus_id: Refused = None
-    routed_dp_rank: Refused = None
-    disagg_prefill_dp_rank: Refused = None
-    prompt_embeds: Refused = None
-    stop_regex: Refused = None
-    lora_path: Refused = None
-    session_params: Refused = None
-    custom_logit_processor: Refused = None
-    data_parallel_rank: Refused = None
-    bootstrap_host: Refused = None
-    bootstrap_port: Refused = None
-    bootstrap_room: Refused = None
-    logprob_token_ids: Refused = None
-    repetition_detection: Refused = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -378,6 +352,10 @@ class SamplerFields(OpenAIFields):
         "t_max_predict_ms": (0, -1),
         "adaptive_target": (-1.0,),
     }
+    IGNORED: ClassVar[Names] = (
+        "id_slot", "n_keep", "n_discard", "n_cache_reuse", "t_max_prompt_ms", "sse_ping_interval",
+        "preserved_tokens", "adaptive_decay",
+    )  # fmt: skip
 
     n_predict: Annotated[
         TokenLimit | None,
@@ -385,14 +363,6 @@ class SamplerFields(OpenAIFields):
     ] = None
     n_indent: Indent = 0
     cache_prompt: Annotated[bool, doc("No effect: a prompt that is cached gives the same bytes")] = True
-    id_slot: Ignored = None
-    n_keep: Ignored = None
-    n_discard: Ignored = None
-    n_cache_reuse: Ignored = None
-    t_max_prompt_ms: Ignored = None
-    sse_ping_interval: Ignored = None
-    preserved_tokens: Ignored = None
-    adaptive_decay: Ignored = None
     samplers: SamplerOrder = None
     repeat_penalty: Annotated[Factor | None, doc("Llama.cpp's name of `repetition_penalty`")] = None
     dry_multiplier: DryMultiplier = None

@@ -5,14 +5,14 @@ Decoding checks only their JSON types; constraints.py makes the grammar.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from frontend.errors import BadRequest
-from frontend.schema.base import FieldError, RequestModel
-from frontend.schema.request_fields import Ignored, JsonSchemaValue, OpenAIFields, Refused, Text, doc
+from frontend.schema.base import FieldError, Names, RequestModel
+from frontend.schema.request_fields import JsonSchemaValue, OpenAIFields, Text, doc
 
 MAX_TAGS = 128
 
@@ -25,17 +25,18 @@ FIELDS: tuple[tuple[str, Kind], ...] = (*[(f"guided_{kind}", kind) for kind in G
 
 
 class PlainText(RequestModel, tag="text"):
-    json_schema: Refused = None
+    REFUSED: ClassVar[Names] = ("json_schema",)
 
 
 class JsonObject(RequestModel, tag="json_object"):
-    json_schema: Refused = None
+    REFUSED: ClassVar[Names] = ("json_schema",)
 
 
 class AnyJsonObject(RequestModel, tag="json_object"):
     """A JSON object, possibly with a schema, which is in `schema` from clients of llama.cpp, in `value` from TGI's."""
 
-    json_schema: Refused = None
+    REFUSED: ClassVar[Names] = ("json_schema",)
+
     schema: JsonSchemaValue | None = None
     value: JsonSchemaValue | None = None
 
@@ -44,9 +45,10 @@ class JsonSchema(RequestModel):
     """A JSON schema. With `strict: true`, keywords that cannot be enforced are refused. Otherwise they are dropped, and
     the response's header `X-Sluice-Not-Enforced` names them."""
 
+    IGNORED: ClassVar[Names] = ("description",)
+
     schema: JsonSchemaValue
     name: Text | None = None
-    description: Ignored = None
     strict: bool | None = None
 
 

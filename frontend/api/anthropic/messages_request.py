@@ -19,14 +19,12 @@ from frontend.chat.reasoning import ThinkingField, thinking
 from frontend.chat.tool_fields import CustomToolChoice, CustomTools
 from frontend.model_context import ModelContext
 from frontend.output_parser.model_format import Function
-from frontend.schema.base import FieldError, RequestModel, out_of_range
+from frontend.schema.base import FieldError, Names, RequestModel, out_of_range
 from frontend.schema.request_fields import (
     STOPS,
     GenerationFields,
-    Ignored,
     ModelName,
     Positive,
-    Refused,
     StopTexts,
     TemplateArguments,
     Text,
@@ -42,29 +40,30 @@ from frontend.text.chat_template import PICTURES, Source, base64_source, found_i
 class PlainTextBlock(RequestModel):
     """A text block where no other kind of block is accepted."""
 
+    IGNORED: ClassVar[Names] = ("cache_control",)
+
     UNKNOWN_TYPE = "unsupported_content"
     ONLY: ClassVar = {"citations": ([],)}
 
     type: Literal["text"]
     text: str
-    cache_control: Ignored = None
 
 
 class SystemTextBlock(PlainTextBlock):
-    parsed_output: Ignored = None
+    IGNORED: ClassVar[Names] = ("parsed_output",)
 
 
 class _Block(RequestModel):
-    UNKNOWN_TYPE = "unsupported_content"
+    IGNORED: ClassVar[Names] = ("parsed_output",)
 
-    parsed_output: Ignored = None
+    UNKNOWN_TYPE = "unsupported_content"
 
 
 class TextBlock(_Block, tag="text"):
     ONLY: ClassVar = {"citations": ([],)}
+    IGNORED: ClassVar[Names] = ("cache_control",)
 
     text: str
-    cache_control: Ignored = None
 
 
 class Base64Image(RequestModel, tag_field="type", tag="base64"):
@@ -85,9 +84,10 @@ class ImageAtURL(RequestModel, tag_field="type", tag="url"):
 
 
 class ImageBlock(_Block, tag="image"):
+    IGNORED: ClassVar[Names] = ("cache_control",)
+    REFUSED: ClassVar[Names] = ("transformations",)
+
     given: Base64Image | ImageAtURL = msgspec.field(name="source")
-    transformations: Refused = None
-    cache_control: Ignored = None
 
     @property
     def source(self) -> Source:
@@ -137,11 +137,11 @@ class DocumentBlock(_Block, tag="document"):
     """A document, which the model sees as its title, its context and its text."""
 
     ONLY: ClassVar = {"citations": ({"enabled": False},)}
+    IGNORED: ClassVar[Names] = ("cache_control",)
 
     given: TextSource | Base64Text | ContentSource = msgspec.field(name="source")
     title: str | None = None
     context: str | None = None
-    cache_control: Ignored = None
 
     @property
     def parts(self) -> list[TextBlock | ImageBlock]:
@@ -149,12 +149,11 @@ class DocumentBlock(_Block, tag="document"):
 
 
 class ToolUseBlock(_Block, tag="tool_use"):
+    IGNORED: ClassVar[Names] = ("caller", "toolset_name", "cache_control")
+
     id: Text
     name: Text
     input: dict[str, Any]
-    caller: Ignored = None
-    toolset_name: Ignored = None
-    cache_control: Ignored = None
 
 
 class ThinkingBlock(_Block, tag="thinking"):
@@ -167,11 +166,11 @@ class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
 
 
 class ToolResultBlock(_Block, tag="tool_result"):
+    IGNORED: ClassVar[Names] = ("toolset_name", "cache_control")
+
     tool_use_id: Text
     content: str | Annotated[list[TextBlock | ImageBlock | DocumentBlock], Meta(max_length=MAX_PARTS)] | None = None
     is_error: bool | None = None
-    toolset_name: Ignored = None
-    cache_control: Ignored = None
 
 
 UserBlock = TextBlock | ImageBlock | DocumentBlock | ToolResultBlock
@@ -292,6 +291,8 @@ class MessageCountRequest(RequestModel):
 
 class MessageRequest(GenerationFields):
     ONLY: ClassVar = {**GenerationFields.ONLY, **_ONLY}
+    IGNORED: ClassVar[Names] = ("inference_geo", "diagnostics")
+    REFUSED: ClassVar[Names] = ("thread", "container")
 
     model: ModelName = None
     messages: Messages
@@ -304,10 +305,6 @@ class MessageRequest(GenerationFields):
     thinking: ThinkingField = None
     cache_control: CacheControl = None
     output_config: OutputField = None
-    inference_geo: Ignored = None
-    diagnostics: Ignored = None
-    thread: Refused = None
-    container: Refused = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

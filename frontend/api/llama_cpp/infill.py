@@ -3,7 +3,7 @@
 The texts of a request are plain text: the spelling of a special token in them does not become that token.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -13,8 +13,8 @@ from frontend.api.llama_cpp.output import complete, error, status, stream_error
 from frontend.errors import NotSupported
 from frontend.model_context import ModelContext, check_characters, check_ids, check_model
 from frontend.request import GenerationRequest
-from frontend.schema.base import RequestModel
-from frontend.schema.request_fields import Ignored, doc
+from frontend.schema.base import Names, RequestModel
+from frontend.schema.request_fields import doc
 from frontend.text.fill_in_middle import Layout, filled, layout_of, repository_marks
 
 __all__ = [
@@ -28,9 +28,11 @@ REPOSITORY, FILE = "myproject\n", "filename\n"  # llama.cpp's default names; no 
 
 
 class ExtraFile(RequestModel):
+    # `time`: when llama.vim read the file
+    IGNORED: ClassVar[Names] = ("time",)
+
     text: str
     filename: str | None = None
-    time: Ignored = None  # when llama.vim read the file
 
 
 class InfillRequest(Options):

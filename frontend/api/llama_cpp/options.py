@@ -19,7 +19,7 @@ from frontend.api.request_builder import ParsedRequest, TokenLimits, allowed, ch
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext, check_characters, check_ids
 from frontend.request import Features, GenerationRequest, Telemetry
-from frontend.schema.base import EXACT, LARGEST, MOST, SMALLEST, FieldError, RequestModel
+from frontend.schema.base import EXACT, LARGEST, MOST, SMALLEST, FieldError, Names, RequestModel
 from frontend.schema.request_fields import (
     MAX_CHOICES,
     STOPS,
@@ -32,7 +32,6 @@ from frontend.schema.request_fields import (
     DynatempExponent,
     DynatempRange,
     Factor,
-    Ignored,
     Indent,
     JsonSchemaValue,
     MinKeep,
@@ -182,6 +181,10 @@ class Options(RequestModel):
     ONLY: ClassVar = {
         "adaptive_target": (-1.0,), "grammar_lazy": (False,), "grammar_triggers": ([],),
     }  # fmt: skip
+    IGNORED: ClassVar[Names] = (
+        "id_slot", "n_keep", "n_discard", "n_cache_reuse", "t_max_prompt_ms", "sse_ping_interval",
+        "adaptive_decay", "preserved_tokens",
+    )  # fmt: skip
 
     model: ModelName = None
     n_predict: Annotated[_Limit | None, doc("Most tokens of the answer; -1 or absent: to the context's end")] = None
@@ -248,14 +251,6 @@ class Options(RequestModel):
     mirostat_eta: MirostatEta = None
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
     receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
-    id_slot: Ignored = None
-    n_keep: Ignored = None
-    n_discard: Ignored = None
-    n_cache_reuse: Ignored = None
-    t_max_prompt_ms: Ignored = None
-    sse_ping_interval: Ignored = None
-    adaptive_decay: Ignored = None
-    preserved_tokens: Ignored = None
 
     def __post_init__(self) -> None:
         check_stops("stop", self.stop)

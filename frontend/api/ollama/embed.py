@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -14,8 +14,8 @@ from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
-from frontend.schema.base import RequestModel, to_json
-from frontend.schema.request_fields import Ignored, Positive, Text, doc
+from frontend.schema.base import Names, RequestModel, to_json
+from frontend.schema.request_fields import Positive, Text, doc
 
 __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]
 
@@ -31,13 +31,14 @@ class Begun:
 
 
 class EmbedRequest(RequestModel):
+    IGNORED: ClassVar[Names] = ("options",)
+
     model: OllamaModelName
     input: Annotated[Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)], doc("A text, or several")]
     dimensions: Annotated[Positive | None, doc("Only so many numbers, normalized again; for models trained so")] = None
     truncate: Annotated[
         bool | None, doc("true: a text that is too long is cut at its end; absent or false: it is refused")
     ] = None
-    options: Ignored = None
     keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
 
 

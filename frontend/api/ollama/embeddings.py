@@ -1,6 +1,6 @@
 """Ollama's older /api/embeddings: the vector of one text."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.ollama import types
@@ -10,8 +10,8 @@ from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import PoolingFields, collect
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
-from frontend.schema.base import RequestModel, to_json
-from frontend.schema.request_fields import Ignored, Text, doc
+from frontend.schema.base import Names, RequestModel, to_json
+from frontend.schema.request_fields import Text, doc
 
 __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]
 
@@ -19,9 +19,10 @@ NAME, PREFIX, TASKS = "ollama embeddings", "embed", ("embed",)
 
 
 class OneEmbeddingRequest(RequestModel):
+    IGNORED: ClassVar[Names] = ("options",)
+
     model: OllamaModelName
     prompt: Annotated[Text, doc("The text")]
-    options: Ignored = None
     keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
 
 

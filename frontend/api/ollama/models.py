@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from frontend.api.ollama import types
 from frontend.api.ollama.output import check_model, rfc3339, tagged
 from frontend.api.ollama.types import OllamaModelName
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext
-from frontend.schema.base import FieldError, RequestModel
-from frontend.schema.request_fields import Ignored, Text, doc
+from frontend.schema.base import FieldError, Names, RequestModel
+from frontend.schema.request_fields import Text, doc
 from frontend.schema.responses import Capability
 from frontend.text.fill_in_middle import layout_of
 from shared.launcher_messages import ModelState
@@ -22,9 +22,10 @@ PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # names that differ in Ol
 
 
 class ShowRequest(RequestModel):
+    IGNORED: ClassVar[Names] = ("verbose",)
+
     model: OllamaModelName | None = None
     name: Annotated[Text | None, doc("The older name of `model`")] = None
-    verbose: Ignored = None
 
     def __post_init__(self) -> None:
         if not (self.model or self.name):

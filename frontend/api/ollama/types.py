@@ -14,10 +14,9 @@ from frontend.chat.prompt import Prompt, render_prompt
 from frontend.chat.reasoning import effort, thinking
 from frontend.model_context import ModelContext
 from frontend.output_parser.model_format import Function, ToolChoice
-from frontend.schema.base import MOST, RequestModel, ResponseModel
+from frontend.schema.base import MOST, Names, RequestModel, ResponseModel
 from frontend.schema.request_fields import (
     Factor,
-    Ignored,
     Mirostat,
     MirostatEta,
     MirostatTau,
@@ -50,6 +49,10 @@ class Options(RequestModel):
         "tfs_z": (1.0,),
         "penalize_newline": (True,),
     }
+    IGNORED: ClassVar[Names] = (
+        "num_ctx", "num_keep", "num_batch", "num_gpu", "num_thread", "main_gpu", "numa", "low_vram", "f16_kv",
+        "logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only",
+    )  # fmt: skip
 
     temperature: Temperature | None = None
     top_k: Unlimited | None = None
@@ -66,20 +69,6 @@ class Options(RequestModel):
     mirostat: Mirostat = None
     mirostat_eta: MirostatEta = None
     mirostat_tau: MirostatTau = None
-    num_ctx: Ignored = None
-    num_keep: Ignored = None
-    num_batch: Ignored = None
-    num_gpu: Ignored = None
-    num_thread: Ignored = None
-    main_gpu: Ignored = None
-    numa: Ignored = None
-    low_vram: Ignored = None
-    f16_kv: Ignored = None
-    logits_all: Ignored = None
-    vocab_only: Ignored = None
-    use_mmap: Ignored = None
-    use_mlock: Ignored = None
-    embedding_only: Ignored = None
 
     def __post_init__(self) -> None:
         check_stops("stop", self.stop)
@@ -169,10 +158,10 @@ Images = Annotated[
 
 
 class CalledTool(RequestModel):
+    IGNORED: ClassVar[Names] = ("index", "description")
+
     name: Text
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
-    index: Ignored = None
-    description: Ignored = None
 
 
 class ToolCall(RequestModel):

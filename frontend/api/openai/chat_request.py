@@ -31,14 +31,12 @@ from frontend.chat.tool_fields import FunctionToolChoice, FunctionTools, Paralle
 from frontend.errors import BadRequest, Unprocessable
 from frontend.model_context import ModelContext
 from frontend.output_parser.model_format import INPUT, Function
-from frontend.schema.base import FieldError, RequestModel
+from frontend.schema.base import FieldError, Names, RequestModel
 from frontend.schema.request_fields import (
     ChoiceCount,
     Count,
-    Ignored,
     IncludeReasoning,
     ModelName,
-    Refused,
     SeparateReasoning,
     StreamReasoning,
     TemplateArguments,
@@ -64,10 +62,9 @@ class _Part(RequestModel):
 class TextPart(_Part, tag="text"):
     KNOWN_BY: ClassVar = "text"
     FROM_TEXT: ClassVar = "text"
+    IGNORED: ClassVar[Names] = ("cache_control", "prompt_cache_breakpoint")
 
     text: str
-    cache_control: Ignored = None
-    prompt_cache_breakpoint: Ignored = None
 
 
 class InputTextPart(TextPart, tag="input_text"):
@@ -78,8 +75,7 @@ class InputTextPart(TextPart, tag="input_text"):
 
 
 class OutputTextPart(InputTextPart, tag="output_text"):
-    annotations: Ignored = None
-    logprobs: Ignored = None
+    IGNORED: ClassVar[Names] = ("annotations", "logprobs")
 
 
 class ImageURL(RequestModel):
@@ -93,11 +89,10 @@ class ImageURL(RequestModel):
 
 class ImagePart(_Part, tag="image_url"):
     KNOWN_BY: ClassVar = "image_url"
+    # `uuid`: vLLM's cache key for the picture
+    IGNORED: ClassVar[Names] = ("prompt_cache_breakpoint", "cache_control", "uuid")
 
     image_url: ImageURL
-    prompt_cache_breakpoint: Ignored = None
-    cache_control: Ignored = None
-    uuid: Ignored = None  # vLLM's cache key for the picture
 
     @property
     def source(self) -> Source:
@@ -136,9 +131,9 @@ class RefusalPart(_Part, tag="refusal"):
 class ThinkingPart(_Part, tag="thinking"):
     """An assistant's reasoning: a string from vLLM's clients, text parts from Mistral's clients."""
 
+    IGNORED: ClassVar[Names] = ("closed", "signature")
+
     thinking: str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
-    closed: Ignored = None
-    signature: Ignored = None
     text: ClassVar = ""
 
     @property
@@ -235,9 +230,11 @@ MAX_CALLS = 128
 
 
 class CalledFunction(RequestModel):
+    # `parsed_arguments`: added by OpenAI's SDK
+    IGNORED: ClassVar[Names] = ("parsed_arguments",)
+
     name: Text
     arguments: str | None = None
-    parsed_arguments: Ignored = None  # added by OpenAI's SDK
 
 
 class ToolCall(RequestModel, tag="function"):
@@ -272,6 +269,9 @@ class MessageParam(RequestModel):
 
     ONLY: ClassVar = {"type": ("text", "message")}  # sent by lm-evaluation-harness, and by the Responses API
     SCHEMA: ClassVar = RULES
+    # `parsed`: added by OpenAI's SDK
+    IGNORED: ClassVar[Names] = ("annotations", "parsed")
+    REFUSED: ClassVar[Names] = ("function_call", "audio")
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: Content | None = None
@@ -280,11 +280,7 @@ class MessageParam(RequestModel):
     tool_calls: Annotated[list[ToolCall | CustomToolCall], Meta(max_length=MAX_CALLS)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    function_call: Refused = None
     refusal: str | None = None  # the model sees it as the text of the message
-    audio: Refused = None
-    annotations: Ignored = None
-    parsed: Ignored = None  # added by OpenAI's SDK
 
     def __post_init__(self) -> None:
         if self.tool_calls and self.role != "assistant":
@@ -344,6 +340,7 @@ class ChatRequest(TokenDetailFields):
         "functions": ([],),  # the old name of `tools`
         "function_call": ("none",),  # the old name of `tool_choice`
     }
+    REFUSED: ClassVar[Names] = ("audio", "moderation", "web_search_options")
 
     messages: Messages
     model: ModelName = None
@@ -374,9 +371,6 @@ class ChatRequest(TokenDetailFields):
     stream_reasoning: StreamReasoning = True
     verbosity: Verbosity = None
     prediction: PredictionField = None
-    audio: Refused = None
-    moderation: Refused = None
-    web_search_options: Refused = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

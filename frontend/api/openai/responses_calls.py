@@ -15,8 +15,8 @@ from frontend.chat.history import ChatMessage, call, chat_message
 from frontend.chat.prompt import MAX_PARTS, join_text, parse_arguments
 from frontend.errors import BadRequest
 from frontend.output_parser.model_format import INPUT
-from frontend.schema.base import FieldError, RequestModel
-from frontend.schema.request_fields import Ignored, Refused, Text, doc
+from frontend.schema.base import FieldError, Names, RequestModel
+from frontend.schema.request_fields import Text, doc
 from frontend.text.chat_template import Source, found_in
 
 # The parts of a message or of a tool's result in OpenAI's Responses API: texts, pictures and refusals.
@@ -27,28 +27,25 @@ class _ContentPart(RequestModel):
 
 
 class ResultPart(_ContentPart, tag="input_text"):
+    IGNORED: ClassVar[Names] = ("prompt_cache_breakpoint", "annotations", "logprobs", "parsed")
+
     text: str
-    prompt_cache_breakpoint: Ignored = None
-    annotations: Ignored = None
-    logprobs: Ignored = None
-    parsed: Ignored = None
 
 
 class OutputPart(_ContentPart, tag="output_text"):
+    IGNORED: ClassVar[Names] = ("prompt_cache_breakpoint", "annotations", "logprobs", "parsed")
+
     text: str
-    prompt_cache_breakpoint: Ignored = None
-    annotations: Ignored = None
-    logprobs: Ignored = None
-    parsed: Ignored = None
 
 
 class ImagePart(_ContentPart, tag="input_image"):
+    IGNORED: ClassVar[Names] = ("prompt_cache_breakpoint",)
+    REFUSED: ClassVar[Names] = ("file_id",)
+
     image_url: Annotated[str, doc("A data: URL in base64; http(s): and file: if the server allows them")]
     detail: Annotated[
         Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
     ] = None
-    file_id: Refused = None
-    prompt_cache_breakpoint: Ignored = None
 
     @property
     def source(self) -> Source:
@@ -67,10 +64,11 @@ Output = str | Annotated[list[ResultPart | ImagePart], Meta(max_length=MAX_PARTS
 
 
 class _Item(RequestModel):
+    IGNORED: ClassVar[Names] = ("status",)
+
     UNKNOWN_TYPE = "unsupported_content"
 
     id: str | None = None
-    status: Ignored = None
 
     def chat_messages(self) -> list[ChatMessage]:
         """Returns the messages that the model sees; none for an item that it does not see."""
@@ -81,11 +79,11 @@ class CustomToolCall(_Item, tag="custom_tool_call"):
     """A call of a custom tool, whose input is a text."""
 
     ONLY: ClassVar = {"async": (False,), "caller": ({"type": "direct"},)}
+    IGNORED: ClassVar[Names] = ("namespace",)
 
     call_id: Text
     name: Text
     input: str
-    namespace: Ignored = None
 
     def chat_messages(self) -> list[ChatMessage]:
         return [_call(self.call_id, self.name, {INPUT: self.input})]
@@ -93,10 +91,10 @@ class CustomToolCall(_Item, tag="custom_tool_call"):
 
 class CustomToolCallOutput(_Item, tag="custom_tool_call_output"):
     ONLY: ClassVar = {"caller": ({"type": "direct"},)}
+    IGNORED: ClassVar[Names] = ("name",)
 
     call_id: Text
     output: Output
-    name: Ignored = None
 
     def chat_messages(self) -> list[ChatMessage]:
         return [_result(self.call_id, self.output)]
@@ -125,52 +123,52 @@ class LocalShellCallOutput(_Item, tag="local_shell_call_output"):
 
 
 class ShellCall(_Item, tag="shell_call"):
+    IGNORED: ClassVar[Names] = ("caller", "environment", "created_by")
+
     call_id: Text
     action: dict[str, Any]
-    caller: Ignored = None
-    environment: Ignored = None
-    created_by: Ignored = None
 
     def chat_messages(self) -> list[ChatMessage]:
         return [_call(self.call_id, "shell", self.action)]
 
 
 class ShellCallOutput(_Item, tag="shell_call_output"):
+    IGNORED: ClassVar[Names] = ("caller", "max_output_length", "created_by")
+
     call_id: Text
     output: Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)]
-    caller: Ignored = None
-    max_output_length: Ignored = None
-    created_by: Ignored = None
 
     def chat_messages(self) -> list[ChatMessage]:
         return [_result(self.call_id, _json(self.output))]
 
 
 class ApplyPatchCall(_Item, tag="apply_patch_call"):
+    IGNORED: ClassVar[Names] = ("caller", "created_by")
+
     call_id: Text
     operation: dict[str, Any]
-    caller: Ignored = None
-    created_by: Ignored = None
 
     def chat_messages(self) -> list[ChatMessage]:
         return [_call(self.call_id, "apply_patch", self.operation)]
 
 
 class ApplyPatchCallOutput(_Item, tag="apply_patch_call_output"):
+    IGNORED: ClassVar[Names] = ("caller", "created_by")
+
     call_id: Text
+    status: Any = None
     output: str | None = None
-    caller: Ignored = None
-    created_by: Ignored = None
 
     def chat_messages(self) -> list[ChatMessage]:
         return [_result(self.call_id, self.output or str(self.status or ""))]
 
 
 class ComputerCall(_Item, tag="computer_call"):
+    IGNORED: ClassVar[Names] = ("pending_safety_checks",)
+
     call_id: Text
     action: dict[str, Any] | None = None
     actions: Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None = None
-    pending_safety_checks: Ignored = None
 
     def chat_messages(self) -> list[ChatMessage]:
         return [_call(self.call_id, "computer", self.action or {"actions": self.actions or []})]
@@ -179,37 +177,35 @@ class ComputerCall(_Item, tag="computer_call"):
 class ComputerCallOutput(_Item, tag="computer_call_output"):
     """A screenshot, of which the model is only told that there was one."""
 
+    IGNORED: ClassVar[Names] = ("output", "acknowledged_safety_checks")
+
     call_id: Text
-    output: Ignored = None
-    acknowledged_safety_checks: Ignored = None
 
     def chat_messages(self) -> list[ChatMessage]:
         return [_result(self.call_id, "(screenshot)")]
 
 
 class ToolSearchCall(_Item, tag="tool_search_call"):
+    IGNORED: ClassVar[Names] = ("arguments", "execution", "created_by")
+
     call_id: Text | None = None
-    arguments: Ignored = None
-    execution: Ignored = None
-    created_by: Ignored = None
 
 
 class ToolSearchOutput(_Item, tag="tool_search_output"):
+    IGNORED: ClassVar[Names] = ("tools", "execution", "created_by")
+
     call_id: Text | None = None
-    tools: Ignored = None
-    execution: Ignored = None
-    created_by: Ignored = None
 
 
 class McpCall(_Item, tag="mcp_call"):
     """A call that a server of OpenAI's made, with its result."""
 
+    IGNORED: ClassVar[Names] = ("server_label", "approval_request_id")
+
     name: Text
     arguments: str | None = None
     output: str | None = None
     error: Any = None
-    server_label: Ignored = None
-    approval_request_id: Ignored = None
 
     def chat_messages(self) -> list[ChatMessage]:
         if not self.id:
@@ -220,55 +216,40 @@ class McpCall(_Item, tag="mcp_call"):
 
 
 class McpListTools(_Item, tag="mcp_list_tools"):
-    server_label: Ignored = None
-    tools: Ignored = None
-    error: Ignored = None
+    IGNORED: ClassVar[Names] = ("server_label", "tools", "error")
 
 
 class McpApprovalRequest(_Item, tag="mcp_approval_request"):
-    name: Ignored = None
-    arguments: Ignored = None
-    server_label: Ignored = None
+    IGNORED: ClassVar[Names] = ("name", "arguments", "server_label")
 
 
 class McpApprovalResponse(_Item, tag="mcp_approval_response"):
-    approval_request_id: Ignored = None
-    approve: Ignored = None
-    reason: Ignored = None
+    IGNORED: ClassVar[Names] = ("approval_request_id", "approve", "reason")
 
 
 class WebSearchCall(_Item, tag="web_search_call"):
-    action: Ignored = None
+    IGNORED: ClassVar[Names] = ("action",)
 
 
 class FileSearchCall(_Item, tag="file_search_call"):
-    queries: Ignored = None
-    results: Ignored = None
+    IGNORED: ClassVar[Names] = ("queries", "results")
 
 
 class ImageGenerationCall(_Item, tag="image_generation_call"):
-    result: Ignored = None
-    action: Ignored = None
-    background: Ignored = None
-    error: Ignored = None
-    output_format: Ignored = None
-    quality: Ignored = None
-    revised_prompt: Ignored = None
-    size: Ignored = None
-    svg_usage: Ignored = None
+    IGNORED: ClassVar[Names] = (
+        "result", "action", "background", "error", "output_format", "quality", "revised_prompt", "size",
+        "svg_usage",
+    )  # fmt: skip
 
 
 class CodeInterpreterCall(_Item, tag="code_interpreter_call"):
-    code: Ignored = None
-    container_id: Ignored = None
-    outputs: Ignored = None
+    IGNORED: ClassVar[Names] = ("code", "container_id", "outputs")
 
 
 class Compaction(_Item, tag="compaction"):
     """The beginning of a conversation in a form that only OpenAI's servers can read."""
 
-    encrypted_content: Ignored = None
-    created_by: Ignored = None
+    IGNORED: ClassVar[Names] = ("encrypted_content", "created_by")
 
 
 ForeignItem = (

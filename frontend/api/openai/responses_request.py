@@ -16,15 +16,13 @@ from frontend.chat.tool_fields import FlatFunctionTools, FlatToolChoice, Paralle
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext
 from frontend.output_parser.model_format import Function
-from frontend.schema.base import FieldError, RequestModel
+from frontend.schema.base import FieldError, Names, RequestModel
 from frontend.schema.request_fields import (
     Count,
-    Ignored,
     IncludeReasoning,
     ModelName,
     OpenAIFields,
     Positive,
-    Refused,
     ResponseStreamOptions,
     SeparateReasoning,
     TemplateArguments,
@@ -69,12 +67,13 @@ class Message(_Item, tag="message"):
 
 class FunctionCall(_Item, tag="function_call"):
     ONLY: ClassVar = {"async": (False,), "caller": ({"type": "direct"},)}
+    # `namespace`: set for functions in a namespace; the prompt does not show them
+    # `parsed_arguments`: added by OpenAI's SDK
+    IGNORED: ClassVar[Names] = ("namespace", "parsed_arguments")
 
     call_id: Text
     name: Text
-    namespace: Ignored = None  # set for functions in a namespace; the prompt does not show them
     arguments: str | None = None
-    parsed_arguments: Ignored = None  # added by OpenAI's SDK
 
 
 class FunctionCallOutput(_Item, tag="function_call_output"):
@@ -155,6 +154,7 @@ def _check_input(value: str | list[Item]) -> None:
 
 class ResponseCountRequest(RequestModel):
     ONLY: ClassVar = _COUNT_ONLY
+    REFUSED: ClassVar[Names] = ("personality", "previous_response_id", "conversation")
 
     input: Input
     model: ModelName = None
@@ -165,9 +165,6 @@ class ResponseCountRequest(RequestModel):
     parallel_tool_calls: ParallelToolCalls = True
     reasoning: ReasoningField = None
     text: TextField = None
-    personality: Refused = None
-    previous_response_id: Refused = None
-    conversation: Refused = None
 
     def __post_init__(self) -> None:
         _check_input(self.input)
@@ -186,6 +183,8 @@ class ResponseRequest(OpenAIFields):
         "stream_reasoning": (True,),
         **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
     }  # fmt: skip
+    IGNORED: ClassVar[Names] = ("client_metadata",)
+    REFUSED: ClassVar[Names] = ("prompt", "prompt_logprobs", "moderation")
 
     input: Input
     model: ModelName = None
@@ -213,7 +212,8 @@ class ResponseRequest(OpenAIFields):
     max_tool_calls: Annotated[
         Positive | None, doc("No effect: a limit for built-in tools, of which there are none")
     ] = None
-    client_metadata: Ignored = None
+    metadata: Annotated[Any, doc("Returned in the answer, no other effect")] = None
+    user: Annotated[Any, doc("Returned in the answer, no other effect")] = None
     store: Annotated[Any, doc("false: the response is not kept; no effect without `--store`")] = None
     previous_response_id: Annotated[
         Text | None, doc("With `--store`: the kept response that this one follows, whose items come first")
@@ -225,9 +225,6 @@ class ResponseRequest(OpenAIFields):
     background: Annotated[
         bool | None, doc("With `--store`: answer at once; the response is then asked for by its id")
     ] = None
-    prompt: Refused = None
-    prompt_logprobs: Refused = None
-    moderation: Refused = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,7 @@
 import base64
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -13,8 +13,8 @@ from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
 from frontend.errors import SluiceError, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
-from frontend.schema.base import ResponseModel, to_json
-from frontend.schema.request_fields import Positive, Refused, Text, doc
+from frontend.schema.base import Names, ResponseModel, to_json
+from frontend.schema.request_fields import Positive, Text, doc
 from frontend.schema.responses import Size
 
 NAME, PREFIX, TASKS = "cohere embed", "embd", ("embed",)
@@ -27,6 +27,8 @@ Form = Literal["float", "binary", "ubinary", "base64"]
 
 
 class CohereEmbedRequest(PoolingFields):
+    REFUSED: ClassVar[Names] = ("images", "inputs")
+
     texts: Annotated[Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)], doc("The texts")]
     input_type: Annotated[
         Literal["search_document", "search_query", "classification", "clustering"] | None,
@@ -38,8 +40,6 @@ class CohereEmbedRequest(PoolingFields):
         Literal["NONE", "START", "END"], doc("Which end of a text that is too long is cut off; NONE: it is refused")
     ] = "END"
     max_tokens: Annotated[Positive | None, doc("A text is too long if it has more tokens")] = None
-    images: Refused = None
-    inputs: Refused = None
 
 
 class CohereVectors(ResponseModel):

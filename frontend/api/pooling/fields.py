@@ -13,8 +13,8 @@ from frontend.api.openai import response_types as openai
 from frontend.errors import BadRequest, Internal, Unprocessable
 from frontend.model_context import ModelContext, check_characters, check_ids, check_length
 from frontend.request import Admission, Features, GenerationRequest, Usage
-from frontend.schema.base import MOST, RequestModel, ResponseModel
-from frontend.schema.request_fields import Ignored, ModelName, Positive, SaltField, doc
+from frontend.schema.base import MOST, Names, RequestModel, ResponseModel
+from frontend.schema.request_fields import ModelName, Positive, SaltField, doc
 from frontend.schema.responses import Size
 from shared.messages import Pooling, Sampling
 from shared.wire import unpack_f32
@@ -29,6 +29,7 @@ class PoolingFields(RequestModel):
         **dict.fromkeys(("use_activation", "activation", "softmax"), (True,)),
         "embed_dtype": ("float32",), "endianness": ("native", "little"),
     }  # fmt: skip
+    IGNORED: ClassVar[Names] = ("user",)
 
     model: ModelName = None
     cache_salt: SaltField = None
@@ -36,7 +37,6 @@ class PoolingFields(RequestModel):
         int, Meta(ge=-MOST - 1, le=MOST), doc("Lower values run first, among requests of one API key's name")
     ] = 0
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
-    user: Ignored = None
 
 
 class CutFields(PoolingFields):

@@ -6,7 +6,7 @@ https://huggingface.github.io/text-embeddings-inference
 """
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import UNSET, Meta
 
@@ -19,8 +19,8 @@ from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, relev
 from frontend.errors import BadRequest, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
-from frontend.schema.base import FieldError, RequestModel, to_json
-from frontend.schema.request_fields import Count, Refused, Text, doc
+from frontend.schema.base import FieldError, Names, RequestModel, to_json
+from frontend.schema.request_fields import Count, Text, doc
 
 NAME, PREFIX, TASKS = "rerank", "rerank", relevance.TASKS
 
@@ -33,6 +33,8 @@ _MANY = Meta(min_length=1, max_length=MAX_INPUTS)
 
 
 class RerankRequest(RelevanceFields):
+    REFUSED: ClassVar[Names] = ("max_tokens_per_doc", "max_chunks_per_doc", "rank_fields")
+
     truncate: Annotated[bool | None, doc("TEI's switch: true: a text that is too long is cut at its end")] = None
     raw_scores: Annotated[bool, doc("Whether scores are logits, with a classification head")] = False
     query: Annotated[Text, doc("What the documents are compared with")]
@@ -47,9 +49,6 @@ class RerankRequest(RelevanceFields):
     return_text: Annotated[bool, doc("Whether an answer to `texts` has them")] = False
     top_n: Annotated[Count | None, doc("Only so many of the most relevant documents; 0: all")] = None
     return_documents: Annotated[bool, doc("Whether the answer has the documents' texts")] = True
-    max_tokens_per_doc: Refused = None
-    max_chunks_per_doc: Refused = None
-    rank_fields: Refused = None
 
     @property
     def cut(self) -> Cut | None:

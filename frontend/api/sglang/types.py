@@ -9,13 +9,12 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.openai.completions import MAX_PROMPTS, Prompt
 from frontend.errors import BadRequest
-from frontend.schema.base import EXACT, MOST, FieldError, RequestModel, ResponseModel
+from frontend.schema.base import EXACT, MOST, FieldError, Names, RequestModel, ResponseModel
 from frontend.schema.request_fields import (
     STOPS,
     ChoiceCount,
     Count,
     Factor,
-    Ignored,
     JsonSchemaValue,
     LogitBias,
     LogprobCount,
@@ -23,7 +22,6 @@ from frontend.schema.request_fields import (
     Penalty,
     Positive,
     PositiveShare,
-    Refused,
     SaltField,
     Share,
     StopText,
@@ -52,6 +50,8 @@ _several: dict[str, Any] = {"type": "array", "items": _ids, "minItems": 1, "maxI
 
 class SamplingParams(RequestModel):
     ONLY: ClassVar = {"stop_regex": ([],)}
+    IGNORED: ClassVar[Names] = ("custom_params", "stream_interval")
+    REFUSED: ClassVar[Names] = ("thinking_budget",)
 
     max_new_tokens: Annotated[
         Count | None, doc(f"Most tokens of the answer; 0: the prompt is only computed; absent: {MOST_TOKENS}")
@@ -83,9 +83,6 @@ class SamplingParams(RequestModel):
     structural_tag: Annotated[
         dict[str, Any] | Text | None, doc("Free text in which tagged parts keep to schemas (or its JSON as a text)")
     ] = None
-    custom_params: Ignored = None
-    stream_interval: Ignored = None
-    thinking_budget: Refused = None
 
     def __post_init__(self) -> None:
         check_stops("stop", self.stop)
@@ -103,6 +100,16 @@ class GenerateRequest(RequestModel):
         ),
         "routed_experts_start_len": (0,),
     }  # fmt: skip
+    IGNORED: ClassVar[Names] = (
+        "log_metrics", "no_logs", "session_id", "conversation_id", "routing_key", "custom_labels",
+        "return_bytes", "received_time", "external_trace_header",
+    )  # fmt: skip
+    REFUSED: ClassVar[Names] = (
+        "input_embeds", "image_data", "audio_data", "video_data", "token_ids_logprob", "session_params",
+        "lora_path", "custom_logit_processor", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+        "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "extra_key", "images_config",
+        "max_thinking_tokens",
+    )  # fmt: skip
 
     text: Annotated[
         Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_PROMPTS)] | None, doc("A text, or several")
@@ -133,32 +140,6 @@ class GenerateRequest(RequestModel):
         int, Meta(ge=-MOST - 1, le=MOST), doc("Lower values run first, among requests of one API key's name")
     ] = 0
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
-    log_metrics: Ignored = None
-    no_logs: Ignored = None
-    session_id: Ignored = None
-    conversation_id: Ignored = None
-    routing_key: Ignored = None
-    custom_labels: Ignored = None
-    return_bytes: Ignored = None
-    received_time: Ignored = None
-    external_trace_header: Ignored = None
-    input_embeds: Refused = None
-    image_data: Refused = None
-    audio_data: Refused = None
-    video_data: Refused = None
-    token_ids_logprob: Refused = None
-    session_params: Refused = None
-    lora_path: Refused = None
-    custom_logit_processor: Refused = None
-    bootstrap_host: Refused = None
-    bootstrap_port: Refused = None
-    bootstrap_room: Refused = None
-    data_parallel_rank: Refused = None
-    routed_dp_rank: Refused = None
-    disagg_prefill_dp_rank: Refused = None
-    extra_key: Refused = None
-    images_config: Refused = None
-    max_thinking_tokens: Refused = None
 
     def __post_init__(self) -> None:
         if self.text is None and self.input_ids is None:
