@@ -1,14 +1,16 @@
-"""What a format writes a response from: its context, and usage and timings summed up over the deltas of its choices."""
+"""What a format writes a response from: its context, the answers so far, and usage and timings summed up over them."""
 
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import cast
 
 from msgspec import UNSET, UnsetType
 
-from frontend.request import Delta, GenerationRequest, Usage
+from frontend.errors import SluiceError
+from frontend.request import Delta, Finish, GenerationRequest, Usage
 from frontend.schema import responses
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Timings
@@ -78,6 +80,42 @@ class Totals:
 
     def _slowest(self, part: str) -> float:
         return round(max((getattr(timings, part) for timings in self._timings), default=0.0), 3)
+
+
+class Answer:
+    """One of the answers (choices) of a request, as far as its deltas have arrived. Formats add what only they need."""
+
+    def __init__(self, context: "ResponseContext", index: int = 0) -> None:
+        self.context, self.index = context, index
+        self.texts: list[str] = []
+        self.ids: list[int] = []
+        self.last: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts += delta.texts
+        self.ids += delta.ids
+        self.last = delta
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def prompt(self) -> int:
+        """The index of the answer's prompt."""
+        return self.index // self.context.request.n
+
+    @property
+    def end(self) -> Delta:
+        """The last delta. Raises SluiceError if the answer has not ended."""
+        if self.last is None or self.last.finish is None:
+            raise SluiceError(f"answer {self.index} has no end")
+        return self.last
+
+    @property
+    def finish(self) -> Finish:
+        """Why the answer has ended."""
+        return cast(Finish, self.end.finish)
 
 
 # Everything besides the deltas that is needed to write a response. Knows no API format.

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.api.answer import AsyncDeltas, ResponseContext, Totals
+from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
 from frontend.api.anthropic import response_types as types
 from frontend.api.anthropic.messages_request import MessageCountRequest, MessageRequest, marks_cache, message_prompt
 from frontend.api.receipts import receipt_of
@@ -107,20 +107,15 @@ class TextWriter:
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     """Returns the response of a request that does not stream."""
-    totals = Totals(context.request)
-    texts: list[str] = []
-    last: Delta | None = None
+    totals, answer = Totals(context.request), Answer(context)
     async for deltas in arriving:
-        for last in deltas:
-            totals.add(last)
-            texts += last.texts
-    if last is None or last.finish is None:
-        raise SluiceError("the message has no end")
-    text = "".join(texts)
+        for delta in deltas:
+            totals.add(delta)
+            answer.add(delta)
     if context.request.parser_config is None:
-        return complete_message(context, [types.TextBlock(text=text)], last, totals)
-    parsed = ParsedOutput.parse([text], context.request.parser_config)
-    return complete_message(context, parsed_blocks(parsed, context), last, totals, parsed.parser.called)
+        return complete_message(context, [types.TextBlock(text=answer.text)], answer.end, totals)
+    parsed = ParsedOutput.parse([answer.text], context.request.parser_config)
+    return complete_message(context, parsed_blocks(parsed, context), answer.end, totals, parsed.parser.called)
 
 
 # Reasoning and tool calls in Anthropic's format:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.answer import Answer, AsyncDeltas, ResponseContext
 from frontend.api.llama_cpp import types
 from frontend.api.llama_cpp.options import Options, Wanted
 from frontend.api.llama_cpp.types import told
@@ -27,17 +27,11 @@ CHAIN = (  # fields of SamplerChain that have the same names in llama.cpp
 STOP_TYPES: dict[Finish, types.StopType] = {Finish.EOS: "eos", Finish.LENGTH: "limit"}
 
 
-class Answer:
-    """The data of one answer that has arrived so far."""
-
+class _Answer(Answer):
     def __init__(self, context: ResponseContext, index: int) -> None:
-        self._context, self._index = context, index
+        super().__init__(context, index)
         self._wanted: Wanted = context.request.format_data
-        self._prompt = index // context.request.n
-        self._texts: list[str] = []
-        self._ids: list[int] = []
         self._scores: list[TokenLogprob] = []
-        self._last: Delta | None = None
         self._timings = Timings()
         self.has_break = False
 
@@ -52,16 +46,16 @@ class Answer:
 
     @property
     def evaluated(self) -> int:
-        return len(self._context.request.prompts[self._prompt])
+        return len(self.context.request.prompts[self.prompt])
 
     def add(self, delta: Delta) -> None:
         """Adds a delta. Keeps its text and ids only if the response is not a stream."""
-        self._last = delta
         self._timings = delta.timings or self._timings
         self.has_break = self.has_break or any("\n" in text for text in delta.texts)
-        if not self._context.request.stream:
-            self._texts += delta.texts
-            self._ids += delta.ids
+        if self.context.request.stream:
+            self.last = delta
+        else:
+            super().add(delta)
             self._scores += delta.logprobs or ()
 
     def progress(self) -> LlamaCppProgress:
@@ -78,34 +72,32 @@ class Answer:
         options = self.options
         if not options.n_probs:
             return UNSET
-        sampling = self._context.request.sampling
-        return told(scores, options.n_probs, options.post_sampling_probs, sampling, self._context.tokenizer)
+        sampling = self.context.request.sampling
+        return told(scores, options.n_probs, options.post_sampling_probs, sampling, self.context.tokenizer)
 
     def finished(self) -> Any:
         """Returns the whole answer, or the last event of a stream. Raises SluiceError if the answer has not ended."""
-        last = self._last
-        if last is None or last.finish is None:
-            raise SluiceError(f"answer {self._index} has no end")
-        request, wanted, usage = self._context.request, self._wanted, last.usage or Usage(0, 0)
+        last = self.end
+        request, wanted, usage = self.context.request, self._wanted, last.usage or Usage(0, 0)
         word = last.stop if isinstance(last.stop, str) else ""
         full = usage.completion_tokens >= request.sampling.max_tokens and wanted.to_the_end
         whole = types.LlamaCppCompletion(
-            index=self._index,
-            content="".join(self._texts),
-            tokens=self._ids if self.options.return_tokens else [],
+            index=self.index,
+            content=self.text,
+            tokens=self.ids if self.options.return_tokens else [],
             model=request.model,
             tokens_predicted=usage.completion_tokens,
             tokens_evaluated=self.evaluated,
             generation_settings=settings(request.sampling, wanted, last.seed, request.stops),
-            prompt=wanted.prompts[self._prompt],
+            prompt=wanted.prompts[self.prompt],
             has_new_line=self.has_break,
             truncated=last.finish is Finish.LENGTH and full,
-            stop_type="word" if word else STOP_TYPES.get(last.finish, "eos"),
+            stop_type="word" if word else STOP_TYPES.get(self.finish, "eos"),
             stopping_word=word,
             tokens_cached=usage.cached_tokens,
             timings=self.timings(usage.completion_tokens, self._timings.decode_ms),
             completion_probabilities=UNSET if request.stream else self.probabilities(self._scores),
-            receipt=receipt_of(self._context, last),
+            receipt=receipt_of(self.context, last),
         )
         return _selected(whole, self.options.response_fields) if self.options.response_fields else whole
 
@@ -191,7 +183,7 @@ class EventWriter:
             objects += self._parts(answer, delta)
         return objects if delta.finish is None else [*objects, answer.finished()]
 
-    def _parts(self, answer: Answer, delta: Delta) -> list[types.LlamaCppPart]:
+    def _parts(self, answer: _Answer, delta: Delta) -> list[types.LlamaCppPart]:
         """Returns one event per token if probabilities are reported, and else one event for the whole delta."""
         if not answer.options.n_probs:
             self._counts[delta.index] += len(delta.ids)
@@ -203,7 +195,7 @@ class EventWriter:
             parts.append(self._part(answer, delta.index, text, [id], completion_probabilities=scores))
         return parts
 
-    def _part(self, answer: Answer, index: int, text: str, ids: list[int], **more: Any) -> types.LlamaCppPart:
+    def _part(self, answer: _Answer, index: int, text: str, ids: list[int], **more: Any) -> types.LlamaCppPart:
         if answer.options.timings_per_token:
             since = self._now - self._decoding[index] if self._decoding[index] else 0.0
             more["timings"] = answer.timings(self._counts[index], 1e3 * since)
@@ -213,8 +205,8 @@ class EventWriter:
         )  # fmt: skip
 
 
-def answers(context: ResponseContext) -> list[Answer]:
-    return [Answer(context, index) for index in range(len(context.request.prompts) * context.request.n)]
+def answers(context: ResponseContext) -> list[_Answer]:
+    return [_Answer(context, index) for index in range(len(context.request.prompts) * context.request.n)]
 
 
 def _event(value: Any) -> bytes:

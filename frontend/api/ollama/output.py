@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from frontend import model_context
-from frontend.api.answer import AsyncDeltas, ResponseContext, Totals
+from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
 from frontend.api.ollama import types
 from frontend.api.ollama.types import AnswerFields, Asked
 from frontend.api.receipts import receipt_of
@@ -101,23 +101,19 @@ class LineWriter:
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas, make: Make) -> bytes:
     """Returns the response of a request that does not stream."""
-    totals, listener = Totals(context.request), Listener(context)
+    totals, listener, answer = Totals(context.request), Listener(context), Answer(context)
     parts: list[AnswerPart] = []
-    ids: list[int] = []
-    last: Delta | None = None
     async for deltas in arriving:
-        for last in deltas:
-            totals.add(last)
-            ids += last.ids
-            parts += listener.feed(last)
-    if last is None or last.finish is None:
-        raise SluiceError("the answer has no end")
+        for delta in deltas:
+            totals.add(delta)
+            answer.add(delta)
+            parts += listener.feed(delta)
     whole = AnswerPart(
         "".join([part.text for part in parts]),
         "".join([part.thinking for part in parts]),
         tuple([one for part in parts for one in part.calls]),
     )
-    return to_json(make(whole, ids, head(context) | end(context, last, totals.usage)))
+    return to_json(make(whole, answer.ids, head(context) | end(context, answer.end, totals.usage)))
 
 
 # The common parts of all responses of Ollama's API: model names, first and last fields, errors.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from frontend.api.answer import AsyncDeltas, ResponseContext, Totals
+from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
 from frontend.api.continuation import ContinueFromField
 from frontend.api.openai import response_types as types
 from frontend.api.openai.chunk_writer import (
@@ -199,7 +199,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     async for deltas in arriving:
         for delta in deltas:
             totals.add(delta)
-            await choices[delta.index].add(delta)
+            await choices[delta.index].add_scored(delta)
     finished = [await choice.finished() for choice in choices]
     return to_json(
         types.Completion(
@@ -232,45 +232,37 @@ def _head(context: ResponseContext) -> types.CompletionHead:
     )
 
 
-class _Choice:
-    """Collects the deltas of one choice for a response that is not streamed."""
+class _Choice(Answer):
+    """A choice of a response that is not streamed."""
 
     def __init__(self, context: ResponseContext, index: int) -> None:
-        self._context = context
-        self._index = index
-        self._texts: list[str] = []
-        self._ids: list[int] = []
+        super().__init__(context, index)
         self._length = 0
         self._logprobs: _Columns | None = None
-        self._end: Delta | None = None
 
-    async def add(self, delta: Delta) -> None:
-        text = delta.text
+    async def add_scored(self, delta: Delta) -> None:
+        """Adds a delta. Its log-probabilities are encoded at once, which takes a tenth of their memory."""
         if delta.logprobs is not None:
-            columns = self._logprobs = self._logprobs or _Columns(self._context)
+            columns = self._logprobs = self._logprobs or _Columns(self.context)
             columns.offset = self._length
             await in_slices(zip(delta.logprobs, delta.texts, strict=False), columns.add)
-        self._texts.append(text)
-        self._ids += delta.ids
-        self._length += len(text)
-        self._end = delta
+        self.add(delta)
+        self._length += len(delta.text)
 
     async def finished(self) -> types.CompletionChoice:
-        end = self._end
-        if end is None or end.finish is None:
-            raise SluiceError(f"choice {self._index} has no end")
+        end = self.end
         return types.CompletionChoice(
-            index=self._index,
-            text="".join(self._texts),
+            index=self.index,
+            text=self.text,
             logprobs=None if self._logprobs is None else self._logprobs.all,
-            finish_reason=FINISH[end.finish],
+            finish_reason=FINISH[self.finish],
             stop_reason=end.stop,
             matched_stop=end.matched_stop,
             seed=end.seed,
-            receipt=receipt_of(self._context, end),
-            token_ids=output_ids(self._context, self._ids),
-            prompt_token_ids=prompt_ids(self._context, self._index),
-            prompt_logprobs=await prompt_logprobs(self._context, end),
+            receipt=receipt_of(self.context, end),
+            token_ids=output_ids(self.context, self.ids),
+            prompt_token_ids=prompt_ids(self.context, self.index),
+            prompt_logprobs=await prompt_logprobs(self.context, end),
         )
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
-from frontend.api.answer import AsyncDeltas, ResponseContext, Totals
+from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
 from frontend.api.openai import responses_types as types
 from frontend.api.openai.chat import logprob_entries
 from frontend.api.openai.chat_tools import call_id
@@ -415,15 +415,13 @@ class ResponseWriter:
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     """Returns the response of a request that does not stream."""
-    totals, output = Totals(context.request), Output(context)
-    last: Delta | None = None
+    totals, output, answer = Totals(context.request), Output(context), Answer(context)
     async for deltas in arriving:
-        for last in deltas:
-            totals.add(last)
-            output.add(last)
-    if last is None or last.finish is None:
-        raise SluiceError("the response has no end")
-    return to_json(_finished(context, last, totals, output))
+        for delta in deltas:
+            totals.add(delta)
+            output.add(delta)
+            answer.add(delta)
+    return to_json(_finished(context, answer.end, totals, output))
 
 
 def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:

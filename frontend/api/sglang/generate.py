@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from frontend.api.answer import AsyncDeltas, ResponseContext
+from frontend.api.answer import Answer, AsyncDeltas, ResponseContext
 from frontend.api.openai.chunk_writer import LEAST
 from frontend.api.openai.completions import error, tokenized
 from frontend.api.request_builder import ParsedRequest, check_repeated, prepare
@@ -28,23 +28,15 @@ DONE = b"data: [DONE]\n\n"
 GROWTH = 128
 
 
-class Answer:
-    """The data of one answer that has arrived so far."""
-
+class _Answer(Answer):
     def __init__(self, context: ResponseContext, index: int) -> None:
-        self._context, self._index = context, index
+        super().__init__(context, index)
         self._asked: GenerateRequest = context.request.format_data
-        self._prompt = index // context.request.n
-        self._texts: list[str] = []
-        self._ids: list[int] = []
         self._scores: list[TokenLogprob] = []
-        self._last: Delta | None = None
         self._told = 0  # number of tokens in the last event
 
     def add(self, delta: Delta) -> None:
-        self._last = delta
-        self._texts += delta.texts
-        self._ids += delta.ids
+        super().add(delta)
         self._scores += delta.logprobs or ()
 
     @property
@@ -52,36 +44,33 @@ class Answer:
         """How many log-probabilities the whole answer reports."""
         if not self._asked.return_logprob:
             return 0
-        prompt = len(self._context.request.prompts[self._prompt]) if self._asked.scores_prompt else 0
+        prompt = len(self.context.request.prompts[self.prompt]) if self._asked.scores_prompt else 0
         return (len(self._scores) + prompt) * (1 + max(0, self._asked.top_logprobs_num or 0))
 
     def news(self, numbered: bool) -> Iterator[types.SglangAnswer]:
         """Yields the answer so far if it has grown enough since the last event, or has ended."""
-        ended = self._last is not None and self._last.finish is not None
-        if ended or len(self._ids) - self._told > self._told // GROWTH:
-            self._told = len(self._ids)
-            yield self.so_far(numbered)
+        ended = self.last is not None and self.last.finish is not None
+        if ended or len(self.ids) - self._told > self._told // GROWTH:
+            self._told = len(self.ids)
+            yield self.so_far(self.last or Delta(self.index, [], []), numbered)
 
-    def so_far(self, numbered: bool = False) -> types.SglangAnswer:
-        index = self._index if numbered else UNSET
-        return types.SglangAnswer(text="".join(self._texts), output_ids=self._ids, meta_info=self._meta(), index=index)
+    def so_far(self, last: Delta, numbered: bool = False) -> types.SglangAnswer:
+        index = self.index if numbered else UNSET
+        return types.SglangAnswer(text=self.text, output_ids=self.ids, meta_info=self._meta(last), index=index)
 
     def finished(self) -> types.SglangAnswer:
         """Returns the whole answer. Raises SluiceError if it has not ended."""
-        if self._last is None or self._last.finish is None:
-            raise SluiceError(f"answer {self._index} has no end")
-        return self.so_far()
+        return self.so_far(self.end)
 
-    def _meta(self) -> types.SglangMeta:
-        last = self._last or Delta(self._index, [], [])
-        usage = last.usage or Usage(len(self._context.request.prompts[self._prompt]), len(self._ids))
+    def _meta(self, last: Delta) -> types.SglangMeta:
+        usage = last.usage or Usage(len(self.context.request.prompts[self.prompt]), len(self.ids))
         timings, scores = last.timings if last.finish else None, self._asked.return_logprob
         tops = scores and bool(self._asked.top_logprobs_num)
         prompt = self._scored_prompt(last) if scores else []
         return types.SglangMeta(
             id=self._id(), finish_reason=self._finish(last, usage), prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens, cached_tokens=usage.cached_tokens,
-            weight_version=weight_version(self._context.fingerprint),
+            weight_version=weight_version(self.context.fingerprint),
             seed=UNSET if last.seed is None else last.seed,
             e2e_latency=UNSET if timings is None else (timings.queue_ms + timings.prefill_ms + timings.decode_ms) / 1e3,
             input_token_logprobs=(
@@ -95,10 +84,10 @@ class Answer:
         )  # fmt: skip
 
     def _id(self) -> str:
-        rid, several = self._asked.rid, len(self._context.request.prompts) * self._context.request.n > 1
+        rid, several = self._asked.rid, len(self.context.request.prompts) * self.context.request.n > 1
         if isinstance(rid, list):
-            return rid[self._prompt] if self._prompt < len(rid) else self._context.id
-        return f"{rid or self._context.id}_{self._index}" if several else rid or self._context.id
+            return rid[self.prompt] if self.prompt < len(rid) else self.context.id
+        return f"{rid or self.context.id}_{self.index}" if several else rid or self.context.id
 
     def _finish(self, last: Delta, usage: Usage) -> types.SglangFinish | None:
         match last.finish:
@@ -117,7 +106,7 @@ class Answer:
         return [self._scored(id, logprob) for id, logprob in token.top]
 
     def _scored(self, id: int, logprob: float) -> types.Scored:
-        text = self._context.tokenizer.token_text(id) if self._asked.return_text_in_logprobs else None
+        text = self.context.tokenizer.token_text(id) if self._asked.return_text_in_logprobs else None
         return (max(LEAST, logprob) if logprob == logprob else None, id, text)  # a prompt's first token has NaN
 
 
@@ -149,8 +138,8 @@ class EventWriter:
         return DONE
 
 
-def answers(context: ResponseContext) -> list[Answer]:
-    return [Answer(context, index) for index in range(len(context.request.prompts) * context.request.n)]
+def answers(context: ResponseContext) -> list[_Answer]:
+    return [_Answer(context, index) for index in range(len(context.request.prompts) * context.request.n)]
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
