@@ -1,5 +1,6 @@
 """Adapters are read, kept and evicted, and their requests wait, run or are refused."""
 
+import itertools
 import re
 import shutil
 import time
@@ -107,20 +108,25 @@ def test_more_adapters_than_fit_wait_their_turn_and_none_waits_for_ever(bench: B
     busy = {name: 10 + place for place, name in enumerate(("a0", "a1", "a2"))}  # name → the newest request for it
     for name, id in busy.items():
         bench.ask(id, bench.adapter(name), 30)
-    while len(bench.scheduler.sequences()) < 3:
-        bench.iterate()
-    bench.ask(20, bench.adapter("a3"))
-    asked = 100
-    for _ in range(300):  # each of the three is asked for again before its newest request has ended
+    asked = itertools.count(101)
+
+    def iterate() -> None:
+        """Each of the three is asked for again before its newest request has ended."""
         for name, id in busy.items():
-            ran = len(bench.received()[0].get(id, ()))
-            if ran > 20:
-                busy[name] = asked = asked + 1
-                bench.ask(asked, bench.adapter(name), 30)
+            if len(bench.received()[0].get(id, ())) > 20:
+                busy[name] = again = next(asked)
+                bench.ask(again, bench.adapter(name), 30)
         bench.iterate()
-        if 20 in bench.received()[1]:
-            break
-    assert 20 in bench.received()[1] and bench.scheduler.has_work, "it ran while the others were still asked for"
+
+    deadline = time.monotonic() + PATIENCE_S
+    while len({one.key[1] for one in bench.scheduler.sequences()} & {*busy.values()}) < 3:
+        assert time.monotonic() < deadline, "the three never run together"
+        iterate()
+    bench.ask(20, bench.adapter("a3"))
+    while 20 not in bench.received()[1]:
+        assert time.monotonic() < deadline, "it never ran"
+        iterate()
+    assert bench.scheduler.has_work, "it ran while the others were still asked for"
     assert all(len(ids) >= 8 for ids in bench.told().values())
 
 
