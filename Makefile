@@ -21,7 +21,8 @@ PYTHON ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest -q
+# A test that hangs ends its process, which says where each thread was.
+PYTEST = $(BIN)/python -m pytest -q -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 FULL ?=
 DAY ?= $(shell date +%F)
 # What tests draw is the day's, too: what failed fails again.
