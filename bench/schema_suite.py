@@ -115,6 +115,8 @@ def main() -> int:
             count["answers that ended"] += one is not None
             if one is not None and not checks.is_valid(json.loads(one, parse_float=finite)):
                 wrong.append(f"{name}: {one!r} is invalid for {schema}")
+    if not count["schemas"]:
+        options.error(f"{asked.folder} has no tests of the suite (*.json)")
     print(", ".join(f"{key}: {value}" for key, value in count.items()))
     share = count["strict"] / count["schemas"], count["without strict"] / count["schemas"]
     print(f"taken with strict {share[0]:.1%}, without {share[1]:.1%}; wrong: {len(wrong)}")
