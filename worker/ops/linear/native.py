@@ -41,8 +41,9 @@ PANEL = 32  # columns of a packed panel
 K_STEP = 32  # how many inputs a step of a bf16 kernel multiplies
 CODE_BLOCK = 16  # inputs of a block of codes
 # The kinds of numbers in weight.h. PLAIN: of the weight's dtype; INTEGER4, INTEGER8: codes that are multiplied as
-# integers; the other kinds: codes whose values are multiplied.
-PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, INTEGER4, INTEGER8 = range(6)
+# integers; INT8_INPUTS4, INT8_INPUTS8: codes that are multiplied by inputs of 8 bits; the other kinds: codes whose values
+# are multiplied.
+PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, INTEGER4, INTEGER8, INT8_INPUTS4, INT8_INPUTS8 = range(8)
 KINDS = {INT8: INT8_VALUES, E4M3: E4M3_VALUES}  # all other codes have four bits
 # Codes whose values are small integers or multiples of 0.5
 INTEGER_KINDS = {
@@ -51,8 +52,14 @@ INTEGER_KINDS = {
     IQ4_NL: INTEGER4,
     INT8: INTEGER8,
 }
+INT8_INPUT_KINDS = {  # the same codes, for inputs of 8 bits
+    INT4: INT8_INPUTS4,
+    E2M1: INT8_INPUTS4,
+    IQ4_NL: INT8_INPUTS4,
+    INT8: INT8_INPUTS8,
+}
 LARGEST_INPUT = 255 << 7  # the largest integer that an input becomes (csrc/integer/integer_rows.h)
-FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS = range(3)  # CodeOrder of weight.h
+FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS, FOR_INT8 = range(4)  # CodeOrder of weight.h
 Rows = TypeVar("Rows", Tensor, QuantizedWeight)  # a weight, or some of its rows
 E4M3_FACTOR = 256.0  # the library reads the bits of e4m3 as fp16, which makes the numbers 2^8 times too small
 
@@ -154,18 +161,21 @@ def pack_weight(
     *,
     dtype: torch.dtype,
     memory: Memory | None = None,
+    int8_inputs: bool = False,
 ) -> CpuWeight:
     """Packs one weight [N, K] for inputs of `dtype`. Its rows are the rows of `parts`, one part after another.
 
     A part is a contiguous tensor of `dtype`, or quantized. Scales and minimums keep 24 bits for float32 inputs, and 11
     bits (fp16 times a power of two) for bfloat16 inputs. bias [N] is kept in fp32.
     memory: allocates the packed tensors; by default, each tensor gets memory of its own
+    int8_inputs: whether codes of INT8_INPUT_KINDS are multiplied by inputs that are rounded to 8 bits, in blocks of 32
+    with a scale each (csrc/integer/int8_rows.h)
     """
     assert available(dtype)
     memory = memory or fresh_memory
     packed: list[PackedPart] = []
     begin = 0
-    for one in _pack_runs(parts, dtype, memory):
+    for one in _pack_runs(parts, dtype, memory, int8_inputs):
         end = begin + one.n
         packed.append(one if bias is None else replace(one, bias=_copied(bias[begin:end], torch.float32, memory)))
         begin = end
@@ -173,7 +183,9 @@ def pack_weight(
     return CpuWeight(tuple(packed), dtype)
 
 
-def _pack_runs(parts: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, memory: Memory) -> Iterator[PackedPart]:
+def _pack_runs(
+    parts: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, memory: Memory, int8_inputs: bool
+) -> Iterator[PackedPart]:
     """Packs parts. If all are tensors, they become one part. If all are quantized, adjacent parts in the same format
     become one part. In all other cases, every part stays a part of its own.
     """
@@ -183,13 +195,13 @@ def _pack_runs(parts: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, me
         yield _pack_tensors(tensors, dtype, memory)
     elif not tensors:
         for run in runs_in_one_format(quantized):
-            yield _pack_codes(run, dtype, memory)
+            yield _pack_codes(run, dtype, memory, int8_inputs)
     else:
         for part in parts:
             if isinstance(part, Tensor):
                 yield _pack_tensors([part], dtype, memory)
             else:
-                yield _pack_codes([part], dtype, memory)
+                yield _pack_codes([part], dtype, memory, int8_inputs)
 
 
 def _copied(tensor: Tensor, dtype: torch.dtype, memory: Memory) -> Tensor:
@@ -207,10 +219,12 @@ def _pack_tensors(weights: Sequence[Tensor], dtype: torch.dtype, memory: Memory)
     return PackedPart(panels=panels, n=n, k=k)
 
 
-def _pack_codes(weights: Sequence[QuantizedWeight], dtype: torch.dtype, memory: Memory) -> PackedPart:
+def _pack_codes(
+    weights: Sequence[QuantizedWeight], dtype: torch.dtype, memory: Memory, int8_inputs: bool
+) -> PackedPart:
     """Packs the rows of weights in the same format, one weight after another."""
     any_weight, found = weights[0], library()
-    kind = _kind(any_weight.code_map, _group(any_weight), dtype)
+    kind = _kind(any_weight.code_map, _group(any_weight), dtype, int8_inputs)
     order, size = _code_order(kind, dtype), any_weight.group_size
     assert found is not None
     if order == FOR_BF16_PAIRS and CODE_BLOCK < size < any_weight.shape[1] and size % K_STEP:
@@ -282,8 +296,10 @@ def _flip(code_map: CodeMap) -> int:
     return 8 if code_map is INT4 else 0
 
 
-def _kind(code_map: CodeMap, group: int, dtype: torch.dtype) -> int:
+def _kind(code_map: CodeMap, group: int, dtype: torch.dtype, int8_inputs: bool = False) -> int:
     """Returns the kind of numbers in weight.h for codes. group: inputs of a group; dtype: the dtype of inputs"""
+    if int8_inputs and code_map in INT8_INPUT_KINDS:
+        return INT8_INPUT_KINDS[code_map]
     as_integers = code_map in INTEGER_KINDS and dtype == torch.bfloat16
     if as_integers and (tier() != "amx" or _exact_in_tiles(code_map, group)):
         return INTEGER_KINDS[code_map]
@@ -307,6 +323,8 @@ def _code_order(kind: int, dtype: torch.dtype) -> int:
     """Returns the order in which the kernel for this kind of numbers and for inputs of `dtype` reads codes."""
     if kind in (INTEGER4, INTEGER8):
         return FOR_INTEGERS
+    if kind in (INT8_INPUTS4, INT8_INPUTS8):
+        return FOR_INT8
     return FOR_BF16_PAIRS if dtype == torch.bfloat16 and multiplies_bf16() else FOR_FP32
 
 

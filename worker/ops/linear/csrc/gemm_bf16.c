@@ -7,6 +7,7 @@
  * weights fit in the L2 cache, and all strips use a chunk before the next chunk is read. Between chunks, accumulators
  * are stored in fp32, which changes no bit. */
 #include "few_rows_bf16.h"
+#include "int8_products.h"
 #include "integer_strips.h"
 
 #define MAX_CHUNK_STEPS 40     /* the most k-steps of a chunk; shorter chunks would store accumulators too often */
@@ -36,11 +37,13 @@ typedef struct {
 } Layout;
 
 static size_t copied_bytes(const Gemm *g, long rows) {
+    if (has_int8_inputs(g->weight)) return int8_rows_bytes(g, rows);
     return multiplies_integers(g) ? integer_rows_bytes(g, rows) : rows * ceil_div(g->k, 32) * 64;
 }
 
 /* Returns the number of rows of a block: small enough to leave space for the weights in the L2 cache. */
 static long block_rows(const Gemm *g) {
+    if (has_int8_inputs(g->weight)) return rows_of_block(g, copied_bytes(g, 1));
     if (multiplies_integers(g)) return rows_of_block(g, copied_bytes(g, 1));
     long most = min_long(BLOCK_BYTES / copied_bytes(g, 1) / 32 * 32, MAX_BLOCK_ROWS);
     return even_blocks(g->t, max_long(most, 64), 32);
@@ -147,6 +150,11 @@ static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers 
 static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long row, long rows,
                            long panel) {
     int plain = g->weight->kind == PLAIN;
+    if (has_int8_inputs(g->weight)) {
+        multiply_int8_panel(g, &s->strips, buffers, panel);
+        keep_block(g, buffers->results, buffers->total, row, rows, panel);
+        return;
+    }
     if (multiplies_integers(g)) {
         multiply_integer_panel(g, &s->strips, buffers, rows, panel);
         keep_block(g, buffers->results, buffers->total, row, rows, panel);
@@ -171,6 +179,10 @@ static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *
 
 static void load_rows(const Gemm *g, const char *x, long rows, const ThreadBuffers *buffers, Layout *s) {
     cut_strips(&s->strips, rows);
+    if (has_int8_inputs(g->weight)) {
+        round_rows(g, x, &s->strips, buffers->rows);
+        return;
+    }
     if (multiplies_integers(g)) {
         convert_rows(g, (const bf16 *)x, &s->strips, rows, integer_rows(g, buffers->rows, rows));
         return;

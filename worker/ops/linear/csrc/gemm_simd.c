@@ -6,6 +6,7 @@
  * k = 0, 1, ... Between chunks the element is stored in fp32, which changes no bit. Plain fp32 panels are
  * [N/32][K][32]. */
 #include "few_rows_f32.h"
+#include "int8_products.h"
 #include "integer_strips.h"
 #include "pair_strips.h"
 
@@ -38,6 +39,7 @@ INLINE long padded_depth(const Gemm *g) {
 INLINE long stored_depth(const Gemm *g) { return ceil_div(padded_depth(g), SIMD_WIDTH) * SIMD_WIDTH; }
 
 static size_t copied_bytes(const Gemm *g, long rows) {
+    if (has_int8_inputs(g->weight)) return int8_rows_bytes(g, rows);
     return multiplies_integers(g) ? integer_rows_bytes(g, rows) : rows * stored_depth(g) * sizeof(float);
 }
 
@@ -171,6 +173,11 @@ static void multiply_pairs(const Gemm *g, const Layout *s, const ThreadBuffers *
 static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long row, long rows,
                            long panel) {
     int plain = g->weight->kind == PLAIN;
+    if (has_int8_inputs(g->weight)) {
+        multiply_int8_panel(g, s, buffers, panel);
+        keep_block(g, buffers->results, buffers->total, row, rows, panel);
+        return;
+    }
     if (multiplies_integers(g)) {
         multiply_integer_panel(g, s, buffers, rows, panel);
         keep_block(g, buffers->results, buffers->total, row, rows, panel);
@@ -202,7 +209,9 @@ static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *
 
 static void load_rows(const Gemm *g, const char *x, long rows, const ThreadBuffers *buffers, Layout *s) {
     cut_strips(s, rows);
-    if (multiplies_integers(g))
+    if (has_int8_inputs(g->weight))
+        round_rows(g, x, s, buffers->rows);
+    else if (multiplies_integers(g))
         convert_rows(g, (const bf16 *)x, s, rows, integer_rows(g, buffers->rows, rows));
     else
         repack_rows(g, x, s, fp32_rows(buffers));

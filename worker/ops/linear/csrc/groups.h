@@ -63,9 +63,9 @@ static void sum_inputs(const Gemm *g, const char *x, long rows, float *sums) {
     }
 }
 
-/* Returns how many floats `sum_inputs` needs. */
+/* Returns how many floats `sum_inputs` needs: none for the INT8_INPUTS kinds, which sum rounded inputs (int8_rows.h). */
 INLINE long input_sums_size(const Gemm *g, long rows) {
-    return g->weight->kind != PLAIN && g->weight->has_minimum ? ceil_div(group_count(g->weight) * rows, 16) * 16 : 0;
+    return g->weight->kind != PLAIN && g->weight->kind < INT8_INPUTS4 && g->weight->has_minimum ? ceil_div(group_count(g->weight) * rows, 16) * 16 : 0;
 }
 
 INLINE void prefetch_codes(const char *codes, long bytes) {

@@ -5,7 +5,7 @@
  * 16-bit words. A word holds the 4 even or the 4 odd inputs of an octet, so neighbouring words give pairs: [2 halves][2
  * octets] [16 columns][even inputs, odd inputs]. 8-bit codes are bytes: [16 inputs][32 columns] for fp32, [2 halves][8
  * pairs] [even input, odd input][16 columns] for bf16 pairs, and [2 octets][i = 0 to 3][32 columns][input i, input i +
- * 4] for integers.
+ * 4] for integers of 16 bits, and [4 quads][32 columns][4 inputs] for integers of 8 bits.
  *
  * `flip` is a mask of bits to invert in every 4-bit code. 8 turns two's complement into codes that increase with their
  * values, for which kernels that multiply integers need no table.
@@ -83,6 +83,12 @@ USES_AVX2 static inline void pack_eight_bits(Strip strip, long half, long input,
 USES_AVX2 static void pack_block(const Weight *w, Strip strip, long input, char *to, CodeOrder order, int flip) {
     if (has_four_bits(w)) {
         order == FOR_BF16_PAIRS ? pack_four_bits(strip, input, to, flip, 1) : pack_four_bits(strip, input, to, flip, 0);
+        return;
+    }
+    if (order == FOR_INT8) {
+        for (long c = 0; c < PANEL; c++)
+            for (long quad = 0; quad < 4; quad++)
+                memcpy(to + (quad * PANEL + c) * 4, &strip[c][input + quad * 4], 4);
         return;
     }
     for (long half = 0; half < 2; half++) pack_eight_bits(strip, half, input, to, order);

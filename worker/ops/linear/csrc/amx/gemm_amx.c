@@ -7,6 +7,7 @@
 #include "amx_codes.h"
 #include "amx_few_rows.h"
 #include "amx_integers.h"
+#include "int8_products.h"
 
 #define MAX_BLOCK_ROWS 512     /* the most rows of a block */
 #define BLOCK_BYTES (1L << 20) /* the most bytes of a block that has more than 64 rows */
@@ -16,7 +17,7 @@
 typedef struct {
     RowLayout x;  /* the layout for tiles */
     int few_rows; /* whether SIMD registers are used and not tiles */
-    Strips strips; /* only for a few rows of integers, as a single strip */
+    Strips strips; /* only for a few rows of integers, as a single strip, and for inputs of 8 bits */
 } Layout;
 
 INLINE int is_many(const Gemm *g) { return g->t > MAX_STREAMED_ROWS; }
@@ -34,12 +35,14 @@ static int repacks(const Gemm *g, long rows) {
 }
 
 static size_t copied_bytes(const Gemm *g, long rows) {
+    if (has_int8_inputs(g->weight)) return int8_rows_bytes(g, rows);
     if (multiplies_integers(g)) return uses_vectors(g) ? integer_rows_bytes(g, rows) : integer_tiles_bytes(g, rows);
     return ceil_div(rows, 32) * ceil_div(g->k, 32) * K_STEP_BYTES;
 }
 
 /* Returns the rows of a block. Large blocks leave space for the weights in the L2 cache. */
 static long block_rows(const Gemm *g) {
+    if (has_int8_inputs(g->weight)) return rows_of_block(g, copied_bytes(g, 1));
     if (!is_many(g)) return MAX_STREAMED_ROWS;
     long most = min_long(BLOCK_BYTES / (ceil_div(g->k, 32) * 64) / 32 * 32, MAX_BLOCK_ROWS);
     return even_blocks(g->t, max_long(most, 64), 32);
@@ -66,6 +69,11 @@ static void repack_rows(const Gemm *g, const char *x, long rows, char *to) {
 }
 
 static void load_rows(const Gemm *g, const char *x, long rows, const ThreadBuffers *buffers, Layout *layout) {
+    if (has_int8_inputs(g->weight)) {
+        cut_strips(&layout->strips, rows);
+        round_rows(g, x, &layout->strips, buffers->rows);
+        return;
+    }
     layout->few_rows = uses_vectors(g);
     if (layout->few_rows) {
         if (multiplies_integers(g)) {
@@ -133,6 +141,11 @@ static void multiply_few_rows(const Gemm *g, const ThreadBuffers *buffers, long 
 static void multiply_panel(const Gemm *g, const Layout *layout, const ThreadBuffers *buffers, long row, long rows,
                            long panel) {
     const RowLayout *x = &layout->x;
+    if (has_int8_inputs(g->weight)) {
+        multiply_int8_panel(g, &layout->strips, buffers, panel);
+        keep_block(g, buffers->results, buffers->total, row, rows, panel);
+        return;
+    }
     if (layout->few_rows)
         multiply_few_rows(g, buffers, panel);
     else if (multiplies_integers(g))

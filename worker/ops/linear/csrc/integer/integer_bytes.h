@@ -8,10 +8,12 @@
 
 #ifdef HAS_DOT_BYTES
 #elif SIMD_WIDTH == 16
+typedef __m512i REGISTER_16;
 #define ADD_BYTE_PAIRS(unsigned_bytes, signed_bytes) _mm512_maddubs_epi16((__m512i)(unsigned_bytes), (__m512i)(signed_bytes))
 #define ADD_16(a, b) _mm512_add_epi16(a, b)
 #define WIDEN_16(a) (vi)_mm512_madd_epi16(a, _mm512_set1_epi16(1))
 #else
+typedef __m256i REGISTER_16;
 #define ADD_BYTE_PAIRS(unsigned_bytes, signed_bytes) _mm256_maddubs_epi16((__m256i)(unsigned_bytes), (__m256i)(signed_bytes))
 #define ADD_16(a, b) _mm256_add_epi16(a, b)
 #define WIDEN_16(a) (vi)_mm256_madd_epi16(a, _mm256_set1_epi16(1))

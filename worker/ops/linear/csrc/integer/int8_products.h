@@ -1,0 +1,183 @@
+/* Products of codes with inputs of 8 bits (int8_rows.h), by integer instructions that multiply bytes.
+ *
+ * Codes are read into registers and are not unpacked to memory. Every element is computed as
+ *
+ *     sum over groups of  scale * (sum over the group's pieces of scale of x * (sum of the piece's integers))
+ *                         + minimum * (sum over the group of x)
+ *
+ * in this order and with fused multiply-adds, for any number of rows and with every instruction set. */
+#pragma once
+#include "int8_rows.h"
+#include "integer_bytes.h"
+
+#define INT8_CHUNK 128 /* about how many inputs of a panel all columns multiply before the next inputs are read */
+
+/* Returns how many registers of columns are multiplied at once, so that all sums stay in registers. */
+#define int8_registers(rows) ((rows) * PANEL_REGISTERS <= 4 ? PANEL_REGISTERS : SIMD_WIDTH == 16 || (rows) > 2 ? 1 : 2)
+
+#ifndef HAS_DOT_BYTES
+/* Magnitudes of signed codes, which are multiplied by inputs with the codes' signs. The sum of two products is at most
+ * 2 * 128 * 127, which fits in 16 bits. */
+#if SIMD_WIDTH == 16
+INLINE vu magnitudes(vu codes) { return (vu)_mm512_abs_epi8((__m512i)codes); }
+INLINE vu with_signs(vu x, vu codes) {
+    return (vu)_mm512_mask_sub_epi8((__m512i)x, _mm512_movepi8_mask((__m512i)codes), _mm512_setzero_si512(), (__m512i)x);
+}
+#else
+INLINE vu magnitudes(vu codes) { return (vu)_mm256_abs_epi8((__m256i)codes); }
+INLINE vu with_signs(vu x, vu codes) { return (vu)_mm256_sign_epi8((__m256i)x, (__m256i)codes); }
+#endif
+#endif
+
+/* Adds the products of four inputs with codes of any byte. */
+INLINE vi add_whole_bytes(vi sum, vu codes, vi x) {
+#ifdef HAS_DOT_BYTES
+    return dot_signed(sum, codes, x);
+#else
+    return sum + WIDEN_16(ADD_BYTE_PAIRS(magnitudes(codes), with_signs((vu)x, codes)));
+#endif
+}
+
+/* Sums the products of nibbles, `count` blocks of 16 inputs. Without dot products of bytes, a piece has at most eight
+ * sums of two products, each at most 2 * 15 * 127, which fit in 16 bits together. */
+INLINE void sum_nibbles(const char *block, long count, int column, const int32_t *x, const int32_t *starts,
+                        vi sum[][PANEL_REGISTERS], const int rows, const int registers) {
+#ifdef HAS_DOT_BYTES
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++) sum[r][j] = broadcast_pair(starts + r);
+#else
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++) sum[r][j] = (vi){0};
+#endif
+    for (long octet = 0; octet < 2 * count; octet++, block += 4 * PANEL, x += 2 * rows) {
+        vu even[PANEL_REGISTERS], odd[PANEL_REGISTERS];
+        for (int j = 0; j < registers; j++) {
+            vu words = load_words(block + (column + j * SIMD_WIDTH) * 4);
+            even[j] = words & 0x0f0f0f0fu, odd[j] = (words >> 4) & 0x0f0f0f0fu;
+        }
+        for (int r = 0; r < rows; r++) {
+            vi of_even = broadcast_pair(x + r), of_odd = broadcast_pair(x + rows + r);
+            for (int j = 0; j < registers; j++) {
+#ifdef HAS_DOT_BYTES
+                sum[r][j] = dot_signed(dot_signed(sum[r][j], even[j], of_even), odd[j], of_odd);
+#else
+                sum[r][j] = (vi)ADD_16(ADD_16((REGISTER_16)sum[r][j], ADD_BYTE_PAIRS(even[j], of_even)),
+                                       ADD_BYTE_PAIRS(odd[j], of_odd));
+#endif
+            }
+        }
+    }
+#ifndef HAS_DOT_BYTES
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++)
+            sum[r][j] = WIDEN_16((REGISTER_16)sum[r][j]) + broadcast_pair(starts + r);
+#endif
+}
+
+/* Sums the products of codes of any byte. Callers pass a constant `kind`. */
+INLINE void sum_whole_bytes(const char *block, long count, int column, const int32_t *x, const int32_t *starts,
+                            CodeTable table, vi sum[][PANEL_REGISTERS], int kind, const int rows, const int registers) {
+    const int step = kind == TABLE_BYTES ? 2 : 1; /* how many words of inputs meet one load of codes */
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++) sum[r][j] = broadcast_pair(starts + r);
+    for (long i = 0; i < 4 / step * count; i++, block += 4 * PANEL)
+        for (int j = 0; j < registers; j++) {
+            vu words = load_words(block + (column + j * SIMD_WIDTH) * 4);
+            for (int half = 0; half < step; half++) {
+                vu codes = RAISES_CODES ? words ^ 0x80808080u : words;
+                if (kind == TABLE_BYTES) codes = look_up(table, (half ? words >> 4 : words) & 0x0f0f0f0fu);
+                for (int r = 0; r < rows; r++)
+                    sum[r][j] = add_whole_bytes(sum[r][j], codes, broadcast_pair(x + (i * step + half) * rows + r));
+            }
+        }
+}
+
+INLINE vf load_stored(const Weight *w, const char *head, long column) {
+    return w->scale_bytes == 4 ? load_f32((const float *)head + column) : load_f16((const uint16_t *)head + column);
+}
+
+/* Prefetches one of `parts` equal parts of the bytes that will follow `at` later. */
+INLINE void prefetch_part(const char *at, long bytes, long part, long parts) {
+    for (long line = bytes * part / parts; line < bytes * (part + 1) / parts; line += 64)
+        __builtin_prefetch(at + PREFETCH_L1 + line, 0, 3);
+}
+
+/* Adds the products of groups [group, end) for `registers` registers of columns, from `column` on: to out [rows][32],
+ * from zero if `group` is 0. */
+INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,
+                                 int column, float *out, int kind, const int rows, const int registers) {
+    const long inputs = piece_inputs(w), in_group = w->group / inputs, block_bytes = code_block_bytes(w);
+    const long bytes = inputs / CODE_BLOCK * block_bytes;
+    const int part = column / SIMD_WIDTH / registers, parts = PANEL_REGISTERS / registers;
+    vf total[MAX_STRIP_ROWS][PANEL_REGISTERS];
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++)
+            total[r][j] = group ? load_f32(out + r * PANEL + column + j * SIMD_WIDTH) : broadcast(0);
+    for (; group < end; group++) {
+        const char *head = group_at(w, panel, group), *block = head + group_head_bytes(w);
+        long piece = group * in_group, last = min_long(piece + in_group, int8_pieces(w));
+        vf of_group[MAX_STRIP_ROWS][PANEL_REGISTERS];
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < registers; j++) of_group[r][j] = broadcast(0);
+        for (; piece < last; piece++, block += bytes) {
+            vi sum[MAX_STRIP_ROWS][PANEL_REGISTERS];
+            const int32_t *words = x.words + piece * inputs / 4 * rows, *starts = x.starts + piece * rows;
+            const float *scales = x.scales + piece * inputs / INT8_BLOCK * rows;
+            prefetch_part(block, bytes, part, parts);
+            if (kind == NIBBLES)
+                sum_nibbles(block, inputs / CODE_BLOCK, column, words, starts, sum, rows, registers);
+            else
+                sum_whole_bytes(block, inputs / CODE_BLOCK, column, words, starts, table, sum, kind, rows, registers);
+            for (int r = 0; r < rows; r++)
+                for (int j = 0; j < registers; j++)
+                    of_group[r][j] = simd_fma(as_floats(sum[r][j]), broadcast(scales[r]), of_group[r][j]);
+        }
+        if (!part) prefetch_part(block, group_head_bytes(w), 0, 1);
+        for (int j = 0; j < registers; j++) {
+            vf scale = load_stored(w, head, column + j * SIMD_WIDTH);
+            for (int r = 0; r < rows; r++) total[r][j] = simd_fma(of_group[r][j], scale, total[r][j]);
+            if (!w->has_minimum) continue;
+            vf minimum = load_stored(w, head + PANEL * w->scale_bytes, column + j * SIMD_WIDTH);
+            for (int r = 0; r < rows; r++)
+                total[r][j] = simd_fma(broadcast(x.sums[group * rows + r]), minimum, total[r][j]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++) store_f32(out + r * PANEL + column + j * SIMD_WIDTH, total[r][j]);
+}
+
+/* Computes one panel for a strip of rows: out [rows][32]. */
+INLINE void int8_panel(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out, int kind, const int rows) {
+    const int registers = int8_registers(rows);
+    long groups = group_count(w), at_once = max_long(INT8_CHUNK / w->group, 1);
+    for (long group = 0; group < groups; group += at_once)
+        for (int j = 0; j < PANEL_REGISTERS; j += registers)
+            multiply_int8_groups(w, panel, group, min_long(group + at_once, groups), x, table, j * SIMD_WIDTH, out,
+                                 kind, rows, registers);
+}
+
+typedef void Int8Panel(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out);
+
+#define INT8_KERNEL(name, kind, rows)                                                                    \
+    static void name##_##rows(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out) {    \
+        int8_panel(w, panel, x, table, out, kind, rows);                                                 \
+    }
+#define INT8_KERNELS(rows)                          \
+    INT8_KERNEL(int8_nibbles, NIBBLES, rows)        \
+    INT8_KERNEL(int8_table, TABLE_BYTES, rows)      \
+    INT8_KERNEL(int8_bytes, WHOLE_BYTES, rows)
+FOR_STRIP_ROWS(INT8_KERNELS)
+
+/* The functions, indexed by number of rows - 1 and by kind of CodeBytes. */
+#define INT8_ENTRY(rows) {int8_nibbles_##rows, int8_table_##rows, int8_bytes_##rows},
+static Int8Panel *const int8_kernels[][3] = {FOR_STRIP_ROWS(INT8_ENTRY)};
+
+/* Computes one panel for a block of rows: total [rows][32]. */
+static void multiply_int8_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long panel) {
+    CodeBytes codes = code_bytes(g->weight);
+    for (long i = 0; i < s->count; i++) {
+        long row = s->strip[i].row, rows = s->strip[i].rows;
+        int8_kernels[rows - 1][codes.kind](g->weight, panel, int8_strip(g->weight, buffers->rows, row, rows),
+                                           load_code_table(codes.table), buffers->total + row * PANEL);
+    }
+}
