@@ -33,6 +33,12 @@ class WorkerConfig:
         "activations, with one scale per token; none: widen a quantized checkpoint to --dtype",
         choices=("auto", "none", "fp8", "int8", "int4", "int4-g32", "fp8-dynamic", "int8-dynamic"),
     )
+    activations: str = setting(
+        "float",
+        "inputs of weights in few bits on the CPU; float: in --dtype; int8: rounded to 8 bits, with one scale for 32 "
+        "values, which multiplies faster and loses a little accuracy",
+        choices=("float", "int8"),
+    )
     weights_cache: str = setting(
         "", "folder in which the CPU keeps a copy of the weights as they are in memory, so that the next start only "
         "reads them; empty: none",

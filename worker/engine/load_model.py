@@ -85,6 +85,7 @@ class ModelFiles:
             "--pipeline-parallel-size": str(worker.pipeline_parallel_size),
             "the checkpoint": fingerprint_of([self.spec, sizes]),
             "--dtype": dtype_name(formats.dtype, formats.memory),
+            "--activations": formats.memory.activations,
             "--kv-cache-dtype": str(formats.kv_dtype).removeprefix("torch."),
             "--batch-invariant": "on" if worker.batch_invariant else "off",
             "the instruction sets": numerics.processor,

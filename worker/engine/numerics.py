@@ -57,9 +57,27 @@ def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) 
         check_format(device, needed)
     memory = in_memory(spec.stored, worker.quantization, device)
     memory = replace(memory, by_row=computable(memory.by_row, device, worker.quantization))
+    if worker.activations == "int8":
+        memory = _with_int8_inputs(memory, dtype, device)
     if quantized := describe(spec.stored, memory, dtype, worker.quantization):
         log.info("%s", quantized)
     return Formats(dtype, kv_dtype, memory)
+
+
+def _with_int8_inputs(memory: InMemory, dtype: torch.dtype, device: torch.device) -> InMemory:
+    """Returns how linears are kept in memory with --activations int8. Without weights in few bits, nothing changes.
+
+    Raises ConfigError where no kernel rounds activations so.
+    """
+    if device.type == "cuda":
+        raise ConfigError("--activations int8 is for the CPU: on a GPU, choose --quantization int8-dynamic")
+    if not c_library.available(dtype):
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"--activations int8 needs the C kernels, which do not compute {name} here")
+    if memory.kind and not memory.widen:
+        return replace(memory, activations="int8")
+    log.warning("--activations int8 has no effect: no weights are in few bits")
+    return memory
 
 
 def _weights_dtype(spec: ModelSpec, flag: str, device: torch.device) -> torch.dtype:
@@ -93,9 +111,12 @@ def warn_about_cpu(worker: WorkerConfig, formats: Formats) -> None:
 
 
 def dtype_name(dtype: torch.dtype, memory: InMemory) -> str:
-    """Returns the name of the format of the weights in memory, as Status reports it."""
+    """Returns the name of the format of the weights in memory, and of activations that are rounded to fewer bits, as
+    Status reports it."""
     plain = str(dtype).removeprefix("torch.")
-    return f"{plain}, {memory.name} weights" if memory.name else plain
+    if not memory.name:
+        return plain
+    return f"{plain}, {memory.name} weights" + (f", {memory.activations} activations" if memory.int8_inputs else "")
 
 
 def kernels_name(decoder: Decoder, dtype: torch.dtype) -> str:

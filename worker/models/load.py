@@ -184,7 +184,10 @@ class Loader:
 
     def whole_head(self) -> PackedLinear:
         """Reads the output head alone."""
-        return pack_stacked([self._widened(self._stored_head)], dtype=self.dtype, invariant=self.invariant)
+        head = self._widened(self._stored_head)
+        return pack_stacked(
+            [head], dtype=self.dtype, invariant=self.invariant, int8_inputs=self.memory.int8_inputs
+        )  # fmt: skip
 
     @property
     def _stored_head(self) -> StoredWeight:
@@ -240,7 +243,10 @@ class Loader:
         parts = (self._parts(linear, prefix) for linear in experts)
         by_row = self.memory.by_row
         if by_row is None or not self.memory.have_rows(layouts):
-            return pack_experts(parts, bias, count=count, dtype=self.dtype, invariant=self.invariant)
+            return pack_experts(
+                parts, bias, count=count, dtype=self.dtype, invariant=self.invariant,
+                int8_inputs=self.memory.int8_inputs,
+            )  # fmt: skip
         rows = map(self._rows, parts)
         return pack_quantized_experts(
             rows, bias, count=count, dtype=self.dtype, invariant=self.invariant, dynamic=by_row.dynamic
@@ -273,7 +279,10 @@ class Loader:
         """whole_rows: the rows of the weight in the checkpoint, of which a rank has only some."""
         by_row, rows = self.memory.by_row, self.memory.rows(parts)
         if by_row is None or rows is None:
-            packed = pack_stacked(parts, bias, dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
+            packed = pack_stacked(
+                parts, bias, dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take,
+                int8_inputs=self.memory.int8_inputs,
+            )  # fmt: skip
         else:
             packed = pack_quantized(
                 *rows, bias, dtype=self.dtype, invariant=self.invariant, dynamic=by_row.dynamic,
@@ -312,7 +321,10 @@ class Loader:
         if self.share is not None:
             whole_rows = len(head.codes if isinstance(head, QuantizedWeight) else head)
             head = _rows_of(head, self.share.head(whole_rows))
-        packed = pack_stacked([head], dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
+        packed = pack_stacked(
+            [head], dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take,
+            int8_inputs=self.memory.int8_inputs,
+        )  # fmt: skip
         return replace(packed, whole_rows=whole_rows)
 
     def _widened(self, weight: StoredWeight) -> Tensor | QuantizedWeight:

@@ -43,16 +43,22 @@ def measure(threads: int) -> Floors | None:
         return None
     plain, _ = library.instruction_sets(torch.float32)
     bf16 = _gflop_s(found, f"floor_bf16_{tier}", threads) if library.multiplies_bf16() else None
-    return Floors(_read_gb_s(found, plain, threads), _gflop_s(found, f"floor_fp32_{plain}", threads), bf16)
+    return Floors(_read_gb_s(threads), _gflop_s(found, f"floor_fp32_{plain}", threads), bf16)
 
 
-def _read_gb_s(found: ctypes.CDLL, simd: str, threads: int) -> float:
+def reading(memory: torch.Tensor, threads: int) -> Callable[[], None]:
+    """Returns a function that reads all bytes of `memory` once. The C library must be available, and the memory must
+    have been written: otherwise it may be mapped to a single page of zeros."""
+    found, (simd, _) = library.library(), library.instruction_sets(torch.float32)
+    assert found is not None
     read = getattr(found, f"floor_read_{simd}")
     read.argtypes, read.restype = (c_void_p, c_long, c_int), None
-    memory = torch.empty(MEMORY, dtype=torch.uint8)
-    found.advise_huge_pages(c_void_p(memory.data_ptr()), c_long(MEMORY))
-    memory.fill_(1)  # Memory that was never written may be mapped to a single page of zeros.
-    return MEMORY / _fastest(lambda: read(memory.data_ptr(), MEMORY, threads)) / 1e9
+    return lambda: read(memory.data_ptr(), memory.nbytes, threads)
+
+
+def _read_gb_s(threads: int) -> float:
+    memory = library.huge_pages(torch.empty(MEMORY, dtype=torch.uint8)).fill_(1)
+    return MEMORY / _fastest(reading(memory, threads)) / 1e9
 
 
 def _gflop_s(found: ctypes.CDLL, name: str, threads: int) -> float:

@@ -82,6 +82,8 @@ class InMemory:
     plain: the layout to which weights stored in full precision are quantized; None: they stay in full precision
     finer: the layout for stored quantized weights that have several scales per row; None: they keep their own
     by_row: how the kernels for weights with one scale per row multiply; None: these kernels are not used
+    activations: "float": inputs of weights in few bits keep their format, up to the rounding that worker/ops/linear
+        documents; "int8": the C library rounds them to 8 bits, in blocks of 32 with a scale each
     """
 
     kind: str = ""
@@ -89,11 +91,16 @@ class InMemory:
     plain: Layout | None = None
     finer: Layout | None = None
     by_row: Scheme | None = None
+    activations: str = "float"
 
     @property
     def name(self) -> str:
         """The format of the weights, as Status shows it; "" if all are in full precision."""
         return str(self.by_row or self.kind)
+
+    @property
+    def int8_inputs(self) -> bool:
+        return self.activations == "int8"
 
     def layout(self, weight: StoredWeight) -> Layout | None:
         """Returns the weight's layout in memory; None if it is kept in full precision."""
@@ -182,4 +189,6 @@ def describe(stored: StoredQuantization | None, memory: InMemory, dtype: torch.d
     if memory.by_row is not None and memory.by_row.dynamic:
         return f"{text}; so are their inputs, one scale per token"
     expected = flag.endswith("-dynamic") or (stored is not None and stored.activations != "unquantized")
+    if memory.int8_inputs:
+        return f"{text}; so are their inputs, to int8 with one scale per 32"
     return text + ("; activations, which would be quantized as well, are not" if expected else "")

@@ -13,6 +13,7 @@ from shared.build import fingerprint_of
 from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
+from tests.worker.ops.harness.cpu_tiers import needs_library
 from worker.checkpoint.checkpoint import read_config
 from worker.engine.build import load_engine
 from worker.engine.numerics import ARITHMETIC_VERSION, choose_formats, fingerprint, numerics_of
@@ -51,6 +52,13 @@ def test_settings_that_change_no_bit_are_not_in_it(folder: Path, plain: str, set
 @pytest.mark.parametrize("settings", OTHER)
 def test_number_formats_are_in_it(folder: Path, plain: str, settings: dict[str, Any]) -> None:
     assert of(folder, **settings) != plain
+
+
+@needs_library
+def test_activations_in_8_bits_are_in_it_if_there_are_weights_in_few_bits(folder: Path, plain: str) -> None:
+    assert of(folder, activations="int8") == plain
+    float_inputs, int8_inputs = (of(folder, quantization="int4", activations=each) for each in ("float", "int8"))
+    assert float_inputs == of(folder, quantization="int4") != int8_inputs
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ PANEL = 32  # columns of a packed panel
 K_STEP = 32  # how many inputs a step of a bf16 kernel multiplies
 CODE_BLOCK = 16  # inputs of a block of codes
 # The kinds of numbers in weight.h. PLAIN: of the weight's dtype; INTEGER4, INTEGER8: codes that are multiplied as
-# integers; INT8_INPUTS4, INT8_INPUTS8: codes that are multiplied by inputs of 8 bits; the other kinds: codes whose values
-# are multiplied.
+# integers; INT8_INPUTS4, INT8_INPUTS8: codes that are multiplied by inputs of 8 bits; the other kinds: codes whose
+# values are multiplied.
 PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, INTEGER4, INTEGER8, INT8_INPUTS4, INT8_INPUTS8 = range(8)
 KINDS = {INT8: INT8_VALUES, E4M3: E4M3_VALUES}  # all other codes have four bits
 # Codes whose values are small integers or multiples of 0.5

@@ -88,14 +88,15 @@ def pack_stacked(
     dtype: torch.dtype,
     invariant: bool,
     memory: Memory | None = None,
+    int8_inputs: bool = False,
 ) -> PackedLinear:
     """Prepares one weight [N, K] for inputs of `dtype`. Its rows are the rows of `parts`, one part after another.
 
     A part is a tensor of `dtype`, or quantized. On a GPU, a mix of both is stored as one tensor, without quantization.
-    memory: as for pack_weight
+    memory, int8_inputs: as for pack_weight; only the C library has products of inputs of 8 bits
     """
     if all(not part.is_cuda for part in parts) and c_library.available(dtype):
-        return packed_in_c(pack_weight(parts, bias, dtype=dtype, memory=memory))
+        return packed_in_c(pack_weight(parts, bias, dtype=dtype, memory=memory, int8_inputs=int8_inputs))
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
     if len(quantized) == len(parts) and all(part.is_cuda for part in parts):
         empty = torch.empty(0, dtype=dtype, device=quantized[0].codes.device)

@@ -141,16 +141,22 @@ class Arena:
 
 
 def pack_experts_in_c(
-    experts: Iterable[Sequence[Tensor | QuantizedWeight]], bias: Tensor | None, *, count: int, dtype: torch.dtype
+    experts: Iterable[Sequence[Tensor | QuantizedWeight]],
+    bias: Tensor | None,
+    *,
+    count: int,
+    dtype: torch.dtype,
+    int8_inputs: bool = False,
 ) -> CpuExperts:
     """Packs the weights of `count` experts. experts: for each expert the parts of its weight [N, K], as in pack_weight
 
-    bias: [count, N]
+    bias: [count, N]; int8_inputs: as for pack_weight
     """
     arena, first, others = Arena(count), list[WeightStruct](), list[WeightStruct]()
     following: list[tuple[int, int]] = []  # (index of a struct, index of the struct to which it points)
     for number, parts in enumerate(experts):
-        weight = pack_weight(parts, None if bias is None else bias[number], dtype=dtype, memory=arena.take)
+        own_bias = None if bias is None else bias[number]
+        weight = pack_weight(parts, own_bias, dtype=dtype, memory=arena.take, int8_inputs=int8_inputs)
         arena.end_expert()
         first.append(weight.structs[0])
         for index, struct in enumerate(weight.structs[1:]):

@@ -94,6 +94,7 @@ def pack_experts(
     count: int,
     dtype: torch.dtype,
     invariant: bool,
+    int8_inputs: bool = False,
 ) -> PackedExperts:
     """Prepares one linear of `count` experts for inputs of `dtype`.
 
@@ -101,13 +102,14 @@ def pack_experts(
     worker/ops/linear/packed.py. Experts
         are read from the iterable one by one, so that only one expert is in memory twice.
     bias: [E, N]
+    int8_inputs: as for pack_weight of worker/ops/linear/native.py
     """
     first, every = _peek(experts)
     if first[0].is_cuda:
         weight, codes = pack_experts_on_gpu(every, count, dtype)
         return PackedExperts(weight, bias, codes=codes)
     if c_library.available(dtype) and not any(part.is_cuda for part in first):
-        return packed_in_c(pack_experts_in_c(every, bias, count=count, dtype=dtype))
+        return packed_in_c(pack_experts_in_c(every, bias, count=count, dtype=dtype, int8_inputs=int8_inputs))
     packed: Tensor | None = None
     for number, parts in enumerate(every):
         plain = torch.cat([part.dequantize(dtype) if isinstance(part, QuantizedWeight) else part for part in parts])

@@ -98,8 +98,7 @@ INLINE vf load_stored(const Weight *w, const char *head, long column) {
 
 /* Prefetches one of `parts` equal parts of the bytes that will follow `at` later. */
 INLINE void prefetch_part(const char *at, long bytes, long part, long parts) {
-    for (long line = bytes * part / parts; line < bytes * (part + 1) / parts; line += 64)
-        __builtin_prefetch(at + PREFETCH_L1 + line, 0, 3);
+    prefetch_codes(at + bytes * part / parts, bytes / parts);
 }
 
 /* Adds the products of groups [group, end) for `registers` registers of columns, from `column` on: to out [rows][32],
@@ -132,7 +131,7 @@ INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long e
                 for (int j = 0; j < registers; j++)
                     of_group[r][j] = simd_fma(as_floats(sum[r][j]), broadcast(scales[r]), of_group[r][j]);
         }
-        if (!part) prefetch_part(block, group_head_bytes(w), 0, 1);
+        if (!part) prefetch_codes(block, group_head_bytes(w));
         for (int j = 0; j < registers; j++) {
             vf scale = load_stored(w, head, column + j * SIMD_WIDTH);
             for (int r = 0; r < rows; r++) total[r][j] = simd_fma(of_group[r][j], scale, total[r][j]);
