@@ -45,6 +45,7 @@ from worker.kv_cache import window
 from worker.models.decoder import Decoder
 from worker.ops import native as c_library
 from worker.ops.native_build import TIERS
+from worker.quantization.methods import AS_STORED, InMemory
 from worker.structured_output.compiler import GrammarCompiler
 
 FAMILIES = (  # the last model of HYBRID has the same layers as the one before
@@ -163,12 +164,15 @@ def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone_on_every_tier(
     assert_same_bits(decoder, in_eight_bits(kept, [*MODES[7::22], *DRAFTING_PAIRS[::4]]), monkeypatch)
 
 
-def decoder_in_few_bits(name: str, folder: Path, dtype: torch.dtype, copy: Path) -> Decoder:
+def decoder_in_few_bits(
+    name: str, folder: Path, dtype: torch.dtype, copy: Path, memory: InMemory = AS_STORED
+) -> Decoder:
     if name == GGUF[0]:
         copy.mkdir()
-        return batch_invariant_decoder(translated([write(GGUF[1], copy, mixed).file], copy), dtype)
+        return batch_invariant_decoder(translated([write(GGUF[1], copy, mixed).file], copy), dtype, memory)
     shutil.copytree(folder, copy)
-    return batch_invariant_decoder(in_mxfp4(copy) if name == MXFP4_EXPERTS[0] else rewrite(copy, FORMATS[name]), dtype)
+    stored = in_mxfp4(copy) if name == MXFP4_EXPERTS[0] else rewrite(copy, FORMATS[name])
+    return batch_invariant_decoder(stored, dtype, memory)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -199,6 +203,38 @@ def test_bits_of_few_bits_depend_on_the_request_alone_on_every_tier(
 ) -> None:
     decoder = decoder_in_few_bits(name, checkpoints(family), dtype, tmp_path / "copy")
     assert_same_bits(decoder, [*MODES[7::22], *DRAFTING_PAIRS[::4]], monkeypatch)
+
+
+INT8_INPUTS = InMemory(activations="int8")
+
+
+@pytest.mark.parametrize(("name", "family"), [GGUF, FEW_BITS_BELOW[0], MXFP4_EXPERTS, ("int8 a row", "gemma3")])
+def test_bits_of_activations_in_8_bits_depend_on_the_request_alone(
+    name: str, family: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_float, of_int8 = (
+        decoder_in_few_bits(name, checkpoints(family), torch.bfloat16, tmp_path / copy, memory)
+        for copy, memory in (("float", AS_STORED), ("int8", INT8_INPUTS))
+    )
+    logits = assert_same_bits(of_int8, [*HALVES[0][::2], *DRAFTING_PAIRS[::2]], monkeypatch)
+    plain = run(of_float, Mode(), monkeypatch)[1]
+    assert not torch.equal(logits[0], plain[0]), "rounded inputs change the logits"
+    assert float((logits[0] - plain[0]).norm() / plain[0].norm()) < 0.2
+
+
+@pytest.mark.parametrize(("tier", "dtype"), BELOW, ids=str, indirect=["tier"])
+@pytest.mark.parametrize(("name", "family"), [GGUF, MXFP4_EXPERTS])
+def test_bits_of_activations_in_8_bits_depend_on_the_request_alone_on_every_tier(
+    name: str,
+    family: str,
+    tier: str,  # noqa: F811
+    dtype: torch.dtype,
+    checkpoints: Checkpoints,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = decoder_in_few_bits(name, checkpoints(family), dtype, tmp_path / "copy", INT8_INPUTS)
+    assert_same_bits(decoder, [*MODES[7::33], *DRAFTING_PAIRS[::4]], monkeypatch)
 
 
 def test_bits_of_a_grammar_depend_on_the_request_alone(

@@ -52,25 +52,26 @@ def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) 
     kv_dtype = kv_format(worker.kv_cache_dtype, dtype)
     if device.type == "cuda" and kv_dtype == torch.int8:
         raise ConfigError("--kv-cache-dtype int8 is for the CPU: on a GPU, choose fp8 or auto")
+    if device.type == "cuda" and worker.activations == "int8":
+        raise ConfigError("--activations int8 is for the CPU: on a GPU, choose --quantization int8-dynamic")
     check_kernels(device, worker.kernels)
     for needed in (dtype, kv_dtype):
         check_format(device, needed)
     memory = in_memory(spec.stored, worker.quantization, device)
     memory = replace(memory, by_row=computable(memory.by_row, device, worker.quantization))
     if worker.activations == "int8":
-        memory = _with_int8_inputs(memory, dtype, device)
+        memory = _with_int8_inputs(memory, dtype)
     if quantized := describe(spec.stored, memory, dtype, worker.quantization):
         log.info("%s", quantized)
     return Formats(dtype, kv_dtype, memory)
 
 
-def _with_int8_inputs(memory: InMemory, dtype: torch.dtype, device: torch.device) -> InMemory:
-    """Returns how linears are kept in memory with --activations int8. Without weights in few bits, nothing changes.
+def _with_int8_inputs(memory: InMemory, dtype: torch.dtype) -> InMemory:
+    """Returns how linears are kept in memory on the CPU with --activations int8. Without weights in few bits, nothing
+    changes.
 
     Raises ConfigError where no kernel rounds activations so.
     """
-    if device.type == "cuda":
-        raise ConfigError("--activations int8 is for the CPU: on a GPU, choose --quantization int8-dynamic")
     if not c_library.available(dtype):
         name = str(dtype).removeprefix("torch.")
         raise ConfigError(f"--activations int8 needs the C kernels, which do not compute {name} here")

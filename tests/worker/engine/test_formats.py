@@ -42,6 +42,23 @@ def test_int8_cache_on_a_gpu_is_refused(checkpoints: Checkpoints) -> None:
         choose_formats(spec, WorkerConfig(kv_cache_dtype="int8"), torch.device("cuda"))
 
 
+def test_activations_in_8_bits_need_the_c_kernels(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+    spec, cpu = spec_from_config(read_config(checkpoints("llama"))), torch.device("cpu")
+    with pytest.raises(
+        ConfigError, match="--activations int8 is for the CPU: on a GPU, choose --quantization int8-dyn"
+    ):
+        choose_formats(spec, WorkerConfig(activations="int8"), torch.device("cuda"))
+    with pytest.raises(ConfigError, match="--activations int8 needs the C kernels, which do not compute float16 here"):
+        choose_formats(spec, WorkerConfig(activations="int8", dtype="float16"), cpu)
+    with caplog.at_level(logging.INFO):
+        assert choose_formats(spec, WorkerConfig(activations="int8"), cpu).memory == AS_STORED
+    assert "--activations int8 has no effect: no weights are in few bits" in caplog.text
+    with caplog.at_level(logging.INFO):
+        formats = choose_formats(spec, WorkerConfig(activations="int8", quantization="int4"), cpu)
+    assert formats.memory.int8_inputs and "so are their inputs, to int8 with one scale per 32" in caplog.text
+    assert dtype_name(torch.bfloat16, formats.memory) == "bfloat16, int4 weights, int8 activations"
+
+
 @pytest.mark.parametrize("kept", ["auto", "fp8", "int8"])
 def test_c_kernels_compute_every_cache(checkpoints: Checkpoints, kept: str) -> None:
     spec, cpu = spec_from_config(read_config(checkpoints("llama"))), torch.device("cpu")

@@ -19,6 +19,7 @@ from worker.models.config import spec_from_config
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.load import load
+from worker.quantization.methods import AS_STORED, InMemory
 from worker.scheduler.policy import SchedulerConfig
 from worker.structured_output.compiler import GrammarCompiler
 
@@ -27,9 +28,10 @@ SLOTS = 60  # slots for recurrent states
 
 
 @cache
-def batch_invariant_decoder(folder: Path, dtype: torch.dtype) -> Decoder:
+def batch_invariant_decoder(folder: Path, dtype: torch.dtype, memory: InMemory = AS_STORED) -> Decoder:
     spec = spec_from_config(read_config(folder))
-    return Decoder(spec, load(folder, spec, dtype, torch.device("cpu"), invariant=True), MAX_SEQ_LEN)
+    weights = load(folder, spec, dtype, torch.device("cpu"), invariant=True, memory=memory)
+    return Decoder(spec, weights, MAX_SEQ_LEN)
 
 
 class DrainedBench(Bench):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.ops.cpu.test_integer_codes import PARTS, ROWS, drawn, inputs
-from tests.worker.ops.harness.cpu_tiers import EMULATED, FASTER, HERE, dtypes, needs_library, use
+from tests.worker.ops.harness.cpu_tiers import FASTER, HERE, dtypes, needs_library, use
 from worker.ops.linear import native as linear_native
 from worker.ops.linear.native import INT8_INPUTS4, INT8_INPUTS8, CpuWeight, pack_weight
 from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap, QuantizedWeight
@@ -135,8 +135,3 @@ def test_parts_in_several_formats_share_a_product() -> None:
         together = product(x, pack_weight(parts, bias[:count], dtype=torch.bfloat16, int8_inputs=True))
         alone = [product(x, pack_weight([part], dtype=torch.bfloat16, int8_inputs=True)) for part in parts]
         assert torch.equal(together, torch.cat(alone, 1) + bias[:count])
-
-
-def test_emulated_tiles_are_not_needed() -> None:
-    """Products of 8-bit inputs use no tiles, so the tier `amx` has the bits of the others where it is emulated, too."""
-    assert EMULATED not in TIERS or TIERS.index(EMULATED) == len(HERE) - 1
