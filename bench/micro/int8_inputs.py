@@ -8,18 +8,20 @@ spread over more memory than the caches hold. A figure is the fastest of all cal
 """
 
 import argparse
+import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from bench.client.summary import aligned
 from bench.micro.cpu_kernels import Format, best
 from shared.config.flags import positive_int
 from worker.ops import native, roofline
-from worker.ops.linear.native import CpuWeight, linear, pack_weight
+from worker.ops.linear.native import CpuWeight, GemmJob, pack_weight
 from worker.ops.quantized_weight import INT4, INT8, IQ4_NL, QuantizedWeight
 
 SPREAD = 256 << 20  # bytes of weights that a round reads
@@ -57,6 +59,13 @@ def pair(n: int, k: int, form: Format) -> Pair:
     return Pair([pack() for _ in range(count)], [pack(int8_inputs=True) for _ in range(count)])
 
 
+def product(x: Tensor, weight: CpuWeight, out: Tensor, threads: int) -> Callable[[], object]:
+    """Returns a function that calls the C library as a decoder does, without the cost of Python around it."""
+    job = GemmJob(weights=ctypes.addressof(weight.struct), x=x.data_ptr(), out=out.data_ptr(), t=len(x))
+    gemm = native.kernels()[x.dtype].gemm
+    return lambda: gemm(ctypes.addressof(job), 1, True, threads)
+
+
 def measure(shape: tuple[int, int], name: str, rows: Sequence[int], rounds: int, threads: int) -> list[list[str]]:
     (n, k), found = shape, []
     weights = pair(n, k, FORMATS[name])
@@ -64,11 +73,12 @@ def measure(shape: tuple[int, int], name: str, rows: Sequence[int], rounds: int,
     memory = native.fresh_memory((len(weights.floats), size), torch.uint8).fill_(1)
     readers = [roofline.reading(part, threads) for part in memory]
     for t in rows:
-        x = torch.randn(t, k).bfloat16()
+        x, out = torch.randn(t, k).bfloat16(), torch.empty(t, n, dtype=torch.bfloat16)
+        floats, int8 = ([product(x, one, out, threads) for one in each] for each in (weights.floats, weights.int8))
         fastest = [float("inf")] * 3
         for _ in range(rounds):
-            for read, floats, int8 in zip(readers, weights.floats, weights.int8, strict=True):
-                fastest = list(map(min, fastest, best(1, read, partial(linear, x, floats), partial(linear, x, int8))))
+            for works in zip(readers, floats, int8, strict=True):
+                fastest = list(map(min, fastest, best(1, *works)))
         plain, float_s, int8_s = fastest
         found.append(
             [f"{k:,} → {n:,}, {name}", str(t), f"{size / plain / 1e9:.1f}", f"{plain / float_s:.2f}",

@@ -7,7 +7,8 @@ GPTQ, AWQ, MXFP4, NF4, and the block formats of GGUF. `dequantize` defines its n
 weight equals the product with the dequantized weight up to rounding. A GPU kernel rounds each number of the weight once
 to the format in which it multiplies. The C library multiplies codes, and applies a group's scale to the sum of the
 group's products (groups.h). Inputs keep their format with one exception: where codes stand for integers,
-CPUs without AMX turn bfloat16 inputs into integers of 16 bits (integer_rows.h). All rows of a
+CPUs without AMX turn bfloat16 inputs into integers of 16 bits (integer_rows.h), or, if they are asked to, all CPUs turn
+inputs into integers of 8 bits (int8_rows.h). All rows of a
 batch are multiplied by the same numbers.
 """
 
