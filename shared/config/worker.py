@@ -35,8 +35,8 @@ class WorkerConfig:
     )
     activations: str = setting(
         "float",
-        "inputs of weights in few bits on the CPU; float: in --dtype; int8: rounded to 8 bits, with one scale for 32 "
-        "values, which multiplies faster and loses a little accuracy",
+        "inputs of the layers' weights in few bits on the CPU; float: in --dtype; int8: rounded to 8 bits, with one "
+        "scale for 32 values, which multiplies faster and loses a little accuracy",
         choices=("float", "int8"),
     )
     weights_cache: str = setting(

@@ -79,7 +79,8 @@ def load(
     memory: how the linears of the layers are kept in memory. Embedding and head are never quantized here: the head
         decides between tokens with close logits, and a tied head is the embedding, whose rows are looked up. A head
         that the checkpoint stores quantized stays quantized unless all linears are widened to `dtype`; an embedding
-        is always widened.
+        is always widened. Inputs of the head are never rounded to 8 bits: this would be a quarter of the loss, and a
+        head reads so much memory that the conversion of its codes hides behind it.
     on_progress: called with (done, total) bytes of the checkpoint, from (0, total) to (total, total)
     on_size: called before on_progress with the size of the weights in memory; it may raise to end the load
     share: which part of each layer this process loads; None: all of it
@@ -184,10 +185,7 @@ class Loader:
 
     def whole_head(self) -> PackedLinear:
         """Reads the output head alone."""
-        head = self._widened(self._stored_head)
-        return pack_stacked(
-            [head], dtype=self.dtype, invariant=self.invariant, int8_inputs=self.memory.int8_inputs
-        )  # fmt: skip
+        return pack_stacked([self._widened(self._stored_head)], dtype=self.dtype, invariant=self.invariant)
 
     @property
     def _stored_head(self) -> StoredWeight:
@@ -321,10 +319,7 @@ class Loader:
         if self.share is not None:
             whole_rows = len(head.codes if isinstance(head, QuantizedWeight) else head)
             head = _rows_of(head, self.share.head(whole_rows))
-        packed = pack_stacked(
-            [head], dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take,
-            int8_inputs=self.memory.int8_inputs,
-        )  # fmt: skip
+        packed = pack_stacked([head], dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
         return replace(packed, whole_rows=whole_rows)
 
     def _widened(self, weight: StoredWeight) -> Tensor | QuantizedWeight:

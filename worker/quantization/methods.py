@@ -83,7 +83,7 @@ class InMemory:
     finer: the layout for stored quantized weights that have several scales per row; None: they keep their own
     by_row: how the kernels for weights with one scale per row multiply; None: these kernels are not used
     activations: "float": inputs of weights in few bits keep their format, up to the rounding that worker/ops/linear
-        documents; "int8": the C library rounds them to 8 bits, in blocks of 32 with a scale each
+        documents; "int8": the C library rounds those of the layers to 8 bits, in blocks of 32 with a scale each
     """
 
     kind: str = ""
