@@ -79,7 +79,7 @@ def load(
     memory: how the linears of the layers are kept in memory. Embedding and head are never quantized here: the head
         decides between tokens with close logits, and a tied head is the embedding, whose rows are looked up. A head
         that the checkpoint stores quantized stays quantized unless all linears are widened to `dtype`; an embedding
-        is always widened. Inputs of the head are never rounded to 8 bits: this would be a quarter of the loss, and a
+        is always widened. Inputs of the head are never rounded to 8 bits: this would be a third of the loss, and a
         head reads so much memory that the conversion of its codes hides behind it.
     on_progress: called with (done, total) bytes of the checkpoint, from (0, total) to (total, total)
     on_size: called before on_progress with the size of the weights in memory; it may raise to end the load
