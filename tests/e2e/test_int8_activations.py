@@ -35,7 +35,7 @@ def test_bytes_are_the_same_in_company_and_after_a_kill(server: Server, demo: Se
         assert list(pool.map(asked, [server] * len(PROMPTS), PROMPTS)) == alone
         with server.hold.at(LENGTH // 2):
             streams = [pool.submit(asked, server, prompt) for prompt in PROMPTS]
-            server.until(lambda stats: stats["running"] == len(PROMPTS))
+            server.until(lambda stats: stats["running"] + stats["waiting"] == len(PROMPTS))
             os.kill(server.stats()["worker"]["pid"], signal.SIGKILL)
         assert [stream.result(PATIENCE_S) for stream in streams] == alone
     stats = server.until_idle()
