@@ -18,8 +18,8 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
-GRAM_LENGTHS = (16, 5)  # how many last tokens are looked up, in this order
-LONGEST = GRAM_LENGTHS[0]
+GRAM_LENGTHS = (5, 16)  # how many last tokens are looked up
+LONGEST = GRAM_LENGTHS[-1]
 SCOPE_TOKENS = 1 << 17  # most tokens of a scope; new ones then overwrite its oldest
 ALL_TOKENS = 1 << 20  # most tokens of all scopes together
 BYTES_PER_TOKEN = 4 * (1 + 2 * len(GRAM_LENGTHS))  # its id, and two slots of each table
@@ -89,14 +89,24 @@ class RecentTexts:
         if not self.ids:
             return None
         last = (*tokens[-LONGEST - 1 :], *ahead)[-LONGEST - 1 :]
+        found = None
+        for length in GRAM_LENGTHS:  # few tokens are hashed where not even the shortest match
+            place = self._after_last(last, length)
+            if not place:
+                break
+            found = length, place
+        return found
+
+    def _after_last(self, last: Ids, length: int) -> int:
+        """Returns the place after the n-gram at the end of `last`; 0 if the index has none.
+
+        Another n-gram may have taken its slot, so the one before it, which has another slot, is looked up as well.
+        """
         end = len(last)
-        for length in GRAM_LENGTHS:
-            if end >= length and (place := self._after(last[end - length :])):
-                return length, place
-            # Another n-gram may have taken the slot. The one before has another slot.
-            if end > length and (place := self._after(last[end - length - 1 : -1])) and self._at(place) == last[-1]:
-                return length, place + 1
-        return None
+        place = self._after(last[end - length :]) if end >= length else 0
+        if not place and end > length and (before := self._after(last[end - length - 1 : -1])):
+            place = before + 1 if self._at(before) == last[-1] else 0
+        return place
 
     def add(self, tokens: list[int]) -> None:
         """Adds a text, without the beginning that earlier texts have. Of a long text, the last tokens are added."""
