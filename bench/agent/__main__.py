@@ -55,7 +55,7 @@ def _parser() -> Parser:
     add("--also", type=with_flags, action="append", default=[], metavar='"--flag value ..."',
         help="start another Sluice with these flags; may be repeated, as --also='...'")  # fmt: skip
     add("--scale", type=positive_float, default=1.0, help="multiplies all lengths [default %(default)s]")
-    add("--tool-choice", choices=("auto", "required"), default="auto",
+    add("--tool-choice", choices=("auto", "required", "named"), default="auto",
         help="of turns that ask for a call; small models rarely call by themselves [default %(default)s]")  # fmt: skip
     add("--root", type=Path, default=cache_folder() / "peers", help="folder in which other servers are installed")
     add("--json", type=new_file, metavar="FILE", help="write the figures of all turns")

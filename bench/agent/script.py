@@ -78,7 +78,7 @@ def script(scale: float = 1.0) -> Script:
         }
         return World(files)
 
-    call, answer, edit = (scaled(count, 16) for count in (CALL_TOKENS, ANSWER_TOKENS, EDIT_TOKENS))
+    call, answer, edit = (scaled(count, 64) for count in (CALL_TOKENS, ANSWER_TOKENS, EDIT_TOKENS))
     turns = (
         Turn("list a folder", "Which files are in src? List the folder.", call, tool="list_folder"),
         Turn("search", "Search all files for lines with `raise ValueError`.", call, tool="search_text"),

@@ -69,7 +69,8 @@ def run(
 ) -> list[Turned]:
     """Runs all turns. Raises BenchError if the server cannot be reached; a refused request counts as a failed turn.
 
-    tool_choice: of the turns that ask for a call; `required` is for models that rarely call by themselves
+    tool_choice: of the turns that ask for a call: `auto`, `required`, or `named`, which names the tool. The latter are
+    for models that rarely call by themselves.
     """
     world, results = script.world(), list[Turned]()
     original = world.files[EDITED]
@@ -88,7 +89,9 @@ def run(
 
 
 def _request(turn: Turn, history: list[Message], tool_choice: str) -> dict[str, Any]:
-    choice = tool_choice if turn.tool else "none" if turn.more else "auto"
+    named = {"type": "function", "function": {"name": turn.tool}}
+    asked = named if tool_choice == "named" else tool_choice
+    choice = asked if turn.tool else "none" if turn.more else "auto"
     return {
         "messages": history, "tools": [tool.declared for tool in TOOLS.values()], "tool_choice": choice,
         "max_tokens": turn.most_tokens, "temperature": 0, "seed": 1, **turn.more,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def test_perfect_answers_are_all_as_asked() -> None:
     assert all(turned.answer.computed == 40 and turned.answer.tokens == 7 for turned in turns)
     assert all(0 < turned.answer.first <= turned.answer.last for turned in turns)
     assert len(bodies) == 12 and all(body["temperature"] == 0 and len(body["tools"]) == 20 for body in bodies)
-    for before, after in zip(bodies, bodies[1:], strict=False):
+    for before, after in pairwise(bodies):
         assert after["messages"][: len(before["messages"])] == before["messages"], "the history only grows"
     last = bodies[-1]["messages"]
     results = [message["content"] for message in last if message["role"] == "tool"]
@@ -123,7 +124,7 @@ def test_refused_requests_are_failed_turns() -> None:
 
 
 def test_server_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(BenchError, match="127.0.0.1:9"):
+    with pytest.raises(BenchError, match=r"127\.0\.0\.1:9"):
         run(Target("http://127.0.0.1:9", "m"), SCRIPT)
 
 
