@@ -86,8 +86,8 @@ TASKS: dict[str, dict[str, Any]] = {
 def ask(target: Target, task: dict[str, Any], new: int, scope: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the choice that answers a task, and its timings. scope: requests with equal ones share texts and K/V"""
     body = {key: value for key, value in task.items() if key != "content"}
-    body |= {"model": target.model, "max_tokens": new, "temperature": 0, "seed": 1, "timings": True, "cache_salt": scope,
-             "messages": [{"role": "user", "content": task["content"]}]}  # fmt: skip
+    body |= {"model": target.model, "max_tokens": new, "temperature": 0, "seed": 1, "timings": True,
+             "cache_salt": scope, "messages": [{"role": "user", "content": task["content"]}]}  # fmt: skip
     request = urllib.request.Request(
         f"{target.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

@@ -5,7 +5,9 @@ wherever it occurs. Between two such places there are often too few equal tokens
 place in the copied text is kept: where the copy departs from it, the next tokens that are equal show what was replaced
 by what, and from then on the same tokens are expected to be replaced in the same way.
 
-Only tokens are compared, so no escape is known beforehand, and every one can be learned, in any tokenizer.
+Only tokens are compared, so no escape is known beforehand, and each can be learned, with any tokenizer. What one copy
+has learned is kept for later ones of the same scope (recent_texts.py). They use it once they have replaced something in
+the same way, for which the end of the first line is usually enough.
 """
 
 from collections.abc import Sequence as Seq
@@ -15,6 +17,7 @@ Ids = tuple[int, ...]
 SURE = 2  # after a replacement, so many equal tokens show where the copy goes on
 MOST_REPLACED = 8  # most tokens that are replaced, and that replace them
 LONGEST_KEY = 4  # most replaced tokens whose replacement is expected again
+MOST_LEARNED = 512  # replacements that a scope keeps
 
 
 class Copy:
@@ -23,13 +26,16 @@ class Copy:
     run: how many tokens of the output have followed the text; 0: no text is followed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, learned: dict[Ids, Ids] | None = None) -> None:
+        """learned: the replacements of earlier copies of the scope, to which this copy adds its own"""
         self.run = 0
+        self._learned: dict[Ids, Ids] = {} if learned is None else learned
+        self._alike = False  # whether this copy has replaced something as an earlier copy has
         self._source: Seq[int] | None = None  # the copied text; None: the tokens of the sequence itself
         self._place = 0  # the index in the copied text of what the next token should be
         self._read = 0  # the tokens of the sequence before this index were followed
         self._left: tuple[int, int] | None = None  # where they parted: the place in the text, and in the sequence
-        self._replaced: dict[Ids, Ids] = {}  # tokens of the text → what the copy had in their place
+        self._replaced: dict[Ids, Ids] = {}  # tokens of the text → what this copy had in their place last
         self._pending: Ids = ()  # the rest of a replacement whose first tokens the output has
         self._begun: tuple[int, int, Ids] = (0, 0, ())  # where this replacement began, as in `_left`, and its key
 
@@ -76,7 +82,7 @@ class Copy:
             key = self._key(source, place)
             beyond = place - len(source)
             if key:
-                expected += self._replaced[key]
+                expected += self._replacement(key)
             elif beyond < 0:
                 expected.append(source[place])
             elif self._source is None and beyond < len(expected):
@@ -94,9 +100,23 @@ class Copy:
         if self._replaced:
             for length in range(LONGEST_KEY, 0, -1):
                 key = tuple(source[place : place + length])
-                if len(key) == length and key in self._replaced:
+                if len(key) == length and self._replacement(key) != key:
                     return key
         return ()
+
+    def _replacement(self, key: Ids) -> Ids:
+        """Returns what is expected in the place of these tokens: the tokens themselves if nothing is known."""
+        return self._replaced.get(key) or (self._learned.get(key, key) if self._alike else key)
+
+    def _learn(self, key: Ids, replacement: Ids) -> None:
+        self._alike = self._alike or self._learned.get(key) == replacement
+        self._replaced[key] = self._learned[key] = replacement
+        if len(self._learned) > MOST_LEARNED:
+            del self._learned[next(iter(self._learned))]
+
+    def _unlearn(self, key: Ids) -> None:
+        self._replaced[key] = key
+        self._learned.pop(key, None)
 
     def _advance(self, tokens: list[int], at: int) -> None:
         """Follows the token at index `at`."""
@@ -106,15 +126,17 @@ class Copy:
                 self._pending, self.run = self._pending[1:], self.run + 1
                 return
             began, begun_at, key = self._begun
-            self._replaced.pop(key, None)
+            self._unlearn(key)
             self._left, self._pending = (began, begun_at), ()
             return
         key = self._key(source, place)
-        if key and self._replaced[key][0] == token:
-            self._begun, self._pending = (place, at, key), self._replaced[key][1:]
+        replacement = self._replacement(key) if key else ()
+        if replacement and replacement[0] == token:
+            self._begun, self._pending = (place, at, key), replacement[1:]
             self._place, self.run = place + len(key), self.run + 1
         elif place < len(source) and source[place] == token:
-            self._replaced.pop(key, None)
+            if key:
+                self._unlearn(key)
             self._place, self.run = place + 1, self.run + 1
         else:
             self._left = (place, at)
@@ -132,6 +154,6 @@ class Copy:
             for skipped in sorted(range(most + 1), key=lambda skipped: abs(skipped - count)):
                 if list(source[place + skipped : place + skipped + SURE]) == last:
                     if count and 0 < skipped <= LONGEST_KEY:
-                        self._replaced[tuple(source[place : place + skipped])] = tuple(tokens[begun : begun + count])
+                        self._learn(tuple(source[place : place + skipped]), tuple(tokens[begun : begun + count]))
                     self._place, self._left = place + skipped + SURE, None
                     return

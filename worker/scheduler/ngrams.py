@@ -107,7 +107,8 @@ class NgramDrafter:
         """texts: the texts of the sequence's scope; None: drafts are taken from the sequence alone."""
         self._indexes = [NgramIndex(length) for length in NGRAM_LENGTHS]
         self._texts = texts
-        self._copy, self._copied, self._parted = Copy(), self._indexes[0].long, Acceptance()
+        self._copy = Copy(None if texts is None else texts.replacements)
+        self._copied, self._parted = self._indexes[0].long, Acceptance()
         self._of_texts = {LONGEST: Acceptance(INITIAL_LONG_ACCEPTANCE)}  # by the length of the match; others: `_short`
         self._short = Acceptance()
         self._last: Acceptance = self._indexes[0].short  # of the matches like that of the last proposal

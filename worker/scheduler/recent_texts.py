@@ -69,13 +69,16 @@ class RecentTexts:
 
     ids: the tokens of the texts, one after another, C int32; beyond the last text, zeros or the oldest texts. Growth
         replaces the array, so a reader may keep it.
+    replacements: what copies had in place of some tokens (copies.py), at most MOST_LEARNED
     """
 
     def __init__(self) -> None:
+        self.replacements: dict[Ids, Ids] = {}
         self.clear()
 
     def clear(self) -> None:
         self._allocate(0)
+        self.replacements.clear()
 
     @property
     def capacity(self) -> int:

@@ -2,8 +2,12 @@
 
 import random
 
+import pytest
+
+from worker.scheduler import copies
 from worker.scheduler.copies import MOST_REPLACED, Copy
 from worker.scheduler.ngrams import NgramDrafter
+from worker.scheduler.recent_texts import RecentTexts
 
 FREE = 0.0
 END, QUOTE = 500, 501  # ids of a line's end and of a quotation mark
@@ -107,3 +111,34 @@ def test_copy_is_followed_with_random_edits_without_an_error() -> None:
             answer[at : at + draw.randrange(12)] = [draw.randrange(100, 400) for _ in range(draw.randrange(12))]
         steps, _ = accepted(text, answer, NgramDrafter())
         assert steps <= len(answer)
+
+
+def test_later_copies_of_a_scope_use_what_an_earlier_one_has_replaced() -> None:
+    learned = {(1,): (51,), (2,): (52, 53), (3, 4): (54,)}
+    text = [10, 1, 11, 12, 2, 13, 3, 4, 14]
+    copy, tokens = Copy(learned), [0]
+    copy.begin(tokens, 0, 8, text)
+    tokens += [10]
+    copy.follow(tokens)
+    assert copy.ahead(tokens, 3) == (1, 11, 12), "the copy may be one of another kind"
+    tokens += [51, 11, 12]
+    copy.follow(tokens)
+    assert copy.ahead(tokens, 5) == (52, 53, 13, 54, 14), "it is of the same kind"
+    tokens += [2, 13]
+    copy.follow(tokens)
+    assert (2,) not in learned and copy.ahead(tokens, 2) == (54, 14)
+
+
+def test_replacements_of_a_scope_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "MOST_LEARNED", 3)
+    learned: dict[tuple[int, ...], tuple[int, ...]] = {}
+    text = [*range(100, 160)]
+    copy, tokens = Copy(learned), [0]
+    copy.begin(tokens, 0, 8, text)
+    tokens += [id if id % 5 else id + 500 for id in text]
+    copy.follow(tokens)
+    assert len(learned) == 3 and (150,) in learned and (105,) not in learned
+    texts = RecentTexts()
+    texts.replacements[1,] = (2,)
+    texts.clear()
+    assert not texts.replacements
