@@ -57,6 +57,8 @@ def _parser() -> Parser:
     add("--scale", type=positive_float, default=1.0, help="multiplies all lengths [default %(default)s]")
     add("--tool-choice", choices=("auto", "required", "named"), default="auto",
         help="of turns that ask for a call; small models rarely call by themselves [default %(default)s]")  # fmt: skip
+    add("--long-edits", action="store_true",
+        help="write_file demands a content as long as the file: small models break edits off after a line")  # fmt: skip
     add("--root", type=Path, default=cache_folder() / "peers", help="folder in which other servers are installed")
     add("--json", type=new_file, metavar="FILE", help="write the figures of all turns")
     return parser
@@ -64,7 +66,7 @@ def _parser() -> Parser:
 
 def _sessions(args: Namespace) -> Iterator[tuple[str, list[Turned]]]:
     """Yields each server's name and turns. Raises BenchError."""
-    told = script(args.scale)
+    told = script(args.scale, long_edits=args.long_edits)
     for name, server in _servers(args):
         print(f"{name}:", file=sys.stderr)
         with server as target:

@@ -6,15 +6,16 @@ the model's own.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench.agent.world import World, prose, source
+from bench.agent.world import TOOLS, World, prose, source
 
 EDITED = "src/stock.py"
 SYSTEM_WORDS = 2590  # 3,000 tokens
-EDITED_LINES, OTHER_LINES, DESIGN_WORDS = 300, 225, 1000  # files of 8,000 tokens in all
+EDITED_LINES, OTHER_LINES, DESIGN_WORDS = 300, 150, 600  # with the file that is read twice, 8,000 tokens
 CALL_TOKENS, ANSWER_TOKENS, EDIT_TOKENS = 200, 150, 4000
+MOST_OF_FILE = 0.8  # of the edited file's characters, with `long_edits`
 LEAST = 12  # lines of a file, at any scale
 
 RULES = """You are a coding agent. You work in a project of Python files with the tools that you are given. Call a \
@@ -54,15 +55,23 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A whole session. world: returns the project as it is at the beginning."""
+    """A whole session.
+
+    world: returns the project as it is at the beginning. tools: what each request offers
+    """
 
     system: str
     turns: tuple[Turn, ...]
     world: Callable[[], World]
+    tools: list[dict[str, Any]]
 
 
-def script(scale: float = 1.0) -> Script:
-    """Returns the session. scale: multiplies all lengths; a small one is for trying things out"""
+def script(scale: float = 1.0, *, long_edits: bool = False) -> Script:
+    """Returns the session.
+
+    scale: multiplies all lengths; a small one is for trying things out. long_edits: whether the schema of write_file
+    demands a content nearly as long as the edited file, because small models break an edit off after a line
+    """
 
     def scaled(count: int, least: int = 1) -> int:
         return max(least, round(count * scale))
@@ -92,11 +101,18 @@ def script(scale: float = 1.0) -> Script:
         Turn("read a file", "Read lines 1 to 20 of src/routes.py.", call, ("src/routes.py",), tool="read_file"),
         Turn("explain the design", "What does the design say about errors? Answer in three sentences.", answer,
              ("docs/design.md",)),
-        Turn("edit by text", f"In {EDITED} as it was read at first, rename the variable `total` to `amount` "
-             "everywhere. Reply with the whole file in one code block, without a call.", edit,
+        Turn("edit by text", f"In {EDITED}, rename the variable `total` to `amount` everywhere. Reply with the whole "
+             "file in one code block, without a call.", edit, (EDITED,),
              edited=lambda text: text.replace("total", "amount")),
         Turn("show a difference", f"Show what has changed in {EDITED} since the last commit.", call, tool="git_diff"),
         Turn("commit", "Commit the changes with a message of one sentence.", call, tool="git_commit"),
         Turn("report", "Report what was done, as JSON.", call, more={"response_format": RESPONSE_FORMAT}),
     )  # fmt: skip
-    return Script(RULES + prose("rules", scaled(SYSTEM_WORDS)), turns, project)
+    tools = [tool.declared for tool in TOOLS.values()]
+    if long_edits:
+        write = TOOLS["write_file"]
+        content = write.parameters["properties"]["content"]
+        least = {"content": content | {"minLength": round(MOST_OF_FILE * len(project().files[EDITED]))}}
+        longer = replace(write, parameters=write.parameters | {"properties": write.parameters["properties"] | least})
+        tools = [longer.declared if tool is write else tool.declared for tool in TOOLS.values()]
+    return Script(RULES + prose("rules", scaled(SYSTEM_WORDS)), turns, project, tools)

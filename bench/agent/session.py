@@ -15,7 +15,7 @@ from math import nan
 from typing import Any
 
 from bench.agent.script import EDITED, REPORT, Script, Turn
-from bench.agent.world import TOOLS, Call, World, problem
+from bench.agent.world import Call, World, problem
 from bench.client.load_client import Target
 from bench.client.server import BenchError
 
@@ -73,16 +73,16 @@ def run(
     for models that rarely call by themselves.
     """
     world, results = script.world(), list[Turned]()
-    original = world.files[EDITED]
     history: list[Message] = [{"role": "system", "content": script.system}]
     for number, turn in enumerate(script.turns):
         for at, path in enumerate(turn.reads):
             history += _read(f"script_{number}_{at}", path, world)
         history.append({"role": "user", "content": turn.asked})
-        answer = ask(target, _request(turn, history, tool_choice))
+        before = world.files.get(EDITED, "")
+        answer = ask(target, _request(turn, history, tool_choice) | {"tools": script.tools})
         turned = Turned(turn, answer)
         history += _executed(turned, number, world)
-        turned.kept = _kept(turned, world, original)
+        turned.kept = _kept(turned, world, before)
         results.append(turned)
         on_turn(turned)
     return results
@@ -91,9 +91,9 @@ def run(
 def _request(turn: Turn, history: list[Message], tool_choice: str) -> dict[str, Any]:
     named = {"type": "function", "function": {"name": turn.tool}}
     asked = named if tool_choice == "named" else tool_choice
-    choice = asked if turn.tool else "none" if turn.more else "auto"
+    choice = asked if turn.tool else "auto"
     return {
-        "messages": history, "tools": [tool.declared for tool in TOOLS.values()], "tool_choice": choice,
+        "messages": history, "tool_choice": choice,
         "max_tokens": turn.most_tokens, "temperature": 0, "seed": 1, **turn.more,
     }  # fmt: skip
 
@@ -141,12 +141,12 @@ def _result(id: str, text: str) -> Message:
     return {"role": "tool", "tool_call_id": id, "content": text}
 
 
-def _kept(turned: Turned, world: World, original: str) -> bool | None:
+def _kept(turned: Turned, world: World, before: str) -> bool | None:
     turn, answer = turned.turn, turned.answer
     if turn.edited is not None:
         block = BLOCK.search(answer.text)
         written = world.files.get(EDITED, "") if turn.tool else block[1] if block else ""
-        return written.strip() == turn.edited(original).strip()
+        return written.strip() == turn.edited(before).strip()
     if turn.tool:
         return turned.valid > 0 and any(call.name == turn.tool for call in answer.calls)
     if turn.more:

@@ -51,6 +51,7 @@ def session(reply: Callable[[dict[str, Any]], Reply], **usage: Any) -> tuple[lis
 def perfect(body: dict[str, Any]) -> Reply:
     """Answers every turn as it is asked."""
     asked, files = body["messages"][-1]["content"], SCRIPT.world().files
+    renamed = files[EDITED].replace("entries", "records")
     if body.get("response_format"):
         return saying('{"summary": "s", "changed_files": [], "tests_passed": true, "risk": "none"}')
     for word, name, arguments in (
@@ -69,7 +70,7 @@ def perfect(body: dict[str, Any]) -> Reply:
         if word in asked:
             return calling(name, json.dumps(arguments))
     if "in one code block" in asked:
-        return saying(f"Here:\n```python\n{files[EDITED].replace('total', 'amount')}```\n")
+        return saying(f"Here:\n```python\n{renamed.replace('total', 'amount')}```\n")
     return saying("It counts things.")
 
 

@@ -106,5 +106,10 @@ def test_script_has_twelve_turns_two_edits_and_one_schema_and_scales() -> None:
     assert len(files[EDITED].splitlines()) == EDITED_LINES
     assert all(turn.edited is None or turn.edited(files[EDITED]) != files[EDITED] for turn in told.turns)
     assert all(path in files for turn in told.turns for path in turn.reads)
+    long = [tool["function"] for tool in script(long_edits=True).tools]
+    (write,) = (tool for tool in long if tool["name"] == "write_file")
+    assert write["parameters"]["properties"]["content"]["minLength"] > len(files[EDITED]) / 2
+    assert [tool["name"] for tool in long] == [tool["function"]["name"] for tool in told.tools] == [*TOOLS]
+    assert told.tools == script().tools, "the tools themselves do not change"
     small = script(0.1)
     assert len(small.system) < len(told.system) / 5 and len(small.turns) == 12
