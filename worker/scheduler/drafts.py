@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 from worker.scheduler.host_budget import STEP_S, decodes_host_s
 from worker.scheduler.ngrams import LEARNING_RATE, Acceptance, NgramDrafter
 from worker.scheduler.policy import SchedulerConfig
-from worker.scheduler.recent_texts import ScopedTexts
+from worker.scheduler.recent_texts import Scope, ScopedTexts
 from worker.scheduler.sequence import TILE, Chunk, Constraint, Ids, Prediction, Sequence
 from worker.scheduler.step_time import RowCosts
 
@@ -127,7 +127,7 @@ class Speculation:
         """Forgets the drafter of a sequence that has ended, and keeps the sequence's text for later ones."""
         self.drafters.pop(sequence, None)
         if self.texts is not None and sequence.output_len and sequence.check is None:
-            self.texts.add(sequence.prefix.salt, sequence.tokens)
+            self.texts.add(_scope(sequence), sequence.tokens)
         if self.proposer is not None:
             self.proposer.forget(sequence)
 
@@ -181,7 +181,7 @@ class Speculation:
         return drafter
 
     def _new_drafter(self, sequence: Sequence) -> Drafter:
-        text = NgramDrafter(None if self.texts is None else self.texts.of(sequence.prefix.salt))
+        text = NgramDrafter(None if self.texts is None else self.texts.of(_scope(sequence)))
         if sequence.prediction is not None:
             return PredictedDrafter(sequence.prediction, sequence.prompt_len, text)
         if self.proposer is None:
@@ -209,6 +209,10 @@ class Speculation:
         if checkpoint:
             most = min(most, checkpoint - length)
         return min(most, sequence.room - length, tokens)
+
+
+def _scope(sequence: Sequence) -> Scope:
+    return sequence.turn.tenant, sequence.prefix.salt
 
 
 def _may_draft(sequence: Sequence) -> bool:

@@ -155,7 +155,7 @@ class NgramDrafter:
         copy.follow(tokens)
         if copy.run >= LONG_MATCH:
             yield self._parted if copy.parted else self._copied, partial(self._of_copy, tokens, ahead)
-        later = []
+        later = list[Guess]()
         for index in self._indexes:
             position = index.find(tokens, ahead)
             if position is not None:

@@ -3,10 +3,11 @@
 An agent sends a file that an earlier request has edited, or asks a question that was answered before. What follows the
 same tokens there is a good guess, also where the sequence's own text has no such tokens.
 
-A scope is the identity under which requests share cached prefixes (shared/prefix_identity.py): tenant, `cache_salt` and
-adapter. Each scope has arrays of its own, which its own texts alone fill and overwrite. A text is therefore never
-guessed from one of another scope, and the speed of an answer tells nothing about such a text. What scopes do share is
-the bound on the memory: the scope that was used longest ago is forgotten first.
+A scope is the tenant of a request, and the identity under which requests share cached prefixes (`cache_salt`, adapter;
+shared/prefix_identity.py). Tenants may share cached prefixes, which tell of a text only to those who have its whole
+beginning. They never share texts here, where few tokens find what follows, and the speed of an answer shows it. Each
+scope has arrays of its own, which its own texts alone fill and overwrite. What scopes do share is the bound on the
+memory: the scope that was used longest ago is forgotten first.
 
 A session repeats its prefix in every request. Only what the index does not have yet is added.
 """
@@ -32,15 +33,16 @@ _FACTOR = 0x9E3779B97F4A7C15  # of the hash of n-grams: 2^64 / golden ratio, whi
 _MASK = (1 << 64) - 1
 
 Ids = tuple[int, ...]
+Scope = tuple[str, str]  # the tenant, and the text of the PrefixIdentity
 
 
 class ScopedTexts:
     """The texts of all scopes: at most ALL_TOKENS tokens, with BYTES_PER_TOKEN each."""
 
     def __init__(self) -> None:
-        self._scopes: OrderedDict[str, RecentTexts] = OrderedDict()  # the scope used longest ago is first
+        self._scopes: OrderedDict[Scope, RecentTexts] = OrderedDict()  # the scope used longest ago is first
 
-    def of(self, scope: str) -> "RecentTexts":
+    def of(self, scope: Scope) -> "RecentTexts":
         """Returns the texts of a scope. The object stays the scope's until the scope is forgotten; then it is empty."""
         texts = self._scopes.get(scope)
         if texts is None:
@@ -50,7 +52,7 @@ class ScopedTexts:
             self._forget_oldest()
         return texts
 
-    def add(self, scope: str, tokens: list[int]) -> None:
+    def add(self, scope: Scope, tokens: list[int]) -> None:
         """Adds the text of a sequence that has ended."""
         self.of(scope).add(tokens)
         while len(self._scopes) > 1 and sum([texts.capacity for texts in self._scopes.values()]) > ALL_TOKENS:
@@ -74,7 +76,8 @@ class RecentTexts:
 
     def __init__(self) -> None:
         self.replacements: dict[Ids, Ids] = {}
-        self.clear()
+        self._end = 0  # the place after the text that was added last
+        self._allocate(0)
 
     def clear(self) -> None:
         self._allocate(0)
@@ -145,7 +148,7 @@ class RecentTexts:
         self._view = np.frombuffer(self.ids, np.int32) if capacity else np.zeros(0, np.int32)
         self._tables = {length: np.zeros(2 * capacity, np.int32) for length in GRAM_LENGTHS}  # slot → place after it
         self._shift = 64 - (2 * capacity).bit_length() + 1
-        self._end = 0  # the place after the text that was added last
+        self._end = 0
 
     def _index(self, begin: int, end: int) -> None:
         """Notes the n-grams within ids[begin:end]. Where several have the same slot, the last one keeps it."""

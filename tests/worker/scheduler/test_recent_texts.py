@@ -67,20 +67,20 @@ def test_texts_grow_and_then_overwrite_the_oldest(monkeypatch: pytest.MonkeyPatc
 
 def test_scopes_share_no_text_and_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     scopes, text = ScopedTexts(), words(1, 100)
-    scopes.add("a", text)
-    assert scopes.of("b").find(text[:50]) is None and scopes.of("a").find(text[:50])
-    before = scopes.of("a").ids.tobytes()
-    scopes.add("b", words(2, 900))
-    assert scopes.of("a").ids.tobytes() == before, "another scope's texts change nothing here"
+    scopes.add(("a", ""), text)
+    assert scopes.of(("b", "")).find(text[:50]) is None and scopes.of(("a", "")).find(text[:50])
+    before = scopes.of(("a", "")).ids.tobytes()
+    scopes.add(("b", ""), words(2, 900))
+    assert scopes.of(("a", "")).ids.tobytes() == before, "another scope's texts change nothing here"
     monkeypatch.setattr(recent_texts, "ALL_TOKENS", 8192)
-    held = scopes.of("a")
+    held = scopes.of(("a", ""))
     for name in range(20):
-        scopes.add(f"scope {name}", words(name, 900))
+        scopes.add((f"scope {name}", ""), words(name, 900))
     assert sum(one.capacity for one in scopes._scopes.values()) <= 8192
     assert not held.ids and held.find(text[:50]) is None, "a forgotten scope's texts are gone for those who hold it"
     monkeypatch.setattr(recent_texts, "MOST_SCOPES", 3)
     for name in range(6):
-        scopes.of(f"empty {name}")
+        scopes.of(("empty", str(name)))
     assert len(scopes._scopes) == 3
 
 
@@ -116,8 +116,8 @@ class Repeats(Rig):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"pages": 65, "page_size": 32, "max_draft_tokens": 7, "max_seq_len": 256, **settings})
 
-    def accepted(self, prompt: list[int], salt: str) -> int:
-        sequence = self.submit(prompt, 60, ignore_eos=True, cache_salt=salt)
+    def accepted(self, prompt: list[int], salt: str = "", tenant: str = "") -> int:
+        sequence = self.submit(prompt, 60, ignore_eos=True, cache_salt=salt, tenant=tenant)
         tokens = reference(sequence, self.config)[0]
         while self.scheduler.has_work:
             self.step()
@@ -125,25 +125,27 @@ class Repeats(Rig):
         return sequence.history.accepted
 
 
-def test_answer_that_was_given_before_is_drafted_for_the_same_scope_only() -> None:
+@pytest.mark.parametrize(
+    "scopes", [({"tenant": "a"}, {"tenant": "b"}), ({"salt": "a"}, {"salt": "b"}), ({"tenant": "a"}, {"salt": "a"})]
+)
+def test_answer_that_was_given_before_is_drafted_for_the_same_scope_only(scopes: tuple[dict[str, str], ...]) -> None:
     rig, prompt = Repeats(), words(1, 40)
-    first = rig.accepted(prompt, "tenant a")
-    other = rig.accepted(prompt, "tenant b")
-    again = rig.accepted(prompt, "tenant a")
-    assert again > max(first, 20)
-    fresh = Repeats()
-    assert fresh.accepted(prompt, "tenant b") == other, "what tenant a asked before leaves no trace"
+    one, other = scopes
+    first = rig.accepted(prompt, **one)
+    others = rig.accepted(prompt, **other)
+    assert rig.accepted(prompt, **one) > max(first, 20)
+    assert Repeats().accepted(prompt, **other) == others, "what another scope was answered leaves no trace"
 
 
 @pytest.mark.parametrize("settings", [{"prefix_cache": False}, {"max_draft_tokens": 0}])
 def test_nothing_is_kept_without_a_prefix_cache_or_drafts(settings: dict[str, Any]) -> None:
     rig, prompt = Repeats(**settings), words(1, 40)
-    assert rig.accepted(prompt, "") == rig.accepted(prompt, "")
+    assert rig.accepted(prompt) == rig.accepted(prompt)
     assert rig.scheduler.speculation is None or rig.scheduler.speculation.texts is None
 
 
 def test_reset_of_the_prefix_cache_forgets_the_texts() -> None:
     rig, prompt = Repeats(), words(1, 40)
-    first = rig.accepted(prompt, "")
+    first = rig.accepted(prompt)
     rig.scheduler.reset_prefix_cache(1)
-    assert rig.accepted(prompt, "") == first
+    assert rig.accepted(prompt) == first
