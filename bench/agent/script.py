@@ -16,6 +16,7 @@ SYSTEM_WORDS = 2590  # 3,000 tokens
 EDITED_LINES, OTHER_LINES, DESIGN_WORDS = 300, 150, 600  # with the file that is read twice, 8,000 tokens
 CALL_TOKENS, ANSWER_TOKENS, EDIT_TOKENS = 200, 150, 4000
 MOST_OF_FILE = 0.8  # of the edited file's characters, with `long_edits`
+SMALL = 0.1
 LEAST = 12  # lines of a file, at any scale
 
 RULES = """You are a coding agent. You work in a project of Python files with the tools that you are given. Call a \
@@ -69,7 +70,8 @@ class Script:
 def script(scale: float = 1.0, *, long_edits: bool = False) -> Script:
     """Returns the session.
 
-    scale: multiplies all lengths; a small one is for trying things out. long_edits: whether the schema of write_file
+    scale: multiplies all lengths. A small one is for trying things out: below SMALL, only the tools that turns ask for
+    are offered. long_edits: whether the schema of write_file
     demands a content nearly as long as the edited file, because small models break an edit off after a line
     """
 
@@ -108,11 +110,13 @@ def script(scale: float = 1.0, *, long_edits: bool = False) -> Script:
         Turn("commit", "Commit the changes with a message of one sentence.", call, tool="git_commit"),
         Turn("report", "Report what was done, as JSON.", call, more={"response_format": RESPONSE_FORMAT}),
     )  # fmt: skip
-    tools = [tool.declared for tool in TOOLS.values()]
+    asked = {turn.tool for turn in turns}
+    offered = [tool for tool in TOOLS.values() if scale >= SMALL or tool.name in asked]
+    tools = [tool.declared for tool in offered]
     if long_edits:
         write = TOOLS["write_file"]
         content = write.parameters["properties"]["content"]
         least = {"content": content | {"minLength": round(MOST_OF_FILE * len(project().files[EDITED]))}}
         longer = replace(write, parameters=write.parameters | {"properties": write.parameters["properties"] | least})
-        tools = [longer.declared if tool is write else tool.declared for tool in TOOLS.values()]
+        tools = [longer.declared if tool is write else tool.declared for tool in offered]
     return Script(RULES + prose("rules", scaled(SYSTEM_WORDS)), turns, project, tools)

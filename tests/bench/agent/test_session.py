@@ -81,7 +81,7 @@ def test_perfect_answers_are_all_as_asked() -> None:
     assert sum(turned.valid for turned in turns) == 7 and not any(turned.invalid for turned in turns)
     assert all(turned.answer.computed == 40 and turned.answer.tokens == 7 for turned in turns)
     assert all(0 < turned.answer.first <= turned.answer.last for turned in turns)
-    assert len(bodies) == 12 and all(body["temperature"] == 0 and len(body["tools"]) == 20 for body in bodies)
+    assert len(bodies) == 12 and all(body["temperature"] == 0 and len(body["tools"]) == 7 for body in bodies)
     for before, after in pairwise(bodies):
         assert after["messages"][: len(before["messages"])] == before["messages"], "the history only grows"
     last = bodies[-1]["messages"]

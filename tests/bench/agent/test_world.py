@@ -111,5 +111,6 @@ def test_script_has_twelve_turns_two_edits_and_one_schema_and_scales() -> None:
     assert write["parameters"]["properties"]["content"]["minLength"] > len(files[EDITED]) / 2
     assert [tool["name"] for tool in long] == [tool["function"]["name"] for tool in told.tools] == [*TOOLS]
     assert told.tools == script().tools, "the tools themselves do not change"
-    small = script(0.1)
+    small = script(0.05)
+    assert {tool["function"]["name"] for tool in small.tools} == {turn.tool for turn in small.turns if turn.tool}
     assert len(small.system) < len(told.system) / 5 and len(small.turns) == 12
