@@ -6,8 +6,8 @@ place in the copied text is kept: where the copy departs from it, the next token
 by what, and from then on the same tokens are expected to be replaced in the same way.
 
 Only tokens are compared, so no escape is known beforehand, and each can be learned, with any tokenizer. What one copy
-has learned is kept for later ones of the same scope (recent_texts.py). They use it once they have replaced something in
-the same way, for which the end of the first line is usually enough.
+has learned is kept for later ones of the same scope (worker/kv_cache/recent_texts.py). They use it once they have
+replaced something in the same way, for which the end of the first line is usually enough.
 """
 
 from collections.abc import Sequence as Seq

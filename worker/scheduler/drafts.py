@@ -23,10 +23,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol
 
+from worker.kv_cache.recent_texts import Scope, ScopedTexts
 from worker.scheduler.host_budget import STEP_S, decodes_host_s
 from worker.scheduler.ngrams import LEARNING_RATE, Acceptance, NgramDrafter
 from worker.scheduler.policy import SchedulerConfig
-from worker.scheduler.recent_texts import Scope, ScopedTexts
 from worker.scheduler.sequence import TILE, Chunk, Constraint, Ids, Prediction, Sequence
 from worker.scheduler.step_time import RowCosts
 

@@ -1,16 +1,16 @@
 """Drafts from texts: the tokens that followed when the last few tokens occurred before.
 
-They are taken from the text of the sequence, and from texts of earlier requests of its scope (recent_texts.py). A text
-that is copied is followed where the copy differs from it (copies.py). How often each kind of guess is right decides how
-many drafts are worth their rows.
+They are taken from the text of the sequence, and from texts of earlier requests of its scope
+(worker/kv_cache/recent_texts.py). A text that is copied is followed where the copy differs from it (copies.py). How
+often each kind of guess is right decides how many drafts are worth their rows.
 """
 
 from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from worker.kv_cache.recent_texts import LONGEST, RecentTexts
 from worker.scheduler.copies import Copy
-from worker.scheduler.recent_texts import LONGEST, RecentTexts
 from worker.scheduler.sequence import Ids
 
 NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order

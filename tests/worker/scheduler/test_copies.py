@@ -4,10 +4,10 @@ import random
 
 import pytest
 
+from worker.kv_cache.recent_texts import RecentTexts
 from worker.scheduler import copies
 from worker.scheduler.copies import MOST_REPLACED, Copy
 from worker.scheduler.ngrams import NgramDrafter
-from worker.scheduler.recent_texts import RecentTexts
 
 FREE = 0.0
 END, QUOTE = 500, 501  # ids of a line's end and of a quotation mark

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.worker.scheduler.harness import Rig, reference
-from worker.scheduler import recent_texts
+from worker.kv_cache import recent_texts
+from worker.kv_cache.recent_texts import GRAM_LENGTHS, LONGEST, SCOPE_TOKENS, RecentTexts, ScopedTexts
 from worker.scheduler.ngrams import NgramDrafter
-from worker.scheduler.recent_texts import GRAM_LENGTHS, LONGEST, SCOPE_TOKENS, RecentTexts, ScopedTexts
 
 FREE = 0.0
 

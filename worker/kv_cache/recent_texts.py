@@ -71,7 +71,7 @@ class RecentTexts:
 
     ids: the tokens of the texts, one after another, C int32; beyond the last text, zeros or the oldest texts. Growth
         replaces the array, so a reader may keep it.
-    replacements: what copies had in place of some tokens (copies.py), at most MOST_LEARNED
+    replacements: what copies had in place of some tokens (worker/scheduler/copies.py), at most MOST_LEARNED
     """
 
     def __init__(self) -> None:
