@@ -119,7 +119,7 @@ def _summary(turns: list[Turned], first: list[Turned]) -> dict[str, str]:
     return {
         "wall clock, s": number(sum(one["wall"] for one in told if not isnan(one["wall"]))),
         "prompt tokens": number(sum(one["depth"] for one in told)),
-        "prompt tokens computed": number(sum(one["computed"] for one in told)),
+        "prompt tokens computed": number(sum(one["computed"] for one in told if not one["error"])),
         "first tokens together, s": number(sum(one["ttft"] for one in told if not isnan(one["ttft"]))),
         "tokens written": number(sum(one["tokens"] for one in told)),
         "decode, tokens/s": number(sum(one["tokens"] - 1 for one in decoding) / seconds if seconds else nan),

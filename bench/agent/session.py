@@ -93,7 +93,7 @@ def _request(turn: Turn, history: list[Message], tool_choice: str) -> dict[str, 
     asked = named if tool_choice == "named" else tool_choice
     choice = asked if turn.tool else "auto"
     return {
-        "messages": history, "tool_choice": choice,
+        "messages": history, "tool_choice": choice, "parallel_tool_calls": False,
         "max_tokens": turn.most_tokens, "temperature": 0, "seed": 1, **turn.more,
     }  # fmt: skip
 

@@ -122,6 +122,11 @@ def test_refused_requests_are_failed_turns() -> None:
     turns = asyncio.run(refused())
     assert len(turns) == 12 and all(turned.answer.error.startswith("400: ") for turned in turns)
     assert "failed requests" in report({"a": turns})
+    answered, _ = session(perfect, prompt_tokens_details={"cached_tokens": 60})
+    (line,) = (
+        line for line in report({"a": [*answered[:-1], turns[-1]]}).splitlines() if "prompt tokens computed" in line
+    )
+    assert line.split("|")[2].strip() == str(11 * 40), "what a refused request computed does not count"
 
 
 def test_server_that_is_not_there_is_an_error() -> None:
