@@ -43,7 +43,8 @@ from worker.engine.build import Engine, load_engine
 from worker.models.decoder import Decoder, Weights
 from worker.ops.linear.packed import pack_stacked
 from worker.quantization.methods import AS_STORED
-from worker.scheduler.drafts import MOST_DRAFTS, Drafter, Experience, NgramDrafter, WaitingDrafts
+from worker.scheduler.drafts import MOST_DRAFTS, Drafter, Experience, WaitingDrafts
+from worker.scheduler.ngrams import NgramDrafter
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import Ids, Sequence

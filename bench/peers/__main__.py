@@ -4,7 +4,7 @@ The first run installs each server into its own environment (gigabytes, and minu
 """
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from itertools import product
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from bench.checkpoints import ALL_SHAPES, cache_folder, checkpoint
 from bench.client.server import BenchError
 from bench.client.summary import aligned, number, to_json
-from bench.peers.catalog import PEERS, Peer, configured, in_weights
+from bench.peers.catalog import PEERS, Peer, configured, in_weights, with_context
 from bench.peers.llama_cpp import ANY_WEIGHTS, ISAS, WEIGHTS
-from bench.peers.scenarios import Figures, Prompts, Scenario, pooled, scenarios
+from bench.peers.scenarios import PROMPT, Figures, Prompts, Scenario, at_depth, pooled, scenarios
 from bench.peers.servers import PeerServer, install, started_peers
 from bench.peers.serving import compare_serving
 from shared.config.declaration import ConfigError
@@ -35,7 +35,7 @@ def main(words: list[str]) -> int:
         if args.serving:
             print(serving(peers, args.serving, args.root))
             return 0
-        selected = [SCENARIOS[name] for name in args.scenarios]
+        selected = [at_depth(depth) for depth in args.depth] or [SCENARIOS[name] for name in args.scenarios]
         cases = product(args.shape, args.weights, args.isa)
         figures = {", ".join(case): compare(case, peers, selected, args) for case in cases}
         if args.json:
@@ -64,6 +64,8 @@ def _parser() -> Parser:
         help="compare another Sluice with these flags; may be repeated, as --also='...'")  # fmt: skip
     add("--scenarios", type=comma_separated(SCENARIOS, every=SCENARIOS), default="all", metavar="NAME,...",
         help=f"scenarios to run, of {', '.join(SCENARIOS)} [default %(default)s]")  # fmt: skip
+    add("--depth", type=_depths, default="", metavar="N,...",
+        help="instead of --scenarios: decoding at these depths of context, such as 0,4k,16k,32k")  # fmt: skip
     add("--rounds", type=positive_int, default=3, metavar="N",
         help="how often each server runs each scenario [default %(default)s]")  # fmt: skip
     add("--quick", action="store_true", help="warm up with the first scenario only, and count one round")
@@ -77,6 +79,17 @@ def _parser() -> Parser:
 
 def _counts(text: str) -> list[int]:
     return [positive_int(word) for word in text.split(",")]
+
+
+def _depths(text: str) -> list[int]:
+    """Reads numbers of tokens; k stands for 1,024. Raises ArgumentTypeError."""
+    depths = []
+    for word in text.split(",") if text else ():
+        number, factor = (word[:-1], 1024) if word[-1:] in ("k", "K") else (word, 1)
+        if not number.isdecimal():
+            raise ArgumentTypeError(f"{word!r} is not a number of tokens, such as 4096 or 4k")
+        depths.append(int(number) * factor)
+    return depths
 
 
 def serving(peers: list[Peer], streams: list[int], root: Path) -> str:
@@ -96,6 +109,8 @@ def compare(case: tuple[str, str, str], peers: list[Peer], selected: list[Scenar
     root = args.root.absolute()
     folder = checkpoint(shape, args.models.absolute())
     peers = [in_weights(peer, weights, isa, args.safetensors) for peer in peers]
+    if args.depth:
+        peers = [with_context(peer, max(args.depth) + PROMPT) for peer in peers]
     for peer in peers:
         install(peer, root, folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

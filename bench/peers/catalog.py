@@ -120,6 +120,19 @@ PEERS = {
 }  # fmt: skip
 
 
+# Flags with which a peer serves contexts of so many tokens; of a flag that is given twice, the last value counts.
+CONTEXT: Mapping[str, Callable[[int], Command]] = {
+    "vllm": lambda tokens: ["--max-model-len", str(tokens), "--max-num-seqs", "1"],
+    "llama.cpp": lambda tokens: ["-c", str(tokens), "-np", "1"],
+}
+
+
+def with_context(peer: Peer, tokens: int) -> Peer:
+    """Returns a peer that serves a context of so many tokens, to one client. Sluice and transformers always do."""
+    flags = CONTEXT[peer.name](tokens) if peer.name in CONTEXT else []
+    return replace(peer, serve=lambda *where: [*peer.serve(*where), *flags]) if flags else peer
+
+
 def configured(flags: str) -> Peer:
     """Returns Sluice with more flags of `sluice serve`, as an additional peer. Its name and log show the flags."""
     words = shlex.split(flags)

@@ -21,6 +21,7 @@ Figures = dict[str, float]
 PROMPT, NEW, LONG = 128, 64, 1024
 # Each further stream lengthens all outputs by this, so that no stream ends before the last prompt is computed.
 NEW_PER_STREAM = 4
+TEMPLATE = 8  # tokens that a server may add to a prompt
 ARRIVALS, EVERY_S, RUNNING = 6, 1.5, 4
 
 
@@ -92,6 +93,18 @@ def _concurrent(count: int) -> Scenario:
         }
 
     return Scenario(f"decode{count}", calls, figures)
+
+
+def at_depth(depth: int) -> Scenario:
+    """Returns the scenario of one stream whose context has `depth` tokens at its end, as K/V slows decoding down."""
+    prompt = max(PROMPT, depth - NEW - TEMPLATE)
+    name = f"decode at a depth of {depth or PROMPT}, tokens/s"
+
+    def figures(records: list[Record]) -> Figures:
+        seconds = records[0].per_token
+        return {name: 1 / seconds if seconds > 0 else nan}
+
+    return Scenario(f"depth {depth}", lambda prompts: [Call(0.0, prompts.text(prompt), NEW)], figures)
 
 
 def _arriving_calls(prompts: Prompts) -> list[Call]:

@@ -2,7 +2,8 @@
 
 Two servers, with and without drafts, are asked the same in turns, at temperature 0. Each request offers tools or asks
 for a schema, so that a grammar constrains its answer. The answers are compared; the speed is that of the tokens after
-the first one, as the server measures it (`timings`).
+the first one, as the server measures it (`timings`). Each request has a scope of its own (`cache_salt`), so that no
+draft comes from an earlier answer to the same question; bench/real/copied_files.py measures that.
 """
 
 import argparse
@@ -82,11 +83,11 @@ TASKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def ask(target: Target, task: dict[str, Any], new: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the choice that answers a task, and its timings."""
+def ask(target: Target, task: dict[str, Any], new: int, scope: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the choice that answers a task, and its timings. scope: requests with equal ones share texts and K/V"""
     body = {key: value for key, value in task.items() if key != "content"}
     body |= {"model": target.model, "max_tokens": new, "temperature": 0, "seed": 1, "timings": True,
-             "messages": [{"role": "user", "content": task["content"]}]}  # fmt: skip
+             "cache_salt": scope, "messages": [{"role": "user", "content": task["content"]}]}  # fmt: skip
     request = urllib.request.Request(
         f"{target.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -114,12 +115,12 @@ def main() -> None:
     print("|---|--:|--:|--:|--:|--:|")
     with served(args.model, ["--speculation", "off", *flags]) as off, served(args.model, flags) as on:
         for name, task in TASKS.items():
-            plain, _ = ask(off, task, args.new)
-            ask(on, task, args.new)
+            plain, _ = ask(off, task, args.new, "plain")
+            ask(on, task, args.new, "warm-up")
             ratios, speeds, timings = [], [], dict[str, Any]()
-            for _ in range(args.rounds):
-                without = ask(off, task, args.new)
-                choice, timings = ask(on, task, args.new)
+            for at in range(args.rounds):
+                without = ask(off, task, args.new, str(at))
+                choice, timings = ask(on, task, args.new, str(at))
                 assert without[0] == plain == choice, f"{name}: drafts change the answer"
                 speeds.append(speed(without[1]))
                 ratios.append(speed(timings) / speeds[-1])

@@ -63,7 +63,7 @@ WHY: Mapping[str, str] = {
     "multimodal_data": "pictures are in chats",
     "n_cmpl": "`n` does it",
     "n_probs": "`logprobs` does it",
-    "ngram_corpus_id": "drafts come from the request itself",
+    "ngram_corpus_id": "drafts come from the request itself and earlier ones of its scope",
     "normalize": _VECTORS,
     "personality": "a model here has no such setting",
     "penalize_newline": "penalties hold for line breaks as for all tokens",

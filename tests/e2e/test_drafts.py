@@ -89,6 +89,18 @@ def test_streams_with_drafts_have_one_event_per_token(both: tuple[Server, Server
     assert streams[0].done and streams[0].done["usage"]["completion_tokens"] == len(streams[0].ids)
 
 
+def test_answer_that_was_given_before_is_drafted_within_its_scope(both: tuple[Server, Server]) -> None:
+    def answered(server: Server, salt: str) -> tuple[str, int]:
+        body = {"model": "m", "prompt": STORY, "temperature": 1, "seed": 11, "max_tokens": 120, "ignore_eos": True}
+        told = server.client.post("/v1/completions", json=body | {"timings": True, "cache_salt": salt}).json()
+        return told["choices"][0]["text"], told["timings"]["accepted_draft_tokens"]
+
+    on, off = both
+    (text, first), (again, more), (other, apart) = (answered(on, salt) for salt in ("one", "one", "two"))
+    assert text == again == other == answered(off, "one")[0]
+    assert more > 60 and first < 60 and apart < 60
+
+
 def test_draft_model_changes_no_byte_also_when_its_worker_is_killed(demo: Server, tmp_path: Path) -> None:
     config = json.dumps({"method": "draft_model", "model": str(DEMO_MODEL), "num_speculative_tokens": 5})
     with serving("demo", tmp_path / "log", "--speculative-config", config, held=True) as on:

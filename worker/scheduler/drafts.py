@@ -23,7 +23,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol
 
+from worker.kv_cache.recent_texts import Scope, ScopedTexts
 from worker.scheduler.host_budget import STEP_S, decodes_host_s
+from worker.scheduler.ngrams import LEARNING_RATE, Acceptance, NgramDrafter
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.sequence import TILE, Chunk, Constraint, Ids, Prediction, Sequence
 from worker.scheduler.step_time import RowCosts
@@ -32,16 +34,9 @@ if TYPE_CHECKING:
     from worker.scheduler.recurrent_slots import States
 
 
-NGRAM_LENGTHS = (3, 1)  # how many last tokens must match, tried in this order
-LONG_MATCH = 8  # a text that repeats so many tokens is probably a copy, which goes on
 MOST_DRAFTS = TILE - 1  # per sequence and step: one row of the tile is for the token before the drafts
-INDEXED_PER_STEP = 1024  # at most this many tokens are indexed at once: a long prompt takes several steps
 # A draft must be worth this many times its cost, because the highest of many estimates is usually too high.
 MARGIN = 1.2
-INITIAL_ACCEPTANCE = 0.2  # the acceptance rate that is assumed before the first draft
-INITIAL_LONG_ACCEPTANCE = 0.7  # the same after LONG_MATCH equal tokens
-LEARNING_RATE = 1 / 8  # how far one accepted or rejected draft moves the acceptance rate
-RECOVERY_RATE = 1 / 2048  # how far a step without a worthwhile draft moves this rate back, to try drafts again
 
 
 class Drafter(Protocol):
@@ -74,6 +69,8 @@ class Speculation:
         self.drafted_at = [0] * MOST_DRAFTS  # counts of drafts by their index among the drafts of a chunk
         self.accepted_at = [0] * MOST_DRAFTS  # counts of accepted drafts by the same index
         self.drafters: dict[Sequence, Drafter] = {}  # the drafter of each sequence, until the sequence leaves
+        # Without a prefix cache, requests leave no trace in the speed of others; so they do here.
+        self.texts = ScopedTexts() if config.prefix_cache else None
         self._config = config
         self._rows = min(TILE, config.max_step_tokens)
 
@@ -127,8 +124,10 @@ class Speculation:
             self.drafters[sequence].stop()
 
     def forget(self, sequence: Sequence) -> None:
-        """Forgets the drafter of a sequence that has ended."""
+        """Forgets the drafter of a sequence that has ended, and keeps the sequence's text for later ones."""
         self.drafters.pop(sequence, None)
+        if self.texts is not None and sequence.output_len and sequence.check is None:
+            self.texts.add(_scope(sequence), sequence.tokens)
         if self.proposer is not None:
             self.proposer.forget(sequence)
 
@@ -182,13 +181,14 @@ class Speculation:
         return drafter
 
     def _new_drafter(self, sequence: Sequence) -> Drafter:
+        text = NgramDrafter(None if self.texts is None else self.texts.of(_scope(sequence)))
         if sequence.prediction is not None:
-            return PredictedDrafter(sequence.prediction, sequence.prompt_len)
+            return PredictedDrafter(sequence.prediction, sequence.prompt_len, text)
         if self.proposer is None:
-            return NgramDrafter()
+            return text
 
         self._experience = self._experience or Experience()
-        return WaitingDrafts(self._experience, NgramDrafter())
+        return WaitingDrafts(self._experience, text)
 
     def _repeats(self, chunk: Chunk) -> int:
         return 0 if self._states is None else chunk.length
@@ -209,6 +209,10 @@ class Speculation:
         if checkpoint:
             most = min(most, checkpoint - length)
         return min(most, sequence.room - length, tokens)
+
+
+def _scope(sequence: Sequence) -> Scope:
+    return sequence.turn.tenant, sequence.prefix.salt
 
 
 def _may_draft(sequence: Sequence) -> bool:
@@ -233,125 +237,6 @@ def _forced(constraint: Constraint, limit: int) -> tuple[Constraint, Ids]:
     return state, ids[:count]
 
 
-class NgramDrafter:
-    """Proposes drafts from the text of a sequence. The cost per step does not grow with the length of the sequence."""
-
-    def __init__(self) -> None:
-        self._indexes = [NgramIndex(length) for length in NGRAM_LENGTHS]
-        self._last: Acceptance = self._indexes[0].short  # of the matches like that of the last proposal
-
-    def propose(self, tokens: list[int], limit: int, cost: float, repeats: int = 0, ahead: Ids = ()) -> Ids:
-        return self.propose_above(0.0, tokens, limit, cost, repeats, ahead)
-
-    def propose_above(
-        self, least: float, tokens: list[int], limit: int, cost: float, repeats: int, ahead: Ids = ()
-    ) -> Ids:
-        """Returns the drafts that gain more than `least` tokens in a step (see Acceptance.gain), or () if none do."""
-        for index in self._indexes:
-            position = index.find(tokens, ahead)
-            if position is None:
-                index.watch(None)
-                continue
-            matches = index.matches(tokens, position, ahead)
-            count = matches.draft_length(limit, cost, repeats)
-            if count and matches.gain(count, cost) > least:
-                self._last = matches
-                following = tokens[position : position + count]
-                return tuple((following * count)[:count])  # if the text that follows is too short, it is repeated
-            index.watch((len(tokens) + len(ahead), position, matches))
-        return ()
-
-    def record(self, drafted: int, accepted: int) -> None:
-        self._last.record(accepted, rejected=accepted < drafted)
-
-    def stop(self) -> None:
-        self._indexes = []
-
-
-class Acceptance:
-    """Tracks how often drafts of one kind are accepted.
-
-    usual: the acceptance rate that steps without drafts slowly return to. first: the initial rate; None: `usual`.
-    """
-
-    def __init__(self, usual: float = INITIAL_ACCEPTANCE, first: float | None = None) -> None:
-        self.acceptance = usual if first is None else first
-        self._usual = usual
-
-    def draft_length(self, limit: int, cost: float, repeats: int = 0) -> int:
-        """Returns how many tokens to draft. A draft is worth it if the step then yields more tokens per second.
-
-        The cost of a draft is the cost of its row. Where a rejection repeats rows, it also includes the cost of the
-        repeated rows (the drafts before it, too), times the probability that this draft is the first rejected one.
-        """
-        count, probability = 0, self.acceptance
-        tokens = time = 1.0  # tokens and time of a step with the drafts so far, relative to a step without drafts
-        while count < limit:
-            first_rejected = probability * (1 / self.acceptance - 1) if repeats else 0.0
-            longer = cost * (1 + first_rejected * (repeats + count))
-            if (tokens + probability) / (time + longer) <= tokens / time:
-                break
-            count, tokens, time = count + 1, tokens + probability, time + longer
-            probability *= self.acceptance  # a draft is accepted only if all drafts before it are
-        if not count:
-            self.acceptance += (self._usual - self.acceptance) * RECOVERY_RATE
-        return count
-
-    def gain(self, count: int, cost: float) -> float:
-        """Returns how many tokens `count` drafts are expected to add to a step, less their cost."""
-        return sum([self.acceptance**at - cost for at in range(1, count + 1)])
-
-    def record(self, accepted: int, *, rejected: bool, rate: float = LEARNING_RATE) -> None:
-        for _ in range(accepted):
-            self.acceptance += (1 - self.acceptance) * rate
-        if rejected:
-            self.acceptance -= self.acceptance * rate
-
-
-class NgramIndex:
-    """Maps each n-gram of `length` tokens to the position after its last occurrence.
-
-    short, long: the acceptance of drafts after a match of fewer than LONG_MATCH tokens, and of at least as many
-    """
-
-    def __init__(self, length: int) -> None:
-        self.short, self.long = Acceptance(), Acceptance(INITIAL_LONG_ACCEPTANCE)
-        self._length = length
-        self._watched: tuple[int, int, Acceptance] | None = None  # what watch() noted last
-        self._next = length  # the next position to be indexed
-        self._after: dict[Ids, int] = {}  # n-gram → the position after it
-
-    def watch(self, guess: tuple[int, int, Acceptance] | None) -> None:
-        """Notes a guess that is not drafted: (place, position, matches), the token at `place` will equal that at
-        `position`, see matches().
-
-        find() later compares both tokens, which costs nothing. Drafts begin once enough such guesses were right.
-        """
-        self._watched = guess
-
-    def find(self, tokens: list[int], ahead: Ids = ()) -> int | None:
-        """Returns the position after the previous occurrence of the last n-gram of `tokens` and `ahead`, or None.
-
-        Between calls, `tokens` may only grow.
-        """
-        if self._watched is not None and self._watched[0] < len(tokens):
-            place, position, matches = self._watched
-            right = tokens[place] == tokens[position]
-            matches.record(int(right), rejected=not right)
-            self._watched = None
-        length = self._length
-        for position in range(self._next, min(len(tokens), self._next + INDEXED_PER_STEP)):
-            self._after[tuple(tokens[position - length : position])] = position
-            self._next = position + 1
-        return self._after.get((*tokens[-length:], *ahead)[-length:])
-
-    def matches(self, tokens: list[int], position: int, ahead: Ids = ()) -> Acceptance:
-        """Returns the acceptance of drafts after a match like this one. position: what find() returned"""
-        begin = position - LONG_MATCH
-        is_long = begin >= 0 and (*tokens[-LONG_MATCH:], *ahead)[-LONG_MATCH:] == tuple(tokens[begin:position])
-        return self.long if is_long else self.short
-
-
 # Drafts from a text that the client expects as the output (`prediction`), such as a file in which few words change.
 #
 # The drafter follows the output through the predicted text and proposes the tokens that come next there. Where the
@@ -365,11 +250,12 @@ LONGEST_MATCH, SHORTEST_MATCH = 4, 2  # numbers of last output tokens to look up
 class PredictedDrafter:
     """Proposes the next tokens of the predicted text. Implements Drafter."""
 
-    def __init__(self, prediction: Prediction, output: int) -> None:
-        """output: the index of the first output token in the sequence's tokens."""
+    def __init__(self, prediction: Prediction, output: int, other: Drafter | None = None) -> None:
+        """output: the index of the first output token in the sequence's tokens. other: proposes where the output has
+        left the predicted text."""
         self._prediction, self._ids = prediction, prediction.ids
         self._acceptance = Acceptance(EXPECTED_ACCEPTANCE)
-        self._other: Drafter = NgramDrafter()
+        self._other: Drafter = other or NgramDrafter()
         self._place: int | None = 0  # the index in the predicted text of the next output token; None: not known
         self._read = output  # tokens before this index have been matched already
         self._begin = output

@@ -109,8 +109,11 @@ class Scheduler:
         return min(opens, self._earliest_deadline)
 
     def reset_prefix_cache(self, nonce: int) -> None:
-        """Empties the prefix cache. The status then shows the nonce, so that the caller knows it is done."""
+        """Empties the prefix cache, and forgets the texts that drafts are taken from. The status then shows the nonce,
+        so that the caller knows it is done."""
         self.state.paging.clear_prefixes()
+        if self.speculation is not None and self.speculation.texts is not None:
+            self.speculation.texts.clear()
         self._prefix_cache_reset = nonce
 
     # Sequences come and go

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from bench.peers.catalog import PEERS, configured, in_weights
+from bench.peers.catalog import PEERS, configured, in_weights, with_context
 
 
 def test_configured_peer_is_sluice_with_more_flags() -> None:
@@ -40,3 +40,14 @@ def test_sluice_from_safetensors_quantizes_while_loading() -> None:
 
 def test_peers_that_read_no_gguf_stay_as_they_are() -> None:
     assert in_weights(PEERS["vllm"], "q4_0", "avx2", False) is PEERS["vllm"]
+
+
+def test_peers_serve_the_context_that_depths_need() -> None:
+    def words(name: str) -> list[str]:
+        return with_context(PEERS[name], 40_000).serve(Path("r"), Path("m"), 1)
+
+    assert words("llama.cpp")[-4:] == ["-c", "40000", "-np", "1"], (
+        "of a flag that is given twice, the last value counts"
+    )
+    assert words("vllm")[-4:] == ["--max-model-len", "40000", "--max-num-seqs", "1"]
+    assert with_context(PEERS["sluice"], 40_000) is PEERS["sluice"]

@@ -10,7 +10,7 @@ from shared.wire import pack_u32, unpack_u32
 from tests.wire.harness import VOCAB, Done, expected, next_id
 from tests.worker.engine.harness import ME, Bench, FakeRunner, submit
 from worker.model_runner.step import StepOutput
-from worker.scheduler.drafts import NgramDrafter
+from worker.scheduler.ngrams import NgramDrafter
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.sequence import Chunk, Ids, Plan
 

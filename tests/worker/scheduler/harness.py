@@ -17,7 +17,8 @@ from typing import Any
 from shared.messages import Outcome, Sampling
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.window import first_kept
-from worker.scheduler.drafts import Drafter, NgramDrafter
+from worker.scheduler.drafts import Drafter
+from worker.scheduler.ngrams import NgramDrafter
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import (

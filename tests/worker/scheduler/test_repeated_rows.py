@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.worker.scheduler.harness import OracleDrafter, Rig, reference, set_drafter
-from worker.scheduler.drafts import Acceptance
+from worker.scheduler.ngrams import Acceptance
 from worker.scheduler.sequence import TILE, Plan, Sequence, slots_of
 
 

@@ -7,8 +7,8 @@ import pytest
 from shared.messages import Outcome
 from shared.messages.requests import SamplerChain
 from tests.worker.scheduler.harness import EOS, OracleDrafter, Rig, Rule, chain, commit, next_id, reference, set_drafter
-from worker.scheduler.drafts import INDEXED_PER_STEP, NgramDrafter
 from worker.scheduler.host_budget import STEP_S, HostWork
+from worker.scheduler.ngrams import INDEXED_PER_STEP, NgramDrafter
 from worker.scheduler.sequence import TILE, Chunk, MirostatRecord, Plan, Sequence
 
 FREE = 0.0  # cost of a row at which every draft is worth computing

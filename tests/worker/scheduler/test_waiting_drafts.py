@@ -5,7 +5,8 @@ import random
 import pytest
 
 from tests.worker.scheduler.harness import VOCAB, Rig, Rule, reference
-from worker.scheduler.drafts import PROBE_EVERY, Experience, NgramDrafter, WaitingDrafts
+from worker.scheduler.drafts import PROBE_EVERY, Experience, WaitingDrafts
+from worker.scheduler.ngrams import NgramDrafter
 from worker.scheduler.sequence import Sequence
 
 LIMIT, COST = 7, 0.2

@@ -1,0 +1,1 @@
+"""A coding agent's session, the same for every server."""
