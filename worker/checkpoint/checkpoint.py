@@ -342,16 +342,21 @@ def weight_files(folder: Path) -> list[Path]:
 # `mlp.experts.0.gate_up_proj.weight_blocks` [N, K / 32, 16] for expert 0, and so on.
 
 # A name with a number after `experts` does not match: it belongs to a single expert.
-STACKED = re.compile(r"(.+\.experts)\.([a-z]\w*?)(?:_(bias|blocks|scales))?")
+STACKED = re.compile(r"(.+\.experts)\.([a-z]\w*?)(?:_(bias|blocks|scales|scale|input_scale))?")
 GRANITE = re.compile(r"(.+\.block_sparse_moe\.(?:in|out)put_linear)\.weight")
-KINDS = {None: "weight", "bias": "bias", "blocks": "weight_blocks", "scales": "weight_scales"}
+ONE_NUMBER = ("scale", "input_scale")  # kinds of which an expert has one number: the stored tensor is a vector
+KINDS = {
+    None: "weight", "bias": "bias", "blocks": "weight_blocks", "scales": "weight_scales",
+    **{kind: kind for kind in ONE_NUMBER},
+}  # fmt: skip
 MOST = 4096  # the most experts of a layer; a tensor with more keeps its own name and is refused later
 
 
 def names_of_experts(name: str, shape: tuple[int, ...]) -> list[str]:
     """Returns the names of the experts' tensors [...] inside a stored tensor [E, ...]; [] for any other tensor."""
     found, granite = STACKED.fullmatch(name), GRANITE.fullmatch(name)
-    if len(shape) < 2 or not 0 < shape[0] <= MOST:
+    dimensions = 1 if found is not None and found[3] in ONE_NUMBER else 2
+    if len(shape) < dimensions or not 0 < shape[0] <= MOST:
         return []
     if granite is not None:
         return [f"{granite[1]}.{expert}.weight" for expert in range(shape[0])]
