@@ -222,7 +222,7 @@ class Judge:
             name for name in self._sizes
             if name not in ignored and any(fnmatch(name, pattern) for pattern in CHECKPOINT_FILES)
         ]  # fmt: skip
-        small = ["config.json", "generation_config.json", "model.safetensors.index.json"]
+        small = ["config.json", "generation_config.json", "hf_quant_config.json", "model.safetensors.index.json"]
         texts = fetch(repository, small, revision=self.revision)
         with tempfile.TemporaryDirectory() as temporary:
             folder, beginnings = Path(temporary), Path(temporary) / "beginnings"

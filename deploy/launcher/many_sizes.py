@@ -44,6 +44,7 @@ GGUF_LAYOUTS = {
     "IQ2_XXS": (4, 32, 1, 4), "IQ1_M": (4, 16, 1, 4), "IQ1_S": (4, 32, 1, 4), "TQ2_0": (4, 64, 1, 2),
     "TQ1_0": (4, 64, 1, 2),
 }  # fmt: skip
+ONE_BYTE, SCALES = ("U8", "F8_E4M3"), ("_scale", "_scales")  # scales of NVFP4, MXFP4 and MXFP8
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 # parts of the names of layers' tensors that are not quantized
 NOT_QUANTIZED = ("norm", "conv", "router", "gate.weight", "embed", "vision", "visual")
@@ -67,6 +68,8 @@ class Kept:
         stored: its format in the file
         nbytes: its size in the file
         """
+        if stored in ONE_BYTE and name.endswith(SCALES) and not self.widens_codes:
+            return nbytes * SCALE_BYTES
         if stored not in STORED_BYTES:
             codes = nbytes * MOST_CODES.get(stored, 0) * FLAG_BYTES.get(self.dtype, 2)
             return max(nbytes, codes) if self.widens_codes else nbytes

@@ -28,6 +28,7 @@ from shared.weight_formats import folder_problem, other_format
 from worker.checkpoint.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+MODELOPT = "hf_quant_config.json"
 MAX_SHOWN = 100  # how many characters of a name in a file an error message repeats
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
@@ -120,7 +121,10 @@ def stored_bytes(folder: Path) -> int:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Reads config.json. Uses the end-of-text ids of generation_config.json if it has any: they are more accurate."""
+    """Reads config.json. Uses the end-of-text ids of generation_config.json if it has any: they are more accurate.
+
+    Old exports of modelopt have the quantization's settings in a file of their own.
+    """
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} is an adapter (LoRA), not a model: merge it into its base model first")
     config = _json(folder / "config.json")
@@ -129,6 +133,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         if ends is not None:
             inner = config.get("text_config")
             (inner if isinstance(inner, dict) else config)["eos_token_id"] = ends
+    if not config.get("quantization_config") and (folder / MODELOPT).exists():
+        config["quantization_config"] = {"quant_method": "modelopt", **_json(folder / MODELOPT)}
     return config
 
 

@@ -285,8 +285,7 @@ class GgufMethod:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Scales for quantizing activations, which keep their format."""
-        return (".input_scale",)
+        return ()
 
     def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> BlockWeight | None:
         if name not in tensors or tensors.format(name) in PLAIN:

@@ -85,6 +85,9 @@ def test_size_of_a_quantized_checkpoint_that_is_widened_is_never_too_small(
     codes = {"model.layers.0.up_proj.weight": torch.zeros(4, 16, dtype=torch.uint8)}
     save_file(codes, folder / "model.safetensors", {"format": "pt"})
     assert weights_bytes([folder / "model.safetensors"], Kept(dtype)) == 64
+    scales = {"model.layers.0.up_proj.weight_scale": torch.zeros(4, 2).to(torch.float8_e4m3fn)}
+    save_file(codes | scales, folder / "scaled.safetensors", {"format": "pt"})
+    assert weights_bytes([folder / "scaled.safetensors"], Kept(dtype)) == 64 + 8 * 4, "a scale takes up to four bytes"
     assert weights_bytes([folder / "model.safetensors"], Kept(dtype, "none")) == 64 * 2 * nbytes
 
 
