@@ -301,8 +301,9 @@ def read(settings: Mapping[str, Any]) -> GgufMethod:
     return GgufMethod(StoredQuantization(str(settings["kind"])), heads and msgspec.convert(heads, TiledHeads))
 
 
-# in the order of FORMATS in worker/ops/linear/csrc/unpack_blocks.c
+# in the order of FORMATS and of GRID_FORMATS in worker/ops/linear/csrc/unpack_blocks.c
 BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+GRID_FORMATS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 
 
 def unpack_blocks(
@@ -313,12 +314,16 @@ def unpack_blocks(
     name: the block format; blocks: how many blocks a row has
     Returns False, and does nothing, if the library does not know the format or is not available.
     """
-    if name not in BLOCK_FORMATS or rows.is_cuda or not kernels() or (found := library()) is None:
+    known = name in BLOCK_FORMATS or name in GRID_FORMATS
+    if not known or rows.is_cuda or not kernels() or (found := library()) is None:
         return False
     assert all(tensor is None or tensor.is_contiguous() for tensor in (rows, codes, scale, minimum))
-    found.unpack_blocks(
-        c_int(BLOCK_FORMATS.index(name)), c_void_p(rows.data_ptr()), c_long(len(rows)), c_long(blocks),
-        c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
-        c_void_p(None if minimum is None else minimum.data_ptr()), c_int(torch.get_num_threads()),
-    )  # fmt: skip
+    outputs = c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr())
+    sizes, threads = (c_void_p(rows.data_ptr()), c_long(len(rows)), c_long(blocks)), c_int(torch.get_num_threads())
+    if name in BLOCK_FORMATS:
+        at = c_void_p(None if minimum is None else minimum.data_ptr())
+        found.unpack_blocks(c_int(BLOCK_FORMATS.index(name)), *sizes, *outputs, at, threads)
+        return True
+    grid = gguf_grids.entries(name)
+    found.unpack_grids(c_int(GRID_FORMATS.index(name)), c_void_p(grid.data_ptr()), *sizes, *outputs, threads)
     return True

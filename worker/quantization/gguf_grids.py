@@ -9,6 +9,7 @@ All functions take the bytes of blocks as uint8 [n, bytes of a block] on any dev
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -40,17 +41,22 @@ def nibbles(stored: Tensor, width: int) -> Tensor:
 
 def _words(stored: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns little-endian words of bytes [n, m] as int32 [n, m / size]. Words of 16 bits are not negative."""
-    words = stored.contiguous().view(dtype).int()
+    words = stored.clone(memory_format=torch.contiguous_format).view(dtype).int()  # a copy begins at a whole word
     return words & 0xFFFF if dtype == torch.int16 else words
+
+
+@cache
+def entries(type: str) -> Tensor:
+    """Returns the entries of a grid, uint8 [count, 4 or 8]. type: the name of a block format with a grid"""
+    from shared.gguf.grids import grid
+
+    width, numbers = grid(type)
+    return torch.frombuffer(bytearray(numbers), dtype=torch.uint8).view(-1, width)
 
 
 def _entries(type: str, index: Tensor) -> Tensor:
     """Returns the entries [n, m * width] of a grid. index: the entries' indices [n, m], of any integer dtype"""
-    from shared.gguf.grids import grid
-
-    width, numbers = grid(type)
-    table = torch.frombuffer(bytearray(numbers), dtype=torch.uint8).view(-1, width).to(index.device)
-    return table[index.int()].flatten(1)
+    return entries(type).to(index.device)[index.int()].flatten(1)
 
 
 def _negative(signs: Tensor) -> Tensor:

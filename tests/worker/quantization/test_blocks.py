@@ -85,12 +85,12 @@ def test_grid_is_ggufs(type: str) -> None:
     assert list(declared.grid_map) == sorted(declared.grid_map)
 
 
-@pytest.mark.parametrize("type", gguf_blocks_module.BLOCK_FORMATS)
+@pytest.mark.parametrize("type", [*gguf_blocks_module.BLOCK_FORMATS, *gguf_blocks_module.GRID_FORMATS])
 def test_the_library_unpacks_every_byte_as_pytorch_does(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All bytes of the blocks are random, so that some scales are denormal, infinite or NaN."""
     assert c_library.available(torch.float32), "needs a C compiler"
     rng = np.random.default_rng(3)
-    for n, blocks in ((1, 1), (67, 3), (256, 1)):
+    for n, blocks in ((1, 1), (67, 3), (256, 1), (1024, 1)):
         rows = torch.from_numpy(rng.integers(0, 256, (n, blocks * FORMATS[type].nbytes), dtype=np.uint8))
         if n == 256:
             rows[:, 0] = torch.arange(256)  # every exponent of MXFP4
