@@ -7,7 +7,7 @@ directly from the mapped file would stall on machines that page out idle file pa
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -351,9 +351,9 @@ def weight_files(folder: Path) -> list[Path]:
 STACKED = re.compile(r"(.+\.experts)\.([a-z]\w*?)(?:_(bias|blocks|scales|scale|input_scale))?")
 GRANITE = re.compile(r"(.+\.block_sparse_moe\.(?:in|out)put_linear)\.weight")
 ONE_NUMBER = ("scale", "input_scale")  # kinds of which an expert has one number: the stored tensor is a vector
-KINDS = {
+KINDS: Mapping[str | None, str] = {
     None: "weight", "bias": "bias", "blocks": "weight_blocks", "scales": "weight_scales",
-    **{kind: kind for kind in ONE_NUMBER},
+    "scale": "scale", "input_scale": "input_scale",
 }  # fmt: skip
 MOST = 4096  # the most experts of a layer; a tensor with more keeps its own name and is refused later
 
