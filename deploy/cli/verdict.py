@@ -29,10 +29,14 @@ from shared.machine import CPU_SHARE
 # which no reader of answers can tell from the original. The others follow only if there is none of these.
 PREFERRED = (
     "Q8_0", "UD-Q8_K_XL", "Q6_K", "UD-Q6_K_XL", "Q5_K_M", "UD-Q5_K_XL", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M",
-    "UD-Q4_K_XL", "Q4_K_S", "MXFP4", "MXFP4_MOE", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S",
-    "Q2_K",
+    "UD-Q4_K_XL", "Q4_K_S", "MXFP4", "MXFP4_MOE", "NVFP4", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K_L", "Q3_K_M",
+    "Q3_K_S", "Q2_K",
 )  # fmt: skip
-OTHERS = ("BF16", "F16", "F32")
+# IQ1, IQ2, IQ3 and ternary formats come last: they take at least 4.25 bits in memory, so they only save fetching.
+OTHERS = (
+    "BF16", "F16", "F32", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "UD-IQ3_XXS", "Q2_K_S", "UD-IQ2_M", "IQ2_M", "IQ2_S",
+    "IQ2_XS", "UD-IQ2_XXS", "IQ2_XXS", "TQ2_0", "TQ1_0", "UD-IQ1_M", "IQ1_M", "UD-IQ1_S", "IQ1_S",
+)  # fmt: skip
 MIDDLE, FOUR_BITS = PREFERRED.index("Q4_K_M"), PREFERRED.index("IQ4_XS")
 FAST_ENOUGH = 10.0  # tokens/s: faster than most people read
 CONTEXT_WANTED = 8192  # tokens: a format that leaves room for less is not chosen while a smaller one is offered
@@ -218,7 +222,7 @@ class Judge:
             name for name in self._sizes
             if name not in ignored and any(fnmatch(name, pattern) for pattern in CHECKPOINT_FILES)
         ]  # fmt: skip
-        small = ["config.json", "generation_config.json", "model.safetensors.index.json"]
+        small = ["config.json", "generation_config.json", "hf_quant_config.json", "model.safetensors.index.json"]
         texts = fetch(repository, small, revision=self.revision)
         with tempfile.TemporaryDirectory() as temporary:
             folder, beginnings = Path(temporary), Path(temporary) / "beginnings"

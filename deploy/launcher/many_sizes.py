@@ -15,11 +15,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deploy.launcher.child_command import DEMO, child_environment
 from deploy.launcher.packaged_model import SMOLLM2
 from shared.gguf.naming import HUB_NAME
+
+if TYPE_CHECKING:
+    from shared.gguf.container import StoredTensor
 
 GIB = 1 << 30
 PROCESS_BYTES = 300 << 20  # a worker's memory besides weights and K/V: libraries, buffers of a step
@@ -31,6 +34,17 @@ SCALE_BYTES = 4
 LAYOUTS = {"fp8": (8, 0), "int8": (8, 128), "int4": (4, 128), "int4-g32": (4, 32)}
 # dtype of a quantized checkpoint → most weights in one byte
 MOST_CODES = {"I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 2, "I32": 2}
+# type of a GGUF tensor → bits of a weight in memory, number of weights that share a scale, how many numbers these
+# weights share (a scale, or also a minimum), and the bytes of such a number on a GPU: 2 if 16 bits hold it exactly.
+GGUF_LAYOUTS = {
+    "Q8_0": (8, 32, 1, 2), "Q4_0": (4, 32, 1, 2), "Q4_1": (4, 32, 2, 4), "Q5_0": (8, 32, 1, 2), "Q5_1": (8, 32, 2, 2),
+    "Q2_K": (4, 16, 2, 4), "Q3_K": (4, 16, 1, 4), "Q4_K": (4, 32, 2, 4), "Q5_K": (8, 32, 2, 4), "Q6_K": (8, 16, 1, 4),
+    "IQ4_NL": (4, 32, 1, 2), "IQ4_XS": (4, 32, 1, 4), "MXFP4": (4, 32, 1, 2), "NVFP4": (4, 16, 1, 4),
+    "IQ3_S": (4, 32, 1, 4), "IQ3_XXS": (4, 32, 1, 4), "IQ2_S": (4, 16, 1, 4), "IQ2_XS": (4, 16, 1, 4),
+    "IQ2_XXS": (4, 32, 1, 4), "IQ1_M": (4, 16, 1, 4), "IQ1_S": (4, 32, 1, 4), "TQ2_0": (4, 64, 1, 2),
+    "TQ1_0": (4, 64, 1, 2),
+}  # fmt: skip
+ONE_BYTE, SCALES = ("U8", "F8_E4M3"), ("_scale", "_scales")  # scales of NVFP4, MXFP4 and MXFP8
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 # parts of the names of layers' tensors that are not quantized
 NOT_QUANTIZED = ("norm", "conv", "router", "gate.weight", "embed", "vision", "visual")
@@ -54,6 +68,8 @@ class Kept:
         stored: its format in the file
         nbytes: its size in the file
         """
+        if stored in ONE_BYTE and name.endswith(SCALES) and not self.widens_codes:
+            return nbytes * SCALE_BYTES
         if stored not in STORED_BYTES:
             codes = nbytes * MOST_CODES.get(stored, 0) * FLAG_BYTES.get(self.dtype, 2)
             return max(nbytes, codes) if self.widens_codes else nbytes
@@ -104,7 +120,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _gguf(files: Sequence[Path], kept: Kept) -> int:
-    """Returns the bytes in memory of GGUF files. The files' codes are kept unless flags ask for unquantized weights.
+    """Returns the bytes in memory of GGUF files. Codes of a few bits are kept unless flags ask for unquantized weights.
 
     Unquantized tensors take the dtype that the worker computes with; on the CPU, float16 becomes float32.
     """
@@ -117,10 +133,17 @@ def _gguf(files: Sequence[Path], kept: Kept) -> int:
     total = 0
     for name, tensor in container.tensors.items():
         plain = math.prod(tensor.shape) * width
-        codes = None if kept.widens_codes or tensor.type in STORED_BYTES else tensor.nbytes
+        codes = None if kept.widens_codes or tensor.type in STORED_BYTES else _codes(tensor, kept, width)
         is_embedding = name == "token_embd.weight"
         total += kept.embedding(plain, codes, tied=tied) if is_embedding else plain if codes is None else codes
     return max(sum(file.stat().st_size for file in files), total)
+
+
+def _codes(tensor: "StoredTensor", kept: Kept, width: int) -> int:
+    """Returns the bytes in memory of a GGUF tensor in a block format. width: bytes of an unquantized value"""
+    weights = math.prod(tensor.shape)
+    bits, group, numbers, on_gpu = GGUF_LAYOUTS.get(tensor.type, (8, 16, 2, 4))
+    return weights * bits // 8 + weights // group * numbers * (width if kept.on_cpu else on_gpu)
 
 
 def _is_linear(name: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader, GGUFValueType, ReaderField, ReaderTensor
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
 
 from shared.gguf.naming import MAGIC, GgufError
 
@@ -21,6 +21,15 @@ log = logging.getLogger("sluice.gguf")
 SPLIT_COUNT = "split.count"
 TOKENIZER_LISTS = "tokenizer."  # how the names of a tokenizer's lists begin
 UNDECODED = "surrogateescape"  # how bytes that are not UTF-8 are kept until it is known what they are for
+KNOWN_TYPES = frozenset(GGMLQuantizationType)
+# Types that only the fork ik_llama.cpp writes, by their numbers. The types with interleaved rows (…_R4, …_R8) follow.
+IK_TYPES = {
+    133: "Q6_0", 134: "IQ1_BN", 135: "IQ2_BN", 136: "Q8_K64", 137: "IQ2_K", 138: "IQ3_K", 139: "IQ4_K", 140: "IQ5_K",
+    141: "IQ6_K", 144: "IQ4_KS", 145: "IQ2_KS", 146: "IQ4_KSS", 147: "Q8_K16", 148: "Q8_K32", 149: "Q8_KR8",
+    150: "Q8_K128", 151: "Q8_KV", 152: "IQ5_KS", 153: "IQ2_KT", 154: "IQ3_KT", 155: "IQ4_KT", 156: "IQ3_KS",
+    157: "IQ2_KL", 158: "IQ1_KT",
+}  # fmt: skip
+TYPE_PART = 4  # which part of a tensor's entry is its type
 WIDEST = 4  # bytes of the largest number in a tensor; tensors begin at multiples of WIDEST
 
 
@@ -100,7 +109,7 @@ class Container:
 
 
 class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the library
-    """The library's reader with two changes: a truncated file is an error, and an array of the metadata is one list.
+    """The library's reader, in which a truncated file or an unknown type is an error, and an array is one list.
 
     The library makes several small NumPy arrays for each entry, which takes seconds for a vocabulary.
     """
@@ -110,6 +119,16 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
         if len(part) < int(count):
             raise EOFError(f"it ends after {len(self.data)} bytes")
         return part
+
+    def _get_tensor_info_field(self, orig_offs: int) -> ReaderField:
+        field = super()._get_tensor_info_field(orig_offs)
+        if (number := int(field.parts[TYPE_PART][0])) not in KNOWN_TYPES:
+            name = f"{IK_TYPES[number]} of ik_llama.cpp" if number in IK_TYPES else f"number {number}, which is unknown"
+            raise GgufError(
+                f"{self.data.filename}: tensor {field.name} is stored as type {name}; supported are the types of "
+                "llama.cpp that docs/quantization.md lists"
+            )
+        return field
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
         if raw_type != GGUFValueType.ARRAY:

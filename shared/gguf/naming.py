@@ -17,7 +17,7 @@ NUMBERS = "numbers.bin"  # a file beside INDEX: tensors that the metadata states
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 QUANTIZATION = re.compile(
-    r"(?:^|[-._])((?:UD-)?(?:I?Q\d(?:_[A-Z\d]+)*|TQ\d_\d|BF16|F16|F32|MXFP4(?:_[A-Z\d]+)*))$", re.IGNORECASE
+    r"(?:^|[-._])((?:UD-)?(?:I?Q\d(?:_[A-Z\d]+)*|TQ\d_\d|BF16|F16|F32|(?:MX|NV)FP4(?:_[A-Z\d]+)*))$", re.IGNORECASE
 )
 HUB_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<wanted>.+)")
 NO_MODEL = re.compile(r"(^|[/._-])(mmproj|imatrix)([._-]|$)", re.IGNORECASE)  # files without a text model

@@ -7,7 +7,7 @@ directly from the mapped file would stall on machines that page out idle file pa
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from shared.weight_formats import folder_problem, other_format
 from worker.checkpoint.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+MODELOPT = "hf_quant_config.json"
 MAX_SHOWN = 100  # how many characters of a name in a file an error message repeats
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
@@ -120,7 +121,10 @@ def stored_bytes(folder: Path) -> int:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Reads config.json. Uses the end-of-text ids of generation_config.json if it has any: they are more accurate."""
+    """Reads config.json. Uses the end-of-text ids of generation_config.json if it has any: they are more accurate.
+
+    Old exports of modelopt have the quantization's settings in a file of their own.
+    """
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} is an adapter (LoRA), not a model: merge it into its base model first")
     config = _json(folder / "config.json")
@@ -129,6 +133,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         if ends is not None:
             inner = config.get("text_config")
             (inner if isinstance(inner, dict) else config)["eos_token_id"] = ends
+    if not config.get("quantization_config") and (folder / MODELOPT).exists():
+        config["quantization_config"] = {"quant_method": "modelopt", **_json(folder / MODELOPT)}
     return config
 
 
@@ -342,16 +348,21 @@ def weight_files(folder: Path) -> list[Path]:
 # `mlp.experts.0.gate_up_proj.weight_blocks` [N, K / 32, 16] for expert 0, and so on.
 
 # A name with a number after `experts` does not match: it belongs to a single expert.
-STACKED = re.compile(r"(.+\.experts)\.([a-z]\w*?)(?:_(bias|blocks|scales))?")
+STACKED = re.compile(r"(.+\.experts)\.([a-z]\w*?)(?:_(bias|blocks|scales|scale|input_scale))?")
 GRANITE = re.compile(r"(.+\.block_sparse_moe\.(?:in|out)put_linear)\.weight")
-KINDS = {None: "weight", "bias": "bias", "blocks": "weight_blocks", "scales": "weight_scales"}
+ONE_NUMBER = ("scale", "input_scale")  # kinds of which an expert has one number: the stored tensor is a vector
+KINDS: Mapping[str | None, str] = {
+    None: "weight", "bias": "bias", "blocks": "weight_blocks", "scales": "weight_scales",
+    "scale": "scale", "input_scale": "input_scale",
+}  # fmt: skip
 MOST = 4096  # the most experts of a layer; a tensor with more keeps its own name and is refused later
 
 
 def names_of_experts(name: str, shape: tuple[int, ...]) -> list[str]:
     """Returns the names of the experts' tensors [...] inside a stored tensor [E, ...]; [] for any other tensor."""
     found, granite = STACKED.fullmatch(name), GRANITE.fullmatch(name)
-    if len(shape) < 2 or not 0 < shape[0] <= MOST:
+    dimensions = 1 if found is not None and found[3] in ONE_NUMBER else 2
+    if len(shape) < dimensions or not 0 < shape[0] <= MOST:
         return []
     if granite is not None:
         return [f"{granite[1]}.{expert}.weight" for expert in range(shape[0])]

@@ -468,7 +468,9 @@ class Keeper:
 
 # Tensors whose names end like this are not read: rotary tables in old checkpoints, and scales of quantized activations.
 IGNORED = ("rotary_emb.inv_freq",)
-OF_ACTIVATIONS = (".input_scale", ".activation_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
+OF_ACTIVATIONS = (
+    ".input_scale", ".input_global_scale", ".activation_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale",
+)  # fmt: skip
 
 
 def open_source(folder: Path, staging: Staging | None) -> WeightSource:

@@ -64,6 +64,20 @@ IQ4_NL = CodeMap(  # the values of llama.cpp's IQ4_NL and IQ4_XS
     "iq4_nl", 4,
     (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
 )  # fmt: skip
+NEGATIVE = 8  # in the codes of llama.cpp's formats with grids, the bit that says that the number is negative
+
+
+def _with_signs(*numbers: float) -> tuple[float, ...]:
+    """Returns the values of 16 codes: at most eight numbers and, from code NEGATIVE on, the same with a minus sign."""
+    filled = (*numbers, *(0.0,) * (NEGATIVE - len(numbers)))
+    return (*filled, *(-number for number in filled))
+
+
+IQ2 = CodeMap("iq2", 4, _with_signs(8.0, 25.0, 43.0))
+IQ3_XXS = CodeMap("iq3_xxs", 4, _with_signs(4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0))
+IQ3_S = CodeMap("iq3_s", 4, _with_signs(1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0))
+# Eighths: IQ1 has the numbers -1, 0 and 1, and adds an eighth or, in the codes from NEGATIVE on, subtracts it.
+IQ1 = CodeMap("iq1", 4, (-7.0, 1.0, 9.0, *(0.0,) * 5, -9.0, -1.0, 7.0, *(0.0,) * 5))
 
 
 @dataclass(frozen=True, slots=True)

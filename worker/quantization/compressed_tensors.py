@@ -12,9 +12,9 @@ from typing import Any
 from worker.checkpoint.checkpoint import CheckpointError
 from worker.checkpoint.stored_weight import PLAIN, ExpectedTensor, Shape, StoredTensors, StoredWeight
 from worker.ops.quantized_weight import E4M3, INT4, INT8, CodeMap
+from worker.quantization import mxfp4, nvfp4
 from worker.quantization.awq import check_pattern
 from worker.quantization.fp8 import Block, ScaledWeight, block_of
-from worker.quantization.mxfp4 import packed_weight
 from worker.spec import Activations, StoredQuantization
 
 METHOD = "compressed-tensors"
@@ -35,7 +35,12 @@ NUMBERS: Mapping[tuple[Any, Any], Numbers] = {
     ("int", 4): Numbers("int4", INT4, "I8"), ("int", 8): Numbers("int8", INT8, "I8"),
     ("float", 8): Numbers("fp8", E4M3, "F8_E4M3"),
 }  # fmt: skip
-MXFP4 = "mxfp4-pack-quantized"
+# format of floats with scales of a format of their own → its name, and how a weight is stored
+FLOATS: Mapping[str, tuple[str, Callable[[str, Shape, StoredTensors], StoredWeight]]] = {
+    "mxfp4-pack-quantized": ("mxfp4", mxfp4.packed_weight),
+    "mxfp8-quantized": ("mxfp8", mxfp4.mxfp8_weight),
+    "nvfp4-pack-quantized": ("nvfp4", nvfp4.packed_weight),
+}
 PACKED = {"int-quantized": False, "float-quantized": False, "naive-quantized": False, "pack-quantized": True}
 STRATEGIES: Mapping[Any, Callable[[Config], Block]] = {
     "tensor": lambda weights: Block(0, 0),
@@ -87,25 +92,27 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class MxFp4Group:
-    """An entry of config_groups whose weights are MXFP4."""
+class FloatGroup:
+    """An entry of config_groups whose weights are in one of FLOATS. kind: its name; make: how a weight is stored"""
 
     targets: tuple[str, ...]
+    kind: str
+    make: Callable[[str, Shape, StoredTensors], StoredWeight]
     activations: Activations
 
     @property
     def stored(self) -> StoredQuantization:
-        return StoredQuantization("mxfp4", activations=self.activations)
+        return StoredQuantization(self.kind, activations=self.activations)
 
     def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> StoredWeight:
-        return packed_weight(name, shape, tensors)
+        return self.make(name, shape, tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
     """The settings of a compressed-tensors checkpoint. A linear is quantized if the checkpoint has its scales."""
 
-    groups: tuple[Group | MxFp4Group, ...]
+    groups: tuple[Group | FloatGroup, ...]
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -123,7 +130,7 @@ class CompressedTensors:
             return None
         return self._group(name.removesuffix(".weight")).weight(name, shape, tensors)
 
-    def _group(self, module: str) -> Group | MxFp4Group:
+    def _group(self, module: str) -> Group | FloatGroup:
         """Returns a module's group: a group that targets its name, else a pattern of its name, else its class."""
         for matches in (_is_name, _is_pattern, _is_class):
             for group in self.groups:
@@ -171,13 +178,14 @@ def _check_transforms(groups: Config) -> None:
         raise CheckpointError(f"quant_method {METHOD!r}: transforms at {', '.join(online)} are not supported")
 
 
-def _group(group: Config, format: str | None) -> Group | MxFp4Group:
+def _group(group: Config, format: str | None) -> Group | FloatGroup:
     weights, format = group["weights"], str(group.get("format") or format)
     targets = tuple(group.get("targets") or ())
     for pattern in filter(_has_pattern, targets):
         check_pattern(pattern.removeprefix(PATTERN), METHOD)
-    if format == MXFP4:
-        return MxFp4Group(targets, _inputs(group.get("input_activations"), "mxfp4"))
+    if format in FLOATS:
+        kind, make = FLOATS[format]
+        return FloatGroup(targets, kind, make, _inputs(group.get("input_activations"), kind))
     type, bits, strategy = weights.get("type", "int"), weights.get("num_bits"), weights.get("strategy")
     numbers, symmetric = NUMBERS.get((type, bits)), weights.get("symmetric", True)
     fits = numbers is not None and format in PACKED and (type == "int" or (symmetric and not PACKED[format]))
@@ -185,7 +193,7 @@ def _group(group: Config, format: str | None) -> Group | MxFp4Group:
         raise CheckpointError(
             f"quant_method {METHOD!r}: {'' if symmetric else 'asymmetric '}{bits}-bit {type} weights by {strategy!r} "
             f"in format {format!r} are not supported; supported are 4- and 8-bit int and symmetric 8-bit float ones by "
-            f"{', '.join(STRATEGIES)} in format {', '.join(PACKED)}, and format {MXFP4}"
+            f"{', '.join(STRATEGIES)} in format {', '.join(PACKED)}, and format {', '.join(FLOATS)}"
         )
     inputs, ordered = _inputs(group.get("input_activations"), numbers.kind), weights.get("actorder") in (True, "group")
     return Group(targets, numbers, PACKED[format], STRATEGIES[strategy](weights), symmetric, ordered, inputs)

@@ -107,8 +107,8 @@ class ScaledWeight:
             codes = unpack(values, self.bits)[:, : self.shape[1]]
             return signed(codes, self.bits, scale, zero, self.group_size, order)
         codes = values.view(torch.uint8)
-        if self.code_map is E4M3 and bool((codes & NOT_A_NUMBER == NOT_A_NUMBER).any()):
-            raise CheckpointError(f"{self.tensors_of.where(self.name)}: tensor {self.name} contains NaN")
+        if self.code_map is E4M3:
+            check_no_nan(codes, self.name, self.tensors_of)
         minimum = None if zero is None or not bool(zero.any()) else -scale * zero
         codes = codes if order is None else codes.index_select(1, order)
         return QuantizedWeight(codes, self.code_map, scale, minimum, self.group_size, order)
@@ -130,6 +130,12 @@ class ScaledWeight:
         if not self.ordered and bool((index == UNSET).all()):
             return None
         return input_order(index, self.group_size, self.g_idx.name, self.tensors_of)
+
+
+def check_no_nan(codes: Tensor, name: str, tensors: StoredTensors) -> None:
+    """Raises CheckpointError if codes of e4m3 contain NaN."""
+    if bool((codes & NOT_A_NUMBER == NOT_A_NUMBER).any()):
+        raise CheckpointError(f"{tensors.where(name)}: tensor {name} contains NaN")
 
 
 FORMATS = {"I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
@@ -165,10 +171,21 @@ class Fp8:
         scale = next((name + ending for ending in ("_scale", "_scale_inv") if name + ending in tensors), "")
         if not scale:
             return None
-        return ScaledWeight(
-            name, shape, tensors, self.block, E4M3, 0, ExpectedTensor(name, shape, ("F8_E4M3",)),
-            ExpectedTensor(scale, self.block.grid_shape(shape, tensors.shape(scale))),
-        )  # fmt: skip
+        return scaled_weight(name, shape, tensors, scale, self.block)
+
+
+def scaled_weight(name: str, shape: Shape, tensors: StoredTensors, scale: str, block: Block) -> ScaledWeight:
+    """Returns an e4m3 weight with scales in the tensor `scale`.
+
+    block: how many values share a scale; if all do by the config, each row may have a scale of its own all the same
+    """
+    stored = tensors.shape(scale)
+    by_row = block == Block(0, 0) and stored in (shape[:1], (shape[0], 1)) and shape[0] > 1
+    block = Block(1, 0) if by_row else block
+    return ScaledWeight(
+        name, shape, tensors, block, E4M3, 0, ExpectedTensor(name, shape, ("F8_E4M3",)),
+        ExpectedTensor(scale, block.grid_shape(shape, stored)),
+    )  # fmt: skip
 
 
 def read(settings: Mapping[str, Any]) -> Fp8:

@@ -5,9 +5,10 @@ A row of a weight consists of blocks of 32 or 256 numbers. llama.cpp's ggml defi
 bytes of blocks as uint8 [n, bytes of a block] on any device. On the CPU, the C library unpacks the usual formats.
 
 INT4 has signed codes. So an unsigned code of four bits becomes code - 8, and its minimum becomes minimum + 8 * scale.
-Codes of five and six bits become INT8.
+Codes of five and six bits become INT8. gguf_grids.py unpacks the formats with fewer bits.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int, c_long, c_void_p
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from shared.gguf.index import TiledHeads
 from worker.checkpoint.checkpoint import CheckpointError
 from worker.checkpoint.stored_weight import (
     PLAIN,
+    WEIGHT,
     ExpectedTensor,
     Layout,
     ReadTensor,
@@ -32,11 +34,23 @@ from worker.ops.native import (
     kernels,
     library,
 )
-from worker.ops.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight, by_rows
+from worker.ops.quantized_weight import (
+    E2M1,
+    INT4,
+    INT8,
+    IQ1,
+    IQ2,
+    IQ3_S,
+    IQ3_XXS,
+    IQ4_NL,
+    CodeMap,
+    QuantizedWeight,
+    by_rows,
+)
+from worker.quantization import gguf_grids
+from worker.quantization.gguf_grids import TERNARY_GROUP, Parts, fields, half, nibbles
 from worker.quantization.gguf_tensors import column_order
 from worker.spec import StoredQuantization
-
-Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [n, numbers of a block]; scale and minimum [n, groups of a block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,69 +94,50 @@ class BlockFormat:
         return QuantizedWeight(codes, self.code_map, scale, minimum, self.group_size)
 
 
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """Returns the float16 at byte `at` of each block, as float32 [n, 1]."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
-
-
-def _fields(stored: Tensor, width: int, shifts: Sequence[int], mask: int) -> Tensor:
-    """Unpacks bit fields of bytes [n, m] to uint8 [n, m * len(shifts)].
-
-    From each run of `width` bytes, first the field at the first shift is taken from every byte, then the field at the
-    second shift from every byte, and so on.
-    """
-    runs = stored.reshape(len(stored), -1, width)
-    return torch.stack([runs >> by & mask for by in shifts], 2).flatten(1)
-
-
-def _nibbles(stored: Tensor, width: int) -> Tensor:
-    return _fields(stored, width, (0, 4), 15)
-
-
 def _q8_0(blocks: Tensor) -> Parts:
-    return blocks[:, 2:], _half(blocks, 0), None
+    return blocks[:, 2:], half(blocks, 0), None
 
 
 def _q4_0(blocks: Tensor) -> Parts:
-    return _nibbles(blocks[:, 2:], 16) ^ 8, _half(blocks, 0), None
+    return nibbles(blocks[:, 2:], 16) ^ 8, half(blocks, 0), None
 
 
 def _q4_1(blocks: Tensor) -> Parts:
-    scale = _half(blocks, 0)
-    return _nibbles(blocks[:, 4:], 16) ^ 8, scale, _half(blocks, 2) + 8 * scale
+    scale = half(blocks, 0)
+    return nibbles(blocks[:, 4:], 16) ^ 8, scale, half(blocks, 2) + 8 * scale
 
 
 def _q5_0(blocks: Tensor) -> Parts:
-    high = _fields(blocks[:, 2:6], 1, range(8), 1)
-    return (_nibbles(blocks[:, 6:], 16) | high << 4) - 16, _half(blocks, 0), None
+    high = fields(blocks[:, 2:6], 1, range(8), 1)
+    return (nibbles(blocks[:, 6:], 16) | high << 4) - 16, half(blocks, 0), None
 
 
 def _q5_1(blocks: Tensor) -> Parts:
-    high = _fields(blocks[:, 4:8], 1, range(8), 1)
-    return _nibbles(blocks[:, 8:], 16) | high << 4, _half(blocks, 0), _half(blocks, 2)
+    high = fields(blocks[:, 4:8], 1, range(8), 1)
+    return nibbles(blocks[:, 8:], 16) | high << 4, half(blocks, 0), half(blocks, 2)
 
 
 def _q2_k(blocks: Tensor) -> Parts:
     scales = blocks[:, :16]
-    codes = _fields(blocks[:, 16:80], 32, (0, 2, 4, 6), 3)
-    return codes, _half(blocks, 80) * (scales & 15), -_half(blocks, 82) * (scales >> 4)
+    codes = fields(blocks[:, 16:80], 32, (0, 2, 4, 6), 3)
+    return codes, half(blocks, 80) * (scales & 15), -half(blocks, 82) * (scales >> 4)
 
 
 def _q3_k(blocks: Tensor) -> Parts:
-    low, high = _fields(blocks[:, 32:96], 32, (0, 2, 4, 6), 3), _fields(blocks[:, :32], 32, range(8), 1)
-    scales = _nibbles(blocks[:, 96:104], 8) | _fields(blocks[:, 104:108], 4, (0, 2, 4, 6), 3) << 4
+    low, high = fields(blocks[:, 32:96], 32, (0, 2, 4, 6), 3), fields(blocks[:, :32], 32, range(8), 1)
+    scales = nibbles(blocks[:, 96:104], 8) | fields(blocks[:, 104:108], 4, (0, 2, 4, 6), 3) << 4
     codes = (low | high << 2) - 4 & 15  # -4 to 3
-    return codes, _half(blocks, 108) * (scales.int() - 32), None
+    return codes, half(blocks, 108) * (scales.int() - 32), None
 
 
 def _q4_k(blocks: Tensor) -> Parts:
     scale, minimum = _k_scales(blocks)
-    return _nibbles(blocks[:, 16:], 32) ^ 8, scale, minimum + 8 * scale
+    return nibbles(blocks[:, 16:], 32) ^ 8, scale, minimum + 8 * scale
 
 
 def _q5_k(blocks: Tensor) -> Parts:
     scale, minimum = _k_scales(blocks)
-    return _nibbles(blocks[:, 48:], 32) | _fields(blocks[:, 16:48], 32, range(8), 1) << 4, scale, minimum
+    return nibbles(blocks[:, 48:], 32) | fields(blocks[:, 16:48], 32, range(8), 1) << 4, scale, minimum
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,22 +146,22 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     six, four, two = (bits * 0x01010101 for bits in (63, 15, 48))  # masks of bits in each byte of a 32-bit word
     scales = torch.cat((first & six, third & four | first >> 2 & two), 1).view(torch.uint8)
     minimums = torch.cat((second & six, third >> 4 & four | second >> 2 & two), 1).view(torch.uint8)
-    return _half(blocks, 0) * scales.float(), -_half(blocks, 2) * minimums.float()
+    return half(blocks, 0) * scales.float(), -half(blocks, 2) * minimums.float()
 
 
 def _q6_k(blocks: Tensor) -> Parts:
-    high = _fields(blocks[:, 128:192], 32, (0, 2, 4, 6), 3)
+    high = fields(blocks[:, 128:192], 32, (0, 2, 4, 6), 3)
     scales = blocks[:, 192:208].view(torch.int8)
-    return (_nibbles(blocks[:, :128], 64) | high << 4) - 32, _half(blocks, 208) * scales, None
+    return (nibbles(blocks[:, :128], 64) | high << 4) - 32, half(blocks, 208) * scales, None
 
 
 def _iq4_nl(blocks: Tensor) -> Parts:
-    return _nibbles(blocks[:, 2:], 16), _half(blocks, 0), None
+    return nibbles(blocks[:, 2:], 16), half(blocks, 0), None
 
 
 def _iq4_xs(blocks: Tensor) -> Parts:
-    scales = _nibbles(blocks[:, 4:8], 1) | _fields(blocks[:, 2:4], 1, (0, 2, 4, 6), 3) << 4
-    return _nibbles(blocks[:, 8:], 16), _half(blocks, 0) * (scales.int() - 32), None
+    scales = nibbles(blocks[:, 4:8], 1) | fields(blocks[:, 2:4], 1, (0, 2, 4, 6), 3) << 4
+    return nibbles(blocks[:, 8:], 16), half(blocks, 0) * (scales.int() - 32), None
 
 
 def _mxfp4(blocks: Tensor) -> Parts:
@@ -175,7 +170,7 @@ def _mxfp4(blocks: Tensor) -> Parts:
     ggml uses half of this scale and doubles the values of the codes, which gives the same products.
     """
     scale = torch.ldexp(torch.ones(len(blocks), 1, device=blocks.device), blocks[:, :1].int() - 127)
-    return _nibbles(blocks[:, 1:], 16), scale, None
+    return nibbles(blocks[:, 1:], 16), scale, None
 
 
 ALL = (
@@ -192,6 +187,16 @@ ALL = (
     BlockFormat("IQ4_NL", 32, 18, IQ4_NL, 32, False, _iq4_nl),
     BlockFormat("IQ4_XS", 256, 136, IQ4_NL, 32, False, _iq4_xs),
     BlockFormat("MXFP4", 32, 17, E2M1, 32, False, _mxfp4),
+    BlockFormat("NVFP4", 64, 36, E2M1, 16, False, gguf_grids.nvfp4),
+    BlockFormat("IQ3_S", 256, 110, IQ3_S, 32, False, gguf_grids.iq3_s),
+    BlockFormat("IQ3_XXS", 256, 98, IQ3_XXS, 32, False, gguf_grids.iq3_xxs),
+    BlockFormat("IQ2_S", 256, 82, IQ2, 16, False, gguf_grids.iq2_s),
+    BlockFormat("IQ2_XS", 256, 74, IQ2, 16, False, gguf_grids.iq2_xs),
+    BlockFormat("IQ2_XXS", 256, 66, IQ2, 32, False, gguf_grids.iq2_xxs),
+    BlockFormat("IQ1_M", 256, 56, IQ1, 16, False, gguf_grids.iq1_m),
+    BlockFormat("IQ1_S", 256, 50, IQ1, 32, False, gguf_grids.iq1_s),
+    BlockFormat("TQ2_0", 256, 66, INT4, TERNARY_GROUP, False, gguf_grids.tq2_0),
+    BlockFormat("TQ1_0", 256, 54, INT4, TERNARY_GROUP, False, gguf_grids.tq1_0),
 )
 FORMATS: Mapping[str, BlockFormat] = {each.name: each for each in ALL}
 
@@ -199,11 +204,15 @@ FORMATS: Mapping[str, BlockFormat] = {each.name: each for each in ALL}
 # Reads weights in block formats, from checkpoints with `quant_method: gguf`, as shared/gguf makes from GGUF files.
 
 
+EXPERT, FIRST_EXPERT = re.compile(r"\.experts\.\d+\."), ".experts.0."
+
+
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
     """A weight [N, K] in a block format.
 
     type: the name of the format, which may be an unsupported one
+    factor: the tensor with the one number by which the weight is multiplied; "": there is none
     columns: the index in the file of each column of the weight; None: the order is the same
     """
 
@@ -211,6 +220,7 @@ class BlockWeight:
     shape: Shape
     type: str
     stored_in: StoredTensors
+    factor: str = ""
     columns: Tensor | None = None
 
     @property
@@ -224,15 +234,27 @@ class BlockWeight:
         return Layout(self._format.code_map, self._format.group_size, self._format.minimum)
 
     def tensors(self) -> Sequence[ExpectedTensor]:
-        return [ExpectedTensor(self.name, self.shape, (*PLAIN, *FORMATS))]
+        weight = ExpectedTensor(self.name, self.shape, (*PLAIN, *FORMATS))
+        return [weight, self._expected_factor] if self.factor else [weight]
+
+    @property
+    def _expected_factor(self) -> ExpectedTensor:
+        stored = self.stored_in.shape(self.factor) if self.factor in self.stored_in else ()
+        return ExpectedTensor(self.factor, stored if stored in ((), (1,)) else (1,), ("F32",))
 
     def read(self, read: ReadTensor, dtype: torch.dtype) -> Tensor | QuantizedWeight:
         rows = read(self.name, (self.shape[0], self._format.row_bytes(self.shape[1])), torch.uint8)
         weight = self._format.quantized_weight(rows)
+        if self.factor:
+            weight = self._multiplied(weight, read(self.factor, (1,), torch.float32))
         check_finite(weight.scale, self.name, self.stored_in)
         if weight.minimum is not None:
             check_finite(weight.minimum, self.name, self.stored_in)
         return weight if self.columns is None else self._reordered(weight, self.columns.to(weight.codes.device))
+
+    def _multiplied(self, weight: QuantizedWeight, factor: Tensor) -> QuantizedWeight:
+        minimum = None if weight.minimum is None else weight.minimum * factor
+        return replace(weight, scale=weight.scale * factor, minimum=minimum)
 
     def _reordered(self, weight: QuantizedWeight, columns: Tensor) -> QuantizedWeight:
         """Reorders columns. Groups of columns stay together, so a group keeps its scale and minimum.
@@ -266,9 +288,12 @@ class GgufMethod:
         return ()
 
     def weight(self, name: str, shape: Shape, tensors: StoredTensors) -> BlockWeight | None:
-        plain = name not in tensors or tensors.format(name) in PLAIN
+        if name not in tensors or tensors.format(name) in PLAIN:
+            return None
+        factor = name.removesuffix(WEIGHT) + ".scale"
+        scaled = EXPERT.sub(FIRST_EXPERT, factor) in tensors  # the experts of a layer have factors, or none of them has
         columns = column_order(name, self.tiled_heads)
-        return None if plain else BlockWeight(name, shape, tensors.format(name), tensors, columns)
+        return BlockWeight(name, shape, tensors.format(name), tensors, factor if scaled else "", columns)
 
 
 def read(settings: Mapping[str, Any]) -> GgufMethod:
@@ -276,8 +301,9 @@ def read(settings: Mapping[str, Any]) -> GgufMethod:
     return GgufMethod(StoredQuantization(str(settings["kind"])), heads and msgspec.convert(heads, TiledHeads))
 
 
-# in the order of FORMATS in worker/ops/linear/csrc/unpack_blocks.c
+# in the order of FORMATS and of GRID_FORMATS in worker/ops/linear/csrc/unpack_blocks.c
 BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+GRID_FORMATS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 
 
 def unpack_blocks(
@@ -288,12 +314,16 @@ def unpack_blocks(
     name: the block format; blocks: how many blocks a row has
     Returns False, and does nothing, if the library does not know the format or is not available.
     """
-    if name not in BLOCK_FORMATS or rows.is_cuda or not kernels() or (found := library()) is None:
+    known = name in BLOCK_FORMATS or name in GRID_FORMATS
+    if not known or rows.is_cuda or not kernels() or (found := library()) is None:
         return False
     assert all(tensor is None or tensor.is_contiguous() for tensor in (rows, codes, scale, minimum))
-    found.unpack_blocks(
-        c_int(BLOCK_FORMATS.index(name)), c_void_p(rows.data_ptr()), c_long(len(rows)), c_long(blocks),
-        c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
-        c_void_p(None if minimum is None else minimum.data_ptr()), c_int(torch.get_num_threads()),
-    )  # fmt: skip
+    outputs = c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr())
+    sizes, threads = (c_void_p(rows.data_ptr()), c_long(len(rows)), c_long(blocks)), c_int(torch.get_num_threads())
+    if name in BLOCK_FORMATS:
+        at = c_void_p(None if minimum is None else minimum.data_ptr())
+        found.unpack_blocks(c_int(BLOCK_FORMATS.index(name)), *sizes, *outputs, at, threads)
+        return True
+    grid = gguf_grids.entries(name)
+    found.unpack_grids(c_int(GRID_FORMATS.index(name)), c_void_p(grid.data_ptr()), *sizes, *outputs, threads)
     return True

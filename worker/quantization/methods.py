@@ -38,6 +38,8 @@ METHODS = {  # quant_method → the module that reads such checkpoints; it is im
     "awq": "worker.quantization.awq",
     "mxfp4": "worker.quantization.mxfp4",
     "bitsandbytes": "worker.quantization.bitsandbytes",
+    "modelopt": "worker.quantization.modelopt",
+    "auto-round": "worker.quantization.auto_round",
     "gguf": "worker.quantization.gguf",
 }
 

@@ -1,8 +1,9 @@
-"""Reads weights in MXFP4: e2m1 codes, and a scale for every 32 codes, which is a power of two (e8m0).
+"""Reads weights in MXFP4 and MXFP8: e2m1 or e4m3 codes, and a scale for every 32 codes, a power of two (e8m0).
 
 Checkpoints with `quant_method: mxfp4`, for example gpt-oss, store a weight [N, K] as `…_blocks` [N, K / 32, 16] and
 `…_scales` [N, K / 32]. The format `mxfp4-pack-quantized` of compressed-tensors has the same bytes in `weight_packed`
-[N, K / 2] and `weight_scale`. The first code of a byte is in its lower half.
+[N, K / 2] and `weight_scale`. The first code of a byte is in its lower half. In MXFP8, compressed-tensors and modelopt
+store `weight` [N, K] and `weight_scale` [N, K / 32].
 """
 
 from collections.abc import Mapping
@@ -10,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from worker.checkpoint.checkpoint import CheckpointError
 from worker.checkpoint.stored_weight import ExpectedTensor, Layout, ReadTensor, Shape, StoredTensors
-from worker.ops.quantized_weight import E2M1, QuantizedWeight
+from worker.ops.quantized_weight import E2M1, E4M3, QuantizedWeight
 from worker.quantization.awq import unpack
+from worker.quantization.fp8 import check_no_nan
 from worker.spec import StoredQuantization
 
 GROUP, BIAS, NOT_A_NUMBER = 32, 127, 255
@@ -39,12 +42,47 @@ class MxFp4Weight:
 
     def read(self, read: ReadTensor, dtype: torch.dtype) -> QuantizedWeight:
         codes = unpack(read(self.codes.name, self.codes.shape, torch.uint8).flatten(1), E2M1.bits)
-        exponents = read(self.scales.name, self.scales.shape, torch.uint8)
-        if bool((exponents == NOT_A_NUMBER).any()):
-            where = self.checkpoint.where(self.scales.name)
-            raise CheckpointError(f"{where}: tensor {self.scales.name} contains a number that is not finite")
-        scale = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - BIAS)
-        return QuantizedWeight(codes, E2M1, scale, None, GROUP)
+        return QuantizedWeight(codes, E2M1, _read_scales(self.scales, read, self.checkpoint), None, GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class MxFp8Weight:
+    """A weight [N, K] in MXFP8. scales: the exponents of powers of two, plus BIAS"""
+
+    name: str
+    shape: Shape
+    checkpoint: StoredTensors
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(E4M3, GROUP)
+
+    def tensors(self) -> list[ExpectedTensor]:
+        groups = _groups(self.name, self.shape, self.checkpoint)
+        return [
+            ExpectedTensor(self.name, self.shape, ("F8_E4M3",)),
+            ExpectedTensor(f"{self.name}_scale", (self.shape[0], groups), ("U8",)),
+        ]
+
+    def read(self, read: ReadTensor, dtype: torch.dtype) -> QuantizedWeight:
+        values, scales = self.tensors()
+        codes = read(values.name, values.shape, torch.float8_e4m3fn).view(torch.uint8)
+        check_no_nan(codes, self.name, self.checkpoint)
+        return QuantizedWeight(codes, E4M3, _read_scales(scales, read, self.checkpoint), None, GROUP)
+
+
+def mxfp8_weight(name: str, shape: Shape, tensors: StoredTensors) -> MxFp8Weight:
+    return MxFp8Weight(name, shape, tensors)
+
+
+def _read_scales(scales: ExpectedTensor, read: ReadTensor, tensors: StoredTensors) -> Tensor:
+    """Reads exponents and returns the powers of two, float32."""
+    exponents = read(scales.name, scales.shape, torch.uint8)
+    if bool((exponents == NOT_A_NUMBER).any()):
+        raise CheckpointError(
+            f"{tensors.where(scales.name)}: tensor {scales.name} contains a number that is not finite"
+        )
+    return torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - BIAS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +121,7 @@ def packed_weight(name: str, shape: Shape, tensors: StoredTensors) -> MxFp4Weigh
 def _groups(name: str, shape: Shape, tensors: StoredTensors) -> int:
     if shape[1] % GROUP:
         raise CheckpointError(
-            f"{tensors.folder}: tensor {name} has {shape[1]} columns; in MXFP4 they are a multiple of {GROUP}"
+            f"{tensors.folder}: tensor {name} has {shape[1]} columns; in MXFP4 and MXFP8 they are a multiple of {GROUP}"
         )
     return shape[1] // GROUP
 

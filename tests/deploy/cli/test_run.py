@@ -233,7 +233,7 @@ def test_format_with_the_most_bits_that_is_fast_enough_is_chosen() -> None:
     offered = [["m-Q8_0.gguf"], ["m-Q4_K_M.gguf"], ["m-Q6_K.gguf"], ["m-BF16.gguf"], ["m-IQ2_XXS.gguf"]]
     ranked = ranked_formats(offered)
     assert [model[0][2:-5] for model in ranked] == ["Q8_0", "Q6_K", "Q4_K_M"]
-    assert ranked_formats(offered[3:]) == [["m-BF16.gguf"]]
+    assert ranked_formats(offered[3:]) == offered[3:], "two bits in the file save no memory"
     sizes = {"m-Q8_0.gguf": 8 * GB, "m-Q6_K.gguf": 6 * GB, "m-Q4_K_M.gguf": 4 * GB}
 
     def chosen(read_gb_s: float, memory: int) -> str:

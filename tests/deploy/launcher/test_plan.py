@@ -4,16 +4,21 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from deploy.launcher.many_plan import Plan, plan
-from deploy.launcher.many_sizes import GIB, PROCESS_BYTES, Kept, weights_bytes
+from deploy.launcher.many_sizes import GGUF_LAYOUTS, GIB, PROCESS_BYTES, Kept, weights_bytes
 from shared.config.declaration import ConfigError
 from shared.config.settings import Settings, with_values
-from shared.gguf.container import Container
+from shared.gguf.container import Container, StoredTensor
+from tests.gguf_blocks import random_rows
 from tests.gguf_files import write
+from worker.checkpoint.stored_weight import Layout
+from worker.ops.linear.packed_codes import pack_codes
+from worker.quantization.gguf import FORMATS
 
 
 def planned(text: str, folder: Path, **values: Any) -> Plan:
@@ -80,12 +85,15 @@ def test_size_of_a_quantized_checkpoint_that_is_widened_is_never_too_small(
     codes = {"model.layers.0.up_proj.weight": torch.zeros(4, 16, dtype=torch.uint8)}
     save_file(codes, folder / "model.safetensors", {"format": "pt"})
     assert weights_bytes([folder / "model.safetensors"], Kept(dtype)) == 64
+    scales = {"model.layers.0.up_proj.weight_scale": torch.zeros(4, 2).to(torch.float8_e4m3fn)}
+    save_file(codes | scales, folder / "scaled.safetensors", {"format": "pt"})
+    assert weights_bytes([folder / "scaled.safetensors"], Kept(dtype)) == 64 + 8 * 4, "a scale takes up to four bytes"
     assert weights_bytes([folder / "model.safetensors"], Kept(dtype, "none")) == 64 * 2 * nbytes
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-@pytest.mark.parametrize("types", ["Q4_0", "Q8_0", "F16"])
-@pytest.mark.parametrize("flags", [Kept(), Kept("bfloat16"), Kept("float32", "none"), Kept(on_cpu=False)])
+@pytest.mark.parametrize("types", ["Q4_0", "Q6_K", "IQ1_S", "F16"])
+@pytest.mark.parametrize("flags", [Kept(), Kept("float32"), Kept("float32", "none"), Kept(on_cpu=False)])
 def test_size_of_a_gguf_file_counts_the_embedding_as_numbers_and_a_tied_head_besides(
     tmp_path: Path, kind: str, types: str, flags: Kept
 ) -> None:
@@ -95,15 +103,36 @@ def test_size_of_a_gguf_file_counts_the_embedding_as_numbers_and_a_tied_head_bes
     tensors, expected = Container.read([file]).tensors, 0
     for tensor in tensors.values():
         plain = math.prod(tensor.shape) * width
-        expected += tensor.nbytes if keeps_codes and tensor.type == types else plain
+        expected += codes_of(tensor, width, flags) if keeps_codes and tensor.type == types else plain
     embedding = tensors["token_embd.weight"]
     numbers = math.prod(embedding.shape) * width
     if keeps_codes:
-        expected += numbers - (embedding.nbytes if "output.weight" in tensors else 0)
+        expected += numbers - (codes_of(embedding, width, flags) if "output.weight" in tensors else 0)
     elif "output.weight" not in tensors and flags.on_cpu:
         expected += numbers
     assert ("output.weight" in tensors) == (kind == "llama")
     assert weights_bytes([file], flags) == max(file.stat().st_size, expected)
+
+
+def codes_of(tensor: StoredTensor, width: int, flags: Kept) -> int:
+    """Returns the size of a tensor as the worker counts it."""
+    form, rows = FORMATS[tensor.type], math.prod(tensor.shape[:-1])
+    layout = Layout(form.code_map, form.group_size, form.minimum)
+    exact_in_16_bits = tensor.type == "Q4_0"
+    return layout.nbytes((rows, tensor.shape[-1]), width if flags.on_cpu or exact_in_16_bits else 4)
+
+
+def test_every_block_format_has_a_size() -> None:
+    found = {name: (form.code_map.bits, form.group_size, 1 + form.minimum) for name, form in FORMATS.items()}
+    assert {name: row[:3] for name, row in GGUF_LAYOUTS.items()} == found
+
+
+@pytest.mark.parametrize("type", FORMATS)
+def test_size_of_a_scale_on_a_gpu_is_its_own(type: str) -> None:
+    """Scales of bfloat16 or float16 are exact there, or they take 32 bits."""
+    rows = torch.from_numpy(random_rows(64, 256, type, np.random.default_rng(0), 0.05))
+    packed = pack_codes(FORMATS[type].quantized_weight(rows))
+    assert (4 if packed.narrow is None else 2) <= GGUF_LAYOUTS[type][3]
 
 
 def test_a_damaged_file_is_told_and_not_believed(tmp_path: Path) -> None:

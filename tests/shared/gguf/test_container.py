@@ -114,6 +114,21 @@ def test_foreign_header_is_refused(at: int, value: bytes, words: str, tmp_path: 
         Container.read([path])
 
 
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(144, "IQ4_KS of ik_llama.cpp"), (139, "IQ4_K of ik_llama.cpp"), (99, "number 99, which is unknown")],
+)
+def test_type_that_only_a_fork_knows_is_refused_by_its_name(number: int, name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf")
+    data = bytearray(path.read_bytes())
+    at = data.index(struct.pack("<QI", 2, gguf.GGMLQuantizationType.Q8_0))  # the last dimension, then the type
+    data[at + 8 : at + 12] = struct.pack("<I", number)
+    path.write_bytes(data)
+    with pytest.raises(GgufError, match=rf"a.gguf: tensor q is stored as type {name}; supported are") as caught:
+        Container.read([path])
+    assert "\n" not in str(caught.value)
+
+
 def test_text_that_is_not_utf_8_is_read_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "a.gguf", **{"general.description": "caf#, ü", "general.tags": ["x", "caf#"]})
     path.write_bytes(path.read_bytes().replace(b"caf#", b"caf\xe9"))

@@ -26,7 +26,8 @@ def files(folder: Path, *names: str) -> Path:
         ("Meta-Llama-3-8B-Instruct-Q4_K_M.gguf", "Q4_K_M"), ("qwen2.5-0.5b-instruct-q8_0.gguf", "Q8_0"),
         ("model.IQ4_NL.gguf", "IQ4_NL"), ("UD/m-UD-Q2_K_XL.gguf", "UD-Q2_K_XL"), ("m-F16.gguf", "F16"),
         ("m-bf16-00001-of-00002.gguf", "BF16"), ("gemma.gguf", "gemma.gguf"), ("Q4_0.gguf", "Q4_0"),
-        ("m-MXFP4_MOE.gguf", "MXFP4_MOE"), ("Q4-tuned.gguf", "Q4-tuned.gguf"),
+        ("m-MXFP4_MOE.gguf", "MXFP4_MOE"), ("m-NVFP4.gguf", "NVFP4"),
+        ("m-UD-IQ2_XXS.gguf", "UD-IQ2_XXS"), ("m.tq1_0.gguf", "TQ1_0"), ("Q4-tuned.gguf", "Q4-tuned.gguf"),
     ],
 )  # fmt: skip
 def test_quantization_in_a_name(name: str, quantization: str) -> None:

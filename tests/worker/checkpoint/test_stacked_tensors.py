@@ -18,6 +18,12 @@ def test_tensor_of_all_experts_is_cut(stored: str, kind: str) -> None:
     assert names == [f"{LAYER}mlp.experts.{expert}.{module}.{kind}" for expert in range(3)]
 
 
+@pytest.mark.parametrize("kind", ["scale", "input_scale"])
+def test_vector_with_a_number_for_each_expert_is_cut(kind: str) -> None:
+    names = names_of_experts(f"{LAYER}mlp.experts.up_proj_{kind}", (3,))
+    assert names == [f"{LAYER}mlp.experts.{expert}.up_proj.{kind}" for expert in range(3)]
+
+
 def test_granites_linears_are_cut() -> None:
     module = LAYER + "block_sparse_moe.input_linear"
     assert names_of_experts(f"{module}.weight", (2, 8, 4)) == [f"{module}.0.weight", f"{module}.1.weight"]

@@ -210,3 +210,32 @@ def _shrunk_rope(scaling: Config) -> Config:
         if name in scaling:
             small[name] = [1.0 + 0.25 * i for i in range(6)]
     return small
+
+
+# Releases whose names say another number than their model_type: Qwen3.6 and Qwen3.8 have the layers of Qwen3.5.
+QWEN3_6_ROPE = {
+    "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10_000_000,
+    "rope_type": "default",
+}  # fmt: skip
+QWEN3_6_TEXT: Config = {
+    "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "dtype": "bfloat16",
+    "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32", "max_position_embeddings": 262_144, "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False, "rms_norm_eps": 1e-6, "rope_parameters": QWEN3_6_ROPE,
+    "tie_word_embeddings": False, "vocab_size": 248_320,
+}  # fmt: skip
+QWEN3_6_27B: Config = {
+    **QWEN3_6_TEXT, "hidden_size": 5120, "intermediate_size": 17_408, "linear_num_value_heads": 48,
+    "model_type": "qwen3_5_text", "num_attention_heads": 24, "num_hidden_layers": 64, "num_key_value_heads": 4,
+}  # fmt: skip
+QWEN3_6_35B_A3B: Config = {
+    **QWEN3_6_TEXT, "hidden_size": 2048, "linear_num_value_heads": 32, "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512, "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8,
+    "num_hidden_layers": 40, "num_key_value_heads": 2, "shared_expert_intermediate_size": 512,
+}  # fmt: skip
+RELEASES: dict[str, tuple[str, str, Config]] = {  # name → class, model_type, config of the text model
+    "Qwen3.6-27B": ("Qwen3_5ForConditionalGeneration", "qwen3_5", QWEN3_6_27B),
+    "Qwen3.8-27B": ("Qwen3_5ForConditionalGeneration", "qwen3_5", {**QWEN3_6_27B, "output_gate_type": "swish"}),
+    "Qwen3.6-35B-A3B": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", QWEN3_6_35B_A3B),
+}

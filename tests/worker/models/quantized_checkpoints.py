@@ -228,6 +228,66 @@ def mxfp4() -> Format:
     return Format({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, quantize)
 
 
+def nvfp4(layout: str = "compressed-tensors") -> Format:
+    """NVFP4 as compressed-tensors, modelopt or AutoRound write it. The number of a whole weight is drawn by itself."""
+    modelopt = layout == "modelopt"
+
+    def quantize(weight: Tensor) -> tuple[State, Tensor]:
+        groups = weight.unflatten(1, (-1, 16))
+        whole = weight.abs().amax() / (6 * 448) * torch.empty(()).uniform_(1, 2, generator=own_generator(weight))
+        scale = (groups.abs().amax(-1) / 6 / whole).to(E4M3)
+        divisor = (1 / whole).reshape(1)
+        numbers = scale.float() * whole if modelopt else scale.float() / divisor
+        codes = (groups / numbers[..., None].clamp(min=1e-30))[..., None].sub(torch.tensor(E2M1)).abs().argmin(-1)
+        packed = (codes.flatten(1)[:, ::2] | codes.flatten(1)[:, 1::2] << 4).to(torch.uint8)
+        tensors = {"weight": packed, "weight_scale": scale, "weight_scale_2": whole, "input_scale": torch.ones(())}
+        if not modelopt:
+            tensors = {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": divisor}
+            tensors |= {"input_global_scale": torch.ones(1)}
+        return tensors, (torch.tensor(E2M1)[codes] * numbers[..., None]).flatten(1)
+
+    four = {"num_bits": 4, "type": "float", "group_size": 16}
+    inputs = {**four, "strategy": "tensor_group", "symmetric": True, "dynamic": "local"}
+    group = {"targets": ["Linear"], "weights": {**inputs, "dynamic": False}, "input_activations": inputs}
+    config: Config = {
+        "compressed-tensors": {
+            "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": {"group_0": group},
+            "ignore": ["lm_head"],
+        },
+        "modelopt": {
+            "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"},
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {**four, "dynamic": False}}},
+            "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+        },
+        "auto-round": {
+            "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", "bits": 4, "group_size": 16,
+            "data_type": "nv_fp", "act_bits": 4, "act_data_type": "nv_fp4_with_static_gs", "sym": True,
+        },
+    }[layout]  # fmt: skip
+    return Format(config, quantize)
+
+
+def mxfp8(config: Config) -> Format:
+    def quantize(weight: Tensor) -> tuple[State, Tensor]:
+        groups = weight.unflatten(1, (-1, 32))
+        exponent = (groups.abs().amax(-1) / 448).log2().ceil().clamp(-126, 127)
+        values = (groups / exponent.exp2()[..., None]).to(E4M3)
+        tensors = {"weight": values.flatten(1), "weight_scale": (exponent + 127).to(torch.uint8)}
+        return tensors, (values.float() * exponent.exp2()[..., None]).flatten(1)
+
+    return Format(config, quantize)
+
+
+def auto_round(form: Format, packing_format: str, **more: Any) -> Format:
+    """Returns a format with the tensors of another library and AutoRound's config."""
+    config = {
+        "quant_method": "auto-round", "packing_format": packing_format, "bits": 4, "group_size": 32, "sym": True,
+        "data_type": "int", "autoround_version": "0.16.1", "iters": 200, "block_name_to_quantize": "model.layers",
+        "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}}, **more,
+    }  # fmt: skip
+    return Format(config, form.quantize)
+
+
 def bitsandbytes(kind: str = "nf4", *, nested: bool = True, block: int = 64) -> Format:
     """The format of bitsandbytes. nested: whether scales are quantized, too"""
     table = torch.tensor(NF4 if kind == "nf4" else FP4)
@@ -314,6 +374,19 @@ FORMATS = {
     "nf4, plain scales": bitsandbytes(nested=False, block=32),
     "fp4": bitsandbytes("fp4", block=32),
     "mxfp4, compressed-tensors": compressed("mxfp4-pack-quantized", type="float", size=32),
+    "mxfp8, compressed-tensors": mxfp8(
+        compressed("mxfp8-quantized", type="float", bits=8, size=32).config | {"format": "mxfp8-quantized"}
+    ),
+    "mxfp8, modelopt": mxfp8({"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head"]}),
+    "nvfp4, compressed-tensors": nvfp4(),
+    "nvfp4, modelopt": nvfp4("modelopt"),
+    "nvfp4, auto-round": nvfp4("auto-round"),
+    "auto-round, gptq": auto_round(gptq(symmetric=False), "auto_round:auto_gptq"),
+    "auto-round, gptq without an offset": auto_round(gptq(symmetric=False, version=2), "auto_round"),
+    "auto-round, awq": auto_round(awq(), "auto_round:auto_awq"),
+    "auto-round, mxfp4": auto_round(
+        compressed("mxfp4-pack-quantized", type="float", size=32), "auto_round:llm_compressor", data_type="mx_fp"
+    ),
 }
 
 
@@ -376,6 +449,21 @@ EIGHT_BITS = {
         0,
         scale="weight_scale_inv",
         activations="activation_scale",
+        flat=True,
+    ),
+    "fp8 a tensor, modelopt": blocks({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", 0, 0, flat=True),
+    "fp8 a row, modelopt": blocks({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, "fp8", 1, 0),
+    "fp8 a tensor, auto-round": blocks(
+        {
+            "quant_method": "auto-round",
+            "packing_format": "auto_round:fp8_static",
+            "data_type": "fp8",
+            "bits": 8,
+            "group_size": -1,
+        },
+        "fp8",
+        0,
+        0,
         flat=True,
     ),
     "fp8 a block": blocks(FP8_BLOCKS, "fp8", 48, 32, scale="weight_scale_inv"),

@@ -1,11 +1,13 @@
 """Every format of quantized checkpoints gives the log-probabilities and the text of its dequantized weights."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpack_fp4_from_uint8
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -14,11 +16,14 @@ from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from tests.worker.models.harness import CPU, Oracle, all_logits, cache_for, decoder_of, prompts_of, run_greedy
 from tests.worker.models.quantized_checkpoints import (
+    EIGHT_BITS,
     FORMATS,
     Format,
+    auto_round,
     bitsandbytes,
     gptq,
     is_linear,
+    nvfp4,
     rewrite,
     rewrite_as_mixture,
     save,
@@ -128,6 +133,57 @@ def test_gptq_modules_have_settings_of_their_own(copy: Copy) -> None:
     assert_alike(folder, full)
 
 
+def test_auto_round_layers_have_settings_of_their_own(copy: Copy) -> None:
+    """A name, a regular expression, and layers that are not quantized, in a checkpoint in the layout of GPTQ."""
+    eight, four = gptq(8, 64, symmetric=False), gptq(symmetric=False)
+    own = {
+        "model.layers.1.mlp.down_proj": {"bits": 8, "group_size": 64},
+        r".*layers\.0.*o_proj": {"bits": 8, "group_size": 64},
+        "model.layers.0.mlp.up_proj": {"bits": 16, "data_type": "float"},
+    }  # fmt: skip
+    config = auto_round(four, "auto_round:auto_gptq", extra_config=own).config
+
+    def has_eight(name: str) -> bool:
+        return name in ("model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.o_proj.weight")
+
+    def has_four(name: str) -> bool:
+        return is_linear(name) and not has_eight(name) and name != "model.layers.0.mlp.up_proj.weight"
+
+    folder, full = copy("llama", "quantized"), copy("llama", "full")
+    for widened, place in ((False, folder), (True, full)):
+        rewrite(place, Format(config, eight.quantize), widened=widened, which=has_eight)
+        rewrite(place, Format(config, four.quantize), widened=widened, which=has_four)
+    assert_alike(folder, full)
+    assert str(spec_from_config(read_config(folder)).stored) == "int4 and int8, one scale for 32 values or 64 values"
+
+
+def test_modelopt_settings_may_be_in_a_file_of_their_own_with_several_formats(copy: Copy) -> None:
+    fp8, fp4 = EIGHT_BITS["fp8 a tensor, modelopt"], nvfp4("modelopt")
+    layers = {"model.layers.0.mlp.down_proj": {"quant_algo": "FP8"}}
+    layers |= {"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16}}
+    settings = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": layers}
+    folder, full = copy("llama", "quantized"), copy("llama", "full")
+    for widened, place in ((False, folder), (True, full)):
+        rewrite(place, fp8, widened=widened, which=lambda name: name.endswith("down_proj.weight"))
+        rewrite(place, fp4, widened=widened, which=lambda name: is_linear(name) and "down_proj" not in name)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    file = {"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": settings}
+    (folder / "hf_quant_config.json").write_text(json.dumps(file))
+    assert_alike(folder, full)
+    assert str(spec_from_config(read_config(folder)).stored) == "fp8 and nvfp4, one scale for a tensor or 16 values"
+
+
+def test_nvfp4_codes_are_packed_as_compressed_tensors_packs_them() -> None:
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    tensors, wanted = nvfp4().quantize(weight)
+    unpacked = unpack_fp4_from_uint8(tensors["weight_packed"], 8, 64, torch.float32)
+    scale = tensors["weight_scale"].float() / tensors["weight_global_scale"]
+    assert torch.equal(unpacked * scale.repeat_interleave(16, 1), wanted)
+    assert torch.equal(pack_fp4_to_uint8(unpacked), tensors["weight_packed"])
+
+
 def test_nf4_block_of_several_rows_is_a_scale_for_each(copy: Copy) -> None:
     form, q = bitsandbytes(block=128), "self_attn.q_proj.weight"
     folder = rewrite(copy("llama", "quantized"), form, which=lambda name: name.endswith(q))
@@ -192,7 +248,7 @@ def test_gptq_zeros_for_groups_in_the_usual_order_are_understood(copy: Copy, for
         assert_alike(folder, rewrite(copy("llama", "full"), form, widened=True))
 
 
-@pytest.mark.parametrize("name", ["gptq, act-order", "awq", "int4 a group", "mxfp4", "fp8 a row"])
+@pytest.mark.parametrize("name", ["gptq, act-order", "awq", "int4 a group", "mxfp4", "fp8 a row", "nvfp4, modelopt"])
 def test_quantized_head_is_read(copy: Copy, name: str) -> None:
     form = FORMATS[name]
     folder = rewrite(copy("llama", "quantized"), form, which=with_head)

@@ -29,7 +29,7 @@ def predicted_and_found(folder: Path, flag: str, dtype: torch.dtype) -> tuple[We
 @needs_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3-moe", "gpt-oss"])
-@pytest.mark.parametrize("types", ["BF16", "Q4_0", "mixed", "mxfp4"])
+@pytest.mark.parametrize("types", ["BF16", "Q4_0", "IQ1_M", "mixed", "mxfp4"])
 def test_prediction_for_gguf_files_is_close(kind: str, types: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """The prediction leaves out vectors and padding."""
     written = write(kind, tmp_path, {"mixed": mixed, "mxfp4": mxfp4}.get(types, types))

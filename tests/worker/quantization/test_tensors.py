@@ -18,6 +18,7 @@ from tests.worker.models.harness import CPU, decoder_of
 from worker.checkpoint.checkpoint import CheckpointError, resolve, stored_bytes
 from worker.checkpoint.staging import Staging
 from worker.checkpoint.stored_weight import PLAIN
+from worker.ops.quantized_weight import QuantizedWeight
 from worker.quantization.gguf import GgufMethod
 from worker.quantization.gguf_tensors import GgufTensors
 from worker.spec import StoredQuantization
@@ -108,8 +109,8 @@ def typed(name: str, type: str) -> Callable[[Arrays], None]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (typed("blk.1.attn_q.weight", "IQ2_XS"),
-         r"layers.1.self_attn.q_proj.weight is stored as IQ2_XS; supported are F32, BF16, F16, Q8_0, .*IQ4_XS"),
+        (typed("blk.1.attn_q.weight", "Q1_0"),
+         r"layers.1.self_attn.q_proj.weight is stored as Q1_0; supported are F32, BF16, F16, Q8_0, .*IQ2_XS"),
         (typed("token_embd.weight", "TQ1_0"), r"the tokenizer has 512 tokens, but token_embd.weight has 256 rows"),
         (typed("blk.0.attn_k.weight", "Q4_0"), r"k_proj.weight has shape \[256, 256\]; by the model's config it is"),
         (lambda arrays: arrays.pop("blk.0.ffn_norm.weight"), r"layers.0.post_attention_layernorm.weight is missing"),
@@ -165,6 +166,53 @@ def cut(name: str, index: Any) -> Callable[[Arrays], None]:
     return lambda arrays: arrays.update({name: (np.ascontiguousarray(arrays[name][0][index]), arrays[name][1])})
 
 
+def factors(count: int, number: float = 0.5) -> tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]:
+    """Returns a tensor `.scale`: a factor for a weight, or one for each expert."""
+    return number * np.arange(1, count + 1, dtype=np.float32), gguf.GGMLQuantizationType.F32
+
+
+def test_weights_are_multiplied_by_the_factors_beside_them(tmp_path: Path) -> None:
+    """NVFP4 files have a factor for each weight or expert, and scales of activations, which are not read."""
+    path = write("mixtral", tmp_path, lambda name: "NVFP4" if "exps" in name else "Q4_K").file
+    without = weights_of(path, tmp_path)
+
+    def add(arrays: Arrays) -> None:
+        arrays["blk.0.ffn_up_exps.scale"], arrays["blk.1.attn_q.scale"] = factors(4), factors(1, 3.0)
+        arrays["blk.0.ffn_up_exps.input_scale"] = arrays["blk.1.attn_q.input_scale"] = factors(4)
+
+    rewrite(path, add)
+    found = weights_of(path, tmp_path)
+    for expert in range(4):
+        name = f"model.layers.0.mlp.experts.{expert}.up_proj.weight"
+        assert torch.equal(found[name], without[name] * 0.5 * (expert + 1))
+    name = "model.layers.1.self_attn.q_proj.weight"
+    assert torch.allclose(found[name], without[name] * 3, rtol=1e-6, atol=1e-9)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    assert torch.equal(found[name], without[name])
+    decoder_of(translated([path], tmp_path / "cache"))
+
+
+def weights_of(path: Path, tmp_path: Path) -> dict[str, torch.Tensor]:
+    """Returns some weights of a file of Mixtral's architecture, dequantized."""
+    method = GgufMethod(StoredQuantization("NVFP4"))
+    with closing(GgufTensors(translated([path], tmp_path / "cache"))) as tensors:
+        shapes = {name: (512, 256) for name in tensors.names() if name.endswith("up_proj.weight")}
+        shapes |= {f"model.layers.1.self_attn.{one}_proj.weight": (n, 256) for one, n in (("q", 256), ("k", 128))}
+
+        def read(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            tensors.copy(name, into := torch.empty(shape, dtype=dtype))
+            return into
+
+        found = {}
+        for name, shape in shapes.items():
+            stored = method.weight(name, shape, tensors)
+            assert stored is not None
+            weight = stored.read(read, torch.float32)
+            assert isinstance(weight, QuantizedWeight)
+            found[name] = weight.dequantize(torch.float32)
+        return found
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -179,8 +227,14 @@ def cut(name: str, index: Any) -> Callable[[Arrays], None]:
         (cut("blk.0.ffn_gate_inp.weight", slice(3)), r"layers.0.mlp.gate.weight has shape \[3, 256\]; by the model's"),
         (lambda arrays: arrays["blk.1.ffn_up_exps.weight"][0].__setitem__((3, 0, 0), 255),
          r"layers.1.mlp.experts.3.up_proj.weight contains a number that is not finite"),
-        (lambda arrays: arrays.update({"blk.0.ffn_up_exps.scale": arrays["blk.0.ffn_gate_inp.bias"]}),
-         r"layers.0.mlp.experts.up_proj_scale does not belong to this model"),
+        (lambda arrays: arrays.update({"blk.0.ffn_up_exps.scale": arrays["blk.0.attn_norm.weight"]}),
+         r"layers.0.mlp.experts.10.up_proj.scale does not belong to this model"),
+        (lambda arrays: arrays.update({"blk.0.ffn_up_exps.scale": factors(3)}),
+         r"layers.0.mlp.experts.3.up_proj.scale is missing"),
+        (lambda arrays: arrays.update({"blk.0.ffn_up_exps.scale": factors(4, float("inf"))}),
+         r"layers.0.mlp.experts.0.up_proj.weight contains a number that is not finite"),
+        (lambda arrays: arrays.update({"blk.0.attn_norm.scale": factors(1)}),
+         r"layers.0.input_layernorm.scale does not belong to this model"),
     ],
 )  # fmt: skip
 def test_lying_experts_are_refused_in_one_sentence(change: Callable[[Arrays], Any], words: str, tmp_path: Path) -> None:

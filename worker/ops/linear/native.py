@@ -29,6 +29,10 @@ from worker.ops.quantized_weight import (
     E4M3,
     INT4,
     INT8,
+    IQ1,
+    IQ2,
+    IQ3_S,
+    IQ3_XXS,
     IQ4_NL,
     CodeMap,
     QuantizedWeight,
@@ -50,6 +54,10 @@ INTEGER_KINDS = {
     INT4: INTEGER4,
     E2M1: INTEGER4,
     IQ4_NL: INTEGER4,
+    IQ3_S: INTEGER4,
+    IQ3_XXS: INTEGER4,
+    IQ2: INTEGER4,
+    IQ1: INTEGER4,
     INT8: INTEGER8,
 }
 INT8_INPUT_KINDS = {  # the same codes, for inputs of 8 bits

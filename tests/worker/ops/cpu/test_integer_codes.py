@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.worker.ops.harness.cpu_tiers import CAN_EMULATE, EMULATED, HERE, use
 from worker.ops.linear import native as linear_native
 from worker.ops.linear.native import INTEGER4, INTEGER8, TABLE4, pack_weight
-from worker.ops.quantized_weight import E2M1, INT4, INT8, IQ4_NL, CodeMap, QuantizedWeight
+from worker.ops.quantized_weight import E2M1, INT4, INT8, IQ1, IQ2, IQ3_S, IQ3_XXS, IQ4_NL, CodeMap, QuantizedWeight
 
 pytestmark = pytest.mark.skipif(not CAN_EMULATE, reason="needs AVX-512 with bf16")
 TILES = "amx" if "amx" in HERE else EMULATED
@@ -44,7 +44,9 @@ def product(which: str, weight: QuantizedWeight, x: Tensor) -> tuple[Tensor, lis
 
 
 @pytest.mark.parametrize("minimum", [False, True])
-@pytest.mark.parametrize("code_map, group", [(INT4, 16), (INT4, 32), (INT4, 64), (E2M1, 16), (E2M1, 32)])
+@pytest.mark.parametrize(
+    "code_map, group", [(INT4, 16), (INT4, 32), (INT4, 64), (E2M1, 16), (E2M1, 32), (IQ1, 32), (IQ3_S, 32)]
+)
 def test_tiles_give_the_bits_of_integers(code_map: CodeMap, group: int, minimum: bool) -> None:
     torch.manual_seed(group)
     for n, k in ((96, 256), (64, 160), (40, 48), (70, 1024), (33, 32)):
@@ -72,7 +74,9 @@ def test_eight_bits_have_the_same_bits_in_tiles_and_in_few_rows(group: int, mini
         assert all(torch.equal(part, tiles[a:b]) for part, (a, b) in zip(parts, PARTS, strict=True)), (n, k)
 
 
-@pytest.mark.parametrize("code_map, group", [(INT4, 128), (INT4, 48), (IQ4_NL, 32), (E2M1, 64)])
+@pytest.mark.parametrize(
+    "code_map, group", [(INT4, 128), (INT4, 48), (IQ4_NL, 32), (E2M1, 64), (IQ2, 16), (IQ3_XXS, 32)]
+)
 def test_tiles_multiply_values_where_sums_might_be_rounded(code_map: CodeMap, group: int) -> None:
     weight, x = drawn(code_map, 64, 384, group, False), inputs(384)
     integers, few_rows, _ = product("avx512bf16", weight, x)

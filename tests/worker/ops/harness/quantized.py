@@ -4,9 +4,22 @@ from dataclasses import replace
 
 import torch
 
-from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap, QuantizedWeight
+from worker.ops.quantized_weight import (
+    E2M1,
+    E4M3,
+    INT4,
+    INT8,
+    IQ1,
+    IQ2,
+    IQ3_S,
+    IQ3_XXS,
+    IQ4_NL,
+    NF4,
+    CodeMap,
+    QuantizedWeight,
+)
 
-CODE_MAPS = [INT4, INT8, E4M3, E2M1, NF4, IQ4_NL]
+CODE_MAPS = [INT4, INT8, E4M3, E2M1, NF4, IQ4_NL, IQ3_S, IQ3_XXS, IQ2, IQ1]
 
 
 def quantized(

@@ -120,3 +120,141 @@ __attribute__((visibility("default"))) void unpack_blocks(int format, const uint
             FORMATS[format].unpack(rows + b * bytes, codes + b * numbers, scale + b * groups,
                                    has_minimum ? minimum + b * groups : 0);
 }
+
+/* The formats with grids (worker/quantization/gguf_grids.py). A grid is given: each byte of its entries is the index of
+ * a number. SIGN is set in the codes of negative numbers. */
+#define EACH_BYTE 0x0101010101010101ull
+#define SIGN 8
+
+/* Unpacks one block. */
+typedef void UnpackGrid(const uint8_t *block, const uint8_t *grid, uint8_t *codes, float *scale);
+
+/* Returns eight bytes that are SIGN where a bit of `signs` is set, the lowest bit first, else 0. */
+static inline uint64_t sign_bytes(uint32_t signs) {
+    uint64_t bits = (signs & 255) * EACH_BYTE & 0x8040201008040201ull; /* byte i keeps bit i */
+    return (bits + 127 * EACH_BYTE) >> 4 & SIGN * EACH_BYTE;           /* moves the bit to bit 7 of its byte */
+}
+
+/* Returns the sign bytes of seven bits. The number of minus signs is even, which gives the eighth. */
+static inline uint64_t even_sign_bytes(uint32_t seven) {
+    seven &= 127;
+    return sign_bytes(seven | (uint32_t)__builtin_parity(seven) << 7);
+}
+
+static inline void put_eight(const uint8_t *grid, long entry, uint64_t signs, uint8_t *codes) {
+    uint64_t numbers;
+    memcpy(&numbers, grid + 8 * entry, 8);
+    numbers |= signs;
+    memcpy(codes, &numbers, 8);
+}
+
+static inline void put_two_fours(const uint8_t *grid, long first, long second, uint64_t signs, uint8_t *codes) {
+    uint32_t low, high;
+    memcpy(&low, grid + 4 * first, 4);
+    memcpy(&high, grid + 4 * second, 4);
+    uint64_t numbers = (low | (uint64_t)high << 32) | signs;
+    memcpy(codes, &numbers, 8);
+}
+
+static inline uint32_t word_at(const uint8_t *bytes) {
+    uint32_t word;
+    memcpy(&word, bytes, 4);
+    return word;
+}
+
+static inline uint32_t short_at(const uint8_t *bytes) { return bytes[0] | (uint32_t)bytes[1] << 8; }
+
+static inline int nibble_at(const uint8_t *bytes, int i) { return bytes[i / 2] >> 4 * (i & 1) & 15; }
+
+USES_AVX2 static void iq2_xxs(const uint8_t *block, const uint8_t *grid, uint8_t *codes, float *scale) {
+    float factor = half_at(block);
+    for (int group = 0; group < 8; group++) {
+        const uint8_t *run = block + 2 + 8 * group;
+        uint32_t word = word_at(run + 4);
+        scale[group] = factor * (0.5f + (word >> 28)) * 0.25f;
+        for (int i = 0; i < 4; i++) put_eight(grid, run[i], even_sign_bytes(word >> 7 * i), codes + 32 * group + 8 * i);
+    }
+}
+
+USES_AVX2 static void iq2_xs(const uint8_t *block, const uint8_t *grid, uint8_t *codes, float *scale) {
+    float factor = half_at(block);
+    for (int group = 0; group < 16; group++) scale[group] = factor * (0.5f + nibble_at(block + 66, group)) * 0.25f;
+    for (int i = 0; i < 32; i++) {
+        uint32_t word = short_at(block + 2 + 2 * i);
+        put_eight(grid, word & 511, even_sign_bytes(word >> 9), codes + 8 * i);
+    }
+}
+
+USES_AVX2 static void iq2_s(const uint8_t *block, const uint8_t *grid, uint8_t *codes, float *scale) {
+    float factor = half_at(block);
+    for (int group = 0; group < 16; group++) scale[group] = factor * (0.5f + nibble_at(block + 74, group)) * 0.25f;
+    for (int i = 0; i < 32; i++) {
+        int high = block[66 + i / 4] >> 2 * (i % 4) & 3;
+        put_eight(grid, block[2 + i] | high << 8, sign_bytes(block[34 + i]), codes + 8 * i);
+    }
+}
+
+USES_AVX2 static void iq3_xxs(const uint8_t *block, const uint8_t *grid, uint8_t *codes, float *scale) {
+    float factor = half_at(block);
+    for (int group = 0; group < 8; group++) {
+        const uint8_t *entries = block + 2 + 8 * group;
+        uint32_t word = word_at(block + 66 + 4 * group);
+        scale[group] = factor * (0.5f + (word >> 28)) * 0.5f;
+        for (int i = 0; i < 4; i++)
+            put_two_fours(grid, entries[2 * i], entries[2 * i + 1], even_sign_bytes(word >> 7 * i),
+                          codes + 32 * group + 8 * i);
+    }
+}
+
+USES_AVX2 static void iq3_s(const uint8_t *block, const uint8_t *grid, uint8_t *codes, float *scale) {
+    float factor = half_at(block);
+    for (int group = 0; group < 8; group++) scale[group] = factor * (1 + 2 * nibble_at(block + 106, group));
+    for (int i = 0; i < 32; i++) {
+        int high = block[66 + i / 4] >> 2 * (i % 4);
+        put_two_fours(grid, block[2 + 2 * i] | (high & 1) << 8, block[3 + 2 * i] | (high & 2) << 7,
+                      sign_bytes(block[74 + i]), codes + 8 * i);
+    }
+}
+
+USES_AVX2 static void iq1_s(const uint8_t *block, const uint8_t *grid, uint8_t *codes, float *scale) {
+    float factor = half_at(block);
+    for (int group = 0; group < 8; group++) {
+        uint32_t word = short_at(block + 34 + 2 * group);
+        uint64_t subtracted = (word >> 15) * SIGN * EACH_BYTE;
+        scale[group] = factor * (int)(2 * (word >> 12 & 7) + 1) * 0.125f;
+        for (int i = 0; i < 4; i++)
+            put_eight(grid, block[2 + 4 * group + i] | (word >> 3 * i & 7) << 8, subtracted, codes + 32 * group + 8 * i);
+    }
+}
+
+/* The float16 scale is in the top four bits of four words. */
+USES_AVX2 static void iq1_m(const uint8_t *block, const uint8_t *grid, uint8_t *codes, float *scale) {
+    const uint8_t *words = block + 48;
+    uint8_t half[2] = {words[1] >> 4 | (words[3] & 0xf0), words[5] >> 4 | (words[7] & 0xf0)};
+    float factor = half_at(half);
+    for (int group = 0; group < 16; group++)
+        scale[group] = factor * (int)(2 * (short_at(words + group / 4 * 2) >> 3 * (group % 4) & 7) + 1) * 0.125f;
+    for (int i = 0; i < 32; i++) {
+        int high = nibble_at(block + 32, i);
+        put_eight(grid, block[i] | (high & 7) << 8, (uint64_t)(high >> 3) * SIGN * EACH_BYTE, codes + 8 * i);
+    }
+}
+
+static const struct {
+    UnpackGrid *unpack;
+    int bytes, groups; /* of a block, which has 256 numbers */
+} GRID_FORMATS[] = {
+    {iq1_s, 50, 8},  {iq1_m, 56, 16},  {iq2_xxs, 66, 8}, {iq2_xs, 74, 16},
+    {iq2_s, 82, 16}, {iq3_xxs, 98, 8}, {iq3_s, 110, 8},
+};
+
+/* Unpacks n rows of `blocks` blocks each. format: an index into GRID_FORMATS; grid: its entries; codes: [n, blocks *
+ * 256]; scale: [n, blocks * groups]. */
+__attribute__((visibility("default"))) void unpack_grids(int format, const uint8_t *grid, const uint8_t *rows, long n, long blocks,
+                                                         uint8_t *codes, float *scale, int threads) {
+    long bytes = GRID_FORMATS[format].bytes, groups = GRID_FORMATS[format].groups;
+#pragma omp parallel for num_threads(threads)
+    for (long row = 0; row < n; row++)
+        for (long b = row * blocks; b < (row + 1) * blocks; b++)
+            GRID_FORMATS[format].unpack(rows + b * bytes, grid, codes + b * 256, scale + b * groups);
+}
