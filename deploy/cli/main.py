@@ -69,6 +69,7 @@ TOOLS = {
         "say whether a model fits this machine, fetch it, serve it, and chat with it", "deploy.cli.run:run",
         "deploy.cli.run:parser",
     ),
+    "pull": Tool("fetch the model that a name means", "deploy.cli.pull:pull", "deploy.cli.pull:parser"),
     "bench": Tool("measure a running server, its modes, or a GPU", "bench.__main__:main"),
     "simulate": Tool(
         "replay traffic through the scheduler in virtual time",

@@ -100,6 +100,10 @@ def model_list(table: ModelTable, created: int) -> ModelList:
         for name in served.listed_names
     ]
     models += [model_of(one.name, one, created, table.first.name) for one in table.adapters]
+    models += [
+        model_of(one.name, one, created, one.preset.base if one.preset else None, table.state_of(one.name))
+        for one in table.presets
+    ]
     return ModelList(
         data=models, models=[_for_llama_cpp(one) for one in models], first_id=models[0].id, last_id=models[-1].id
     )
@@ -158,9 +162,10 @@ def _contexts(app: AppState, served: list[ServedModel]) -> list[ModelContext]:
 
 
 async def ollama_tags(app: AppState, request: Request) -> Response:
-    contexts = _contexts(app, [*app.models, *app.models.adapters])
+    models = [*app.models, *app.models.adapters, *app.models.presets]
+    contexts = _contexts(app, models)
     known = {context.model for context in contexts}
-    unloaded = [model.name for model in app.models if model.name not in known]
+    unloaded = [model.name for model in models if model.name not in known]
     return json_response(ollama.tags(contexts, app.created, unloaded))
 
 
