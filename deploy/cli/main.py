@@ -72,6 +72,10 @@ TOOLS = {
         "deploy.cli.run:parser",
     ),
     "pull": Tool("fetch the model that a name means", "deploy.cli.pull:pull", "deploy.cli.pull:parser"),
+    "tune": Tool(
+        "measure a few settings on a model, and write a file for serve --config", "deploy.cli.tune:tune",
+        "deploy.cli.tune:parser",
+    ),
     "bench": Tool("measure a running server, its modes, or a GPU", "bench.__main__:main"),
     "simulate": Tool(
         "replay traffic through the scheduler in virtual time",
