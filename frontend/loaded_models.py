@@ -173,7 +173,7 @@ class LoadedModels(ModelTable):
         seconds = seconds_of_field(keep_alive)
         if name and not found.config.any_model_name and self._named(name) is None:
             raise absent(name)
-        one, task = self._loaded[found.name if found.preset is None else found.base.name], asyncio.current_task()
+        one, task = self._loaded[(found if found.base is None else found.base).name], asyncio.current_task()
         self._waiting[task] = one.entry.name
         try:
             async with asyncio.timeout(self._settings.models.load_wait):
