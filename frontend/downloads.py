@@ -34,6 +34,9 @@ class ToLauncher(Protocol):
         """
 
 
+PULLING = "pulling manifest"  # the first line of a download
+
+
 class Asked:
     """What a request waits for: the lines about a download, and the end. News of the same file replace each other, so a
     client that reads slowly keeps nothing in memory."""
@@ -54,16 +57,24 @@ class Asked:
         self._done = done
         self._changed.set()
 
-    async def lines(self) -> AsyncIterator[Download]:
-        """Yields the lines until the launcher has answered. `done` then has the answer."""
+    async def lines(self, silent_s: float | None = None) -> AsyncIterator[Download]:
+        """Yields the lines until the launcher has answered. `done` then has the answer.
+
+        silent_s: if nothing new comes for so many seconds, the last line comes again
+        """
+        last = Download(self.name, PULLING)
         while True:
             lines, self._lines = self._lines, []
-            for line in lines:
-                yield line
+            for last in lines:
+                yield last
             if self._done is not None and not self._lines:
                 return
-            await self._changed.wait()
-            self._changed.clear()
+            try:
+                async with asyncio.timeout(silent_s):
+                    await self._changed.wait()
+                self._changed.clear()
+            except TimeoutError:
+                yield last
 
     async def done(self) -> Done:
         """Waits for the answer."""

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from frontend.api.ollama.modelfile import checked_preset, read_modelfile
 from frontend.app_state import AppState, json_response
-from frontend.downloads import Asked, ToLauncher
+from frontend.downloads import PULLING, ToLauncher
 from frontend.errors import BadRequest, Forbidden, NotFound, Overloaded, SluiceError
 from frontend.model_table import ModelTable
 from frontend.routes.generate import while_connected
@@ -29,6 +29,7 @@ from shared.preset import Preset, Told
 
 Name = Annotated[str, Meta(max_length=MOST_NAME_CHARS)]
 RETRY_S = 10.0
+AGAIN_S = 1.0  # a line comes again after so long, because the server notices only by writing that a client has left
 MOST_SILENT_S = 15.0  # the stream of changes has a comment at least so often
 
 
@@ -161,10 +162,10 @@ def _preset(asked: CreateRequest) -> Preset:
 
 
 async def _pulled(library: ToLauncher, name: str) -> AsyncIterator[OllamaProgress]:
-    yield OllamaProgress(status="pulling manifest")
+    yield OllamaProgress(status=PULLING)
     with library.asking(lambda ticket: Pull(ticket, name), name) as asked:
-        async for line in _without(asked, "pulling manifest"):
-            yield line
+        async for line in asked.lines(AGAIN_S):
+            yield _line(line)
         _check(await asked.done(), name)
 
 
@@ -178,12 +179,6 @@ async def _created(models: ModelTable, library: ToLauncher, name: str, preset: P
     yield OllamaProgress(status="writing manifest")
     with library.asking(lambda ticket: Create(ticket, name, preset)) as asked:
         _check(await asked.done(), preset.base)
-
-
-async def _without(asked: Asked, status: str) -> AsyncIterator[OllamaProgress]:
-    async for line in asked.lines():
-        if line.status != status:
-            yield _line(line)
 
 
 def _line(download: Download) -> OllamaProgress:
