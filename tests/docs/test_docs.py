@@ -72,7 +72,7 @@ def test_flags_named_in_docs_exist() -> None:
 
 
 OTHERS = {  # flags of smaller commands, which are no settings
-    "--add", "--force", "--compare", "--json", "--serve", "--help", "--budget", "--only", "--tiles", "--trace",
+    "--add", "--config", "--rounds", "--force", "--compare", "--json", "--serve", "--help", "--budget", "--only", "--tiles", "--trace",
     "--models", "--call", "--results", "--last", "--checks", "--minutes", "--precompile", "--compile-table",
     "--capability", "--python-version", "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry",
     "--torch-index", "--set", "--url", "--measure", "--quick", "--dry-run", "--anyway",
