@@ -72,10 +72,10 @@ def test_flags_named_in_docs_exist() -> None:
 
 
 OTHERS = {  # flags of smaller commands, which are no settings
-    "--add", "--config", "--rounds", "--force", "--compare", "--json", "--serve", "--help", "--budget", "--only", "--tiles", "--trace",
+    "--add", "--force", "--compare", "--json", "--serve", "--help", "--budget", "--only", "--tiles", "--trace",
     "--models", "--call", "--results", "--last", "--checks", "--minutes", "--precompile", "--compile-table",
     "--capability", "--python-version", "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry",
-    "--torch-index", "--set", "--url", "--measure", "--quick", "--dry-run", "--anyway",
+    "--torch-index", "--set", "--url", "--measure", "--quick", "--dry-run", "--anyway", "--config", "--rounds",
 }  # fmt: skip
 
 
