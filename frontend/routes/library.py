@@ -6,7 +6,7 @@ for it has left; the next one continues it.
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, UnsetType, field
 from starlette.requests import Request
@@ -18,8 +18,8 @@ from frontend.downloads import PULLING, ToLauncher
 from frontend.errors import BadRequest, Forbidden, NotFound, Overloaded, SluiceError
 from frontend.model_table import ModelTable
 from frontend.routes.generate import while_connected
-from frontend.schema.base import FieldError, RequestModel, ResponseModel, to_json
-from frontend.schema.request_fields import Ignored, Text, doc
+from frontend.schema.base import FieldError, Names, RequestModel, ResponseModel, to_json
+from frontend.schema.request_fields import Text, doc
 from frontend.server.access import check_admin
 from frontend.server.sse import JSON_LINES, SERVER_SENT_EVENTS
 from shared.launcher_messages import Copy, Create, Delete, Done, Download, ModelState, Pull
@@ -34,10 +34,11 @@ MOST_SILENT_S = 15.0  # the stream of changes has a comment at least so often
 
 
 class PullRequest(RequestModel):
+    IGNORED: ClassVar[Names] = ("insecure",)
+
     model: Annotated[Name, doc("A short name such as `qwen3:4b`, a hub id, or `org/repository:Q4_K_M`")] = ""
     name: Annotated[Name, doc("The older name of `model`")] = ""
     stream: Annotated[bool, doc("false: one object instead of lines")] = True
-    insecure: Ignored = None
 
 
 class OllamaTurn(RequestModel):
