@@ -7,6 +7,7 @@ so a client that sends one request after another causes no messages. Knows no to
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import Counter, deque
@@ -21,12 +22,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from frontend.api.answer import ResponseContext
 from frontend.api.formats import ApiFormat
 from frontend.api.openai import typed_events
+from frontend.downloads import Asked
 from frontend.request import GenerationRequest
 from frontend.server.middleware import API_FORMAT, RECORD, REQUEST_ID, STREAMS, client_error
 from frontend.server.sse import SERVER_SENT_EVENTS
 from frontend.text.tokenizer import Tokenizer
 from shared.launcher_messages import (
     SOCKET,
+    Ask,
+    Done,
+    Download,
+    Forget,
     Keep,
     Load,
     ModelState,
@@ -45,6 +51,7 @@ LINGER_S = 0.5
 RECONNECT_S = 0.2
 MOST_SLEEP_WAIT_S = 300.0  # how long to wait until all models are unloaded
 POLL_S = 0.05
+MOST_ENDED = 32  # ended downloads whose end is remembered
 LOST = "there is no connection to the launcher; try again"
 
 
@@ -66,6 +73,11 @@ class LauncherLink:
         self._said: Seen | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reloads: deque[asyncio.Future[str]] = deque()  # answered by the launcher in this order
+        self.downloads: dict[str, Download] = {}  # the last news of each running download, and of some that have ended
+        self._asked: dict[int, Asked] = {}  # by ticket
+        self._tickets = itertools.count(1)
+        self.news = 0
+        self._has_news = asyncio.Event()
 
     async def run(self) -> None:
         """Connects, and connects again after every loss, until cancelled."""
@@ -76,14 +88,25 @@ class LauncherLink:
                 try:
                     while True:
                         message = await read_from_launcher(reader)
-                        if isinstance(message, Reloaded):
-                            _resolve(self._reloads.popleft(), message.problem)
-                        else:
-                            self._take(message)
+                        match message:
+                            case Reloaded():
+                                _resolve(self._reloads.popleft(), message.problem)
+                            case Download():
+                                self._take_download(message)
+                            case Done():
+                                if (asked := self._asked.pop(message.ticket, None)) is not None:
+                                    asked.end(message)
+                            case _:
+                                self._take(message)
+                        self._tell_news()
                 finally:
                     self.connected = False
                     while self._reloads:
                         _resolve(self._reloads.popleft(), LOST)
+                    for ticket in list(self._asked):
+                        self._asked.pop(ticket).end(Done(ticket, LOST, "not_ready"))
+                    self.downloads.clear()
+                    self._tell_news()
                     self._writer.close()
                     self._writer = None
             await asyncio.sleep(RECONNECT_S)
@@ -93,6 +116,45 @@ class LauncherLink:
         self._version, self.reading, self.asleep, self.connected = table.version, table.reading, table.asleep, True
         self._changed()
         self._tell()
+
+    def _take_download(self, download: Download) -> None:
+        ended = [name for name, one in self.downloads.items() if one.ended]
+        for name in [download.name, *ended[: max(0, len(ended) - MOST_ENDED)]]:
+            self.downloads.pop(name, None)
+        self.downloads[download.name] = download
+        for asked in self._asked.values():
+            if asked.name == download.name and not download.ended:
+                asked.add(download)
+
+    def _tell_news(self) -> None:
+        self.news += 1
+        told, self._has_news = self._has_news, asyncio.Event()
+        told.set()
+
+    async def next_news(self, seen: int) -> None:
+        """Waits until `news` is more than `seen`."""
+        while self.news <= seen:
+            await self._has_news.wait()
+
+    @contextlib.contextmanager
+    def asking(self, make: Callable[[int], Ask], name: str = "") -> Iterator[Asked]:
+        """Asks the launcher something of the library, and yields the answer. At the end of the block, nobody waits for
+        it any more.
+
+        make: makes the message from its ticket; name: of the download whose progress belongs to the answer
+        """
+        ticket = next(self._tickets)
+        asked = Asked(name, self.downloads.get(name))
+        if self._writer is None:
+            asked.end(Done(ticket, LOST, "not_ready"))
+        else:
+            self._asked[ticket] = asked
+            self._writer.write(frame(make(ticket)))
+        try:
+            yield asked
+        finally:
+            if self._asked.pop(ticket, None) is not None and self._writer is not None:
+                self._writer.write(frame(Forget(ticket)))
 
     def use(self, name: str) -> None:
         """Counts a request that computes with a model. Each call needs a call of `release`."""

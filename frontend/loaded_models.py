@@ -15,7 +15,7 @@ from pathlib import Path
 
 from frontend.errors import BadRequest, Overloaded, Unprocessable
 from frontend.launcher_link import LOST, LauncherLink
-from frontend.model_table import TAG, ModelTable, ServedModel
+from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.model_metrics import ModelMetrics, Residence
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.membership import Discovery
@@ -24,7 +24,9 @@ from frontend.workers.status import DRAINING, READY, Readiness, not_ready
 from shared.address import parse_all
 from shared.config.settings import Settings, with_values
 from shared.launcher_messages import Keep, Load, ModelState
+from shared.model_library import read_presets
 from shared.model_list import Entry, read_entries, seconds_of, worker_folder
+from shared.preset import TAG, Preset
 
 log = logging.getLogger("sluice.models")
 POLL_S = 0.02  # pause between two checks whether a loaded model can serve
@@ -64,6 +66,8 @@ class LoadedModels(ModelTable):
         self._entries = {entry.name: entry for entry in entries}
         self._loaded = {entry.name: self._loaded_model(entry) for entry in entries}
         self._names = {name: entry.name for entry in entries for name in entry.names}
+        self._presets: dict[str, Preset] = {}
+        self._dressed: dict[str, ServedModel] = {}
         self._reading = 0  # the value of LauncherLink.reading when the entries were read
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -85,11 +89,42 @@ class LoadedModels(ModelTable):
         return loaded[0] if len(loaded) == 1 else next(iter(self))
 
     def get(self, name: str) -> ServedModel | None:
+        if name in self._presets and name not in self._names:
+            return self._dress(name)
         return self._loaded[self._names[name]].served if name in self._names else None
+
+    def _dress(self, name: str) -> ServedModel | None:
+        """Returns the model of a preset's name; None if the table has no such model."""
+        preset = self._presets[name]
+        if preset.base not in self._names:
+            return None
+        served, made = self._loaded[self._names[preset.base]].served, self._dressed.get(name)
+        if made is None or made.base is not served or made.preset is not preset:
+            made = self._dressed[name] = served.dressed(name, preset)
+        return made
+
+    @property
+    def presets(self) -> list[ServedModel]:
+        return [made for name in self._presets if name not in self._names and (made := self._dress(name)) is not None]
+
+    def _entry_name(self, name: str) -> str:
+        """Returns the name of the table's entry that a model's or preset's name means; "" if there is none."""
+        if name not in self._names and name in self._presets:
+            name = self._presets[name].base
+        return self._names.get(name, "")
+
+    @property
+    def library(self) -> LauncherLink | None:
+        return self._link if self._settings.models.allow_pull else None
+
+    @property
+    def changes(self) -> LauncherLink:
+        return self._link
 
     def state_of(self, name: str) -> ModelState | None:
         """Returns the launcher's last report about the model with this name."""
-        return self._loaded[self._names[name]].state if name in self._names else None
+        entry = self._entry_name(name)
+        return self._loaded[entry].state if entry else None
 
     @property
     def readiness(self) -> Readiness:
@@ -138,8 +173,8 @@ class LoadedModels(ModelTable):
         seconds = seconds_of_field(keep_alive)
         if name and not found.config.any_model_name and self._named(name) is None:
             raise absent(name)
-        one, task = self._loaded[found.name], asyncio.current_task()
-        self._waiting[task] = found.name
+        one, task = self._loaded[(found if found.base is None else found.base).name], asyncio.current_task()
+        self._waiting[task] = one.entry.name
         try:
             async with asyncio.timeout(self._settings.models.load_wait):
                 await self._until_loaded(one)
@@ -151,7 +186,9 @@ class LoadedModels(ModelTable):
             del self._waiting[task]
         if seconds is not None:
             self.keep(found.name, seconds)
-        return one.served
+        if found.preset is None:
+            return one.served
+        return one.served.dressed(found.name, found.preset) if (now := self.get(found.name)) is None else now
 
     @property
     def waited_for(self) -> Callable[["asyncio.Task[object] | None"], str]:
@@ -200,11 +237,11 @@ class LoadedModels(ModelTable):
 
     def load(self, name: str) -> None:
         """Has the launcher load a model for which no request waits."""
-        self._link.order(Load(name))
+        self._link.order(Load(self._entry_name(name)))
 
     def keep(self, name: str, seconds: float | None) -> None:
         """Sets how long a model stays loaded without requests, see shared.launcher_messages.Keep."""
-        self._link.order(Keep(name, seconds))
+        self._link.order(Keep(self._entry_name(name), seconds))
 
     async def reload(self) -> None:
         if problem := await self._link.reload():
@@ -235,6 +272,8 @@ class LoadedModels(ModelTable):
         """Reads the table as the launcher has just written it. A loaded model keeps its old entry until it is
         unloaded."""
         entries = read_entries(Path(self._settings.models.models))
+        self._presets = read_presets(Path(self._settings.models.models).parent)
+        self._dressed = {name: one for name, one in self._dressed.items() if name in self._presets}
         self._entries = {entry.name: entry for entry in entries}
         self._names = {name: entry.name for entry in entries for name in entry.names}
         before = self._loaded

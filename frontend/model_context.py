@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from frontend.errors import BadRequest, ContextLengthExceeded, SluiceError, Unprocessable
 from frontend.output_parser.model_format import ModelFormat
@@ -16,6 +16,7 @@ from shared.build import fingerprint_of
 from shared.checkpoint import GENERATE, Task
 from shared.config.frontend import FrontendConfig
 from shared.messages import Adapter, Limits
+from shared.preset import Preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,9 @@ class ModelContext:
     config: FrontendConfig = field(default_factory=FrontendConfig)  # the settings
     lifted: int = 0  # the `max_seq_len` of a context whose limit was lifted
     text_fingerprint: str = ""  # a hash of how prompts are made, see shared/build.py
+    preset: Preset | None = None  # what a name that was made with /api/create adds
+    stops: tuple[str, ...] = ()  # the stop strings of requests that have none
+    most_new: int | None = None  # the limit on new tokens of requests that have none
 
     @classmethod
     def of(cls, names: Sequence[str], tokenizer: Tokenizer, config: FrontendConfig) -> Self:
@@ -71,6 +75,23 @@ class ModelContext:
         """Returns the fingerprint of answers from workers with the fingerprint `worker`; "" if `worker` is ""."""
         base = combined(worker, self.text_fingerprint) if worker else ""
         return combined(base, self.adapter.identity) if base and self.adapter is not None else base
+
+    def with_preset(self, name: str, preset: Preset) -> Self:
+        """Returns the context of a name that was made for this model, with the defaults of `preset`."""
+        template, style = self.template, self.style
+        if preset.template:
+            templates = {"default": preset.template}
+            template = ChatTemplate(templates, self.tokenizer.named_tokens, sees=self.tokenizer.pictures is not None)
+            config = self.config
+            style = ModelFormat.of(templates, config.tool_format, config.reasoning_format, template.render)
+            style = replace(style, drifts=config.drifting_calls)
+        defaults = preset_defaults(preset.parameters)
+        facts = [self.text_fingerprint, preset.system, preset.template, preset.parameters, preset.messages]
+        return replace(
+            self, model=name, names=frozenset({name}), preset=preset, template=template, style=style,
+            recommended={**self.recommended, **defaults.sampling}, stops=defaults.stops, most_new=defaults.most_new,
+            text_fingerprint=self.text_fingerprint if preset.is_plain else fingerprint_of(facts),
+        )  # fmt: skip
 
     def at(self, seconds: float) -> Self:
         """Returns the context for a request that arrived at `seconds` since 1970, for templates that write the date."""
@@ -155,6 +176,33 @@ def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
             if (value := generation.get(name)) is not None:
                 found[name] = reader(fields_of(OpenAIFields)[name].type)(value, name, refuse_unknown)
     return found
+
+
+# The defaults of a name that was made with /api/create, from Ollama's names of its parameters.
+
+# Ollama's name → the name of the sampling parameter
+PRESET_SAMPLING: Mapping[str, str] = {
+    "temperature": "temperature", "top_p": "top_p", "min_p": "min_p", "top_k": "top_k",
+    "repeat_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty", "seed": "seed",
+}  # fmt: skip
+
+
+class PresetDefaults(NamedTuple):
+    """The defaults of requests that do not state these things. most_new: tokens; None: no limit"""
+
+    sampling: dict[str, Any]
+    stops: tuple[str, ...]
+    most_new: int | None
+
+
+def preset_defaults(parameters: Mapping[str, Any]) -> PresetDefaults:
+    """Returns what the parameters of a preset mean. They were checked when it was made; others have no effect."""
+    sampling = {known: parameters[name] for name, known in PRESET_SAMPLING.items() if name in parameters}
+    if "top_k" in sampling:
+        sampling["top_k"] = max(0, sampling["top_k"])
+    stop, most = parameters.get("stop", ()), parameters.get("num_predict", -1)
+    return PresetDefaults(sampling, (stop,) if isinstance(stop, str) else tuple(stop), most if most > 0 else None)
 
 
 # Checks that a prompt fits the model's context, and words the refusal if it does not.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from frontend.downloads import ToLauncher
 from frontend.errors import BadRequest, Unprocessable
 from frontend.generation.service import Service
 from frontend.model_context import ModelContext
@@ -22,11 +23,10 @@ from frontend.workers.status import DRAINING, READY, Readiness, not_ready
 from shared.config.frontend import FrontendConfig
 from shared.launcher_messages import ModelState
 from shared.messages import Adapter, Limits
+from shared.preset import TAG, Preset
 
 if TYPE_CHECKING:  # a server without adapters never imports their modules
     from frontend.lora import AdapterRegistry
-
-TAG = ":latest"  # Ollama's clients may omit or add this suffix of a model name
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class ServedModel:
     names: all names of the model; responses state the first one
     config: how prompts are made, and how the output is parsed
     adapter: the LoRA adapter of the model; None: none
-    base: the same model without the adapter; None if there is no adapter
+    base: the same model without the adapter or preset; None if there is neither
+    preset: what a name that was made with /api/create adds to the model
     """
 
     names: tuple[str, ...]
@@ -45,6 +46,7 @@ class ServedModel:
     metrics: ModelMetrics
     adapter: Adapter | None = None
     base: "ServedModel | None" = None
+    preset: Preset | None = None
 
     @classmethod
     def of(
@@ -101,11 +103,17 @@ class ServedModel:
     def _context(self) -> ModelContext:
         if self.base is None:
             return ModelContext.of(self.names, self.service.tokenizer, self.config)
+        if self.preset is not None:
+            return self.base._context.with_preset(self.name, self.preset)
         return replace(self.base._context, model=self.name, names=frozenset(self.names), adapter=self.adapter)
 
     def adapted(self, adapter: Adapter, *names: str) -> "ServedModel":
         """Returns this model with an adapter, under `names` or, if none are given, under its own names."""
         return replace(self, names=names or self.names, adapter=adapter, base=self)
+
+    def dressed(self, name: str, preset: Preset) -> "ServedModel":
+        """Returns this model under a name that was made for it."""
+        return replace(self, names=(name,), preset=preset, base=self)
 
 
 class ModelTable:
@@ -146,6 +154,11 @@ class ModelTable:
         known = [] if self.registry is None else [*self.registry.adapters.values()]
         self._adapters = {adapter: self._with(adapter) for adapter in known}
         return [*self._adapters.values()]
+
+    @property
+    def presets(self) -> list[ServedModel]:
+        """The names that clients have made for models, each as the model with its defaults."""
+        return []
 
     def scaled(self, scales: Mapping[int, float]) -> ServedModel:
         """Returns the first model, with the adapter whose scale is not 0 if there is one.
@@ -218,6 +231,16 @@ class ModelTable:
             "this server has one model, which is always loaded; with --models, --models-dir or several --model it can"
         )
         raise BadRequest(text, code="not_allowed")
+
+    @property
+    def library(self) -> ToLauncher | None:
+        """The way to the launcher, which fetches and names models. None if clients may do neither (--allow-pull)."""
+        return None
+
+    @property
+    def changes(self) -> ToLauncher | None:
+        """The way to the launcher's reports about models; None if all models always stay loaded."""
+        return None
 
     async def reload(self) -> None:
         """Reads the table of models again, if models are loaded on demand. Raises BadRequest if this fails."""

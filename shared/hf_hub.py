@@ -1,17 +1,24 @@
 """Downloads checkpoints from the Hugging Face hub into its local cache; every failure becomes one sentence.
 
-Knows files, their sizes and hashes, not their contents. An interrupted download resumes with the incomplete files. A
-large file (of Git LFS), whose SHA-256 the hub states, is refused and deleted if its bytes have another.
+Knows files, their sizes and hashes, not their contents. A large file (of Git LFS), whose SHA-256 the hub states, is
+refused and deleted if its bytes have another. The download of a large file that was interrupted continues, also in
+another process; huggingface_hub continues only within a process, so large files are downloaded here, to where it looks
+for them.
 """
 
+import errno
+import fcntl
 import hashlib
 import logging
 import os
 import re
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +28,13 @@ HTTP_LOGGERS = ("httpx", "httpx2")  # loggers that write a line for every HTTP r
 SHA256 = re.compile(r"[0-9a-f]{64}")
 CHECKPOINT_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors"]  # of a model in safetensors
 IGNORED_FILES = ["original/*", "onnx/*", "openvino/*", "gguf/*"]  # the same model in formats of other programs
+
+
+PART = ".sluice.incomplete"  # ends the names of files that are not whole yet, beside the whole ones
+PIECE = 1 << 20  # bytes between two reports of progress
+MOST_AT_A_TIME = 4  # large files
+MOST_TRIES = 5  # connections that bring nothing, one after another
+PAUSE_S = 1.0  # between two of them
 
 
 class HubError(Exception):
@@ -35,6 +49,7 @@ def fetch(
     prefer_cache: bool = False,
     ignored: Sequence[str] = IGNORED_FILES,
     on_progress: Progress = lambda done, total: None,
+    verify: bool = True,
 ) -> Path:
     """Returns a local folder with the files of the hub id `model`; downloads what the cache lacks.
 
@@ -42,6 +57,7 @@ def fetch(
     revision: branch, tag or commit; the main branch if empty.
     prefer_cache: use a complete cached copy without asking the hub for a newer one. Without a network the cache is
         used in any case.
+    verify: check the hashes; without it, a later call for the same files does.
     Raises HubError.
     """
     from huggingface_hub import snapshot_download  # the import takes half a second; a local folder does not need it
@@ -54,7 +70,9 @@ def fetch(
                 return _verified(model, Path(snapshot_download(model, local_files_only=True, **options)))
             except OSError:
                 pass
-        return _verified(model, Path(snapshot_download(model, tqdm_class=_progress_bars(on_progress), **options)))
+        _fetch_large(model, files, ignored, revision, on_progress)
+        folder = Path(snapshot_download(model, tqdm_class=_progress_bars(on_progress), **options))
+        return _verified(model, folder) if verify else folder
     except HubError:
         raise
     except Exception as error:  # the HTTP library of huggingface_hub raises many types
@@ -138,16 +156,29 @@ def file_sizes(model: str, *, revision: str = "") -> dict[str, int]:
         raise HubError(_describe(model, revision, error)) from error
 
 
+def file_digests(model: str, *, revision: str = "") -> dict[str, str]:
+    """Returns the SHA-256 (hexadecimal) of the files of the hub id `model` for which the hub states it: the large ones.
+
+    Raises HubError.
+    """
+    from huggingface_hub import HfApi
+
+    _log_no_requests()
+    try:
+        listed = HfApi().list_repo_tree(model, recursive=True, revision=revision or None)
+        return {entry.path: lfs.sha256 for entry in listed if (lfs := getattr(entry, "lfs", None)) is not None}
+    except Exception as error:  # the HTTP library of huggingface_hub raises many types
+        raise HubError(_describe(model, revision, error)) from error
+
+
 def fetched_bytes(model: str, files: Mapping[str, int], *, revision: str = "") -> int:
     """Returns how many bytes of these files need not be fetched, because the cache has them, or a beginning of them.
 
     files: names and sizes, as `file_sizes` has them.
     """
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "blobs"
+    folder = _blobs(model)
     whole = sum(size for name, size in files.items() if cached_file(model, name, revision=revision) is not None)
-    parts = sum(part.stat().st_blocks * 512 for part in folder.glob("*.incomplete")) if folder.is_dir() else 0
+    parts = sum(part.stat().st_blocks * 512 for part in folder.glob(f"*{PART}")) if folder.is_dir() else 0
     return min(whole + parts, sum(files.values()))
 
 
@@ -185,6 +216,108 @@ def cached_file(model: str, file: str, *, revision: str = "") -> Path | None:
 
     found = try_to_load_from_cache(model, file, revision=revision or None)
     return Path(found) if isinstance(found, str) else None
+
+
+def _blobs(model: str) -> Path:
+    """Returns the folder of the local cache that has the bytes of the files of the hub id `model`."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "blobs"
+
+
+def _fetch_large(
+    model: str, files: Sequence[str], ignored: Sequence[str], revision: str, on_progress: Progress
+) -> None:
+    """Downloads the large files that match `files` and not `ignored`, as far as the cache lacks them.
+
+    If the hub cannot be reached or refuses, does nothing, so that the caller's way to the files reports this.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        listed = list(HfApi().list_repo_tree(model, recursive=True, revision=revision or None))
+    except Exception:  # the HTTP library of huggingface_hub raises many types
+        return
+    sums = {one.path: (str(lfs.sha256), int(lfs.size)) for one in listed if (lfs := getattr(one, "lfs", None))}
+    folder = _blobs(model)
+    missing = {
+        name: size
+        for name, (sha256, size) in sums.items()
+        if any(fnmatch(name, pattern) for pattern in files)
+        and not any(fnmatch(name, pattern) for pattern in ignored)
+        and SHA256.fullmatch(sha256)
+        and not (folder / sha256).exists()
+    }
+    if not missing:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    total, done, lock = sum(missing.values()), dict.fromkeys(missing, 0), threading.Lock()
+
+    def fetch_one(name: str) -> None:
+        def progress(nbytes: int) -> None:
+            with lock:
+                done[name] = nbytes
+                on_progress(sum(done.values()), total)
+
+        _fetch_blob(model, name, revision, folder / sums[name][0], sums[name][1], progress)
+
+    with ThreadPoolExecutor(min(MOST_AT_A_TIME, len(missing))) as threads:
+        list(threads.map(fetch_one, missing))
+
+
+def _fetch_blob(
+    model: str, name: str, revision: str, blob: Path, size: int, on_progress: Callable[[int], None]
+) -> None:
+    """Downloads what is missing of one file, and gives it the name `blob`. Waits while another process does the same.
+
+    on_progress: is called with how many bytes are here
+    """
+    from huggingface_hub import errors, hf_hub_url
+
+    url = hf_hub_url(model, name, revision=revision or None)
+    with open(blob.with_name(blob.name + PART), "ab") as part:
+        fcntl.flock(part, fcntl.LOCK_EX)
+        if blob.exists():
+            return
+        if (begun := part.tell()) > size:
+            part.truncate(begun := 0)
+        tries = 0
+        while begun < size:
+            on_progress(begun)
+            before = begun
+            try:
+                for piece, at in _pieces(url, begun):
+                    if at < begun:  # the server sends the whole file again
+                        part.truncate(at)
+                    part.write(piece)
+                    begun = at + len(piece)
+                    on_progress(min(begun, size))
+            except (OSError, errors.HfHubHTTPError):
+                raise
+            except Exception:  # the connection broke
+                part.flush()
+                tries = 1 if begun > before else tries + 1
+                if tries >= MOST_TRIES:
+                    raise
+                time.sleep(PAUSE_S)
+            else:
+                break
+        part.flush()
+        Path(part.name).rename(blob)
+
+
+def _pieces(url: str, begin: int) -> Iterator[tuple[bytes, int]]:
+    """Yields the bytes of a file from `begin` on, or from 0 if the server sends it whole; each piece with its place."""
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    headers = build_hf_headers() | ({"Range": f"bytes={begin}-"} if begin else {})
+    with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
+        hf_raise_for_status(response)
+        at = begin if response.status_code == 206 else 0
+        for piece in response.iter_bytes(PIECE):
+            yield piece, at
+            at += len(piece)
 
 
 def _first_bytes(pieces: Iterable[bytes], nbytes: int) -> bytes:
@@ -253,7 +386,18 @@ def _describe(model: str, revision: str, error: Exception) -> str:
                 f"{model!r} is not a folder here, is not in the local Hugging Face cache, and the hub cannot be "
                 f"reached{offline}{_why(error)}"
             )
+    if _is_full(error):
+        return f"the disk is full: {model!r} is fetched only in part; `sluice models` lists what can go"
     return f"{model!r} could not be fetched from the hub: {_first_line(error)}"
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, says that a disk or a user's share of it is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _why(error: Exception) -> str:

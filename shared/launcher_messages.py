@@ -1,5 +1,8 @@
 """The messages between frontends and the launcher about models, and their frames on the control socket.
 
+Clients may also have models fetched and named (--allow-pull). A `Pull`, `Create`, `Copy` or `Delete` has a ticket, the
+frontend's number for it, and the launcher answers each with a `Done`. All frontends get the progress of all downloads.
+
 The launcher sends a `Table` after every change. A frontend answers each `Table` with a `Seen`, and also sends a `Seen`
 when the set of models that its requests need changes. Both messages carry the sender's whole state, so a process that
 starts late or again misses nothing. The launcher answers each `Reload` with a `Reloaded`. A frame is a length of four
@@ -11,6 +14,8 @@ import struct
 from typing import Literal
 
 import msgspec
+
+from shared.preset import Preset
 
 SOCKET = "models.sock"  # the control socket, in the run folder
 MOST_FRAME_BYTES = 4 << 20
@@ -97,8 +102,78 @@ class Sleep(msgspec.Struct, frozen=True, array_like=True, tag=True):
     asleep: bool
 
 
-FromFrontend = Seen | Keep | Load | Reload | Sleep
-FromLauncher = Table | Reloaded
+class Pull(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: fetch the model that `name` means, and add it to the table.
+
+    Equal pulls share one download, which ends when nobody waits for it any more.
+    """
+
+    ticket: int
+    name: str
+
+
+class Create(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: make a name for a model, or replace one that was made so."""
+
+    ticket: int
+    name: str
+    preset: Preset
+
+
+class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: make another name for a model."""
+
+    ticket: int
+    source: str
+    destination: str
+
+
+class Delete(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: remove a name and, with the last name of a pulled model, its files."""
+
+    ticket: int
+    name: str
+
+
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: nobody waits for the `Done` of this ticket any more."""
+
+    ticket: int
+
+
+class Download(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From the launcher: how far the download of a model has come.
+
+    name: what was asked for, or the name of the table's model that is fetched because a request needs it
+    status: in Ollama's words; "success" ends a download. error: why it failed, which ends it; else empty
+    digest: of the file that is fetched, as "sha256:…"; empty: of no file
+    total, completed: bytes of this file
+    """
+
+    name: str
+    status: str
+    digest: str = ""
+    total: int = 0
+    completed: int = 0
+    error: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.error) or self.status == "success"
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From the launcher: the answer to a ticket, after the `Table` with its effect. problem: why it failed, else empty;
+    code: the reason for machines"""
+
+    ticket: int
+    problem: str = ""
+    code: str = ""
+
+
+Ask = Pull | Create | Copy | Delete | Forget
+FromFrontend = Seen | Keep | Load | Reload | Sleep | Ask
+FromLauncher = Table | Reloaded | Download | Done
 
 _encoder = msgspec.msgpack.Encoder()
 _from_launcher: msgspec.msgpack.Decoder[FromLauncher] = msgspec.msgpack.Decoder(FromLauncher)

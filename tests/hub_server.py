@@ -41,10 +41,12 @@ class Hub:
         return {download.partition("@")[0] for download in self.downloads}
 
     def listing(self) -> list[dict[str, Any]]:
-        return [
-            {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-            for name, data in self.files.items()
-        ]
+        listed: list[dict[str, Any]] = []
+        for name, data in self.files.items():
+            entry = {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+            stated = {"oid": self.stated.get(name), "size": len(data), "pointerSize": 134}
+            listed.append(entry | ({"lfs": stated} if name in self.stated else {}))
+        return listed
 
     def use(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
         """Makes huggingface_hub use this hub, without a token, and store its files in `cache`."""

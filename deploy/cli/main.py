@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from deploy.cli.config_file import add_config
 from deploy.cli.foreign_flags import refuse_foreign
 from deploy.launcher.child_command import FRONTEND_FLAGS, SERVE_FLAGS, WORKER_FLAGS, CliError
 from shared.build import VERSION
@@ -68,6 +70,11 @@ TOOLS = {
     "run": Tool(
         "say whether a model fits this machine, fetch it, serve it, and chat with it", "deploy.cli.run:run",
         "deploy.cli.run:parser",
+    ),
+    "pull": Tool("fetch the model that a name means", "deploy.cli.pull:pull", "deploy.cli.pull:parser"),
+    "tune": Tool(
+        "measure a few settings on a model, and write a file for serve --config", "deploy.cli.tune:tune",
+        "deploy.cli.tune:parser",
     ),
     "bench": Tool("measure a running server, its modes, or a GPU", "bench.__main__:main"),
     "simulate": Tool(
@@ -207,6 +214,10 @@ def _command(prog: str, command: Command, words: list[str]) -> int:
     add_flags(parser, command.flags)
     for hidden in ("--parent", "--fd"):  # passed by the launcher to its child processes
         parser.add_argument(hidden, type=int, default=-1, help=argparse.SUPPRESS)
+    if command.flags is SERVE_FLAGS:
+        parser.add_argument(
+            "--config", type=Path, metavar="FILE", help="file (TOML) whose keys are these flags' names; flags win"
+        )
     parser.add_argument("--heartbeat", default="", help=argparse.SUPPRESS)
     parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
     if takes_model:
@@ -217,6 +228,8 @@ def _command(prog: str, command: Command, words: list[str]) -> int:
         if "model" in namespace:
             raise ConfigError(f"{namespace.positional_model!r} and --model both name the model")
         namespace.model = namespace.positional_model
+    if getattr(namespace, "config", None) is not None:
+        add_config(namespace, namespace.config, command.flags, os.environ)
     for sentence in misspelt_variables(os.environ) if namespace.parent < 0 else ():
         print(f"{prog}: {sentence}", file=sys.stderr)
     return int(load_function(command.run)(read(namespace, os.environ, command.flags), namespace))

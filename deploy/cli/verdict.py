@@ -19,7 +19,6 @@ from deploy.cli.doctor import free_disk, hub_cache
 from deploy.cli.machine_speed import Speed
 from deploy.cli.stored_models import size_text
 from deploy.launcher.child_command import CliError, child_environment
-from deploy.launcher.many_sizes import PROCESS_BYTES
 from shared.gguf.naming import HUB_NAME, GgufError, Model, chosen, listed, models_among, quantization_of
 from shared.gguf.translated import fetch_headers, tower_among, translated
 from shared.hf_hub import CHECKPOINT_FILES, IGNORED_FILES, HubError, fetch, fetch_beginning, fetched_bytes, file_sizes
@@ -58,6 +57,7 @@ class Forecast:
     pool: of the K/V pool. context: the longest sequence that the pool holds, in tokens; 0: the model does not fit.
     trained: the longest sequence that the model was trained for. layers: how many layers it has.
     sparse: whether it has experts, of which a token reads a part here and a part there.
+    processes: bytes of all processes of the server besides weights and K/V.
     """
 
     weights: int
@@ -68,6 +68,7 @@ class Forecast:
     trained: int
     layers: int
     sparse: bool = False
+    processes: int = 0
 
     def tokens_per_s(self, speed: Speed, tokens: int = TYPICAL_TOKENS) -> float:
         """Returns how many tokens a second one sequence of so many tokens is expected to get."""
@@ -81,7 +82,7 @@ class Forecast:
         memory: bytes that are available for everything
         """
         weights = int(self.weights * factor)
-        pool = max(0, int(CPU_SHARE * (memory - weights - PROCESS_BYTES)))
+        pool = max(0, int(CPU_SHARE * (memory - weights - self.processes)))
         context = min(self.trained, pool // max(self.kv, 1))
         return replace(self, weights=weights, read=int(self.read * factor), pool=pool, context=context)
 
@@ -142,7 +143,12 @@ class Verdict:
             rows.append(("memory", "unknown until the files are here"))
         else:
             fits = "fits" if found.context else "does not fit"
-            rows.append(("memory", f"{size_text(found.weights)} for the weights of {size_text(self.memory)}: {fits}"))
+            whole = found.weights + found.processes
+            rows.append((
+                "memory",
+                f"{size_text(found.weights)} for the weights, {size_text(whole)} with the processes, and K/V, of "
+                f"{size_text(self.memory)}: {fits}",
+            ))  # fmt: skip
         if found is not None and found.context:
             rows.append(("context", f"{found.context:,} tokens of the model's {found.trained:,}"))
             rows.append(("speed", self._speed(found)))

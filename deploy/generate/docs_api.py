@@ -37,7 +37,7 @@ def routes() -> str:
         [f"`{method.upper()} {path}`", what["summary"], "" if what.get("security") == [] else "yes"]
         for path, item in paths.items()
         for method, what in item.items()
-        if method in ("get", "post")
+        if method in ("get", "post", "delete")
     ]
     return table(["route", "", "asks for a key"], rows)
 

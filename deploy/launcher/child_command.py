@@ -19,7 +19,7 @@ DEMO = "demo"
 DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"
 SERVE_FLAGS = all_flags()
 WORKER_FLAGS = select(("model", "wire", "worker"), ("metrics_prefix", "log_level", "log_format"))
-FRONTEND_FLAGS = select(("model", "wire", "frontend"), ("drain_timeout", "models", "load_wait"))
+FRONTEND_FLAGS = select(("model", "wire", "frontend"), ("drain_timeout", "models", "load_wait", "allow_pull"))
 _TOKENIZER_FILES = ["*.json", "*.jinja"]  # the files of a checkpoint that a frontend needs
 
 

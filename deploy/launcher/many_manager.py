@@ -15,6 +15,7 @@ from pathlib import Path
 
 from deploy.launcher.child import Child, ChildSpec
 from deploy.launcher.child_command import CliError
+from deploy.launcher.many_library import Librarian, progress_of
 from deploy.launcher.many_plan import Account, Plan, Slot
 from deploy.launcher.many_sizes import FetchFailed
 from deploy.launcher.many_spare import Spare
@@ -23,9 +24,17 @@ from deploy.launcher.supervisor import PERMANENT_FAILURES, Supervisor
 from shared.config.declaration import ConfigError
 from shared.launcher_messages import (
     SOCKET,
+    Ask,
+    Copy,
+    Create,
+    Delete,
+    Done,
+    Download,
+    Forget,
     Keep,
     Load,
     ModelState,
+    Pull,
     Reload,
     Reloaded,
     Seen,
@@ -35,6 +44,7 @@ from shared.launcher_messages import (
     frame,
     read_from_frontend,
 )
+from shared.model_library import library_file
 
 # The control socket in the run folder: frontends say which models their requests need, and learn which are loaded.
 #
@@ -60,13 +70,18 @@ class Control:
         on_change: Callable[[], None],
         on_order: Callable[[Keep | Load | Sleep], None],
         on_reload: Callable[[], Awaitable[str]],
+        on_ask: Callable[[object, Ask], None] = lambda frontend, order: None,
+        on_left: Callable[[object], None] = lambda frontend: None,
     ) -> None:
         """
         on_change: called when a frontend reports that its requests need other models
         on_reload: reads the table again and sends it; returns why this failed, else ""
+        on_ask: called with a frontend and what it asks of the library; on_left: with one whose connection has ended
         """
         self._frontends: set[_Frontend] = set()
         self._on_change, self._on_order, self._on_reload = on_change, on_order, on_reload
+        self._on_ask, self._on_left = on_ask, on_left
+        self._downloads: dict[str, Download] = {}  # those that run
         self._table = Table(0, ())
         self._reloads: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -113,6 +128,21 @@ class Control:
             for one in self._frontends
         )
 
+    def tell(self, download: Download) -> None:
+        """Sends the progress of a download to all frontends, and to those that connect while it runs."""
+        self._downloads.pop(download.name, None)
+        if not download.ended:
+            self._downloads[download.name] = download
+        for one in list(self._frontends):
+            if one.writer.transport.get_write_buffer_size() <= MOST_BUFFERED:
+                one.writer.write(frame(download))
+
+    def answer(self, frontend: object, done: Done) -> None:
+        """Sends the answer to a ticket to the frontend that asked, if it is still connected."""
+        for one in self._frontends:
+            if one is frontend:
+                one.writer.write(frame(done))
+
     def _send(self, one: _Frontend) -> None:
         if one.writer.transport.get_write_buffer_size() > MOST_BUFFERED:
             one.writer.close()
@@ -125,6 +155,8 @@ class Control:
         one = _Frontend(writer, Seen(0))
         self._frontends.add(one)
         self._send(one)
+        for download in self._downloads.values():
+            writer.write(frame(download))
         try:
             with contextlib.suppress(EOFError, OSError, ValueError):
                 while True:
@@ -134,11 +166,14 @@ class Control:
                             self._has_seen(one, message)
                         case Reload():
                             self._reload(one)
+                        case Pull() | Create() | Copy() | Delete() | Forget():
+                            self._on_ask(one, message)
                         case _:
                             self._on_order(message)
         finally:
             self._frontends.discard(one)
             writer.close()
+            self._on_left(one)
             self._on_change()
 
     def _has_seen(self, one: _Frontend, seen: Seen) -> None:
@@ -186,6 +221,7 @@ class Manager:
     spare: Spare = field(default_factory=Spare)
     _account: Account = field(init=False)
     _control: Control = field(init=False)
+    _librarian: Librarian | None = None  # only with --allow-pull
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _processes: dict[Slot, _Process] = field(default_factory=dict)
     _epochs: dict[str, int] = field(default_factory=dict)  # model → number of processes that its earlier workers had
@@ -204,7 +240,12 @@ class Manager:
         plan = self.plan
         limits = plan.keep_alive, plan.most_models, plan.most_bytes
         self._account = Account(plan.entries, *limits, time.monotonic, plan.size_of)
-        self._control = Control(self._wake.set, self._ordered, self._reload)
+        self._control = Control(self._wake.set, self._ordered, self._reload, self._ask, self._left)
+        if plan.settings.models.allow_pull:
+            self._librarian = Librarian(
+                library_file(), lambda: self.plan.own_models, plan.hub, self._reload, self._control.answer,
+                self._control.tell,
+            )  # fmt: skip
         self._asked = {entry.name for entry in plan.entries if entry.preload}
 
     def start(self) -> asyncio.Task[None]:
@@ -237,7 +278,19 @@ class Manager:
             self._control.close()
             for task in self._fetching.values():
                 task.cancel()
+            if self._librarian is not None:
+                self._librarian.close()
             await self.spare.close()
+
+    def _ask(self, frontend: object, order: Ask) -> None:
+        if self._librarian is not None:
+            self._librarian.ask(frontend, order)
+        elif not isinstance(order, Forget):
+            self._control.answer(frontend, Done(order.ticket, "models cannot be pulled here", "not_allowed"))
+
+    def _left(self, frontend: object) -> None:
+        if self._librarian is not None:
+            self._librarian.left(frontend)
 
     def _ordered(self, order: Keep | Load | Sleep) -> None:
         if isinstance(order, Sleep):
@@ -335,8 +388,9 @@ class Manager:
     async def _fetch(self, name: str, model: str) -> None:
         self.say(f"the model {name} is fetched from the hub")
         try:
-            await self.plan.hub.fetch(model)
+            await self.plan.hub.fetch(model, lambda line: self._control.tell(progress_of(name, line)))
         except FetchFailed as error:
+            self._control.tell(Download(name, "", error=str(error)))
             self._asked.discard(name)
             if (slot := self._account.slots.get(name)) is not None:
                 self._account.failed(slot, str(error))

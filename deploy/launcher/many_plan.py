@@ -35,6 +35,7 @@ from shared.gguf.index import read_index
 from shared.gguf.naming import is_translation, local_model, short_name
 from shared.launcher_messages import State
 from shared.machine import CPU_SHARE, available_bytes, visible_gpus
+from shared.model_library import library_file, read_library, write_presets
 from shared.model_list import Entry, checked, encode_entries, find_entries, read_entries, seconds_of, worker_folder
 
 TURN_S = 10.0
@@ -281,6 +282,7 @@ class Plan:
     most_bytes: memory that all loaded models may take together
     keep_alive: seconds that a model stays loaded without requests; infinity: until memory is needed
     hub: finds the models that were fetched from the hub
+    pulled: names of the entries that stand in the library, because clients had them fetched
     """
 
     settings: Settings
@@ -290,6 +292,7 @@ class Plan:
     most_bytes: int
     keep_alive: float
     hub: HubModels
+    pulled: frozenset[str] = frozenset()
 
     def worker_settings(self, entry: Entry) -> Settings:
         """Returns the settings of a model's worker. Translates a GGUF file, which may take seconds.
@@ -302,6 +305,7 @@ class Plan:
             "kv_events_replay_endpoint": "", **entry.flags,
             "model": self.hub.path(entry.model), "served_model_name": ",".join(entry.names),
             "run_dir": str(worker_folder(shared.wire.run_dir, entry.name)), "models": "", "models_dir": "",
+            "allow_pull": False,
         }  # fmt: skip
         return with_local_model(check(with_values(shared, values), values.keys() | {"kv_cache_gb"}))
 
@@ -313,14 +317,26 @@ class Plan:
 
     def write(self) -> Path:
         """Writes the table for the frontends. A frontend that reads meanwhile gets either the old or the new table."""
-        file = Path(self.settings.wire.run_dir) / "models.json"
+        folder = Path(self.settings.wire.run_dir)
+        file = folder / "models.json"
         new = file.with_suffix(".new")
         new.write_bytes(encode_entries(self.entries))
+        if self.settings.models.allow_pull:
+            write_presets(folder, read_library(library_file()).presets)
         return new.replace(file)
+
+    @property
+    def own_models(self) -> dict[str, str]:
+        """The models that are in the server's own table, not in the library of pulled ones, by their names."""
+        own = [entry for entry in self.entries if entry.name not in self.pulled]
+        return {name: entry.model for entry in own for name in entry.names}
 
     def read_again(self) -> "Plan":
         """Reads the file, the folder or the flags that name the models. Raises ConfigError."""
-        planned = replace(self, entries=tuple(_with_flags(entry) for entry in _entries(self.settings)))
+        own = _entries(self.settings)
+        pulled = _pulled(self.settings, own)
+        entries = tuple(_with_flags(entry) for entry in [*own, *pulled])
+        planned = replace(self, entries=entries, pulled=frozenset(entry.name for entry in pulled))
         for entry in planned.entries:
             names = {"model": entry.model, "served_model_name": ",".join(entry.names)}
             values = {**entry.flags, **names, "kv_cache_gb": planned._pool_gb(entry)}
@@ -345,7 +361,7 @@ class Plan:
 def plan(settings: Settings, explicit: Collection[str]) -> Plan:
     """Reads the table that the settings name. Raises ConfigError, which names the flag, or the file and the model."""
     ours = settings.models
-    flags = "--models or --models-dir" if ours.has_table else "several --model"
+    flags = "--models or --models-dir" if ours.has_table else _why_many(settings)
     of_one_model = {"lora_modules", "allow_runtime_lora"} | (
         {"model", "served_model_name"} if ours.has_table else set()
     )
@@ -386,8 +402,24 @@ def _entries(settings: Settings) -> list[Entry]:
     return entries + [entry for entry in found if not any(entry.name in one.names for one in entries)]
 
 
+def _why_many(settings: Settings) -> str:
+    return "several --model" if settings.model.several else "--allow-pull"
+
+
+def _pulled(settings: Settings, own: Sequence[Entry]) -> list[Entry]:
+    """Returns the entries of the library, without those whose name an entry of the table has. Raises ConfigError."""
+    if not settings.models.allow_pull:
+        return []
+    taken = {name for entry in own for name in entry.names}
+    return [entry for entry in read_library(library_file()).entries if entry.name not in taken]
+
+
 def _from_flags(config: ModelConfig) -> list[Entry]:
     models, given = config.several, config.served_model_name
+    if not models:  # one model and --allow-pull
+        name, *aliases = config.names if given else (short_name(config.model), config.model)
+        others = tuple(other for other in dict.fromkeys(aliases) if other != name)
+        return checked([Entry(config.model, name=name, aliases=others, preload=True)], "--model")
     names = config.names if given else tuple(map(short_name, models))
     if len(names) != len(models):
         raise ConfigError(

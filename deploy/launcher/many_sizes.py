@@ -12,7 +12,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from shared.gguf.container import StoredTensor
 
 GIB = 1 << 30
-PROCESS_BYTES = 300 << 20  # a worker's memory besides weights and K/V: libraries, buffers of a step
+# A worker's memory besides weights and K/V: libraries, tables and buffers of a step, with a vocabulary of 152,000
+# tokens. With one of 49,000, a worker takes 300 MiB.
+PROCESS_BYTES = 432 << 20
 MOST_HEADER_BYTES = 100 << 20  # limit of the safetensors format
 STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 FLAG_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -174,14 +176,22 @@ def _tensor(name: str, value: Any) -> tuple[str, str, list[int], int]:
 
 
 # Fetches models of the table from the hub when they are first requested. The size of a model is unknown until then.
-# Each model is fetched by a process `sluice fetch`, which ends with the launcher.
+# Each model is fetched by a process `sluice pull`, which ends with the launcher.
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MOST_REASON_CHARS = 1000
 
 
+NO_SUCH_MODEL = 2  # the exit code of `sluice pull` for a name that means nothing
+OnLine = Callable[[dict[str, Any]], None]
+
+
 class FetchFailed(Exception):
-    """A model could not be fetched; the message says why."""
+    """A model could not be fetched; the message says why. code: the reason for machines"""
+
+    def __init__(self, message: str, code: str = "pull_failed") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class HubModels:
@@ -203,26 +213,50 @@ class HubModels:
         named = HUB_ID.fullmatch(model) or HUB_NAME.fullmatch(model)
         return bool(named) and not Path(model).expanduser().exists()
 
-    async def fetch(self, model: str) -> None:
-        """Downloads the files of a model that the hub's cache lacks. Raises FetchFailed."""
-        command = [
-            sys.executable, "-P", "-m", "deploy.cli.main", "fetch", f"--model={model}", f"--revision={self._revision}",
-            f"--parent={os.getpid()}",
-        ]  # fmt: skip
-        pipe = asyncio.subprocess.PIPE
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=child_environment()
-            )
-        except OSError as error:
-            raise FetchFailed(f"`sluice fetch` did not start: {error.strerror}") from error
-        try:
-            out, said = await process.communicate()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        if process.returncode != 0:
-            lines = said.decode(errors="replace").strip().splitlines() or ["`sluice fetch` ended without a word"]
-            raise FetchFailed(lines[-1].removeprefix("sluice fetch: ")[:MOST_REASON_CHARS])
-        first = out.decode().partition("\n")[0]
-        self._folders[model] = first.partition(" is in ")[2]
+    def found(self, model: str, folder: str) -> None:
+        """Records where a fetched model lies."""
+        if folder:
+            self._folders[model] = folder
+
+    async def fetch(self, model: str, on_line: OnLine = lambda line: None) -> None:
+        """Downloads the files of a model that the hub's cache lacks. Raises FetchFailed.
+
+        on_line: is called with each line of the progress
+        """
+        line = await run_pull([model, f"--revision={self._revision}", "--unjudged"], on_line)
+        self.found(model, str(line.get("folder", "")))
+
+
+async def run_pull(words: Sequence[str], on_line: OnLine) -> dict[str, Any]:
+    """Runs `sluice pull --json` and returns its last line, which has model, flags and folder. Raises FetchFailed.
+
+    If the caller is cancelled, the process ends; the next one continues the download.
+    """
+    command = [
+        sys.executable, "-P", "-m", "deploy.cli.main", "pull", "--json", f"--parent={os.getpid()}", *words,
+    ]  # fmt: skip
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=child_environment()
+        )
+    except OSError as error:
+        raise FetchFailed(f"`sluice pull` did not start: {error.strerror}") from error
+    assert process.stdout is not None and process.stderr is not None
+    errors = asyncio.create_task(process.stderr.read())
+    line: dict[str, Any] = {}
+    try:
+        async for text in process.stdout:
+            with contextlib.suppress(ValueError):
+                line = json.loads(text)
+                on_line(line)
+        code, said = await process.wait(), await errors
+    finally:
+        errors.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    if code or line.get("status") != "success":
+        lines = said.decode(errors="replace").strip().splitlines() or ["`sluice pull` ended without a word"]
+        reason = lines[-1].removeprefix("sluice pull: ")[:MOST_REASON_CHARS]
+        raise FetchFailed(reason, "model_not_found" if code == NO_SUCH_MODEL else "pull_failed")
+    return line

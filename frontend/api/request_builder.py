@@ -82,7 +82,8 @@ async def prepare(
 
         check_budget(chosen)
     return GenerationRequest(
-        tuple(prompts), chosen, stops=fields.stops, n=reading.n, stream=fields.stream, model=context.model,
+        tuple(prompts), chosen, stops=fields.stops or context.stops, n=reading.n, stream=fields.stream,
+        model=context.model,
         parser_config=_parser_config(reading, begins, context),
         features=_features(reading, whole, prompts, most, tops.prompt, context, pictures),
         shown=_shown_with_tools(reading), admission=admission(fields), param=reading.param,
@@ -111,7 +112,7 @@ def _most_tokens(reading: ParsedRequest, prompts: Prompts, context: ModelContext
         check_length(reading.param, len(ids), needed, context)
     room = context.max_seq_len - max(map(len, prompts))
     if asked is None:
-        return room
+        return room if context.most_new is None else min(room, context.most_new)
     if asked > room:
         report_lowered(reading.limit_param, room)
     return min(room, asked)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from frontend.chat.history import COMMON_ROLES, ChatMessage, as_the_template_shows, with_alternating_roles
+from frontend.chat.history import COMMON_ROLES, ChatMessage, as_the_template_shows, chat_message, with_alternating_roles
 from frontend.chat.large_chats import prepared
 from frontend.errors import BadRequest, Unprocessable
 from frontend.model_context import ModelContext, check_characters, check_ids
@@ -32,6 +32,7 @@ from frontend.text.chat_template import (
 from frontend.text.special_tokens import TokenTexts, new_mark
 from frontend.text.tokenizer import AddedTokens
 from shared.messages import Picture
+from shared.preset import Preset
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
@@ -167,6 +168,8 @@ def render(
         raise Unprocessable(
             "this model has no chat template; use /v1/completions", param=param, code="no_chat_template"
         )
+    if context.preset is not None:
+        messages = begun(messages, context.preset)
     check_calls(messages, context.style, answered=generate or resume, param=param)
     messages, sources = without_sources(messages)
     if sources:
@@ -189,6 +192,14 @@ def render(
     open_text = shown[-1]["content"] if resume else ""
     pictures = [sources[mark] for mark in in_order(shown)] if sources else ()
     return Rendered(rendered, chat.mark, context.style.output_begins(rendered, open_text), pictures)
+
+
+def begun(messages: Sequence[ChatMessage], preset: Preset) -> list[ChatMessage]:
+    """Returns a conversation with what a preset puts before it: its system message, unless the conversation has one at
+    its beginning, and its messages."""
+    own = [one for one in messages[:1] if one["role"] == "system"]
+    system = own or ([chat_message("system", preset.system)] if preset.system else [])
+    return [*system, *(chat_message(one.role, one.content) for one in preset.messages), *messages[len(own) :]]
 
 
 def _parts(message: ChatMessage, context: ModelContext) -> str:

@@ -5,11 +5,12 @@ The list of models, with OpenAI's and Anthropic's fields.
 Each model is listed under each of its names but its path. Neither a list nor a model tells a folder of the server.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -39,7 +40,7 @@ from frontend.server.access import check_admin
 from frontend.server.middleware import RECORD
 from frontend.workers.status import NO_TOKENIZER, ConnectionState
 from shared import build
-from shared.launcher_messages import ModelState
+from shared.launcher_messages import Download, ModelState
 from shared.model_list import MOST_NAME_CHARS
 
 HAVE_IT = {ConnectionState.READY, ConnectionState.STALLED, ConnectionState.DRAINING}
@@ -47,14 +48,22 @@ WILL_HAVE_IT = {ConnectionState.LOADING, ConnectionState.HANDSHAKE}  # in HANDSH
 CANNOT_SERVE = {ConnectionState.FAILED, ConnectionState.INCOMPATIBLE}
 
 
-def status_of(served: ServedModel, known: ModelState | None = None) -> ModelStatus:
+def _progress(download: Download | None) -> float | UnsetType:
+    if download is None or download.ended:
+        return UNSET
+    return round(download.completed / download.total, 3) if download.total else 0.0
+
+
+def status_of(served: ServedModel, known: ModelState | None = None, download: Download | None = None) -> ModelStatus:
     """Returns whether the model is in memory, which is also the case while its worker drains or stalls.
 
     If the workers' states differ, the state nearest to serving counts.
     known: the launcher's state of the model, which takes precedence; None if models are not loaded on demand
+    download: the launcher's last news of its download, if there was one
     """
     if known is not None:
-        return ModelStatus(value="loaded" if known.state == "unloading" else known.state, reason=known.reason or None)
+        value = "loaded" if known.state == "unloading" else known.state
+        return ModelStatus(value=value, reason=known.reason or None, on_demand=True, progress=_progress(download))
     readiness = served.service.readiness
     states = {worker.state for worker in served.pool.membership.statuses()}
     reason = None if readiness.ready else readiness.text
@@ -68,7 +77,12 @@ def status_of(served: ServedModel, known: ModelState | None = None) -> ModelStat
 
 
 def model_of(
-    name: str, served: ServedModel, created: int, parent: str | None = None, known: ModelState | None = None
+    name: str,
+    served: ServedModel,
+    created: int,
+    parent: str | None = None,
+    known: ModelState | None = None,
+    download: Download | None = None,
 ) -> Model:
     """Describes a model under one of its names.
 
@@ -87,21 +101,30 @@ def model_of(
         created_at=datetime.fromtimestamp(created, UTC).isoformat(),
         max_input_tokens=longest,
         fingerprint=served.fingerprint or None,
-        status=status_of(served, known),
+        status=status_of(served, known, download),
         capabilities=capabilities(context) if context else None,
         recommended_sampling=dict(recommended(context.tokenizer.generation)) if context else None,
     )
 
 
 def model_list(table: ModelTable, created: int) -> ModelList:
+    downloads: Mapping[str, Download] = table.changes.downloads if table.changes is not None else {}
     models = [
-        model_of(name, served, created, known=table.state_of(served.name))
+        model_of(name, served, created, known=table.state_of(served.name), download=downloads.get(served.name))
         for served in table
         for name in served.listed_names
     ]
     models += [model_of(one.name, one, created, table.first.name) for one in table.adapters]
+    models += [
+        model_of(one.name, one, created, one.preset.base if one.preset else None, table.state_of(one.name))
+        for one in table.presets
+    ]
     return ModelList(
-        data=models, models=[_for_llama_cpp(one) for one in models], first_id=models[0].id, last_id=models[-1].id
+        data=models,
+        models=[_for_llama_cpp(one) for one in models],
+        first_id=models[0].id,
+        last_id=models[-1].id,
+        allows_pull=True if table.library is not None else UNSET,
     )
 
 
@@ -158,9 +181,10 @@ def _contexts(app: AppState, served: list[ServedModel]) -> list[ModelContext]:
 
 
 async def ollama_tags(app: AppState, request: Request) -> Response:
-    contexts = _contexts(app, [*app.models, *app.models.adapters])
+    models = [*app.models, *app.models.adapters, *app.models.presets]
+    contexts = _contexts(app, models)
     known = {context.model for context in contexts}
-    unloaded = [model.name for model in app.models if model.name not in known]
+    unloaded = [model.name for model in models if model.name not in known]
     return json_response(ollama.tags(contexts, app.created, unloaded))
 
 

@@ -156,7 +156,8 @@ def _ollama() -> dict[str, Any]:
     """Describes the routes of Ollama's API."""
     error = ref("OllamaError")
     lines = "application/x-ndjson"
-    chat, text = ({"anyOf": [ref(name), error]} for name in ("OllamaChat", "OllamaText"))
+    shown = ("OllamaChat", "OllamaText", "OllamaProgress")
+    chat, text, progress = ({"anyOf": [ref(name), error]} for name in shown)
     return {
         "/api/chat": _post("Answer a chat, as Ollama does", "OllamaChatRequest", "OllamaChat", error, chat, lines),
         "/api/generate": _post("Answer a text", "OllamaTextRequest", "OllamaText", error, text, lines),
@@ -165,8 +166,20 @@ def _ollama() -> dict[str, Any]:
         "/api/tags": _get("The model that is served", _json(ref("OllamaModels")), error=error),
         "/api/ps": _get("The model, if it is loaded", _json(ref("OllamaProcesses")), error=error),
         "/api/show": _post("What the model is and can do", "ShowRequest", "OllamaShown", error),
+        "/api/pull": _post("Fetch a model", "PullRequest", "OllamaProgress", error, progress, lines),
+        "/api/create": _post("Make a name for a model", "CreateRequest", "OllamaProgress", error, progress, lines),
+        "/api/copy": _empty(_post("Make another name for a model", "CopyRequest", "OllamaProgress", error)),
+        "/api/delete": {
+            "delete": _empty(_post("Remove a name, and a model", "DeleteRequest", "OllamaProgress", error))["post"]
+        },
         "/api/version": _get("The version of Ollama's API", _json(ref("OllamaVersion")), error=error),
     }
+
+
+def _empty(route: dict[str, Any]) -> dict[str, Any]:
+    """Changes the description of a POST route to that of one whose response has no body."""
+    route["post"]["responses"]["200"].pop("content")
+    return route
 
 
 def _counting() -> dict[str, Any]:

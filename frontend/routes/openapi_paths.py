@@ -11,6 +11,7 @@ from frontend.api.llama_cpp.server import LlamaCppEmbeddingRequest
 from frontend.api.openai.chat_request import TemplateRequest
 from frontend.api.sglang import types as sglang_types
 from frontend.api.sglang.types import GenerateRequest
+from frontend.routes.library import ModelEvent
 from frontend.routes.lora import LoadAdapterRequest, UnloadAdapterRequest
 from frontend.routes.models import ModelRequest, Sleeping
 from frontend.schema.base import RequestModel
@@ -117,7 +118,7 @@ def _telling(route: dict[str, Any]) -> dict[str, Any]:
 # Describes the routes that load and unload one model or all models, for /openapi.json.
 
 MANY_REQUESTS: Mapping[str, type[RequestModel]] = {"ModelRequest": ModelRequest}
-MANY_RESPONSES: Mapping[str, Any] = {"Accepted": Accepted, "Sleeping": Sleeping}
+MANY_RESPONSES: Mapping[str, Any] = {"Accepted": Accepted, "Sleeping": Sleeping, "ModelEvent": ModelEvent}
 
 
 def many_paths(
@@ -137,11 +138,18 @@ def many_paths(
         "/sleep": sleep | {"parameters": [level]},
         "/wake_up": {"post": get("Load what was loaded before /sleep", sleeping, more)["get"]},
         "/is_sleeping": get("Whether all models are unloaded until /wake_up", sleeping),
+        "/models/sse": _streaming(get("What models do, as it happens", {}, {"400": more["400"]}), ref("ModelEvent")),
         "/models/load": post("Load a model of many", "ModelRequest", "Accepted", error),
         "/models/unload": post(
             "Unload a model of many", "ModelRequest", "Accepted", error, operation="ModelRequestUnload"
         ),
     }
+
+
+def _streaming(route: dict[str, Any], event: dict[str, str]) -> dict[str, Any]:
+    """Changes the description of a GET route to that of a stream of these events."""
+    route["get"]["responses"]["200"]["content"] = {"text/event-stream": {"x-event-data": event}}
+    return route
 
 
 def _failure(reason: str, error: dict[str, str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from frontend.api.pooling import fields as pooling
 from frontend.api.pooling import pooling as any_pooling
 from frontend.api.verification import Verification, VerifyRequest
 from frontend.observability.stats import Stats
-from frontend.routes import openapi_kept, openapi_paths, tokenize
+from frontend.routes import library, openapi_kept, openapi_paths, tokenize
 from frontend.routes.tokenize import AnyTokenizeRequest, DetokenizeRequest
 from frontend.schema import responses as response_types
 from frontend.schema.base import RequestModel
@@ -60,6 +60,10 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "EmbedRequest": ollama_embed.EmbedRequest,
     "OneEmbeddingRequest": ollama_embeddings.OneEmbeddingRequest,
     "ShowRequest": ollama_models.ShowRequest,
+    "PullRequest": library.PullRequest,
+    "CreateRequest": library.CreateRequest,
+    "CopyRequest": library.CopyRequest,
+    "DeleteRequest": library.DeleteRequest,
     **openapi_kept.KEPT_REQUESTS,
     **openapi_paths.LORA_REQUESTS,
     **openapi_paths.MANY_REQUESTS,
@@ -104,6 +108,7 @@ RESPONSES: Mapping[str, Any] = {
     "OllamaModels": ollama.OllamaModels,
     "OllamaProcesses": ollama.OllamaProcesses,
     "OllamaShown": ollama.OllamaShown,
+    "OllamaProgress": library.OllamaProgress,
     "OllamaVersion": ollama.OllamaVersion,
     "OllamaError": ollama.OllamaError,
     **openapi_paths.LLAMA_CPP_RESPONSES,

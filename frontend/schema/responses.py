@@ -43,6 +43,10 @@ class ModelStatus(ResponseModel):
         Meta(description="unloaded: no worker is there; failed: the workers or the tokenizer cannot serve it"),
     ]
     reason: Annotated[str | None, Meta(description="Why no request can be served now; else null")] = None
+    on_demand: Annotated[bool | UnsetType, Meta(description="Whether it is loaded when a request asks for it")] = UNSET
+    progress: Annotated[
+        float | UnsetType, Meta(description="While its files are fetched: the part of the present file that is here")
+    ] = UNSET
 
 
 class Model(ResponseModel):
@@ -82,6 +86,7 @@ class ModelList(ResponseModel):
     object: Literal["list"] = "list"
     data: list[Model]
     models: Annotated[list[LlamaCppModel], Meta(description="The same for llama.cpp's clients")]
+    allows_pull: Annotated[bool | UnsetType, Meta(description="Whether `/api/pull` fetches models here")] = UNSET
     has_more: bool = False
     first_id: str
     last_id: str

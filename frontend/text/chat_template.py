@@ -115,6 +115,15 @@ def given_template(file: Path) -> dict[str, str]:
     return {"default": source}
 
 
+def template_problem(source: str) -> str:
+    """Returns why a template does not compile, in a sentence; empty if it does."""
+    try:
+        _compiled(_environment(), source)
+    except jinja2.TemplateError as error:
+        return f"it does not compile: {error}"
+    return ""
+
+
 class ChatTemplate:
     """The named templates of one checkpoint ("default", "tool_use"), each compiled when it is first rendered.
 

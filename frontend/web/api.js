@@ -32,7 +32,7 @@ function headers() {
 // Makes a Failure of an error response, with the server's own message.
 async function refusal(answer) {
   const said = await answer.json().catch(() => null);
-  const error = said?.error ?? {};
+  const error = typeof said?.error === "string" ? { message: said.error } : (said?.error ?? {}); // Ollama's routes: a text
   if (answer.status === 401) tell("refused");
   return new Failure(error.message ?? `the server answered ${answer.status} ${answer.statusText}`, {
     status: answer.status,
@@ -60,6 +60,23 @@ export async function get(path) {
   return answer.json();
 }
 
+export async function post(path, body) {
+  const answer = await reach(path, { method: "POST", body: JSON.stringify(body), ...soon() });
+  if (!answer.ok) throw await refusal(answer);
+  return answer.json();
+}
+
+// Yields the objects of a response in lines of JSON. Throws a Failure if a line has an error.
+export async function* lines(path, body, signal) {
+  const answer = await reach(path, { method: "POST", body: JSON.stringify(body), signal });
+  if (!answer.ok) throw await refusal(answer);
+  for await (const line of pieces(answer.body, "\n")) {
+    const object = JSON.parse(line);
+    if (object.error) throw new Failure(object.error);
+    yield object;
+  }
+}
+
 // Returns {ready, reason}. A 503 of /ready has the reason in its body, so it is not a failure here.
 export async function readiness() {
   const said = await (await reach("ready", soon())).json();
@@ -70,7 +87,7 @@ export async function readiness() {
 export async function* stream(path, body, signal) {
   const answer = await reach(path, { method: "POST", body, signal });
   if (!answer.ok) throw await refusal(answer);
-  for await (const block of blocks(answer.body)) {
+  for await (const block of pieces(answer.body, "\n\n")) {
     if (!block.startsWith("data: ")) continue; // a comment that keeps the connection open
     const data = block.slice(6);
     if (data === "[DONE]") return;
@@ -83,7 +100,8 @@ export async function* stream(path, body, signal) {
   throw new Failure("the stream broke off before its end");
 }
 
-async function* blocks(body) {
+// Yields the text of a body up to each end of a piece.
+async function* pieces(body, end) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -91,7 +109,7 @@ async function* blocks(body) {
       throw error.name === "AbortError" ? error : new Failure("the connection was lost before the end");
     });
     if (done) return;
-    const whole = (rest + value).split("\n\n");
+    const whole = (rest + value).split(end);
     rest = whole.pop();
     yield* whole;
   }

@@ -13,7 +13,7 @@
 // one tab          panel (the whole), composer (the next question), files (for it), extras (system prompt, tools),
 //                  turn_view (a turn with its buttons), answer (its answer), calls (its tool calls), timing (the line under it)
 // text             prose (a growing text), markdown, maths, code, tokens (with probabilities)
-// the header       models (which one answers), access (the API key), live (the server's state), chart, events
+// the header       models (which one answers), stock (all of them, and fetching more), access (the API key), live (the server's state), chart, events
 // everywhere       clipboard
 
 import "./access.js";
@@ -23,6 +23,7 @@ import { Live } from "./live.js";
 import { Panel } from "./panel.js";
 import { Runs } from "./runs.js";
 import { Sidebar, current } from "./sidebar.js";
+import "./stock.js";
 import * as store from "./store.js";
 import { paint } from "./tokens.js";
 

@@ -123,6 +123,11 @@ class ModelsConfig:
         120.0, "how long a request waits for its model to be loaded, before the answer is 503", unit="seconds", above=0
     )
 
+    allow_pull: bool = setting(
+        False, "let clients fetch models from the Hugging Face hub and name them (Ollama's /api/pull, /api/create, "
+        "/api/copy, /api/delete); where there are API keys, only administrators' (--admin-keys)",
+    )  # fmt: skip
+
     @property
     def has_table(self) -> bool:
         """Whether a file or a folder names the models."""
@@ -165,7 +170,7 @@ class Settings:
     @property
     def many(self) -> bool:
         """Whether the server has a table of models, each loaded when a request asks for it, instead of one model."""
-        return self.models.has_table or bool(self.model.several)
+        return self.models.has_table or self.models.allow_pull or bool(self.model.several)
 
 
 # Code refers to a setting by its field name alone, so no two records may have a field of the same name.

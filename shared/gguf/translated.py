@@ -269,6 +269,15 @@ def _model(name: str, revision: str, mmproj: str, prefer_cache: bool) -> tuple[s
     return found["repository"], model, None if mmproj else tower_among(names, model)
 
 
+def model_files(name: str, revision: str = "") -> list[str]:
+    """Returns the names of the files of the model that `name` (see HUB_NAME) means, its vision tower's included.
+
+    Raises GgufError and HubError.
+    """
+    _, model, tower = _model(name, revision, "", prefer_cache=False)
+    return [*model, *([tower] if tower else [])]
+
+
 def _writable_cache() -> Path:
     try:
         return gguf_cache()

@@ -75,7 +75,7 @@ OTHERS = {  # flags of smaller commands, which are no settings
     "--add", "--force", "--compare", "--json", "--serve", "--help", "--budget", "--only", "--tiles", "--trace",
     "--models", "--call", "--results", "--last", "--checks", "--minutes", "--precompile", "--compile-table",
     "--capability", "--python-version", "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry",
-    "--torch-index", "--set", "--url", "--measure", "--quick", "--dry-run", "--anyway",
+    "--torch-index", "--set", "--url", "--measure", "--quick", "--dry-run", "--anyway", "--config", "--rounds",
 }  # fmt: skip
 
 

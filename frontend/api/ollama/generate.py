@@ -78,7 +78,8 @@ async def _prompt(request: OllamaTextRequest, context: ModelContext) -> Prompt:
             "`images` need the model's chat template, so not `raw` or `suffix`", param="images",
             code="unsupported_content",
         )  # fmt: skip
-    text = "\n\n".join([one for one in (request.system, request.prompt) if one])
+    before = request.system or (context.preset.system if context.preset and not request.raw else "")
+    text = "\n\n".join([one for one in (before, request.prompt) if one])
     check_characters("prompt", text, context)
     ids = await context.tokenizer.encode(text, not request.context)
     if not (ids or request.suffix):

@@ -4,6 +4,9 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
+import msgspec
+from msgspec import UNSET
+
 from frontend.api.ollama import types
 from frontend.api.ollama.output import check_model, rfc3339, tagged
 from frontend.api.ollama.types import OllamaModelName
@@ -14,6 +17,7 @@ from frontend.schema.request_fields import Text, doc
 from frontend.schema.responses import Capability
 from frontend.text.fill_in_middle import layout_of
 from shared.launcher_messages import ModelState
+from shared.preset import Preset
 
 VERSION = "0.12.6"  # the version of Ollama's API that these routes follow; clients check that it is recent enough
 ARCHITECTURE = "sluice"  # clients look up `<architecture>.context_length`
@@ -80,15 +84,42 @@ def show(request: ShowRequest, context: ModelContext, created: int) -> types.Oll
         info[f"{ARCHITECTURE}.context_length"] = context.max_seq_len
     if context.hidden_size:
         info[f"{ARCHITECTURE}.embedding_length"] = context.hidden_size
+    preset = context.preset or Preset(context.model)
+    template = preset.template or context.tokenizer.templates.get("default", "")
+    parameters = _parameters(context)
     return types.OllamaShown(
-        modelfile=f"FROM {context.model}",
-        parameters="\n".join(f"{PARAMETERS.get(name, name)} {value}" for name, value in context.recommended.items()),
-        template=context.tokenizer.templates.get("default", ""),
+        license=preset.license,
+        modelfile=modelfile(preset),
+        parameters="\n".join(parameters),
+        template=template,
+        system=preset.system or UNSET,
+        messages=[{"role": one.role, "content": one.content} for one in preset.messages] or UNSET,
         details=types.OllamaDetails(),
         model_info=info,
         capabilities=capabilities(context),
         modified_at=rfc3339(created),
     )
+
+
+def _parameters(context: ModelContext) -> list[str]:
+    """Returns the defaults of requests as lines of a Modelfile, without their first word."""
+    own = context.preset.parameters if context.preset else {}
+    given = {PARAMETERS.get(name, name): value for name, value in context.recommended.items()} | own
+    return [line for name, value in given.items() for line in _lines(name, value)]
+
+
+def _lines(name: str, value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [f"{name} {msgspec.json.encode(one).decode()}" for one in values]
+
+
+def modelfile(preset: Preset) -> str:
+    """Returns the Modelfile of a name."""
+    texts = {"TEMPLATE": preset.template, "SYSTEM": preset.system, "LICENSE": preset.license}
+    lines = [f"FROM {preset.base}", *(f'{word} """{text}"""' for word, text in texts.items() if text)]
+    lines += [f"PARAMETER {line}" for name, value in preset.parameters.items() for line in _lines(name, value)]
+    lines += [f'MESSAGE {one.role} """{one.content}"""' for one in preset.messages]
+    return "\n".join(lines)
 
 
 def version() -> types.OllamaVersion:

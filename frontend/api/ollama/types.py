@@ -335,8 +335,12 @@ class OllamaProcesses(ResponseModel):
 class OllamaShown(ResponseModel):
     license: str = ""
     modelfile: str
-    parameters: Annotated[str, Meta(description="What the checkpoint recommends")]
+    parameters: Annotated[str, Meta(description="What the checkpoint recommends, and the defaults of a name")]
     template: Annotated[str, Meta(description="The chat template, in Jinja")]
+    system: Annotated[str | UnsetType, Meta(description="The system message of a name that has one")] = UNSET
+    messages: Annotated[
+        list[dict[str, str]] | UnsetType, Meta(description="What conversations of a name begin with")
+    ] = UNSET
     details: OllamaDetails
     model_info: dict[str, Any]
     capabilities: list[Capability]

@@ -145,8 +145,8 @@ def bar_of(hub: Hub) -> tuple[str, list[str]]:
 def test_download_that_is_cut_continues_where_it_ended(
     hub: Hub, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    monkeypatch.setattr("shared.hf_hub.PAUSE_S", 0.0)
+    monkeypatch.setattr("shared.hf_hub.PIECE", 1 << 16)
     settings = command.Settings()
     judged = command._judge(settings).hub(f"{hub.name}:Q4_0")
     hub.downloads.clear()

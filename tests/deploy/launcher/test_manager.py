@@ -247,7 +247,7 @@ async def test_a_model_on_the_hub_is_fetched_before_it_is_counted(
     link, fetched = managed.link, list[str]()
     go: asyncio.Queue[str] = asyncio.Queue()
 
-    async def fetch(self: HubModels, model: str) -> None:
+    async def fetch(self: HubModels, model: str, on_line: object) -> None:
         fetched.append(model)
         if problem := await go.get():
             raise FetchFailed(problem)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from starlette.applications import Starlette
@@ -17,6 +17,8 @@ from shared.config.frontend import FrontendConfig
 from shared.config.settings import Settings, with_values
 from shared.launcher_messages import (
     SOCKET,
+    Done,
+    Download,
     FromFrontend,
     ModelState,
     Reload,
@@ -32,6 +34,7 @@ from tests.frontend.serving import until
 from tests.frontend.text.tokenizers import byte_level, save
 from tests.patience import PATIENCE_S
 
+T = TypeVar("T")
 HELLO = byte_level().encode("hello", add_special_tokens=False).ids
 
 
@@ -94,6 +97,16 @@ class Launcher:
         for writer in self._writers:
             self._say(writer)
 
+    def send(self, *messages: Download | Done) -> None:
+        for writer in self._writers:
+            for message in messages:
+                writer.write(frame(message))
+
+    async def asked(self, kind: type[T]) -> T:
+        """Waits for a message of this kind, and returns the last."""
+        await until(lambda: any(isinstance(one, kind) for one in self.heard))
+        return next(one for one in reversed(self.heard) if isinstance(one, kind))
+
     @property
     def seen(self) -> Seen:
         return next((one for one in reversed(self.heard) if isinstance(one, Seen)), Seen(0))
@@ -104,12 +117,23 @@ class Launcher:
 
 @asynccontextmanager
 async def launched(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str, load_wait: float = 2 * PATIENCE_S, **config: Any
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *names: str,
+    load_wait: float = 2 * PATIENCE_S,
+    allow_pull: bool = False,
+    **config: Any,
 ) -> AsyncIterator[tuple[Starlette, LoadedModels, Launcher]]:
     """Yields the app, its table, and its launcher. The app's lifespan has not begun."""
     monkeypatch.setattr(loaded_models, "WorkerPool", lambda *_, **more: FakePool(sending(HELLO)))
     settings = with_values(
-        Settings(), {"run_dir": str(folder), "load_wait": load_wait, "models": str(folder / "models.json")}
+        Settings(),
+        {
+            "run_dir": str(folder),
+            "load_wait": load_wait,
+            "models": str(folder / "models.json"),
+            "allow_pull": allow_pull,
+        },
     )
     shown = FrontendConfig(**{"access_log": "off", "allowed_hosts": "*", **config})
     metrics = PrometheusMetrics(names=list(names), on_demand=True)

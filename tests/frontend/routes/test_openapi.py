@@ -37,7 +37,8 @@ def test_the_document_is_valid() -> None:
     assert set(references(said)) <= {f"#/components/schemas/{name}" for name in said["components"]["schemas"]}
     assert {*REQUESTS, *RESPONSES} <= said["components"]["schemas"].keys()
     assert set(REQUESTS).isdisjoint(RESPONSES)
-    bodies = [item["post"] for item in said["paths"].values() if "requestBody" in item.get("post", {})]
+    methods = [item[method] for item in said["paths"].values() for method in METHODS & item.keys()]
+    bodies = [route for route in methods if "requestBody" in route]
     ids = [route["operationId"] for route in bodies]
     assert len(ids) == len(set(ids)) and set(REQUESTS) <= set(ids)
 

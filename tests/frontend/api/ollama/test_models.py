@@ -47,7 +47,7 @@ async def test_version_is_one_that_clients_can_compare(tokenizer: Tokenizer) -> 
     async with http_client(FakePool(), tokenizer) as http:
         version = (await http.get("/api/version")).json()["version"]
         heads = [(await http.head(path)).status_code for path in ("/", "/api/version", "/api/tags")]
-        gone = await http.post("/api/pull", json={"model": MODEL})
+        gone = await http.post("/api/push", json={"model": MODEL})
     assert tuple(map(int, version.split("."))) > (0, 6, 4) and heads == [200] * 3
     assert gone.status_code == 404 and list(gone.json()) == ["error"]
 
