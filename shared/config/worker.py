@@ -124,8 +124,8 @@ class WorkerConfig:
     prefix_cache: bool = setting(True, "reuse the K/V of equal prompt prefixes")
     kv_store: str = setting(
         "", "folders in which the K/V of prompt prefixes outlives the process, the fastest first, such as /dev/shm/kv "
-        "and a folder on a disk; every worker of this host, and other hosts that share the folder, find it there; their "
-        "names have no blanks or commas; whoever can read them can read prompts; empty: none",
+        "and a folder on a disk; every worker of this host, and other hosts that share the folder, find it there; "
+        "their names have no blanks or commas; whoever can read them can read prompts; empty: none",
         many=True,
     )  # fmt: skip
     kv_store_gb: str = setting(

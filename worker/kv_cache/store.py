@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from math import inf
 
 from torch import Tensor
 
-from worker.kv_cache.store_file import Head, buffer_of, head_of, packed_head
+from worker.kv_cache.store_file import Head, buffer_of, packed_head
 from worker.kv_cache.store_pages import HostBytes, StoredPages
 from worker.kv_cache.store_tier import PAGES, STATE, TOKEN_BYTES, Tier
 from worker.kv_cache.window import first_kept
@@ -79,12 +80,19 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class _Write:
-    digest: bytes
+class Run:
+    """A run of consecutive pages of a prefix, as one file has it.
+
+    kind: PAGES or STATE; digest, parent: the digests of all tokens up to its end, and before it (b"": there are none);
+    end: the number of pages up to its end; pages: of the run; absent: see Head
+    """
+
     kind: bytes
+    digest: bytes
+    parent: bytes
+    end: int
     pages: int
     absent: tuple[int, ...]
-    data: HostBytes
 
 
 class KvStore:
@@ -129,16 +137,15 @@ class KvStore:
             tier.usable and writer.takes(0) for tier, writer in zip(self.tiers, self._writers, strict=True)
         )
 
-    def write(self, digest: bytes, kind: bytes, pages: int, absent: tuple[int, ...], data: HostBytes) -> None:
+    def write(self, run: Run, data: HostBytes) -> None:
         """Writes a file to every tier that keeps up."""
-        self.remember(digest, kind)
-        job = _Write(digest, kind, pages, absent, data)
+        self.remember(run.digest, run.kind)
         for tier, writer in zip(self.tiers, self._writers, strict=True):
             if tier.usable and writer.takes(data.nbytes):
-                writer.do(partial(self._write, tier, tier.token, job), data.nbytes)
+                writer.do(partial(self._write, tier, tier.token, run, data), data.nbytes)
             else:
                 tier.counts.dropped += 1
-                self._written.pop(kind + digest, None)
+                self._forget(run.digest, run.kind)
 
     def remember(self, digest: bytes, kind: bytes) -> None:
         """Notes that a file exists, so that it need not be written."""
@@ -146,11 +153,14 @@ class KvStore:
         if len(self._written) > KNOWN:
             self._written.popitem(last=False)
 
+    def _forget(self, digest: bytes, kind: bytes) -> None:
+        self._written.pop(kind + digest, None)
+
     def used(self, files: Sequence[tuple[bytes, bytes]]) -> None:
         """Notes that prefixes were found in memory, so that their files stay. files: (digest, kind) of each"""
         for writer, tier in zip(self._writers, self.tiers, strict=True):
             if tier.usable and writer.is_idle:
-                writer.do(partial(_touch, tier, tuple(files)))
+                writer.do(partial(self._touch, tier, tuple(files)))
 
     @property
     def can_fetch(self) -> bool:
@@ -203,20 +213,31 @@ class KvStore:
 
     # writing
 
-    def _write(self, tier: Tier, token: bytes, job: _Write) -> None:
-        payload = job.data.read()
-        head = head_of(self.pages.space, job.digest, job.pages, job.absent, job.kind == STATE, payload)
-        if not tier.write(job.digest, job.kind, token, (packed_head(head), buffer_of(payload))):
-            self._written.pop(job.kind + job.digest, None)
+    def _write(self, tier: Tier, token: bytes, run: Run, data: HostBytes) -> None:
+        payload = data.read()
+        head = Head(
+            self.pages.space, run.digest, run.parent, run.end * self.pages.page_size, self.pages.fingerprint,
+            run.pages, run.absent, run.kind == STATE, payload.numel(), zlib.crc32(buffer_of(payload)),
+        )  # fmt: skip
+        if not tier.write(run.digest, run.kind, token, (packed_head(head), buffer_of(payload))):
+            self._forget(run.digest, run.kind)
 
-    def _copy_up(self, part: Part, digest: bytes, kind: bytes, source: Tier) -> None:
+    def _touch(self, tier: Tier, files: tuple[tuple[bytes, bytes], ...]) -> None:
+        for digest, kind in files:
+            if not tier.usable:
+                return
+            if not tier.used(digest, kind):
+                self._forget(digest, kind)  # the next sequence that finds it in memory writes it again
+
+    def _copy_up(self, head: Head, payload: Tensor, kind: bytes, source: Tier) -> None:
         """Writes a file that was read from a slow tier to the faster ones."""
-        job = _Write(digest, kind, part.pages, part.absent, HostBytes(part.payload))
+        end = head.tokens // self.pages.page_size
+        run, data = Run(kind, head.digest, head.parent, end, head.pages, head.absent), HostBytes(payload)
         for tier, writer in zip(self.tiers, self._writers, strict=True):
             if tier is source:
                 return
-            if tier.usable and writer.takes(part.payload.numel()):
-                writer.do(partial(self._write, tier, tier.token, job), part.payload.numel())
+            if tier.usable and writer.takes(data.nbytes):
+                writer.do(partial(self._write, tier, tier.token, run, data), data.nbytes)
 
     def _reset(self, index: int, nonce: int) -> None:
         tier = self.tiers[index]
@@ -252,6 +273,9 @@ class KvStore:
         """Finds and reads a prefix. Returns whether all of it came."""
         tiers = [tier for tier in self.tiers if tier.usable and tier.refresh()]
         files = _Plan(self.pages, tiers, fetch).files()
+        for digest in fetch.digests[files[-1].end if files else fetch.start :]:
+            self._forget(digest, PAGES)
+            self._forget(digest, STATE)
         if not files:
             if tiers:
                 tiers[-1].counts.misses += 1
@@ -267,6 +291,7 @@ class KvStore:
             began = time.perf_counter()
             part = self._part(fetch, one)
             if part is None or fetch.cancelled:
+                self._forget(fetch.digests[one.end - 1], one.kind)  # the sequence that computes it writes it again
                 return False
             self._measure(part.payload.numel(), time.perf_counter() - began)
             self._post(part)
@@ -305,9 +330,8 @@ class KvStore:
                     continue
                 whole = self.pages.nbytes(head.pages, head.absent, state=head.state)
                 if head.pages == one.end - one.begin and head.state == (one.kind == STATE) and whole == head.nbytes:
-                    part = Part(fetch, one.begin, head.pages, head.absent, head.state, payload)
-                    self._copy_up(part, digest, one.kind, tier)
-                    return part
+                    self._copy_up(head, payload, one.kind, tier)
+                    return Part(fetch, one.begin, head.pages, head.absent, head.state, payload)
         return None
 
     def _post(self, part: Part) -> None:
@@ -412,13 +436,6 @@ def _head(tier: Tier, fetch: Fetch, one: _File) -> Head | None:
         return tier.head(fetch.digests[one.end - 1], one.kind)
     except OSError:
         return None
-
-
-def _touch(tier: Tier, files: tuple[tuple[bytes, bytes], ...]) -> None:
-    for digest, kind in files:
-        if not tier.usable:
-            return
-        tier.used(digest, kind)
 
 
 def _swept(tier: Tier) -> None:

@@ -8,6 +8,7 @@ every byte before it uses one: a file that was cut off, damaged, or written for 
 """
 
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ VERSION = 1  # of the format; raised with every change to it
 SUM_BYTES = 16
 PREFIX = struct.Struct("<8sH")
 TEMPORARY = ".part"  # how names of files end that are being written
+SHARD, NAME = re.compile("[0-9a-f]{2}"), re.compile("[0-9a-f]{38}")  # of folders and files; NAME_BYTES in all
 PIECE = 8 << 20  # bytes that one call of the system reads or writes, so that a cancelled reader is soon free
 
 
@@ -44,17 +46,15 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
     space: bytes  # what the K/V was computed with, and how it lies in memory (StoredPages.space)
     digest: bytes  # the digest of all tokens up to the end of the run
+    parent: bytes  # the digest of all tokens before the run; empty if there are none
+    tokens: int  # up to the end of the run
+    fingerprint: str  # of the model, for people
     pages: int
     absent: tuple[int, ...]
     state: bool
     nbytes: int  # of the payload
     crc: int  # CRC-32 of the payload
     version: int = VERSION
-
-
-def head_of(space: bytes, digest: bytes, pages: int, absent: tuple[int, ...], state: bool, payload: Tensor) -> Head:
-    """Returns the header of a payload: uint8 [bytes], on the host."""
-    return Head(space, digest, pages, absent, state, payload.numel(), zlib.crc32(buffer_of(payload)))
 
 
 def buffer_of(payload: Tensor) -> memoryview:
@@ -172,10 +172,12 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def files(self, folder: Path) -> Iterator[tuple[Path, int, float]]:
-        """Yields (path, bytes, seconds since 1970 of its last use) of each file in the folders of a folder."""
+        """Yields (path, bytes, seconds since 1970 of its last use) of each file of a store, and of no other file."""
         for shard in os.scandir(folder):
-            if shard.is_dir(follow_symlinks=False):
+            if SHARD.fullmatch(shard.name) and shard.is_dir(follow_symlinks=False):
                 for entry in os.scandir(shard):
+                    if not NAME.match(entry.name):
+                        continue
                     try:
                         found = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:  # another process has removed it

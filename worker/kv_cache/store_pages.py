@@ -49,7 +49,7 @@ class StoredPages:
 
     def __init__(self, cache: KVCache, fingerprint: str, block: int = 0) -> None:
         self.block = block or max(1, BLOCK_TOKENS // cache.page_size)
-        self.page_size, self._device = cache.page_size, cache.device
+        self.page_size, self._device, self.fingerprint = cache.page_size, cache.device, fingerprint
         self._groups = [
             [_as_bytes(part.flatten(2)) for part in cache.tensors_of(group)] for group in range(len(cache.groups))
         ]
@@ -58,6 +58,8 @@ class StoredPages:
         self.windows = tuple(group.window for group in cache.groups)
         self.page_bytes = tuple(sum(part.shape[0] * part.shape[2] for part in parts) for parts in self._groups)
         self.state_bytes = sum(part.shape[1] for part in self._states)
+        # between two states that are kept, so that states take no more room than the pages between them
+        self.state_every = self.state_bytes * cache.page_size // max(1, sum(self.page_bytes))  # tokens
         self.space = blake2b(_layout(cache, fingerprint, self.block), digest_size=32).digest()
 
     def nbytes(self, pages: int, absent: Sequence[int], *, state: bool) -> int:

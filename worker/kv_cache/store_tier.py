@@ -202,11 +202,11 @@ class Tier:
         except Unusable as problem:
             self._spoiled(path, problem)
             return None
-        counts = self.counts
-        counts.hits += 1
-        counts.tokens += tokens
-        counts.read_bytes += payload.numel()
-        counts.read_s += time.perf_counter() - began
+        with self._lock:
+            self.counts.hits += 1
+            self.counts.tokens += tokens
+            self.counts.read_bytes += payload.numel()
+            self.counts.read_s += time.perf_counter() - began
         with suppress(OSError):
             self._disk.used(path)
         return head, payload
@@ -217,10 +217,16 @@ class Tier:
         with suppress(OSError):
             self._disk.remove(path)
 
-    def used(self, digest: bytes, kind: bytes) -> None:
-        """Notes that a prefix was used, from memory, so that its file is kept."""
-        with suppress(OSError), self.operation():
-            self._disk.used(self.path(digest, kind))
+    def used(self, digest: bytes, kind: bytes) -> bool:
+        """Notes that a prefix was used, from memory, so that its file is kept. Returns False if there is none."""
+        try:
+            with self.operation():
+                self._disk.used(self.path(digest, kind))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass
+        return True
 
     def write(self, digest: bytes, kind: bytes, token: bytes, pieces: tuple[bytes | memoryview, ...]) -> bool:
         """Writes a file unless it exists. Returns whether it is there now. Never raises.

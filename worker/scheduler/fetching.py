@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from worker.kv_cache.pages import SCRATCH
-from worker.kv_cache.store import Fetch, KvStore, Part
+from worker.kv_cache.store import Fetch, KvStore, Part, Run
 from worker.kv_cache.store_tier import PAGES, STATE
 from worker.scheduler.paging import Paging
 from worker.scheduler.sequence import Sequence
@@ -23,6 +23,7 @@ from worker.scheduler.sequence import Sequence
 if TYPE_CHECKING:
     from worker.scheduler.recurrent_slots import States
 
+MOST_REPAIRED = 4  # blocks that are in memory, but not in the store, and are written when a sequence finds them
 COPY_S = 0.01  # how long pages are copied between two steps, at most; at least one file is
 STALL_S = {True: 5.0, False: 1.0}  # by --kv-store-fetch always: a sequence waits no longer for the next part
 LEAST_WAIT_S = 0.25  # a sequence waits at least so long for all parts, if computing would be faster
@@ -38,6 +39,7 @@ class StoredPrefix:
     resets: int
     digests: list[bytes] = field(default_factory=list)
     asked: bool = False  # whether the store was asked since the sequence got its pages
+    state_at: int = 0  # how many tokens the last recurrent state covers that is in the store, or was in the cache
 
 
 class Fetching:
@@ -92,7 +94,7 @@ class Fetching:
         known = sequence.prefix
         if known.stored is None:
             known.stored = StoredPrefix(self._resets)
-        known.stored.asked = False
+        known.stored.asked, known.stored.state_at = False, sequence.computed_tokens
         if sequence.computed_tokens:
             self._touch(sequence)
 
@@ -216,21 +218,32 @@ class Fetching:
         assert stored is not None
         for end in range((pages.start // size + 1) * size, pages.stop + 1, size):
             if self._store.wants(stored.digests[end - 1], PAGES):
-                own, absent = self._pages_of(sequence, range(end - size, end))
-                self._store.write(stored.digests[end - 1], PAGES, size, absent, self._store.pages.gather(own))
+                self._write(sequence, PAGES, range(end - size, end))
 
     def published_state(self, sequence: Sequence, end: int, slot: int) -> None:
-        """Writes a state after `end` tokens, with the pages since the last complete block."""
-        count = end // self._paging.page_size
-        if not self._is_current(sequence):
+        """Writes a state after `end` tokens, with the pages since the last complete block.
+
+        Of the states within a prompt or an answer, only some are written; at the end of a prompt, always the last.
+        """
+        count, stored, size = end // self._paging.page_size, sequence.prefix.stored, self._store.pages.block
+        if stored is None or not self._is_current(sequence):
             return
+        ends_prompt = count == (sequence.prompt_len - 1) // self._paging.page_size
+        if not ends_prompt and end - stored.state_at < self._store.pages.state_every:
+            return
+        stored.state_at = end
         self._extend(sequence, count)
-        stored, size = sequence.prefix.stored, self._store.pages.block
-        assert stored is not None
         if self._store.wants(stored.digests[count - 1], STATE):
-            own, absent = self._pages_of(sequence, range(count // size * size, count))
-            data = self._store.pages.gather(own, slot)
-            self._store.write(stored.digests[count - 1], STATE, count % size, absent, data)
+            self._write(sequence, STATE, range(count // size * size, count), slot)
+
+    def _write(self, sequence: Sequence, kind: bytes, pages: range, slot: int | None = None) -> None:
+        """Hands the pages of a sequence at these indices, and the state in a slot, over to the store."""
+        own, absent = self._pages_of(sequence, pages)
+        stored = sequence.prefix.stored
+        assert stored is not None
+        parent = stored.digests[pages.start - 1] if pages.start else b""
+        run = Run(kind, stored.digests[pages.stop - 1], parent, pages.stop, len(pages), absent)
+        self._store.write(run, self._store.pages.gather(own, slot))
 
     def cleared(self) -> None:
         """Notes that sequences which run now must write nothing more."""
@@ -276,7 +289,12 @@ class Fetching:
         self._extend(sequence, count)
         stored = sequence.prefix.stored
         assert stored is not None
-        files = [(stored.digests[end - 1], PAGES) for end in range(size, count + 1, size)]
+        ends = range(size, count + 1, size)
+        if not any(pool.window for pool in self._paging.pools):  # windows have only their last pages in memory
+            missing = [end for end in ends if self._store.wants(stored.digests[end - 1], PAGES)]
+            for end in missing[:MOST_REPAIRED]:
+                self._write(sequence, PAGES, range(end - size, end))
+        files = [(stored.digests[end - 1], PAGES) for end in ends]
         if self._states is not None:
             files.append((stored.digests[count - 1], STATE))
         if files:
