@@ -28,7 +28,7 @@ from worker.kv_cache.window import first_kept
 log = logging.getLogger("sluice.kv_store")
 
 READERS = 3
-NICE = 19  # of the threads that write: computing goes first
+NICE = 10  # of the threads that write: computing goes first
 MOST_QUEUED_BYTES = 256 << 20  # copies of pages that wait to be written, in each tier; more are dropped
 MOST_STAGED_BYTES = 256 << 20  # bytes that were read and not taken yet, of all prefixes
 LEAST_STAGED = 2  # files that are read ahead in any case

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from worker.kv_cache import store_tier
 from worker.kv_cache.store_file import TEMPORARY, Disk, Head
 from worker.kv_cache.store_tier import PINNED, TOKEN, check_folder
 from worker.scheduler import fetching
+from worker.scheduler.sequence import Sequence
 
 IN_BLOCKS = (PROMPT - 1) // (PAGE * BLOCK) * PAGE * BLOCK  # tokens of the prompt that the store has
 
@@ -420,3 +422,62 @@ def test_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     check_folder(tmp_path / "file" / "below")  # cannot be made: the store does without it
     check_folder(tmp_path / "new")
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+SEED = os.environ.get("KV_SEED", "")
+
+
+class Whimsical(Disk):
+    """A disk on which operations fail, find nothing or take their time, at random."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+
+    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, Tensor]:
+        time.sleep(self.draw.random() * 0.004)
+        if self.draw.random() < 0.05:
+            raise FileNotFoundError
+        return super().read(path, space, digest)
+
+    def exists(self, path: Path) -> bool:
+        return self.draw.random() < 0.97 and super().exists(path)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral", "qwen3_5"])
+def test_random_company_aborts_preemptions_and_resets_change_no_token(
+    checkpoints: Checkpoints, start: Start, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    draw = random.Random(kind + SEED)
+    stems = [prompt_of(draw.choice([40, 130, 260]), seed=seed) for seed in range(4)]
+    plain = Process(checkpoints(kind), monkeypatch)
+    prompts = [draw.choice(stems) + prompt_of(draw.randrange(1, 90), seed=9 + at) for at in range(12)]
+    expected = [plain.answer(prompt).ids for prompt in prompts]
+    processes = [with_disk(start(kind=kind, kv_cache_gb=0.0015), Whimsical(draw)) for _ in range(2)]
+    monkeypatch.setattr(fetching, "STALL_S", {True: 0.03, False: 0.03})
+    monkeypatch.setattr(fetching, "COPY_S", 0.0)
+    ends: list[tuple[int, Sequence]] = []
+    for turn in range(120):
+        process = draw.choice(processes)
+        state = process.scheduler.state
+        match draw.randrange(9):
+            case 0 | 1 | 2 if len(state.live) < 6:
+                at = draw.randrange(len(prompts))
+                sequence = process.sequence(prompts[at])
+                process.scheduler.submit(sequence, time.monotonic())
+                ends.append((at, sequence))
+            case 3 if state.live:
+                aborted = process.scheduler.abort(draw.choice(list(state.live)))
+                ends = [one for one in ends if one[1] is not aborted]
+            case 4 if state.running:
+                state.preempt(draw.choice(list(state.running)), time.monotonic())
+            case 5:
+                process.forget()
+            case 6 if draw.random() < 0.2:
+                process.scheduler.reset_prefix_cache(turn)
+        for _ in range(draw.randrange(5)):
+            process.step()
+    for process in processes:
+        process.run()
+    assert len(ends) > 8
+    for at, sequence in ends:
+        assert sequence.tokens[sequence.prompt_len :] == expected[at]
