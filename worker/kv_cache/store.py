@@ -18,9 +18,10 @@ from functools import partial
 from hashlib import blake2b
 from math import inf
 
+import torch
 from torch import Tensor
 
-from worker.kv_cache.store_file import Head, buffer_of, packed_head
+from worker.kv_cache.store_file import Head, packed_head
 from worker.kv_cache.store_pages import HostBytes, StoredPages
 from worker.kv_cache.store_tier import PAGES, STATE, TOKEN_BYTES, Tier
 from worker.kv_cache.window import first_kept
@@ -214,12 +215,12 @@ class KvStore:
     # writing
 
     def _write(self, tier: Tier, token: bytes, run: Run, data: HostBytes) -> None:
-        payload = data.read()
+        payload = data.read().numpy().data
         head = Head(
             self.pages.space, run.digest, run.parent, run.end * self.pages.page_size, self.pages.fingerprint,
-            run.pages, run.absent, run.kind == STATE, payload.numel(), zlib.crc32(buffer_of(payload)),
+            run.pages, run.absent, run.kind == STATE, payload.nbytes, zlib.crc32(payload),
         )  # fmt: skip
-        if not tier.write(run.digest, run.kind, token, (packed_head(head), buffer_of(payload))):
+        if not tier.write(run.digest, run.kind, token, (packed_head(head), payload)):
             self._forget(run.digest, run.kind)
 
     def _touch(self, tier: Tier, files: tuple[tuple[bytes, bytes], ...]) -> None:
@@ -323,7 +324,7 @@ class KvStore:
             except OSError:
                 continue
             if found is not None:
-                head, payload = found
+                head, payload = found[0], torch.from_numpy(found[1])
                 if any(
                     missing and not window for missing, window in zip(head.absent, self.pages.windows, strict=False)
                 ):

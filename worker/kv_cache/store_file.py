@@ -16,8 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 MAGIC = b"sluiceKV"
 VERSION = 1  # of the format; raised with every change to it
@@ -55,11 +55,6 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int  # of the payload
     crc: int  # CRC-32 of the payload
     version: int = VERSION
-
-
-def buffer_of(payload: Tensor) -> memoryview:
-    """Returns the memory of a uint8 tensor [bytes] on the host."""
-    return memoryview(payload.numpy().data) if payload.numel() else memoryview(b"")
 
 
 def packed_head(head: Head) -> bytes:
@@ -105,7 +100,7 @@ class Disk:
         finally:
             os.close(fd)
 
-    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, Tensor]:
+    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, NDArray[np.uint8]]:
         """Returns the header and the payload, uint8 [bytes], of a file, checked.
 
         Raises FileNotFoundError, another OSError, or Unusable, also if the file has other contents than asked for.
@@ -117,9 +112,9 @@ class Disk:
                 raise Unusable(FOREIGN)
             if os.fstat(fd).st_size != begin + head.nbytes:
                 raise Unusable(TORN)
-            payload = torch.empty(head.nbytes, dtype=torch.uint8)
+            payload = np.empty(head.nbytes, np.uint8)
             crc, at = 0, begin
-            for piece in _pieces(buffer_of(payload)):
+            for piece in _pieces(payload.data):
                 if os.preadv(fd, [piece], at) != len(piece):
                     raise Unusable(TORN)
                 at += len(piece)

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from shared.config.declaration import ConfigError
 from worker.kv_cache.store_file import KINDS, TEMPORARY, Disk, Head, Unusable
@@ -187,7 +188,7 @@ class Tier:
             self._spoiled(path, problem)
             return None
 
-    def read(self, digest: bytes, kind: bytes, tokens: int) -> tuple[Head, Tensor] | None:
+    def read(self, digest: bytes, kind: bytes, tokens: int) -> tuple[Head, NDArray[np.uint8]] | None:
         """Returns the header and the payload of a file; None if it has vanished or cannot be used. Raises OSError.
 
         tokens: how many tokens the file has, for the counts
@@ -205,7 +206,7 @@ class Tier:
         with self._lock:
             self.counts.hits += 1
             self.counts.tokens += tokens
-            self.counts.read_bytes += payload.numel()
+            self.counts.read_bytes += payload.nbytes
             self.counts.read_s += time.perf_counter() - began
         with suppress(OSError):
             self._disk.used(path)

@@ -192,9 +192,23 @@ class Fetching:
         self.hits += found
 
     def _place_windows(self, sequence: Sequence, fetch: Fetch, end: int) -> bool:
-        """Gives a sequence the pages of its windows after `end` pages, and fills them. Returns False if too few are
-        free; the sequence then computes its prompt from where it was."""
+        """Gives a sequence the pages of its windows after `end` pages, and fills them.
+
+        Returns False if too few are free, or if a page has not come, because another process has replaced its file by
+        one without it. The sequence then computes its prompt from where it was.
+        """
         pages = self._store.pages
+        for group, pool in enumerate(self._paging.pools):
+            needed = (
+                range(max(pool.first_needed(end * self._paging.page_size), fetch.start), end) if pool.window else ()
+            )
+            came = {
+                first + at
+                for first, data in fetch.windows.get(group, [])
+                for at in range(data.numel() // pages.page_bytes[group])
+            }
+            if not came.issuperset(needed):
+                return False
         if not self._paging.move_windows(sequence, end * self._paging.page_size):
             return False
         for group, runs in fetch.windows.items():

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
-from torch import Tensor
+from numpy.typing import NDArray
 
 from shared.config.declaration import ConfigError
 from tests.checkpoints import Checkpoints
@@ -107,7 +109,7 @@ class Faulty(Disk):
         if fails:
             raise OSError(self.error, "a simulated fault")
 
-    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, Tensor]:
+    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, NDArray[np.uint8]]:
         self._fail(self.reads)
         return super().read(path, space, digest)
 
@@ -203,7 +205,7 @@ class Held(Disk):
     def __init__(self) -> None:
         self.let = threading.Semaphore(0)
 
-    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, Tensor]:
+    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, NDArray[np.uint8]]:
         assert self.let.acquire(timeout=PATIENCE_S)
         return super().read(path, space, digest)
 
@@ -433,7 +435,7 @@ class Whimsical(Disk):
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
 
-    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, Tensor]:
+    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, NDArray[np.uint8]]:
         time.sleep(self.draw.random() * 0.004)
         if self.draw.random() < 0.05:
             raise FileNotFoundError
@@ -481,3 +483,23 @@ def test_random_company_aborts_preemptions_and_resets_change_no_token(
     assert len(ends) > 8
     for at, sequence in ends:
         assert sequence.tokens[sequence.prompt_len :] == expected[at]
+
+
+class Replacing(Disk):
+    """A disk on which another process replaces each file, after its header was read, by one without pages of windows."""
+
+    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, NDArray[np.uint8]]:
+        head, payload = super().read(path, space, digest)
+        kept = payload.nbytes // head.pages
+        absent = tuple(head.pages - 1 for _ in head.absent)
+        return msgspec.structs.replace(head, absent=absent, nbytes=kept), payload[-kept:]
+
+
+def test_files_that_lost_pages_of_windows_since_their_header_was_read_are_not_used(
+    checkpoints: Checkpoints, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Process(checkpoints("mistral"), monkeypatch).answer(prompt_of())
+    start(kind="mistral").answer(prompt_of())
+    process = with_disk(start(kind="mistral"), Replacing())
+    found = process.answer(prompt_of())
+    assert found.equals(expected) and found.cached == 0

@@ -9,18 +9,17 @@ import zlib
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.patience import PATIENCE_S
-from worker.kv_cache.store_file import TEMPORARY, Disk, Head, Unusable, buffer_of, packed_head
+from worker.kv_cache.store_file import TEMPORARY, Disk, Head, Unusable, packed_head
 
 SPACE, DIGEST = b"s" * 32, b"d" * 32
 
 
 def written(path: Path, size: int = 300) -> bytes:
-    payload = torch.arange(size, dtype=torch.uint8)
-    head = Head(SPACE, DIGEST, b"", 32, "fp_x", 2, (0, 1), False, size, zlib.crc32(buffer_of(payload)))
-    Disk().write(path, (packed_head(head), buffer_of(payload)))
+    payload = bytes(at % 256 for at in range(size))
+    head = Head(SPACE, DIGEST, b"", 32, "fp_x", 2, (0, 1), False, size, zlib.crc32(payload))
+    Disk().write(path, (packed_head(head), payload))
     return path.read_bytes()
 
 
@@ -67,13 +66,13 @@ def test_file_of_another_model_or_prefix_is_foreign(tmp_path: Path) -> None:
 
 
 WRITER = """
-import sys, zlib, torch
+import sys, zlib
 from pathlib import Path
-from worker.kv_cache.store_file import Disk, Head, buffer_of, packed_head
-payload = torch.ones(16 << 20, dtype=torch.uint8)
-head = Head(b"s" * 32, b"d" * 32, b"", 32, "", 2, (0,), False, payload.numel(), zlib.crc32(buffer_of(payload)))
+from worker.kv_cache.store_file import Disk, Head, packed_head
+payload = bytes(16 << 20)
+head = Head(b"s" * 32, b"d" * 32, b"", 32, "", 2, (0,), False, len(payload), zlib.crc32(payload))
 for at in range(10_000):
-    Disk().write(Path(sys.argv[1]) / f"{at % 2}", (packed_head(head), buffer_of(payload)))
+    Disk().write(Path(sys.argv[1]) / f"{at % 2}", (packed_head(head), payload))
 """
 
 
