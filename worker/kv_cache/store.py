@@ -391,10 +391,12 @@ class _Plan:
     def _with_state(self, blocks: list[_File]) -> list[_File]:
         """Returns the blocks up to the last state, and the file of this state."""
         size, fetch = self._pages.block, self._fetch
-        reach = min(len(fetch.digests), (blocks[-1].end if blocks else fetch.start // size * size) + size)
-        for end in range(reach, fetch.start, -1):
+        covered = blocks[-1].end if blocks else fetch.start // size * size
+        for end in range(min(len(fetch.digests), covered + size), fetch.start, -1):
             if fetch.cancelled:
                 break
+            if end // size * size > covered:  # its pages are in a block that is not there
+                continue
             if tiers := self._having(fetch.digests[end - 1], STATE):
                 last = _File(STATE, end // size * size, end, tiers)
                 return [*(one for one in blocks if one.end <= end), last]

@@ -245,6 +245,9 @@ class Tier:
                     self._disk.used(path)
                     return True
                 self.keep_size(nbytes)
+                if counts.nbytes + nbytes > self.limit:  # pinned files leave no room
+                    counts.dropped += 1
+                    return False
                 self._disk.write(path, pieces)
         except OSError:
             counts.dropped += 1

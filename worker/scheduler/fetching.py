@@ -152,6 +152,8 @@ class Fetching:
     def _copy(self, sequence: Sequence, part: Part) -> None:
         """Copies a part into pages of groups without a window, and keeps what windows and states need of it."""
         fetch, pages, end = part.fetch, self._store.pages, part.first + part.pages
+        if part.first > fetch.copied:
+            return  # a part before this one is missing
         groups, state = pages.split(part.payload, part.pages, part.absent)
         size = self._paging.page_size
         for group, (pool, data) in enumerate(zip(self._paging.pools, groups, strict=True)):
@@ -173,6 +175,7 @@ class Fetching:
         sequence, size = self._active.pop(fetch), self._paging.page_size
         sequence.fetch, fetch.cancelled = None, True  # a part that comes late is not copied
         whole = any(pool.window for pool in self._paging.pools) or self._states is not None
+        complete &= fetch.copied == fetch.target
         end = fetch.copied if complete or not whole else fetch.start
         self.failed += bool(fetch.target) and not complete
         if end <= fetch.start or not self._place_windows(sequence, fetch, end):

@@ -486,7 +486,7 @@ def test_random_company_aborts_preemptions_and_resets_change_no_token(
 
 
 class Replacing(Disk):
-    """A disk on which another process replaces each file, after its header was read, by one without pages of windows."""
+    """A disk on which each file, after its header was read, is replaced by one without most pages of windows."""
 
     def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, NDArray[np.uint8]]:
         head, payload = super().read(path, space, digest)
@@ -503,3 +503,20 @@ def test_files_that_lost_pages_of_windows_since_their_header_was_read_are_not_us
     process = with_disk(start(kind="mistral"), Replacing())
     found = process.answer(prompt_of())
     assert found.equals(expected) and found.cached == 0
+
+
+def test_state_whose_pages_are_gone_is_not_used(
+    checkpoints: Checkpoints, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompt_of(PAGE * BLOCK * 4 + 1)  # ends with a block, so that the state at its end has no pages beside it
+    expected = Process(checkpoints("qwen3_5"), monkeypatch).answer(prompt)
+    start(kind="qwen3_5").answer(prompt)
+    found = {path: Disk().read_head(path) for path in files(tmp_path / "kv")}
+    assert max(head.tokens for head in found.values() if head.state) == len(prompt) - 1
+    for lost in [path for path, head in found.items() if not head.state]:
+        data = lost.read_bytes()
+        lost.unlink()
+        process = start(kind="qwen3_5")
+        assert process.answer(prompt).equals(expected), found[lost].tokens
+        process.close()
+        lost.write_bytes(data)
