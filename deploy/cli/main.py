@@ -84,7 +84,7 @@ TOOLS = {
         "deploy.cli.stored_models:models", "deploy.cli.stored_models:parser",
     ),
     "cache": Tool(
-        "list the prefixes in a folder of --kv-store, pin them, or copy them to other servers",
+        "list or pin the prefixes that --kv-store keeps, or copy them to other servers",
         "deploy.cli.kv_cache:cache", "deploy.cli.kv_cache:parser",
     ),
     "launch": Tool(
