@@ -452,6 +452,9 @@ class Planner:
         most = budget if chunks else inf
         length = self._length(sequence, start, known + len(drafts), budget, most) if len(chunks) < limit else 0
         length = self.host.fitting(sequence, length, known, samples=samples)
+        # A prompt that waits leaves more of the step to this one than _running_work() gave pages for.
+        if sequence.room < start + length and not self._state.paging.grow(sequence, start + length):
+            return 0
         if length:
             chunks.append(Chunk(sequence, start, length, samples and length >= known, drafts[: max(0, length - known)]))
         return length
