@@ -82,6 +82,7 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", "/chat/completions/input_tokens", "frontend.routes.tokenize:post_chat_tokens"),
     ("GET", "/props", "frontend.routes.models:llama_cpp_props"),
     ("GET", "/slots", "frontend.routes.models:llama_cpp_slots"),
+    ("POST", "/slots/{id}", "frontend.routes.models:llama_cpp_slot_action"),
     ("GET", "/model_info", "frontend.routes.models:model_info"),
     ("GET", "/get_model_info", "frontend.routes.models:model_info"),
     ("GET", "/server_info", "frontend.routes.models:server_info"),

@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.distributed.leader import RankCounter
     from worker.distributed.rendezvous import Hosts
     from worker.engine.kv_event_publisher import KvEventPublisher
+    from worker.kv_cache.store import KvStore
     from worker.lora.store import AdapterStore
 
 log = logging.getLogger("sluice.worker")
@@ -117,6 +118,7 @@ def _serve(
     reporter.heartbeat.phase = Phase.SERVING
     if engine.scheduler.speculation is not None:
         metrics.collectors.append(DraftCollector(settings.frontend.metrics_prefix, engine.scheduler.speculation))
+    store = reporter.kv_store = _kv_store(settings, engine, server, metrics)
     if settings.worker.worker_metrics_port:
         _serve_metrics(metrics, server, settings)
     server.identity = Identity(
@@ -135,6 +137,8 @@ def _serve(
     deadline = time.monotonic() + settings.worker.drain_timeout
     loop.run(lambda: not engine.scheduler.has_work or time.monotonic() > deadline)
     engine.compiler.close()
+    if store is not None:
+        store.close()
     if events is not None:
         events.close()
     request_table.end_all(Outcome.SHUTDOWN, time.monotonic(), "the server shut down before this was done")
@@ -197,6 +201,19 @@ def _kv_events(settings: Settings, engine: Engine) -> "KvEventPublisher | None":
     from worker.engine.kv_event_publisher import start
 
     return start(settings, engine.scheduler.state.paging)
+
+
+def _kv_store(settings: Settings, engine: Engine, server: WireServer, metrics: Metrics) -> "KvStore | None":
+    """Opens the K/V store; returns None if the settings name no folder."""
+    if not settings.worker.kv_store:
+        return None
+    from worker.engine.kv_store import StoreCollector, open_store
+
+    store = open_store(settings.worker, engine, server.awake.set)
+    fetching = engine.scheduler.state.paging.fetching
+    if store is not None and fetching is not None:
+        metrics.collectors.append(StoreCollector(settings.frontend.metrics_prefix, store, fetching))
+    return store
 
 
 def _serve_metrics(metrics: Metrics, server: WireServer, settings: Settings) -> None:

@@ -90,6 +90,10 @@ TOOLS = {
         "list the models on this machine and those of a running server, or remove one from the disk",
         "deploy.cli.stored_models:models", "deploy.cli.stored_models:parser",
     ),
+    "cache": Tool(
+        "list or pin the prefixes that --kv-store keeps, or copy them to other servers",
+        "deploy.cli.kv_cache:cache", "deploy.cli.kv_cache:parser",
+    ),
     "launch": Tool(
         "configure a coding agent for a running server, and start it", "deploy.cli.launch:launch",
         "deploy.cli.launch:parser",

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.workers.status import ConnectionState, WorkerStatus, aggregate
+from shared import messages as m
 from shared.messages import Status, WorkerState
 
 Count = Annotated[int, Meta(ge=0)]
@@ -112,6 +113,30 @@ class Worker(msgspec.Struct, kw_only=True):
     ranks: list[Rank]
 
 
+class KVStoreTier(msgspec.Struct, kw_only=True):
+    """A folder of --kv-store, and what the worker has done there since its start. The order is that of the flag.
+
+    hits: files that were read; misses: prefixes of which no tier had more, counted at the last; unusable: files that
+    were not used, by what was wrong with them
+    """
+
+    usable: bool
+    limit: Count
+    bytes: Count
+    hits: Count
+    misses: Count
+    tokens: Count
+    read_bytes: Count
+    read_s: float
+    written: Count
+    written_bytes: Count
+    written_s: float
+    evictions: Count
+    dropped: Count
+    failures: Count
+    unusable: dict[str, Count]
+
+
 class PoolWorker(Worker, kw_only=True):
     """A worker as this frontend sees it. `streams` and `load` (the tokens that these streams may still need) count only
     this frontend's streams; the worker reports the other fields itself."""
@@ -126,6 +151,7 @@ class PoolWorker(Worker, kw_only=True):
     pages: Pages
     kv_cache: KVCacheStats
     throughput: Throughput
+    kv_store: list[KVStoreTier]
 
 
 class Frontend(msgspec.Struct, kw_only=True):
@@ -233,7 +259,13 @@ def _pool_worker(worker: WorkerStatus, pool: Pool) -> PoolWorker:
         pages=_pages(status),
         kv_cache=_kv_cache(status),
         throughput=_throughput(status),
+        kv_store=[_tier(tier) for tier in status.kv_store],
     )
+
+
+def _tier(tier: m.KVStoreTier) -> KVStoreTier:
+    unusable = {"torn": tier.torn, "foreign": tier.foreign, "corrupted": tier.corrupted, "vanished": tier.vanished}
+    return msgspec.convert({**msgspec.structs.asdict(tier), "unusable": unusable}, KVStoreTier)
 
 
 def _pages(status: Status) -> Pages:

@@ -20,7 +20,7 @@ from frontend.api.ollama.models import capabilities
 from frontend.api.sglang import types
 from frontend.api.sglang.generate import weight_version
 from frontend.app_state import AppState, json_response
-from frontend.errors import BadRequest, MethodNotAllowed, NotFound, Overloaded
+from frontend.errors import BadRequest, MethodNotAllowed, NotFound, NotSupported, Overloaded
 from frontend.model_context import ModelContext, recommended
 from frontend.model_table import ModelTable, ServedModel
 from frontend.observability import stats as statistics
@@ -225,6 +225,15 @@ async def llama_cpp_slots(app: AppState, request: Request) -> Response:
         if not choice.done and choice.stream.submit.tenant.partition("/")[0] == record.tenant
     ]
     return json_response(llama_cpp.slots(context, total, own))
+
+
+async def llama_cpp_slot_action(app: AppState, request: Request) -> Response:
+    """Raises NotSupported: no slot holds a conversation, so there is none to save, restore or erase."""
+    raise NotSupported(
+        "slots cannot be saved, restored or erased: this server has no fixed slots; with --kv-store it keeps the K/V "
+        "of every prompt by itself, also across restarts, and POST /reset_prefix_cache empties it",
+        code="no_fixed_slots",
+    )
 
 
 def _slots(model: ServedModel) -> int:

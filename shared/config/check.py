@@ -32,7 +32,18 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
         raise ConfigError("--objectives has no effect without --gateway-headers")
     if settings.worker.ranks > 1 or settings.worker.rank_group != "local":
         _check_ranks(settings)
-    for rule in (_static, _contiguous, _chunks, _target, _budget, _speculation, _stopping, _ports, _kv_events):
+    for rule in (
+        _static,
+        _contiguous,
+        _chunks,
+        _target,
+        _budget,
+        _speculation,
+        _stopping,
+        _ports,
+        _kv_events,
+        _kv_store,
+    ):
         settings = with_values(settings, rule(settings, explicit))
     return settings
 
@@ -240,6 +251,24 @@ def _kv_events(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
                 with_port_offset(endpoint, last)
             except ValueError as error:
                 raise ConfigError(f"{flag_name(name)} {error}") from error
+    return {}
+
+
+def _kv_store(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
+    """Checks that a server that keeps K/V has a prefix cache, and one process for each model."""
+    worker = settings.worker
+    if len({*words(worker.kv_store)}) < len(words(worker.kv_store)):
+        raise ConfigError("--kv-store names a folder twice")
+    if not worker.kv_tiers:
+        if given := [name for name in ("kv_store_gb", "kv_store_fetch") if name in explicit]:
+            raise ConfigError(f"{flag_name(given[0])} has no effect without --kv-store")
+        return {}
+    if not worker.prefix_cache or worker.kv_cache_backend != "paged":
+        raise ConfigError("--kv-store needs --prefix-cache: it keeps the pages of the prefix cache")
+    if worker.ranks > 1:
+        raise ConfigError(
+            f"--kv-store does not work with {worker.ranks_flag} yet: each process has only a part of the K/V"
+        )
     return {}
 
 

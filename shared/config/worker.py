@@ -1,8 +1,9 @@
 """The settings of a worker."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
-from shared.config.declaration import BY_DEVICE, setting
+from shared.config.declaration import BY_DEVICE, ConfigError, setting, words
 
 GPU_OPTIONS = (
     "pdl", "weight_prefetch", "last_combine", "fused_norms", "prefetch_branch", "library_products",
@@ -127,6 +128,22 @@ class WorkerConfig:
     )  # fmt: skip
     page_size: int = setting(32, "tokens per page", unit="tokens", at_least=1)
     prefix_cache: bool = setting(True, "reuse the K/V of equal prompt prefixes")
+    kv_store: str = setting(
+        "", "folders in which the K/V of prompt prefixes outlives the process, the fastest first, such as /dev/shm/kv "
+        "and a folder on a disk; every worker of this host, and other hosts that share the folder, find it there; "
+        "their names have no blanks or commas; whoever can read them can read prompts; empty: none",
+        many=True,
+    )  # fmt: skip
+    kv_store_gb: str = setting(
+        "10", "how large each folder of --kv-store may become, in their order; one size: the same for all; the least "
+        "recently used prefixes make room",
+        unit="GiB", many=True,
+    )  # fmt: skip
+    kv_store_fetch: str = setting(
+        "auto", "auto: take a prefix from --kv-store where that is faster than to compute it, as measured; always: "
+        "wherever it is there",
+        choices=("auto", "always"),
+    )  # fmt: skip
     state_checkpoint_tokens: int = setting(
         512, "models with recurrent layers: the prefix cache keeps their state after every so many tokens of a "
         "sequence, and near the end of its prompt; rounded up to whole pages",
@@ -209,6 +226,20 @@ class WorkerConfig:
     expert_metrics: bool = setting(
         False, "of a mixture of experts, count in the worker's /metrics how many rows chose each expert of each layer"
     )
+
+    @property
+    def kv_tiers(self) -> list[tuple[str, float]]:
+        """The folders of --kv-store, each with its size in GiB. Raises ConfigError."""
+        folders, sizes = words(self.kv_store), words(self.kv_store_gb)
+        try:
+            limits = [float(size) for size in sizes]
+        except ValueError:
+            limits = []
+        if not limits or not all(0 < limit < inf for limit in limits):
+            raise ConfigError(f"--kv-store-gb must be numbers above 0, not {self.kv_store_gb!r}")
+        if len(limits) not in (1, max(1, len(folders))):
+            raise ConfigError(f"--kv-store-gb has {len(limits)} sizes, but --kv-store has {len(folders)} folders")
+        return list(zip(folders, limits * len(folders) if len(limits) == 1 else limits, strict=True))
 
     @property
     def ranks(self) -> int:

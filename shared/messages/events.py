@@ -86,6 +86,30 @@ class CachedPrefixes(msgspec.Struct, frozen=True, gc=False, array_like=True):
     saved_tokens: int = 0  # estimate: prompt tokens among `expected_tokens` that the cache will probably have
 
 
+class KVStoreTier(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A folder of --kv-store, and what this worker has done there since its start."""
+
+    folder: str
+    usable: bool = True  # False: it failed a moment ago, or hangs
+    limit: int = 0  # bytes
+    bytes: int = 0  # of all files, as of the last look
+    hits: int = 0  # files that were read and used
+    misses: int = 0  # prefixes of which no tier had more; counted at the last tier
+    tokens: int = 0  # tokens of the files that were read
+    read_bytes: int = 0
+    read_s: float = 0.0
+    written: int = 0  # files
+    written_bytes: int = 0
+    written_s: float = 0.0
+    evictions: int = 0  # files that made room
+    dropped: int = 0  # files that were not written, because the folder failed or did not keep up
+    failures: int = 0  # operations that the system refused
+    vanished: int = 0  # files that were gone when they were to be read
+    torn: int = 0  # files that were cut off
+    foreign: int = 0  # files of another model, layout or prefix
+    corrupted: int = 0  # files with a wrong checksum
+
+
 class Quantiles(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Quantiles of a measured time, in seconds; zeros before the first measurement."""
 
@@ -137,6 +161,7 @@ class Status(Message, frozen=True):
     sampled_tokens: int = 0
     steps: int = 0
     stages: int = 1  # stages of the pipeline; `ranks` lists stage after stage, equally many ranks for each
+    kv_store: tuple[KVStoreTier, ...] = ()  # the folders of --kv-store
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False, array_like=True):

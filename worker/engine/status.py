@@ -4,14 +4,18 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shared.config.settings import Settings
 from shared.heartbeat import Heartbeat
-from shared.messages import KVUsage, Status, WorkerState, by_kind
+from shared.messages import KVStoreTier, KVUsage, Status, WorkerState, by_kind
 from worker.engine.build import Engine
 from worker.engine.metrics import Metrics
 from worker.engine.stats import Stats
 from worker.scheduler.state import SchedulerStatus
+
+if TYPE_CHECKING:  # a feature, which is imported at run time only when needed
+    from worker.kv_cache.store import KvStore
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class StatusReporter:
     stats: Stats = field(default_factory=Stats)
     failed: str = ""
     metrics: Metrics | None = None
+    kv_store: "KvStore | None" = None
     wire_totals: Callable[[], dict[str, int]] = dict
 
     def on_load(self, done: int, total: int) -> None:
@@ -84,6 +89,7 @@ class StatusReporter:
             stages=engine.stages,
             drafted_at=tuple(speculation.drafted_at) if speculation else (),
             accepted_at=tuple(speculation.accepted_at) if speculation else (),
+            kv_store=() if self.kv_store is None else tiers_of(self.kv_store),
         )
 
     def _state(self) -> WorkerState:
@@ -104,6 +110,21 @@ class StatusReporter:
                     **self.wire_totals(),
                 }
             )
+
+
+def tiers_of(store: "KvStore") -> tuple[KVStoreTier, ...]:
+    """Returns the state of each tier of a K/V store. Any thread may call it."""
+    found = []
+    for tier in store.tiers:
+        counts = tier.counts
+        found.append(
+            KVStoreTier(
+                str(tier.folder), tier.usable, tier.limit, counts.nbytes, counts.hits, counts.misses, counts.tokens,
+                counts.read_bytes, counts.read_s, counts.written, counts.written_bytes, counts.written_s,
+                counts.evictions, counts.dropped, counts.failures, counts.vanished, **counts.unusable,
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 def _kv_cache(engine: Engine) -> tuple[KVUsage, ...]:

@@ -123,6 +123,9 @@ class PagePool:
     def owned(self, page: int) -> bool:
         return self._owners[page] > 0
 
+    def is_shared(self, page: int) -> bool:
+        return self._owners[page] > 1
+
     def is_published(self, page: int) -> bool:
         return self._digests[page] is not None
 

@@ -39,8 +39,14 @@ class PrefixCache:
         self, digests: list[bytes], tokens: list[int], identity: str, pages: int, mark: Mark | None = None
     ) -> None:
         """Appends to `digests` until it covers at least the first `pages` pages."""
+        self.extend_from(b"%d %s" % (self._generation, identity.encode()), digests, tokens, pages, mark)
+
+    def extend_from(
+        self, root: bytes, digests: list[bytes], tokens: list[int], pages: int, mark: Mark | None = None
+    ) -> None:
+        """Does what extend() does, with a chain that starts from `root`."""
         size = self._page_size
-        parent = digests[-1] if digests else _digest(b"%d %s" % (self._generation, identity.encode()))
+        parent = digests[-1] if digests else _digest(root)
         for end in range((len(digests) + 1) * size, pages * size + 1, size):
             marked = b"" if mark is None else mark(end - size, end)
             parent = _digest(parent + array("I", tokens[end - size : end]).tobytes() + marked)
@@ -95,7 +101,8 @@ class PrefixCache:
         """
         for pool, own in zip(self.pools, pages, strict=True):
             for index in indices:
-                pool.publish(own[index], digests[index])
+                if own[index] != SCRATCH:  # a prefix from the K/V store has only the last pages of a window
+                    pool.publish(own[index], digests[index])
 
     def clear(self) -> None:
         """Empties the cache for sequences that are submitted from now on.

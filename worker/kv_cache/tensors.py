@@ -156,6 +156,7 @@ class KVCache:
         self.groups = tuple(groups) or one_group(spec)
         self.pages, self.page_size, self.device = tuple(pages), page_size, torch.device(device)
         self.k, self.v = [], []
+        self._of_group: list[list[Tensor]] = [[] for _ in self.groups]
         self.group_of: dict[int, int] = {}  # the index of each layer's group
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for number, (group, count) in enumerate(zip(self.groups, pages, strict=True)):
@@ -164,6 +165,7 @@ class KVCache:
                 k, v = (_zeros(shape, dtype, self.device) for _ in "kv")
                 self.k.append(k)
                 self.v.append(v)
+                self._of_group[number] += (k, v)
                 self._layers |= dict(zip(layers, zip(k, v, strict=True), strict=True))
                 self.group_of |= dict.fromkeys(layers, number)
         for index, layer in enumerate(spec.layers):
@@ -179,6 +181,10 @@ class KVCache:
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns the K and V that a layer reads, each [page, offset, kv_head, head_dim]. Layers may share them."""
         return self._layers[index]
+
+    def tensors_of(self, group: int) -> list[Tensor]:
+        """Returns K, V of each shape of heads in a group, each [layer, page, offset, kv_head, head_dim]."""
+        return self._of_group[group]
 
     def prefault_ahead(self, touch: Touch) -> None:
         """On the CPU, starts to prefault memory ahead of its use, because the system maps it lazily."""

@@ -242,6 +242,10 @@ class Runner:
         return replace(inputs, sources=torch.full_like(inputs.token_ids, -1).index_copy_(0, at, source))
 
     @property
+    def cache(self) -> KVCache:
+        return self._cache
+
+    @property
     def spec(self) -> ModelSpec:
         return self._model.spec
 

@@ -18,6 +18,7 @@ from worker.kv_cache.window import chunk_pages, window_pages
 from worker.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
+    from worker.scheduler.fetching import Fetching
     from worker.scheduler.recurrent_slots import States
 
 
@@ -44,6 +45,7 @@ class Paging:
         self.page_size = pools[0].page_size
         self.prefix = PrefixCache(pools, states.pool if states else None) if prefix_cache else None
         self.journals: list[Journal] = []
+        self.fetching: Fetching | None = None  # the K/V store; None without one
         self._all = [*pools, states.pool] if states else [*pools]
         self._chunk = chunk
         self._windowed = [(group, pool) for group, pool in enumerate(pools) if pool.window]
@@ -77,6 +79,8 @@ class Paging:
             return False
         if self.prefix is not None:
             self.prefix.count(sequence.known_len, sequence.computed_tokens)
+        if self.fetching is not None:
+            self.fetching.admitted(sequence)
         return True
 
     def claim_again(self, sequence: Sequence) -> None:
@@ -171,7 +175,34 @@ class Paging:
                 pool.release(pages[begin:first])
                 pages[begin:first] = array("i", [SCRATCH]) * (first - begin)
 
+    def move_windows(self, sequence: Sequence, computed: int) -> bool:
+        """Gives a sequence that has `computed` tokens from elsewhere the pages of its windows after them.
+
+        Call it before `computed_tokens` is set. Returns False and changes nothing if a pool has too few pages.
+        """
+        moved = list(sequence.pages)
+        for group, pool in self._windowed:
+            behind = [page for page in moved[group][: pool.first_needed(computed)] if page != SCRATCH]
+            more = self._more_pages(pool, sequence, group, computed)
+            if more > pool.available + sum(not pool.is_shared(page) for page in behind):
+                return False
+        for group, pool in self._windowed:
+            pages, first = moved[group], pool.first_needed(computed)
+            more = self._more_pages(pool, sequence, group, computed)
+            pool.release(page for page in pages[:first] if page != SCRATCH)
+            fresh = array("i", pool.acquire(more) or [])
+            moved[group] = array("i", [SCRATCH]) * first + pages[first:] + fresh
+        sequence.pages = moved  # new list objects, as in claim()
+        sequence.room = self._room(sequence)
+        return True
+
+    def _more_pages(self, pool: PagePool, sequence: Sequence, group: int, computed: int) -> int:
+        entries = max(len(sequence.pages[group]), pool.first_needed(computed))
+        return max(0, self._claimed(pool, sequence.known_len, computed) - entries)
+
     def free(self, sequence: Sequence) -> None:
+        if self.fetching is not None:
+            self.fetching.cancel(sequence)
         for pool, pages in zip(self.pools, sequence.pages, strict=True):
             pool.release(page for page in pages if page != SCRATCH)
         sequence.pages, sequence.room = [], 0  # a new list: a step in flight may still read the old one

@@ -9,7 +9,7 @@ the sequence gets a new slot to replace it.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.window import slots_per_sequence
@@ -30,6 +30,8 @@ class States:
             raise ValueError(f"a sequence needs {self._own + 1} slots, but there are {pool.usable}")
         self._page_size = page_size
         self._interval = -(-interval // page_size) * page_size
+        # called with (sequence, end, slot) when a state after `end` tokens is to be published
+        self.on_publish: list[Callable[[Sequence, int, int], None]] = []
 
     def has_room(self, found: int | None) -> bool:
         """Whether a sequence has enough slots to join. found: the published slot that the sequence begins with."""
@@ -62,6 +64,21 @@ class States:
             self._take_back(sequence, start)
         if self._interval and end % self._page_size == 0 and end == self.next_checkpoint(sequence, end - 1):
             self._publish(sequence, end)
+
+    def restored(self, sequence: Sequence, end: int) -> int:
+        """Gives a sequence that is in no step a state after `end` tokens, which the caller copies from elsewhere.
+
+        Returns its slot. Call it before the sequence's computed_tokens are set.
+        """
+        states = slots_of(sequence)
+        if sequence.computed_tokens:
+            self._take_back(sequence, sequence.computed_tokens)
+        states.at[end] = slot = states.free.pop()
+        return slot
+
+    def publish_restored(self, sequence: Sequence, end: int) -> None:
+        """Publishes the state that restored() made room for, after the pages were published."""
+        self._publish(sequence, end)
 
     def discard(self, sequence: Sequence) -> None:
         """Frees the slots that steps in flight write."""
@@ -115,6 +132,8 @@ class States:
         digest, slot = sequence.prefix.digests[end // self._page_size - 1], states.at[end]
         if self.pool.find(digest) is not None:
             return
+        for listener in self.on_publish:
+            listener(sequence, end, slot)
         spare = self.pool.acquire(1)  # without a free slot, the state stays private
         if spare:
             self.pool.publish(slot, digest)

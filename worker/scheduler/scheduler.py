@@ -43,7 +43,9 @@ from worker.scheduler.state import SchedulerState, SchedulerStatus
 from worker.scheduler.step_time import StepTimePolicy
 
 if TYPE_CHECKING:
+    from worker.kv_cache.store import KvStore
     from worker.scheduler.drafts import Speculation
+    from worker.scheduler.fetching import Fetching
     from worker.scheduler.pipeline import StageShares
     from worker.scheduler.recurrent_slots import States
 
@@ -74,6 +76,7 @@ class Scheduler:
     @property
     def status(self) -> SchedulerStatus:
         state, prefix, speculation = self.state, self.state.paging.prefix, self.speculation
+        fetching = state.paging.fetching
         return SchedulerStatus(
             running=len(state.running),
             waiting=len(state.queue),
@@ -86,7 +89,7 @@ class Scheduler:
             prefix_queries=prefix.queries if prefix else 0,
             prefix_hits=prefix.hits if prefix else 0,
             prefill_budget=self._step_time.estimates,
-            prefix_cache_reset=self._prefix_cache_reset,
+            prefix_cache_reset=self._prefix_cache_reset if fetching is None else fetching.confirmed_reset,
         )
 
     @property
@@ -102,19 +105,31 @@ class Scheduler:
 
         `now` or earlier means at once, and inf means never.
         """
-        queue = self.state.queue
+        queue, fetching = self.state.queue, self.state.paging.fetching
+        if fetching is not None and len(self.state.running) == fetching.waiting > 0 and not queue.preempted:
+            return now if fetching.ready else min(fetching.next_deadline, self._earliest_deadline)
         if self.state.running or queue.preempted:
             return now
         opens = self._batching.opens(now, queue.fresh, queue.oldest) if queue else inf
         return min(opens, self._earliest_deadline)
 
     def reset_prefix_cache(self, nonce: int) -> None:
-        """Empties the prefix cache, and forgets the texts that drafts are taken from. The status then shows the nonce,
-        so that the caller knows it is done."""
+        """Empties the prefix cache, and the K/V store if there is one, and forgets the texts that drafts are taken from.
+        The status then shows the nonce, so that the caller knows it is done: of the store, when all its tiers are empty
+        for everybody."""
+        fetching = self.state.paging.fetching
+        if fetching is not None and not fetching.reset(nonce):
+            return  # the caller asks again about a reset that is not done yet
         self.state.paging.clear_prefixes()
         if self.speculation is not None and self.speculation.texts is not None:
             self.speculation.texts.clear()
         self._prefix_cache_reset = nonce
+
+    def use_store(self, store: "KvStore") -> "Fetching":
+        """Keeps pages in a K/V store from now on, and fetches them from there."""
+        from worker.scheduler.fetching import Fetching
+
+        return Fetching(store, self.state.paging, self._states, lambda: self._step_time.estimates.prompt_token_s)
 
     # Sequences come and go
 
@@ -331,6 +346,8 @@ class Planner:
     def plan(self, now: float) -> Plan:
         """Decides the next step: decodes, then prompt chunks. The plan is empty if there is nothing to compute yet."""
         plan = Plan()
+        if self._state.paging.fetching is not None:
+            self._state.paging.fetching.advance(now)
         admit_starved(self._state, self._config.max_batch_size, plan.preempted, now)
         decodes, prompts = self._running_work(plan.preempted, now)
         decodes = self.host.affordable(decodes, self._state.running)
@@ -360,6 +377,8 @@ class Planner:
         running, budget = self._state.running, self._config.max_step_tokens
         for sequence in list(running):
             if (preempted and sequence not in running) or (self._stages and not self._stages.may_plan(sequence)):
+                continue
+            if sequence.fetch is not None:
                 continue
             start = sequence.computed_tokens + sequence.in_flight_tokens
             length = len(sequence.tokens) + sequence.pending_outputs
@@ -436,6 +455,9 @@ class Planner:
         most = budget if chunks else inf
         length = self._length(sequence, start, known + len(drafts), budget, most) if len(chunks) < limit else 0
         length = self.host.fitting(sequence, length, known, samples=samples)
+        # A prompt that waits leaves more of the step to this one than _running_work() gave pages for.
+        if sequence.room < start + length and not self._state.paging.grow(sequence, start + length):
+            return 0
         if length:
             chunks.append(Chunk(sequence, start, length, samples and length >= known, drafts[: max(0, length - known)]))
         return length

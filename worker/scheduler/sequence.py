@@ -18,7 +18,9 @@ from shared.messages import Adapter, Outcome, Picture, Pooling, Sampling
 from worker.kv_cache.prefix_cache import Mark
 
 if TYPE_CHECKING:
+    from worker.kv_cache.store import Fetch
     from worker.scheduler.drafts import Speculation
+    from worker.scheduler.fetching import StoredPrefix
     from worker.scheduler.host_budget import HostWork
 
 
@@ -56,7 +58,8 @@ class PrefixState:
     digests: list[bytes] = field(default_factory=list)  # the digests of its first full pages
     mark: Mark | None = None  # returns the bytes that stand for pictures in a page's digest; None: no pictures
     claimed_tokens: int = 0  # tokens found in the cache when the sequence got its pages; the others must be computed
-    cached_tokens: int = 0  # prompt and earlier output tokens found in the cache at the first admission
+    cached_tokens: int = 0  # prompt and earlier output tokens found in the cache, or the K/V store, at first admission
+    stored: "StoredPrefix | None" = None  # what the K/V store knows of it; None without a store, or before admission
 
 
 # The data that decides when a waiting sequence may run: its tenant, priority, group and deadline.
@@ -201,6 +204,8 @@ class Sequence:
     # memory
     pages: "list[array[int]]" = field(default_factory=list)  # page numbers, one array of C ints per group
     room: int = 0  # how many tokens the pages of all groups have slots for
+
+    fetch: "Fetch | None" = None  # the sequence waits for pages from the K/V store, and is in no plan
 
     # the sequence's place in the queue, its history, and the prefix that it shares with other sequences
     turn: SchedulingParams = field(default_factory=SchedulingParams)

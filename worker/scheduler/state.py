@@ -156,11 +156,13 @@ class SchedulerState:
                 sequence.in_flight_tokens,
                 sequence.pending_outputs,
                 sequence.states is not None,
+                sequence.fetch is not None,
             )
             assert not any(work), f"{sequence.key} waits, but has pages or work in flight"
         for sequence in self.running:
             tokens, outputs = sequence.in_flight_tokens, sequence.pending_outputs
             assert sequence.uncomputed_tokens, f"{sequence.key} runs with nothing to do"
+            assert sequence.fetch is None or not tokens, f"{sequence.key} is in a step while it is fetching"
             assert 0 <= outputs <= tokens, f"{sequence.key}: {outputs} outputs pending, {tokens} tokens in flight"
             known = tokens - outputs - max(self.config.max_draft_tokens, sequence.known_len - len(sequence.tokens))
             assert known <= sequence.uncomputed_tokens, f"{sequence.key}: more tokens in flight than there are"
@@ -194,7 +196,7 @@ class PrefixWaits:
     def waits(self, sequence: Sequence) -> bool:
         """Whether a prompt should be left out of this step. If False, the prompt has all cached pages of its prefix."""
         if self._expected is None:
-            in_flight = [other for other in self._running if other.in_flight_tokens > 1]
+            in_flight = [other for other in self._running if other.in_flight_tokens > 1 or other.fetch is not None]
             self._expected = {digest for other in in_flight for digest in self._missing(other)}
         begun = sequence.computed_tokens != sequence.prefix.claimed_tokens or sequence.in_flight_tokens
         if not begun and sequence.check is None:
@@ -204,6 +206,9 @@ class PrefixWaits:
                 return True
             if missing and any(pool.find(missing[0]) is not None for pool in self._paging.pools):
                 self._paging.claim_again(sequence)
+            if self._paging.fetching is not None and self._paging.fetching.begins(sequence):
+                self._expected.update(self._missing(sequence))
+                return True
         self._expected.update(self._missing(sequence))
         return False
 

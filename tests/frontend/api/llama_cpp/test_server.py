@@ -91,3 +91,11 @@ async def test_server_that_is_loading_says_so_in_llama_cpps_words(tokenizer: Tok
         for path in ("/props", "/slots"):
             answer = await http.get(path)
             assert (answer.status_code, answer.json()["error"]["type"]) == (503, "unavailable_error")
+
+
+async def test_actions_on_slots_are_refused_in_words(tokenizer: Tokenizer) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        for action in ("save", "restore", "erase"):
+            refused = await http.post(f"/slots/0?action={action}", json={"filename": "a"})
+            assert refused.status_code == 501
+            assert "--kv-store" in refused.json()["error"]["message"]

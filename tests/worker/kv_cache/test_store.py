@@ -1,0 +1,522 @@
+"""The K/V store under damage and faults: it costs time, and never a request or a bit."""
+
+import errno
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shared.config.declaration import ConfigError
+from tests.checkpoints import Checkpoints
+from tests.patience import PATIENCE_S
+from tests.worker.kv_cache.store_harness import BLOCK, PAGE, PROMPT, Answer, Process, files, prompt_of
+from worker.kv_cache import store_tier
+from worker.kv_cache.store_file import TEMPORARY, Disk, Head
+from worker.kv_cache.store_tier import PINNED, TOKEN, check_folder
+from worker.scheduler import fetching
+from worker.scheduler.sequence import Sequence
+
+IN_BLOCKS = (PROMPT - 1) // (PAGE * BLOCK) * PAGE * BLOCK  # tokens of the prompt that the store has
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts a process with a store in tmp_path/kv."""
+
+    def process(*folders: Path, kind: str = "llama", **settings: object) -> Process:
+        return Process(checkpoints(kind), monkeypatch, folders or (tmp_path / "kv",), settings)
+
+    return process
+
+
+@pytest.fixture
+def alone(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """The answer without a store."""
+    return Process(checkpoints("llama"), monkeypatch).answer(prompt_of())
+
+
+def test_damaged_files_cost_time_only_and_are_written_again(start: Start, alone: Answer, tmp_path: Path) -> None:
+    start().answer(prompt_of())
+    good = {path: path.read_bytes() for path in files(tmp_path / "kv")}
+    assert len(good) == IN_BLOCKS // (PAGE * BLOCK)
+    process, kinds = start(), {"torn": 0, "foreign": 0, "corrupted": 0, "vanished": 0}
+    places = [0, 8, 10, 40, 120, 200, 400, 1000, -1]  # in the header and in the payload
+    for number, (path, data) in enumerate(good.items()):
+        for place in places:
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << number % 8
+            path.write_bytes(damaged)
+            process.forget()
+            found = process.answer(prompt_of())
+            assert found.equals(alone), (path, place)
+            assert found.cached < IN_BLOCKS, (path, place)
+            assert path.read_bytes() == data, "a good file takes the place of the damaged one"
+    (tier,) = process.store.tiers if process.store else ()
+    kinds |= tier.counts.unusable
+    assert sum(kinds.values()) == len(good) * len(places) and kinds["corrupted"] > kinds["foreign"] > 0
+
+
+def test_files_under_each_others_names_and_cut_files_are_not_used(start: Start, alone: Answer, tmp_path: Path) -> None:
+    start().answer(prompt_of())
+    paths = files(tmp_path / "kv")
+    data = [path.read_bytes() for path in paths]
+    for path, other in zip(paths, [*data[1:], data[0]], strict=True):
+        path.write_bytes(other)
+    process = start()
+    assert process.answer(prompt_of()).equals(alone)
+    assert process.store is not None and process.store.tiers[0].counts.unusable["foreign"] > 0
+    for path in files(tmp_path / "kv"):
+        path.write_bytes(path.read_bytes()[:-1])
+    process = start()
+    assert process.answer(prompt_of()).equals(alone)
+    assert process.store is not None and process.store.tiers[0].counts.unusable["torn"] > 0
+
+
+def test_token_with_a_changed_byte_finds_nothing(start: Start, alone: Answer, tmp_path: Path) -> None:
+    start().answer(prompt_of())
+    token = (tmp_path / "kv" / TOKEN).read_bytes()
+    for at in range(len(token)):
+        (tmp_path / "kv" / TOKEN).write_bytes(token[:at] + bytes([token[at] ^ 4]) + token[at + 1 :])
+        process = start()
+        found = process.sequence(prompt_of())
+        process.settle()
+        assert process.answers([found])[0].equals(alone) and found.prefix.cached_tokens == 0
+        if at >= 1:
+            break  # two bytes suffice: all are the key of one hash
+    (tmp_path / "kv" / TOKEN).write_bytes(token)
+    assert start().answer(prompt_of()).cached == IN_BLOCKS
+
+
+class Faulty(Disk):
+    """A disk whose operations fail with an error. reads, writes: whether these fail"""
+
+    def __init__(self, error: int, *, reads: bool, writes: bool) -> None:
+        self.error, self.reads, self.writes, self.calls = error, reads, writes, 0
+
+    def _fail(self, fails: bool) -> None:
+        self.calls += 1
+        if fails:
+            raise OSError(self.error, "a simulated fault")
+
+    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, NDArray[np.uint8]]:
+        self._fail(self.reads)
+        return super().read(path, space, digest)
+
+    def write(self, path: Path, pieces: tuple[bytes | memoryview, ...]) -> None:
+        self._fail(self.writes)
+        super().write(path, pieces)
+
+    def used(self, path: Path) -> None:
+        self._fail(self.writes and self.error == errno.EROFS)
+        super().used(path)
+
+
+def with_disk(process: Process, disk: Disk) -> Process:
+    assert process.store is not None
+    process.settle()
+    for tier in process.store.tiers:
+        tier._disk = disk
+    return process
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_full_and_read_only_disks_lose_no_request(
+    start: Start, alone: Answer, caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    process = with_disk(start(), Faulty(error, reads=False, writes=True))
+    with caplog.at_level(logging.WARNING, "sluice.kv_store"):
+        assert process.answer(prompt_of()).equals(alone)
+        process.forget()
+        assert process.answer(prompt_of()).equals(alone)
+    own = [record.message for record in caplog.records if record.name == "sluice.kv_store"]
+    assert len(own) == 1 and own[0].endswith("without it for now")
+    assert process.store is not None
+    counts = process.store.tiers[0].counts
+    assert counts.failures >= 1 and counts.written == 0 and counts.dropped >= 1
+
+
+def test_read_only_disk_is_still_read(start: Start, alone: Answer) -> None:
+    start().answer(prompt_of())
+    process = with_disk(start(), Faulty(errno.EROFS, reads=False, writes=True))
+    found = process.answer(prompt_of())
+    assert found.equals(alone) and found.cached == IN_BLOCKS
+
+
+def test_failing_reads_are_computed(start: Start, alone: Answer) -> None:
+    start().answer(prompt_of())
+    process = with_disk(start(), Faulty(errno.EIO, reads=True, writes=False))
+    found = process.answer(prompt_of())
+    assert found.equals(alone) and found.cached == 0
+    assert process.store is not None and not process.store.tiers[0].usable, "it is left alone for a while"
+
+
+class Hanging(Disk):
+    """A disk on which everything hangs until it is released."""
+
+    def __init__(self) -> None:
+        self.released, self.hangs = threading.Event(), threading.Event()
+
+    def exists(self, path: Path) -> bool:
+        self.hangs.set()
+        self.released.wait(PATIENCE_S)
+        return super().exists(path)
+
+
+def test_hanging_disk_is_given_up_and_left_alone(
+    start: Start, alone: Answer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start().answer(prompt_of())
+    monkeypatch.setattr(fetching, "STALL_S", {True: 0.05, False: 0.05})
+    monkeypatch.setattr(store_tier, "HUNG_S", 0.02)
+    disk = Hanging()
+    process = with_disk(start(), disk)
+    with caplog.at_level(logging.WARNING, "sluice.kv_store"):
+        (found,) = process.answers([process.sequence(prompt_of())])
+    assert found.equals(alone) and found.cached == 0 and disk.hangs.is_set()
+    assert process.store is not None and not process.store.tiers[0].usable
+    assert "hangs" in caplog.text
+    process.forget()
+    steps = process.steps
+    (again,) = process.answers([process.sequence(prompt_of())])  # nothing is asked while the disk hangs
+    assert again.equals(alone) and process.steps > steps and not process.fetching.waiting
+    disk.released.set()
+    until = time.monotonic() + PATIENCE_S
+    while not process.store.can_fetch:
+        assert time.monotonic() < until, "it stays unusable"
+        time.sleep(0.001)
+    process.forget()
+    assert process.answer(prompt_of()).equals(alone)
+
+
+class Held(Disk):
+    """A disk that reads files only one by one, when a test lets it."""
+
+    def __init__(self) -> None:
+        self.let = threading.Semaphore(0)
+
+    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, NDArray[np.uint8]]:
+        assert self.let.acquire(timeout=PATIENCE_S)
+        return super().read(path, space, digest)
+
+
+def test_others_are_computed_while_a_sequence_fetches(start: Start, alone: Answer) -> None:
+    start().answer(prompt_of())
+    disk = Held()
+    process = with_disk(start(), disk)
+    first, second = process.sequence(prompt_of()), process.sequence(prompt_of(30, seed=9), new=8)
+    process.scheduler.submit(first, 0.0)
+    process.scheduler.submit(second, 0.0)
+    while second.key in process.scheduler.state.live:
+        process.step()
+    assert first.fetch is not None and process.fetching.waiting == 1 and first.computed_tokens == 0
+    assert second.output_len == 8
+    assert process.scheduler.next_wakeup(time.monotonic()) > time.monotonic(), "the loop sleeps meanwhile"
+    disk.let.release(100)
+    process.run()
+    assert first.tokens[PROMPT:] == alone.ids and first.prefix.cached_tokens == IN_BLOCKS
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_5"])
+@pytest.mark.parametrize("how", ["abort", "preempt", "deadline"])
+def test_late_parts_land_in_nobodys_pages(start: Start, kind: str, how: str, checkpoints: Checkpoints) -> None:
+    start(kind=kind).answer(prompt_of())
+    disk = Held()
+    process = with_disk(start(kind=kind), disk)
+    plain = start(kind=kind)
+    expected = plain.answer(prompt_of(200, seed=4), salt="other")
+    first = process.sequence(prompt_of())
+    process.scheduler.submit(first, 0.0)
+    process.step()
+    disk.let.release(2)
+    for _ in range(3):
+        process.step()
+    assert first.fetch is not None
+    if how == "abort":
+        process.scheduler.abort(first.key)
+    elif how == "preempt":
+        process.scheduler.state.preempt(first, 0.0)
+        process.scheduler.abort(first.key)
+    else:
+        first.turn.deadline = process.scheduler._earliest_deadline = 1.0
+        assert process.scheduler.expire(2.0) == [first]
+    assert first.fetch is None and not process.fetching.waiting
+    process.scheduler.check()
+    second = process.sequence(prompt_of(200, seed=4), salt="other")  # takes the same pages
+    process.scheduler.submit(second, 0.0)
+    disk.let.release(100)
+    process.run()
+    assert second.tokens[second.prompt_len :] == expected.ids
+    process.settle()
+    assert process.answer(prompt_of()).ids == start(kind=kind).answer(prompt_of()).ids
+
+
+def test_late_store_keeps_what_came_before(start: Start, alone: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    start().answer(prompt_of())
+    disk = Held()
+    process = with_disk(start(), disk)
+    first = process.sequence(prompt_of())
+    process.scheduler.submit(first, 0.0)
+    disk.let.release(3)
+    until = time.monotonic() + PATIENCE_S
+    while not (first.fetch and first.fetch.copied == 3 * BLOCK):
+        assert time.monotonic() < until
+        process.step()
+    for fetch in list(process.fetching._active):
+        fetch.deadline = 0.0
+    process.run()
+    assert first.tokens[PROMPT:] == alone.ids and first.prefix.cached_tokens == 3 * BLOCK * PAGE
+    disk.let.release(100)
+
+
+def test_equal_prompts_at_once_fetch_once(start: Start, alone: Answer) -> None:
+    start().answer(prompt_of())
+    process = start()
+    sequences = [process.sequence(prompt_of()) for _ in range(3)]
+    answers = process.answers(sequences)
+    assert all(one.ids == alone.ids and one.cached >= IN_BLOCKS for one in answers)
+    assert process.store is not None and process.store.tiers[0].counts.hits == IN_BLOCKS // (PAGE * BLOCK)
+
+
+def test_other_salt_model_layout_and_dtype_find_nothing(start: Start, tmp_path: Path) -> None:
+    start().answer(prompt_of(), salt="a")
+    assert start().answer(prompt_of(), salt="a").cached == IN_BLOCKS
+    assert start().answer(prompt_of(), salt="b").cached == 0
+    assert start().answer(prompt_of()).cached == 0
+    assert start(kind="qwen3").answer(prompt_of(), salt="a").cached == 0
+    assert start(kv_cache_dtype="int8").answer(prompt_of(), salt="a").cached == 0
+    assert start(dtype="float32").answer(prompt_of(), salt="a").cached == 0
+
+
+def test_reset_empties_it_for_everybody_and_after_a_restart(start: Start, alone: Answer, tmp_path: Path) -> None:
+    process, other = start(), start()
+    process.answer(prompt_of())
+    process.scheduler.reset_prefix_cache(5)
+    process.settle()
+    assert process.scheduler.status.prefix_cache_reset == 5
+    assert files(tmp_path / "kv") == []
+    assert other.answer(prompt_of()).cached == 0
+    other.close()
+    found = process.answer(prompt_of())
+    assert found.equals(alone) and found.cached == IN_BLOCKS, "what the other process stored since is found"
+    process.scheduler.reset_prefix_cache(6)
+    process.scheduler.reset_prefix_cache(6)  # asked again, because the answer was late
+    process.settle()
+    assert start().answer(prompt_of()).cached == 0
+
+
+def test_reset_covers_writes_in_flight_and_sequences_that_run(start: Start, tmp_path: Path) -> None:
+    process = start()
+    gate = threading.Event()
+    assert process.store is not None
+    process.settle()
+    sequence = process.sequence(prompt_of(), new=200)
+    process.scheduler.submit(sequence, 0.0)
+    process.store._writers[0].do(lambda: gate.wait(PATIENCE_S))
+    while sequence.output_len < 3:
+        process.step()
+    process.scheduler.reset_prefix_cache(9)
+    assert process.scheduler.status.prefix_cache_reset == 0, "it is not confirmed before it is done"
+    gate.set()
+    process.run()
+    process.settle()
+    assert process.scheduler.status.prefix_cache_reset == 9
+    assert files(tmp_path / "kv") == [] and start().answer(prompt_of()).cached == 0
+
+
+def test_tier_that_cannot_be_emptied_is_not_confirmed(start: Start) -> None:
+    process = start()
+    process.answer(prompt_of())
+    with_disk(process, Faulty(errno.EROFS, reads=False, writes=True))
+    process.scheduler.reset_prefix_cache(3)
+    process.forget()
+    (found,) = process.answers([process.sequence(prompt_of())])
+    assert found.cached == 0, "this process finds nothing there any more"
+    assert process.scheduler.status.prefix_cache_reset == 0
+
+
+def test_two_tiers_write_both_and_the_slow_one_fills_the_fast_one(start: Start, alone: Answer, tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    start(fast, slow).answer(prompt_of())
+    assert len(files(fast)) == len(files(slow)) == IN_BLOCKS // (PAGE * BLOCK)
+    for path in (*files(fast), fast / TOKEN):
+        path.unlink()
+    process = start(fast, slow)
+    found = process.answer(prompt_of())
+    assert found.equals(alone) and found.cached == IN_BLOCKS
+    assert process.store is not None and process.store.tiers[1].counts.hits == len(files(fast)) == len(files(slow))
+    assert start(fast).answer(prompt_of()).cached == IN_BLOCKS
+
+
+def test_janitor_keeps_the_size_the_recent_and_the_pinned(start: Start, tmp_path: Path) -> None:
+    process = start()
+    process.answer(prompt_of())
+    found = files(tmp_path / "kv")
+    each = found[0].stat().st_size
+    for age, path in zip(count(1000, 1000), found, strict=False):
+        os.utime(path, (time.time() - age,) * 2)
+    oldest = found[-1]
+    oldest.with_name(oldest.name + PINNED).touch()
+    stale, fresh = (oldest.with_name(f"{'a' * 38}-{name}{TEMPORARY}") for name in ("old", "new"))
+    for path in (stale, fresh):
+        path.touch()
+    os.utime(stale, (1, 1))
+    strange = tmp_path / "kv" / "ab" / "report.txt"
+    strange.parent.mkdir(exist_ok=True)
+    strange.write_text("not the store's")
+    os.utime(strange, (1, 1))
+    assert process.store is not None
+    (tier,) = process.store.tiers
+    tier.limit = 5 * each
+    tier.sweep()
+    left = [path for path in found if path.exists()]
+    assert left == [*found[:3], oldest] and tier.counts.evictions == len(found) - 4
+    assert tier.counts.nbytes == sum(path.stat().st_size for path in left) <= tier.limit
+    assert not stale.exists() and fresh.exists() and strange.exists()
+
+
+def test_prefix_in_memory_is_kept_and_written_again_if_it_is_gone(start: Start, tmp_path: Path) -> None:
+    process = start()
+    process.answer(prompt_of())
+    found = files(tmp_path / "kv")
+
+    for path in found:
+        os.utime(path, (1, 1))
+    found[0].unlink()
+    process.answer(prompt_of())  # its pages come from memory
+    assert all(path.stat().st_mtime > 1 for path in found[1:]), "they were used"
+    process.answer(prompt_of())
+    assert found[0].exists()
+
+
+def test_slow_store_is_not_waited_for(start: Start, alone: Answer) -> None:
+    start().answer(prompt_of())
+    process = start()
+    assert process.store is not None
+    process.store.always = False
+    process.fetching._token_s = lambda: 1e-6  # computing takes no time here
+    process.store._byte_s, process.store._tried = 1.0, time.monotonic()
+    found = process.answer(prompt_of())
+    assert found.equals(alone) and found.cached == 0 and process.store.refused == 1
+    process.forget()
+    process.store._byte_s = 1e-12
+    assert process.answer(prompt_of()).cached == IN_BLOCKS
+
+
+def test_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ConfigError, match=r"--kv-store .*others must not"):
+        check_folder(tmp_path / "open")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is not a folder"):
+        check_folder(tmp_path / "file")
+    check_folder(tmp_path / "file" / "below")  # cannot be made: the store does without it
+    check_folder(tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+SEED = os.environ.get("KV_SEED", "")
+
+
+class Whimsical(Disk):
+    """A disk on which operations fail, find nothing or take their time, at random."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+
+    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, NDArray[np.uint8]]:
+        time.sleep(self.draw.random() * 0.004)
+        if self.draw.random() < 0.05:
+            raise FileNotFoundError
+        return super().read(path, space, digest)
+
+    def exists(self, path: Path) -> bool:
+        return self.draw.random() < 0.97 and super().exists(path)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral", "qwen3_5"])
+def test_random_company_aborts_preemptions_and_resets_change_no_token(
+    checkpoints: Checkpoints, start: Start, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    draw = random.Random(kind + SEED)
+    stems = [prompt_of(draw.choice([40, 130, 260]), seed=seed) for seed in range(4)]
+    plain = Process(checkpoints(kind), monkeypatch)
+    prompts = [draw.choice(stems) + prompt_of(draw.randrange(1, 90), seed=9 + at) for at in range(12)]
+    expected = [plain.answer(prompt).ids for prompt in prompts]
+    processes = [with_disk(start(kind=kind, kv_cache_gb=0.0015), Whimsical(draw)) for _ in range(2)]
+    monkeypatch.setattr(fetching, "STALL_S", {True: 0.03, False: 0.03})
+    monkeypatch.setattr(fetching, "COPY_S", 0.0)
+    ends: list[tuple[int, Sequence]] = []
+    for turn in range(120):
+        process = draw.choice(processes)
+        state = process.scheduler.state
+        match draw.randrange(9):
+            case 0 | 1 | 2 if len(state.live) < 6:
+                at = draw.randrange(len(prompts))
+                sequence = process.sequence(prompts[at])
+                process.scheduler.submit(sequence, time.monotonic())
+                ends.append((at, sequence))
+            case 3 if state.live:
+                aborted = process.scheduler.abort(draw.choice(list(state.live)))
+                ends = [one for one in ends if one[1] is not aborted]
+            case 4 if state.running:
+                state.preempt(draw.choice(list(state.running)), time.monotonic())
+            case 5:
+                process.forget()
+            case 6 if draw.random() < 0.2:
+                process.scheduler.reset_prefix_cache(turn)
+        for _ in range(draw.randrange(5)):
+            process.step()
+    for process in processes:
+        process.run()
+    assert len(ends) > 8
+    for at, sequence in ends:
+        assert sequence.tokens[sequence.prompt_len :] == expected[at]
+
+
+class Replacing(Disk):
+    """A disk on which each file, after its header was read, is replaced by one without most pages of windows."""
+
+    def read(self, path: Path, space: bytes, digest: bytes) -> tuple[Head, NDArray[np.uint8]]:
+        head, payload = super().read(path, space, digest)
+        kept = payload.nbytes // head.pages
+        absent = tuple(head.pages - 1 for _ in head.absent)
+        return msgspec.structs.replace(head, absent=absent, nbytes=kept), payload[-kept:]
+
+
+def test_files_that_lost_pages_of_windows_since_their_header_was_read_are_not_used(
+    checkpoints: Checkpoints, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Process(checkpoints("mistral"), monkeypatch).answer(prompt_of())
+    start(kind="mistral").answer(prompt_of())
+    process = with_disk(start(kind="mistral"), Replacing())
+    found = process.answer(prompt_of())
+    assert found.equals(expected) and found.cached == 0
+
+
+def test_state_whose_pages_are_gone_is_not_used(
+    checkpoints: Checkpoints, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompt_of(PAGE * BLOCK * 4 + 1)  # ends with a block, so that the state at its end has no pages beside it
+    expected = Process(checkpoints("qwen3_5"), monkeypatch).answer(prompt)
+    start(kind="qwen3_5").answer(prompt)
+    found = {path: Disk().read_head(path) for path in files(tmp_path / "kv")}
+    assert max(head.tokens for head in found.values() if head.state) == len(prompt) - 1
+    for lost in [path for path, head in found.items() if not head.state]:
+        data = lost.read_bytes()
+        lost.unlink()
+        process = start(kind="qwen3_5")
+        assert process.answer(prompt).equals(expected), found[lost].tokens
+        process.close()
+        lost.write_bytes(data)
