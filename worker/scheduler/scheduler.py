@@ -115,8 +115,9 @@ class Scheduler:
 
     def reset_prefix_cache(self, nonce: int) -> None:
         """Empties the prefix cache, and the K/V store if there is one, and forgets the texts that drafts are taken from.
-        The status then shows the nonce, so that the caller knows it is done: of the store, when all its tiers are empty
-        for everybody."""
+
+        The status then shows the nonce, so that the caller knows that all this is done.
+        """
         fetching = self.state.paging.fetching
         if fetching is not None and not fetching.reset(nonce):
             return  # the caller asks again about a reset that is not done yet
