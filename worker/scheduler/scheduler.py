@@ -114,7 +114,7 @@ class Scheduler:
         return min(opens, self._earliest_deadline)
 
     def reset_prefix_cache(self, nonce: int) -> None:
-        """Empties the prefix cache, and the K/V store if there is one, and forgets the texts that drafts are taken from.
+        """Empties the prefix cache and the K/V store, and forgets the texts that drafts are taken from.
 
         The status then shows the nonce, so that the caller knows that all this is done.
         """
