@@ -60,12 +60,8 @@ INTEGER_KINDS = {
     IQ1: INTEGER4,
     INT8: INTEGER8,
 }
-INT8_INPUT_KINDS = {  # the same codes, for inputs of 8 bits
-    INT4: INT8_INPUTS4,
-    E2M1: INT8_INPUTS4,
-    IQ4_NL: INT8_INPUTS4,
-    INT8: INT8_INPUTS8,
-}
+# The same codes, for inputs of 8 bits
+INT8_INPUT_KINDS = {code_map: INT8_INPUTS8 if code_map is INT8 else INT8_INPUTS4 for code_map in INTEGER_KINDS}
 LARGEST_INPUT = 255 << 7  # the largest integer that an input becomes (csrc/integer/integer_rows.h)
 FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS, FOR_INT8 = range(4)  # CodeOrder of weight.h
 Rows = TypeVar("Rows", Tensor, QuantizedWeight)  # a weight, or some of its rows

@@ -8,7 +8,20 @@ from tests.worker.ops.cpu.test_integer_codes import PARTS, ROWS, drawn, inputs
 from tests.worker.ops.harness.cpu_tiers import FASTER, HERE, dtypes, needs_library, use
 from worker.ops.linear import native as linear_native
 from worker.ops.linear.native import INT8_INPUTS4, INT8_INPUTS8, CpuWeight, pack_weight
-from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap, QuantizedWeight
+from worker.ops.quantized_weight import (
+    E2M1,
+    E4M3,
+    INT4,
+    INT8,
+    IQ1,
+    IQ2,
+    IQ3_S,
+    IQ3_XXS,
+    IQ4_NL,
+    NF4,
+    CodeMap,
+    QuantizedWeight,
+)  # fmt: skip
 
 pytestmark = needs_library
 TIERS = [*HERE, *FASTER]
@@ -19,7 +32,8 @@ SHAPES = [
     (INT4, 16, True, 40, 48), (INT4, 48, True, 31, 240), (INT4, 4096, False, 65, 1000), (INT4, 32, True, 1, 17),
     (E2M1, 32, False, 40, 128), (E2M1, 16, True, 33, 80), (IQ4_NL, 32, False, 64, 224), (IQ4_NL, 16, True, 40, 33),
     (INT8, 32, False, 96, 256), (INT8, 16, False, 70, 272), (INT8, 32, True, 33, 40), (INT8, 128, False, 64, 416),
-    (INT8, 4096, True, 17, 72),
+    (INT8, 4096, True, 17, 72), (IQ3_S, 32, False, 40, 96), (IQ3_XXS, 32, False, 33, 64), (IQ2, 16, False, 40, 80),
+    (IQ1, 32, False, 64, 64),
 ]  # fmt: skip
 shapes = pytest.mark.parametrize("code_map, group, minimum, n, k", SHAPES)
 
