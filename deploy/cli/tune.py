@@ -222,7 +222,12 @@ class Tuner:
             rows = [Row(_words(option) or f"without ({_words(best) or 'the defaults'})", each)
                     for option, each in zip(options, measured, strict=True)]  # fmt: skip
             for row, each in zip(rows[1:], measured[1:], strict=True):
-                row.ratios = [self.goal.better(new, old) for new, old in zip(each, measured[0], strict=True)]
+                if len(each) == self.rounds:
+                    row.ratios = [self.goal.better(new, old) for new, old in zip(each, measured[0], strict=True)]
+            rows = [row for row in rows if len(row.measured) == self.rounds]
+            options = [option for option, each in zip(options, measured, strict=True) if len(each) == self.rounds]
+            if len(rows) < 2:
+                continue
             chosen = max(range(1, len(rows)), key=lambda n: statistics.median(rows[n].ratios))
             if helps(rows[chosen].ratios):
                 rows[chosen].taken = True
@@ -233,17 +238,27 @@ class Tuner:
         return best
 
     def _rounds(self, name: str, options: Sequence[Setting]) -> list[list[Measured]]:
-        """Returns the measurements of each option, in rounds; every other round goes backwards."""
+        """Returns the measurements of each option, in rounds; every other round goes backwards.
+
+        An option with which the model cannot be served has fewer. Raises CliError if it cannot be served without one.
+        """
         measured: list[list[Measured]] = [[] for _ in options]
+        refused: set[int] = set()
         for number in range(self.rounds):
             places = range(len(options)) if number % 2 == 0 else reversed(range(len(options)))
-            for place in places:
+            for place in [place for place in places if place not in refused]:
                 print(
                     f"{name}, round {number + 1} of {self.rounds}: {_words(options[place]) or 'the defaults'}",
                     file=self.stream, flush=True,
                 )  # fmt: skip
                 self.was_busy = self.was_busy or is_busy()
-                measured[place].append(self.measure(with_values(self.settings, options[place]), self.goal))
+                try:
+                    measured[place].append(self.measure(with_values(self.settings, options[place]), self.goal))
+                except CliError as error:
+                    if not place:
+                        raise
+                    refused.add(place)
+                    print(f"not possible: {str(error).splitlines()[-1]}", file=self.stream, flush=True)
         return measured
 
     def table(self) -> list[str]:

@@ -12,7 +12,7 @@ from deploy.cli import tune as command
 from deploy.cli.config_file import read_config
 from deploy.cli.tune import GOALS, Goal, Measured, Trial, Tuner, helps, prompt, trials
 from deploy.cli.verdict import Forecast
-from deploy.launcher.child_command import SERVE_FLAGS
+from deploy.launcher.child_command import SERVE_FLAGS, CliError
 from shared.config.settings import Settings, with_values
 from tests.deploy.cli.harness import sluice
 
@@ -74,6 +74,22 @@ def test_less_memory_must_not_cost_much_speed() -> None:
         PLAIN, memory=PLAIN.memory >> (settings.worker.kv_cache_dtype == "int8")))  # fmt: skip
     assert it.run([Trial("K/V", ({"kv_cache_dtype": "int8"},), changes=True)]) == {"kv_cache_dtype": "int8"}
     assert it.changing == ["kv-cache-dtype"]
+
+
+def test_a_setting_with_which_the_model_cannot_be_served_is_left_out() -> None:
+    def of(settings: Settings, n: int) -> Measured:
+        if settings.worker.threads == 2:
+            raise CliError("the server did not start:\nit does not fit", 3)
+        return replace(PLAIN, seconds=4.0 - settings.worker.threads)
+
+    it, order = tuner("latency", of)
+    assert it.run([THREADS]) == {"threads": 1} and len(it.table()) == 3
+    assert order.count("2") == 1 and "not possible: it does not fit\n" in str(it.stream.getvalue())  # type: ignore[attr-defined]
+    it, _ = tuner("latency", of)
+    assert it.run([Trial("threads", ({"threads": 2},))]) == {}
+    it.settings = with_values(Settings(), {"threads": 2})
+    with pytest.raises(CliError):
+        it.run([Trial("speculation", ({"speculation": "off"},))])
 
 
 @pytest.mark.parametrize("goal", GOALS)
