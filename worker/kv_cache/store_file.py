@@ -144,6 +144,17 @@ class Disk:
             temporary.unlink(missing_ok=True)
             raise
 
+    def create(self, path: Path, data: bytes) -> None:
+        """Writes a file unless there is one: of several processes, the first one wins. Raises OSError."""
+        own = path.with_name(f"{path.name}-{os.getpid()}-{os.urandom(4).hex()}{TEMPORARY}")
+        self.write(own, (data,))
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            pass
+        finally:
+            own.unlink(missing_ok=True)
+
     def exists(self, path: Path) -> bool:
         try:
             os.stat(path)

@@ -159,12 +159,15 @@ class Tier:
 
     def _read_token(self) -> bytes:
         path = self.folder / TOKEN
-        with suppress(FileNotFoundError):
+        try:
             found = self._disk.text(path)
-            if len(found) == TOKEN_BYTES:
-                return found
-        self._disk.write(path, (os.urandom(TOKEN_BYTES),))  # if two processes do so at once, the last one stays
-        return self._disk.text(path)
+        except FileNotFoundError:
+            self._disk.create(path, os.urandom(TOKEN_BYTES))
+            return self._disk.text(path)
+        if len(found) != TOKEN_BYTES:  # it is damaged: what it named is lost
+            self._disk.write(path, (os.urandom(TOKEN_BYTES),))
+            found = self._disk.text(path)
+        return found
 
     # files
 

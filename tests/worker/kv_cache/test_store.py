@@ -92,6 +92,7 @@ def test_token_with_a_changed_byte_finds_nothing(start: Start, alone: Answer, tm
         found = process.sequence(prompt_of())
         process.settle()
         assert process.answers([found])[0].equals(alone) and found.prefix.cached_tokens == 0
+        process.close()  # a writer that reads a token of which only a part is written would replace it
         if at >= 1:
             break  # two bytes suffice: all are the key of one hash
     (tmp_path / "kv" / TOKEN).write_bytes(token)

@@ -32,6 +32,13 @@ def test_file_comes_back_for_this_user_only(tmp_path: Path) -> None:
     assert Disk().read_head(path) == head
 
 
+def test_first_process_that_creates_a_file_wins(tmp_path: Path) -> None:
+    for data in (b"first", b"second"):
+        Disk().create(tmp_path / "token", data)
+    assert [path.name for path in tmp_path.iterdir()] == ["token"]
+    assert Disk().text(tmp_path / "token") == b"first"
+
+
 def test_no_file_with_one_byte_changed_is_used(tmp_path: Path) -> None:
     path = tmp_path / "file"
     good = written(path)
