@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from frontend.api.formats import API_FORMATS, MODULES, error_format
 from frontend.app_state import AppState
@@ -26,10 +27,13 @@ from frontend.observability.metrics import PrometheusMetrics
 from frontend.routes.pooling import POOLING_FORMATS
 from frontend.server import playground
 from frontend.server.access import LOCALHOST, OF_THIS_MACHINE, ApiKeys, Hosts, Origins, admission_of
-from frontend.server.middleware import RECORD, RequestMiddleware
+from frontend.server.middleware import RECORD, Live, RequestMiddleware
 from shared.config.declaration import words
 from shared.config.frontend import FrontendConfig
 from shared.signing import Signer
+
+if TYPE_CHECKING:
+    from frontend.kept.kept import Kept
 
 FLUSH_S = 1.0
 LAG_S = 0.05  # pause between two measurements of the event loop's lag
@@ -103,6 +107,21 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("DELETE", "/v1/conversations/{id}", "frontend.routes.conversations:delete"),
     ("GET", "/v1/conversations/{id}/items", "frontend.routes.conversations:list_items"),
     ("POST", "/v1/conversations/{id}/items", "frontend.routes.conversations:add_items"),
+    ("GET", "/v1/files", "frontend.routes.files:list_files"),
+    ("POST", "/v1/files", "frontend.routes.files:upload"),
+    ("GET", "/v1/files/{id}", "frontend.routes.files:get"),
+    ("DELETE", "/v1/files/{id}", "frontend.routes.files:delete"),
+    ("GET", "/v1/files/{id}/content", "frontend.routes.files:content"),
+    ("GET", "/v1/batches", "frontend.routes.batches:list_batches"),
+    ("POST", "/v1/batches", "frontend.routes.batches:create"),
+    ("GET", "/v1/batches/{id}", "frontend.routes.batches:get"),
+    ("POST", "/v1/batches/{id}/cancel", "frontend.routes.batches:cancel"),
+    ("GET", "/v1/messages/batches", "frontend.routes.batches:list_messages"),
+    ("POST", "/v1/messages/batches", "frontend.routes.batches:create_messages"),
+    ("GET", "/v1/messages/batches/{id}", "frontend.routes.batches:get_messages"),
+    ("DELETE", "/v1/messages/batches/{id}", "frontend.routes.batches:delete_messages"),
+    ("POST", "/v1/messages/batches/{id}/cancel", "frontend.routes.batches:cancel_messages"),
+    ("GET", "/v1/messages/batches/{id}/results", "frontend.routes.batches:results"),
     ("GET", "/v1/stream", "frontend.routes.kept:get_stream"),
     ("DELETE", "/v1/stream", "frontend.routes.kept:delete_stream"),
     ("GET", "/v1/stream/{id:path}", "frontend.routes.kept:get_stream"),
@@ -134,11 +153,12 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
         envelope=partial(error_format, config=config),
         rejected=metrics.rejected,
         ended=partial(_ended, ended),
+        live=(live := Live()),
     )
     app = Starlette(
         routes=routes(state),
         middleware=[*_cors(origins), requests, *_comments_while_loading(config, models)],
-        lifespan=_lifespan(state, ended),
+        lifespan=_lifespan(state, ended, live),
         exception_handlers={HTTPException: _pass_on},
     )
     app.router.redirect_slashes = False
@@ -203,15 +223,26 @@ def _pass_on(request: Request, exc: Exception) -> Response:
     raise exc  # the middleware makes the response from the exception
 
 
-def _lifespan(state: AppState, ended: EndHooks) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _start_kept(kept: "Kept", state: AppState, ended: EndHooks, live: Live) -> None:
+    from frontend.routes import batches
+    from frontend.routes.batch_lines import Lines
+    from frontend.routes.kept import resume
+
+    def ready() -> bool:
+        return state.models.readiness.ready and not state.models.draining
+
+    kept.start(partial(resume, state), lambda: state.models.readiness.ready)
+    lines = Lines(Router(routes(state)), partial(error_format, config=state.config), partial(_ended, ended))
+    kept.batches.start(lines, batches.formats(state.config), ready, lambda: live.count > 0, state.metrics.batch_lines)
+
+
+def _lifespan(state: AppState, ended: EndHooks, live: Live) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         models, metrics, kept = state.models, state.metrics, state.kept
         await models.start()
         if kept is not None:
-            from frontend.routes.kept import resume
-
-            kept.start(partial(resume, state), lambda: models.readiness.ready)
+            _start_kept(kept, state, ended, live)
         tasks = [asyncio.create_task(_flush(models, metrics)), asyncio.create_task(_watch_lag(metrics))]
         try:
             yield

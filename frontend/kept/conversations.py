@@ -93,20 +93,30 @@ async def items_of(store: Store, id: str, tenant: str) -> list[Any]:
     return await store.read(partial(items, id=id))
 
 
-def page(found: Sequence[Any], query: Mapping[str, str]) -> dict[str, Any]:
-    """Returns a page of items as OpenAI lists them. Raises BadRequest for a bad `limit`, `order` or `after`."""
-    order, limit, after = query.get("order", "desc"), query.get("limit", str(PAGE)), query.get("after")
+def limit_of(query: Mapping[str, str], most: int, usual: int) -> int:
+    """Returns the `limit` of a page. Raises BadRequest."""
+    limit = query.get("limit", str(usual))
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= most):
+        raise BadRequest(f"`limit` must be a number from 1 to {most}", param="limit", code="out_of_range")
+    return int(limit)
+
+
+def page(found: Sequence[Any], query: Mapping[str, str], *, most: int = MAX_PAGE, usual: int = PAGE) -> dict[str, Any]:
+    """Returns a page of items as OpenAI lists them. Raises BadRequest for a bad `limit`, `order` or `after`.
+
+    found: the items, oldest first
+    most, usual: how long a page may be, and is without `limit`
+    """
+    order, limit, after = query.get("order", "desc"), limit_of(query, most, usual), query.get("after")
     if order not in ("asc", "desc"):
         raise BadRequest("`order` must be asc or desc", param="order", code="out_of_range")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_PAGE):
-        raise BadRequest(f"`limit` must be a number from 1 to {MAX_PAGE}", param="limit", code="out_of_range")
     listed = list(found) if order == "asc" else list(reversed(found))
     if after is not None:
         places = [place for place, item in enumerate(listed) if item["id"] == after]
         if not places:
             raise BadRequest(f"`after`: there is no item {after!r:.80}", param="after", code="out_of_range")
         listed = listed[places[0] + 1 :]
-    shown = listed[: int(limit)]
+    shown = listed[:limit]
     first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
     return {
         "object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": len(listed) > len(shown),

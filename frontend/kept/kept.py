@@ -17,6 +17,7 @@ from pathlib import Path
 from frontend.errors import NotFound, SluiceError
 from frontend.kept import answers
 from frontend.kept.answers import KeptAnswer
+from frontend.kept.batch_runner import BatchRunner
 from frontend.kept.run import CANCELLED, Run, with_fields
 from frontend.kept.store import Store, StoreError
 from shared.config.frontend import FrontendConfig
@@ -33,6 +34,7 @@ class Kept:
     def __init__(self, config: FrontendConfig) -> None:
         owner = f"{os.getpid()}-{secrets.token_hex(8)}"
         self.store = Store(Path(config.store), owner, max_age_s=config.store_max_age, max_bytes=config.store_max_bytes)
+        self.batches = BatchRunner(self.store, config.batch_lines)
         self.config = config
         self.window_s, self.keepalive_s = config.resume_window, config.keepalive_s
         self.runs: dict[str, Run] = {}
@@ -48,6 +50,7 @@ class Kept:
     async def close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
+        await self.batches.close()
         await self.store.close()
 
     # what this process generates

@@ -7,7 +7,8 @@ streams share one commit. Several processes of one machine may have the same fil
 A transaction is written to the file's log, but not synced to the disk: it survives the end of a process, also by
 kill -9; what was written last before a power cut may be lost, and the file is whole in any case.
 
-Knows no answer: the tables are in SCHEMA, and answers.py, conversations.py and batches.py read and write them.
+Knows no answer: the tables are in SCHEMA, and answers.py, conversations.py, files.py and batches.py read and write
+them.
 """
 
 import asyncio
@@ -50,6 +51,27 @@ CREATE TABLE IF NOT EXISTS items (
     conversation TEXT NOT NULL, at INTEGER NOT NULL, id TEXT NOT NULL, item BLOB NOT NULL,
     PRIMARY KEY (conversation, at)
 );
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created INTEGER NOT NULL, expires REAL, filename TEXT NOT NULL,
+    purpose TEXT NOT NULL, bytes INTEGER NOT NULL, whole INTEGER NOT NULL, batch TEXT NOT NULL, states TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS file_parts (
+    file TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (file, number)
+);
+CREATE TABLE IF NOT EXISTS batches (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, format TEXT NOT NULL, status TEXT NOT NULL, created INTEGER NOT NULL,
+    expires REAL NOT NULL, ended REAL, endpoint TEXT NOT NULL, input_file TEXT NOT NULL, metadata BLOB NOT NULL,
+    times BLOB NOT NULL, errors BLOB NOT NULL, total INTEGER NOT NULL, input_bytes INTEGER NOT NULL,
+    keep_output_s REAL, output_file TEXT NOT NULL, error_file TEXT NOT NULL, owner TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS batches_open ON batches (created) WHERE ended IS NULL;
+CREATE TABLE IF NOT EXISTS batch_lines (
+    batch TEXT NOT NULL, number INTEGER NOT NULL, custom_id TEXT NOT NULL, body BLOB NOT NULL, state TEXT NOT NULL,
+    owner TEXT NOT NULL, failures INTEGER NOT NULL, output BLOB NOT NULL, bytes INTEGER NOT NULL,
+    PRIMARY KEY (batch, number)
+);
+CREATE INDEX IF NOT EXISTS batch_lines_waiting ON batch_lines (batch, number) WHERE state = 'waiting';
+CREATE INDEX IF NOT EXISTS batch_lines_states ON batch_lines (batch, state, bytes);
 CREATE TABLE IF NOT EXISTS owners (id TEXT PRIMARY KEY, seen REAL NOT NULL);
 """
 VERSION = 1  # of the schema, in the file's user_version
@@ -60,6 +82,7 @@ SWEEP_S = 60.0  # interval between two deletions of what is too old or too much
 SWEEP_ROWS = 64  # how many answers are deleted at a time, before the size is looked at again
 RETRY_S = 5.0  # pause before a file that could not be opened is tried again
 BUSY_S = 5.0  # how long a transaction waits for another process
+UPLOAD_S = 3600.0  # an upload that has not ended after this long is deleted
 STOP: Any = None
 
 
@@ -285,7 +308,8 @@ def used_bytes(db: sqlite3.Connection) -> int:
 
 
 def sweep(db: sqlite3.Connection, max_age_s: float, max_bytes: int) -> None:
-    """Deletes ended answers and conversations that are too old, then the oldest answers while there is too much."""
+    """Deletes ended answers, conversations, files and batches that are too old, then the oldest answers while there is
+    too much."""
     now = time.time()
     if max_age_s:
         while _delete(db, "ended < ?", now - max_age_s):
@@ -293,10 +317,29 @@ def sweep(db: sqlite3.Connection, max_age_s: float, max_bytes: int) -> None:
         old = [one for (one,) in db.execute("SELECT id FROM conversations WHERE used < ?", (now - max_age_s,))]
         db.executemany("DELETE FROM items WHERE conversation = ?", [(one,) for one in old])
         db.executemany("DELETE FROM conversations WHERE id = ?", [(one,) for one in old])
+    _sweep_batches(db, now, max_age_s)
     while max_bytes and used_bytes(db) > max_bytes and _delete(db, "ended IS NOT NULL"):
         pass
     db.execute("DELETE FROM owners WHERE seen < ?", (now - 3600,))
     db.execute("PRAGMA incremental_vacuum").fetchall()
+
+
+def _sweep_batches(db: sqlite3.Connection, now: float, max_age_s: float) -> None:
+    """Deletes ended batches that are too old, and files that are too old, have expired, or never became whole.
+
+    The input of a batch that waits to be read stays. An output file goes with its batch.
+    """
+    oldest = now - max_age_s if max_age_s else 0.0
+    ended = db.execute("SELECT id FROM batches WHERE ended < ?", (oldest,)).fetchall()
+    for table, column in (("batch_lines", "batch"), ("files", "batch"), ("batches", "id")):
+        db.executemany(f"DELETE FROM {table} WHERE {column} = ?", ended)
+    old = db.execute(
+        "SELECT id FROM files WHERE (expires < ? OR (batch = '' AND created < ?) OR (NOT whole AND created < ?)) "
+        "AND id NOT IN (SELECT input_file FROM batches WHERE ended IS NULL)",
+        (now, oldest, now - UPLOAD_S),
+    ).fetchall()  # fmt: skip
+    db.executemany("DELETE FROM file_parts WHERE file = ?", old)
+    db.executemany("DELETE FROM files WHERE id = ?", old)
 
 
 def _delete(db: sqlite3.Connection, which: str, *values: float) -> bool:

@@ -29,6 +29,7 @@ REFUSED = (
     "bad_host", "bad_request", "head_too_large", "request_timeout", "too_many_connections", "too_many_pipelined",
     "upgrade", "write_timeout",
 )  # fmt: skip
+BATCH_LINES = ("succeeded", "errored", "cancelled", "expired")
 
 
 class PrometheusMetrics:
@@ -58,6 +59,7 @@ class PrometheusMetrics:
         self._lag = BufferedHistogram(lag, LAG_BUCKETS_S)
         self._rejected = counter("rejected", "Requests answered with 503", "reason", REJECTED)
         self._refused = counter("http_refused", "Connections and requests that reached no route", "reason", REFUSED)
+        self._batch_lines = counter("batch_lines", "Lines of batches that have ended", "state", BATCH_LINES)
         self._by_key = (
             counter("key_requests", "HTTP requests made with the API key of this name", "key"),
             counter("key_prompt_tokens", "Prompt tokens of requests made with the API key of this name", "key"),
@@ -97,6 +99,10 @@ class PrometheusMetrics:
 
     def refused(self, reason: str) -> None:
         self._refused.labels(reason).inc()
+
+    def batch_lines(self, state: str, count: int) -> None:
+        """Counts lines of batches to which this process has given their outcome."""
+        self._batch_lines.labels(state).inc(count)
 
     def request_ended(self, key: str | None, prompt_tokens: int | None, generation_tokens: int | None) -> None:
         """Counts an HTTP request that has ended. `key` is the name of its API key, None if the server has no keys."""

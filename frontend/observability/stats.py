@@ -160,6 +160,14 @@ class Frontend(msgspec.Struct, kw_only=True):
     streams: Count
 
 
+class BatchesWaiting(msgspec.Struct, kw_only=True):
+    """What waits in the batches of the server's store: batches that have not ended, and their lines."""
+
+    batches: Count = 0
+    lines_waiting: Count = 0
+    lines_running: Count = 0
+
+
 class Stats(msgspec.Struct, kw_only=True):
     """Counts and speeds are sums over the workers, latencies are the slowest worker's; `worker` is the first worker.
 
@@ -179,6 +187,7 @@ class Stats(msgspec.Struct, kw_only=True):
     latency: Latency
     draining: bool
     fingerprint: str
+    batches: BatchesWaiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +199,7 @@ class Pool:
     fingerprint: Fingerprint = str
 
 
-def stats(pools: Sequence[Pool], draining: bool) -> Stats:
+def stats(pools: Sequence[Pool], draining: bool, batches: BatchesWaiting | None = None) -> Stats:
     """Builds the document from one pool for each model. `draining`: whether this frontend is draining."""
     members = [(pool, worker) for pool in pools for worker in pool.workers]
     workers = [worker for _, worker in members]
@@ -212,6 +221,7 @@ def stats(pools: Sequence[Pool], draining: bool) -> Stats:
         latency=msgspec.convert(total, Latency, from_attributes=True),
         draining=draining,
         fingerprint=_common([pool.fingerprint(worker.fingerprint) for pool, worker in members if worker.ready]),
+        batches=batches or BatchesWaiting(),
     )
 
 

@@ -150,7 +150,23 @@ async def stats(app: AppState, request: Request) -> Response:
     pools = [
         statistics.Pool(model.pool.membership.statuses(), model.name, model.fingerprint_with) for model in app.models
     ]
-    return json_response(statistics.stats(pools, app.models.draining))
+    return json_response(statistics.stats(pools, app.models.draining, await _batches(app)))
+
+
+async def _batches(app: AppState) -> statistics.BatchesWaiting | None:
+    """Returns what waits in batches; None without a store, and while it cannot be read."""
+    if app.kept is None:
+        return None
+    from frontend.kept import batches
+    from frontend.kept.store import StoreError
+
+    try:
+        found = await app.kept.store.read(batches.counts)
+    except StoreError:
+        return None
+    return statistics.BatchesWaiting(
+        batches=found.batches, lines_waiting=found.lines_waiting, lines_running=found.lines_running
+    )
 
 
 async def list_models(app: AppState, request: Request) -> Response:

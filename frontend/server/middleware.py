@@ -101,6 +101,13 @@ def error_response(exc: SluiceError, envelope: Envelope, request_id: str) -> Res
     return Response(envelope.error(exc, request_id), status, headers, "application/json")
 
 
+@dataclass(slots=True)
+class Live:
+    """How many requests that may compute (POST) have come from clients and not ended."""
+
+    count: int = 0
+
+
 class RequestMiddleware:
     """The middleware around all routes."""
 
@@ -115,12 +122,14 @@ class RequestMiddleware:
         envelope: Callable[[str], Envelope],
         rejected: Callable[[str], None],
         ended: Callable[[RequestRecord], None],
+        live: Live | None = None,
     ) -> None:
         """
         admission: reads the tenant and the priority from a request's headers
         envelope: writes errors for a path until the route has chosen its API format
         rejected: counts the responses with status 503 by their reason
         ended: called once for each request, when its response is complete or its client has gone
+        live: counts the requests
         """
         self._app = app
         self._keys = keys
@@ -130,12 +139,14 @@ class RequestMiddleware:
         self._envelope = envelope
         self._rejected = rejected
         self._ended = ended
+        self._live = Live() if live is None else live
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
+        counted = scope["method"] == "POST"
         scope[REQUEST_ID] = request_id
         scope[SEND], scope[KEYS] = send, self._keys
         noted = Notes()
@@ -160,6 +171,7 @@ class RequestMiddleware:
                     headers_out["X-Sluice-Fingerprint"] = scope[FINGERPRINT]
             await send(message)
 
+        self._live.count += counted
         try:
             if scope["path"] not in PROBES:
                 self._hosts.check(headers)
@@ -185,6 +197,7 @@ class RequestMiddleware:
             envelope = scope.get(API_FORMAT) or self._envelope(scope["path"])
             await error_response(error, envelope, request_id)(scope, receive, send_with_id)
         finally:
+            self._live.count -= counted
             self._ended(record)
 
 

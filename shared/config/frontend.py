@@ -151,6 +151,17 @@ class FrontendConfig:
         1 << 30, "size of the store from which on its oldest answers are deleted; 0: no limit", unit="bytes",
         at_least=0,
     )  # fmt: skip
+    store_max_key_bytes: int = setting(
+        512 << 20, "bytes that one API key may have in the store as files and as lines of batches, beyond which new "
+        "ones are refused; 0: no limit", unit="bytes", at_least=0,
+    )  # fmt: skip
+    max_file_bytes: int = setting(
+        200 << 20, "largest file that may be uploaded, with --store", unit="bytes", at_least=1
+    )
+    batch_lines: int = setting(
+        8, "how many lines of batches a frontend has answered at a time; while clients wait for answers, it is one",
+        unit="lines", at_least=1, at_most=1024,
+    )  # fmt: skip
     resume_window: float = setting(
         60.0, "how long the answer of a stream with an id is generated without its client, with --store",
         unit="seconds", at_least=0,

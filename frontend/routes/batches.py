@@ -1,0 +1,190 @@
+"""Batches on a server with a store: OpenAI's /v1/batches and Anthropic's message batches, made, shown and ended."""
+
+import secrets
+import sqlite3
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from frontend.api.anthropic import batches as anthropic
+from frontend.api.anthropic.batches import MessageBatchRequest
+from frontend.api.openai import batches as openai
+from frontend.api.openai.batches import BatchRequest
+from frontend.app_state import AppState, json_response
+from frontend.errors import BadRequest, NotFound
+from frontend.kept import batches, conversations, files
+from frontend.kept.batch_runner import BatchFormat
+from frontend.kept.batches import Batch
+from frontend.kept.kept import Kept
+from frontend.routes.files import check_room, room_of
+from frontend.routes.kept import store_of, tenant_of
+from frontend.server.middleware import largest_body
+from shared.config.frontend import FrontendConfig
+
+MAX_PAGE, OPENAI_PAGE = 1000, 20
+
+
+def formats(config: FrontendConfig) -> Mapping[str, BatchFormat]:
+    """Returns the forms of batches by name."""
+    most = config.max_body_bytes or largest_body(config.max_images_per_request)
+    return {openai.NAME: openai.Format(most), anthropic.NAME: anthropic.Format()}
+
+
+async def create(app: AppState, request: Request) -> Response:
+    kept, tenant = store_of(app), tenant_of(request)
+    body = await app.decode(request, await app.body(request), BatchRequest)
+    file = await files.existing(kept.store, body.input_file_id, tenant, "input_file_id")
+    if file.purpose != "batch":
+        raise BadRequest("`input_file_id`: the file's purpose is not batch", param="input_file_id", code="out_of_range")
+    check_room(kept, file.bytes, await room_of(kept, tenant))
+    one = _new(tenant, openai.NAME, batches.VALIDATING, body.endpoint, "batch_", openai.WINDOW_S)
+    one.input_file, one.metadata = file.id, body.metadata
+    if body.output_expires_after is not None:
+        one.keep_output_s = body.output_expires_after.seconds
+    await kept.store.write(partial(batches.insert, one=one))
+    kept.batches.wake()
+    return json_response(openai.shown(one))
+
+
+def _new(tenant: str, format: str, status: str, endpoint: str, prefix: str, window_s: float) -> Batch:
+    now = time.time()
+    return Batch(
+        f"{prefix}{secrets.token_hex(12)}", tenant, format, status, int(now), now + window_s, None, endpoint, "", None,
+        {status: int(now)}, [],
+    )  # fmt: skip
+
+
+async def get(app: AppState, request: Request) -> Response:
+    return json_response(openai.shown(await _asked(app, request, openai.NAME)))
+
+
+async def cancel(app: AppState, request: Request) -> Response:
+    return json_response(openai.shown(await _cancelled(app, request, openai.NAME)))
+
+
+async def list_batches(app: AppState, request: Request) -> Response:
+    found, more = await _page(app, request, openai.NAME, OPENAI_PAGE, "after", "")
+    shown = [openai.shown(one) for one in found]
+    return json_response(_listed(shown, more) | {"object": "list"})
+
+
+# message batches
+
+
+async def create_messages(app: AppState, request: Request) -> Response:
+    kept, tenant = store_of(app), tenant_of(request)
+    body = await app.decode(request, await app.body(request), MessageBatchRequest)
+    lines = [(number, id, zlib.compress(data, 1)) for number, id, data in anthropic.lines_of(body)]
+    check_room(kept, sum(len(data) for _, _, data in lines), await room_of(kept, tenant))
+    one = _new(tenant, anthropic.NAME, batches.VALIDATING, anthropic.ENDPOINT, "msgbatch_", anthropic.WINDOW_S)
+    one.owner = kept.store.owner
+    await kept.store.write(partial(_insert_whole, one, lines))
+    kept.batches.wake()
+    return json_response(anthropic.shown(await _again(kept, one), _url(request)))
+
+
+def _insert_whole(one: Batch, lines: Sequence[tuple[int, str, bytes]], db: sqlite3.Connection) -> None:
+    batches.insert(db, one)
+    batches.add_lines(db, one.id, one.owner, lines)
+    batches.validated(db, one.id, one.owner, [], len(lines), sum(len(data) for _, _, data in lines))
+
+
+async def get_messages(app: AppState, request: Request) -> Response:
+    return json_response(anthropic.shown(await _asked(app, request, anthropic.NAME), _url(request)))
+
+
+async def cancel_messages(app: AppState, request: Request) -> Response:
+    return json_response(anthropic.shown(await _cancelled(app, request, anthropic.NAME), _url(request)))
+
+
+async def list_messages(app: AppState, request: Request) -> Response:
+    found, more = await _page(app, request, anthropic.NAME, OPENAI_PAGE, "after_id", "before_id")
+    return json_response(_listed([anthropic.shown(one, _url(request)) for one in found], more))
+
+
+async def delete_messages(app: AppState, request: Request) -> Response:
+    one = await _asked(app, request, anthropic.NAME)
+    if one.ended is None:
+        raise BadRequest(f"the batch {one.id} has not ended; cancel it first", code="batch_not_ended")
+    await store_of(app).store.write(partial(batches.delete, id=one.id))
+    return json_response({"id": one.id, "type": "message_batch_deleted"})
+
+
+async def results(app: AppState, request: Request) -> Response:
+    one = await _asked(app, request, anthropic.NAME)
+    if one.ended is None:
+        raise BadRequest(f"the batch {one.id} has not ended, so it has no results yet", code="batch_not_ended")
+    lines = files.lines_of(store_of(app).store, one.id, batches.ENDED)
+    return StreamingResponse(lines, media_type="application/x-jsonl")
+
+
+def _url(request: Request) -> str:
+    return f"{request.url.scheme}://{request.url.netloc}"
+
+
+# both
+
+
+async def _asked(app: AppState, request: Request, format: str) -> Batch:
+    """Returns the batch that a request names. Raises NotFound, also for one of another tenant or another API."""
+    id, tenant = request.path_params["id"], tenant_of(request)
+    found = await store_of(app).store.read(partial(batches.find, id=id, tenant=tenant, format=format))
+    if found is None:
+        raise NotFound(f"there is no batch {id!r:.80}", code="batch_not_found")
+    return found
+
+
+async def _again(kept: Kept, one: Batch) -> Batch:
+    found = await kept.store.read(partial(batches.any_of, id=one.id))
+    if found is None:
+        raise NotFound("the batch was deleted", code="batch_not_found")
+    return found
+
+
+async def _cancelled(app: AppState, request: Request, format: str) -> Batch:
+    kept, one = store_of(app), await _asked(app, request, format)
+    if one.ended is not None and format == openai.NAME:
+        raise BadRequest(f"the batch {one.id} is {one.status} and cannot be cancelled", code="batch_ended")
+    await kept.store.write(partial(batches.cancel, id=one.id))
+    kept.batches.wake()
+    return await _again(kept, one)
+
+
+async def _page(
+    app: AppState, request: Request, format: str, usual: int, after: str, before: str
+) -> tuple[list[Batch], bool]:
+    """Returns a page of the tenant's batches, newest first, and whether there are more. Raises BadRequest.
+
+    after, before: the names of the query parameters with the id behind or before which the page is; empty: none
+    """
+    store, query = store_of(app).store, request.query_params
+    ids = await store.read(partial(batches.listed, tenant=tenant_of(request), format=format))
+    most = conversations.limit_of(query, MAX_PAGE, usual)
+    if (last := query.get(after)) is not None:
+        ids = ids[_place(ids, last, after) + 1 :]
+    elif before and (first := query.get(before)) is not None:
+        ids = ids[: _place(ids, first, before)]
+        more, ids = len(ids) > most, ids[-most:]
+        return await _rows(store_of(app), ids), more
+    return await _rows(store_of(app), ids[:most]), len(ids) > most
+
+
+def _place(ids: Sequence[str], id: str, name: str) -> int:
+    if id not in ids:
+        raise BadRequest(f"`{name}`: there is no batch {id!r:.80}", param=name, code="out_of_range")
+    return ids.index(id)
+
+
+async def _rows(kept: Kept, ids: Sequence[str]) -> list[Batch]:
+    found = [await kept.store.read(partial(batches.any_of, id=id)) for id in ids]
+    return [one for one in found if one is not None]
+
+
+def _listed(shown: list[dict[str, Any]], more: bool) -> dict[str, Any]:
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return {"data": shown, "first_id": first, "last_id": last, "has_more": more}

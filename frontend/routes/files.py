@@ -1,0 +1,149 @@
+"""OpenAI's Files API on a server with a store: files are uploaded for batches, listed, read and deleted."""
+
+import asyncio
+import secrets
+import time
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from frontend.api.openai.batches import MAX_EXPIRY_S, MIN_EXPIRY_S
+from frontend.app_state import AppState, json_response
+from frontend.errors import BadRequest, TooLarge
+from frontend.kept import conversations, files
+from frontend.kept.files import PART_BYTES, KeptFile
+from frontend.kept.kept import Kept
+from frontend.kept.store import Store
+from frontend.routes.kept import store_of, tenant_of
+from frontend.server import multipart
+from frontend.server.multipart import Part
+
+PURPOSES = ("batch",)
+FORM_BYTES = 1 << 16  # what a form may have beside its file
+MAX_LISTED, LISTED = 10_000, 10_000  # files of a page: at most, and without `limit`
+SECONDS, ANCHOR = "expires_after[seconds]", "expires_after[anchor]"
+Upload = tuple[dict[str, str], int]  # the fields of a form beside its file, and the bytes of the file
+
+
+async def upload(app: AppState, request: Request) -> Response:
+    kept, tenant = store_of(app), tenant_of(request)
+    boundary = multipart.boundary_of(request.headers.get("content-type", ""))
+    announced = request.headers.get("content-length", "0")
+    room = await room_of(kept, tenant)
+    _check_size(kept, int(announced) - FORM_BYTES if announced.isdigit() else 0, room)
+    file = KeptFile(f"file-{secrets.token_hex(12)}", tenant, int(time.time()), None, "", "", 0, False)
+    await kept.store.write(partial(files.insert, one=file))
+    try:
+        fields, size = await _received(kept, multipart.parts(request.stream(), boundary), file.id, room)
+        purpose, name = fields.get("purpose", ""), fields["file"]
+        if purpose not in PURPOSES:
+            given = f", not {purpose!r:.80}" if purpose else ""
+            raise BadRequest(f"`purpose` must be batch{given}", param="purpose", code="out_of_range")
+        done = replace(file, bytes=size, filename=name, purpose=purpose, expires=_expiry(fields), whole=True)
+        await kept.store.write(partial(files.complete, one=done))
+    except BaseException:
+        kept.store.post(partial(files.delete, id=file.id), lambda value, error: None)
+        raise
+    return json_response(done.shown())
+
+
+async def room_of(kept: Kept, tenant: str) -> int | None:
+    """Returns how many bytes of files and batches a tenant may add; None: there is no limit."""
+    most = kept.config.store_max_key_bytes
+    return most - await kept.store.read(partial(files.stored_bytes, tenant=tenant)) if most else None
+
+
+def check_room(kept: Kept, size: int, room: int | None) -> None:
+    """Raises TooLarge if a tenant may not add so many bytes."""
+    if room is not None and size > room:
+        most = kept.config.store_max_key_bytes
+        raise TooLarge(
+            f"files and batches of one API key may have {most} bytes together (--store-max-key-bytes): delete some",
+            code="storage_limit",
+        )  # fmt: skip
+
+
+def _check_size(kept: Kept, size: int, room: int | None) -> None:
+    most = kept.config.max_file_bytes
+    if size > most:
+        raise TooLarge(f"the file is larger than {most} bytes (--max-file-bytes)", param="file", code="file_too_large")
+    check_room(kept, size, room)
+
+
+async def _received(kept: Kept, parts: AsyncIterator[Part | bytes], id: str, room: int | None) -> Upload:
+    """Writes the form's file to the store as it arrives. Raises BadRequest and TooLarge."""
+    fields: dict[str, str] = {}
+    name, written, size, others = "", 0, 0, 0
+    held = bytearray()
+    async for one in parts:
+        if isinstance(one, Part):
+            name = one.name
+            if name in fields:
+                raise BadRequest(f"`{name:.80}` is in the form more than once", param=name[:80], code="malformed_form")
+            fields[name] = (one.filename or "file")[:256] if name == "file" else ""
+        elif name != "file":
+            others += len(one)
+            if others > FORM_BYTES:
+                raise TooLarge(f"the form has more than {FORM_BYTES} bytes beside its file", code="request_too_large")
+            fields[name] += one.decode("utf-8", "replace")
+        else:
+            held += one
+            size += len(one)
+            _check_size(kept, size, room)
+            while len(held) >= PART_BYTES:
+                await _write_part(kept.store, id, written, bytes(held[:PART_BYTES]))
+                written += 1
+                del held[:PART_BYTES]
+    if "file" not in fields:
+        raise BadRequest("`file` is missing in the form", param="file", code="missing_field")
+    if held:
+        await _write_part(kept.store, id, written, bytes(held))
+    return fields, size
+
+
+async def _write_part(store: Store, id: str, number: int, data: bytes) -> None:
+    packed = await asyncio.to_thread(zlib.compress, data, 1)
+    await store.write(partial(files.add_part, id=id, number=number, packed=packed))
+
+
+def _expiry(fields: dict[str, str]) -> float | None:
+    """Returns when a new file is to be deleted, in seconds since 1970. Raises BadRequest."""
+    if (text := fields.get(SECONDS)) is None:
+        return None
+    if fields.get(ANCHOR, "created_at") != "created_at":
+        raise BadRequest(f"`{ANCHOR}` must be created_at", param=ANCHOR, code="out_of_range")
+    if not (text.isascii() and text.isdigit() and MIN_EXPIRY_S <= int(text[:9]) <= MAX_EXPIRY_S):
+        raise BadRequest(
+            f"`{SECONDS}` must be a number from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}", param=SECONDS, code="out_of_range"
+        )
+    return time.time() + int(text)
+
+
+async def list_files(app: AppState, request: Request) -> Response:
+    kept, query = store_of(app), request.query_params
+    work = partial(files.listed, tenant=tenant_of(request), purpose=query.get("purpose", ""), most=MAX_LISTED)
+    found = [one.shown() for one in await kept.store.read(work)]
+    return json_response(conversations.page(found[::-1], query, most=MAX_LISTED, usual=LISTED))
+
+
+async def get(app: AppState, request: Request) -> Response:
+    return json_response((await _asked(app, request)).shown())
+
+
+async def content(app: AppState, request: Request) -> Response:
+    file = await _asked(app, request)
+    return StreamingResponse(files.content(store_of(app).store, file), media_type="application/octet-stream")
+
+
+async def delete(app: AppState, request: Request) -> Response:
+    file = await _asked(app, request)
+    await store_of(app).store.write(partial(files.delete, id=file.id))
+    return json_response({"id": file.id, "object": "file", "deleted": True})
+
+
+async def _asked(app: AppState, request: Request) -> KeptFile:
+    return await files.existing(store_of(app).store, request.path_params["id"], tenant_of(request))
