@@ -123,6 +123,13 @@ class Server:
         headers = {name.lower(): value for name, value in response.headers.items()}
         return WholeAnswer(text, headers, first_at)
 
+    def exchange(self, path: str, body: Mapping[str, Any]) -> tuple[int, bytes, str]:
+        """Returns status, body and request id of the answer to a POST, whatever its status. Raises CliError if there is
+        no answer."""
+        with closing(self._connect()) as connection:
+            response = self._sent(connection, "POST", path, body)
+            return response.status, self._read(response), response.headers.get("X-Request-Id", "")
+
     def _connect(self) -> http.client.HTTPConnection:
         if self._secure:
             context = ssl.create_default_context()
@@ -132,17 +139,23 @@ class Server:
     def _request(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
     ) -> http.client.HTTPResponse:
-        data = None if body is None else json.dumps(body).encode()
-        headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
-        try:
-            connection.request(method, self._root + path, data, headers)
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            raise CliError(f"no answer from {self.url}: {_reason(error)}", 1) from error
+        response = self._sent(connection, method, path, body)
         if response.status != 200:
             message = _error_message(_json(self._read(response))) or response.reason
             raise CliError(f"{message} (HTTP {response.status})", 1)
         return response
+
+    def _sent(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> http.client.HTTPResponse:
+        """Sends a request, and returns the response of any status."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
+        try:
+            connection.request(method, self._root + path, data, headers)
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise CliError(f"no answer from {self.url}: {_reason(error)}", 1) from error
 
     def _chunks(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         """Yields the JSON objects of server-sent events up to [DONE]."""

@@ -86,6 +86,9 @@ TOOLS = {
     "complete": Tool(
         "continue a text with a running server", "deploy.cli.chat:complete", "deploy.cli.chat:complete_parser"
     ),
+    "batch": Tool(
+        "have the lines of a JSONL file answered by a server", "deploy.cli.batch:batch", "deploy.cli.batch:parser"
+    ),
     "models": Tool(
         "list the models on this machine and those of a running server, or remove one from the disk",
         "deploy.cli.stored_models:models", "deploy.cli.stored_models:parser",

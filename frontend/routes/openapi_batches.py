@@ -167,6 +167,7 @@ def batch_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, st
     raw = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     lines = {"application/x-jsonl": {"schema": {"type": "string"}}}
     upload = one("Uploads a file for a batch", file, ours, method="post")
+    upload["post"]["operationId"] = "FileUpload"
     upload["post"]["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
     for status, reason in (("413", "The file is too large, or the key's share of the store"), ("415", "No form")):
         upload["post"]["responses"][status] = {"description": reason, "content": _json(ref(ours))}
