@@ -150,7 +150,7 @@ class AnswerFields(RequestModel):
 #
 # A tool result need not name its call, so results without an id are assigned to the calls in order.
 
-MAX_CALLS = 128
+MAX_CALLS = 1024
 MAX_IMAGES = 1024
 Images = Annotated[
     Annotated[list[str], Meta(max_length=MAX_IMAGES)] | None, doc("Pictures in base64, which stand before the text")
