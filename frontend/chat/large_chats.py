@@ -76,6 +76,8 @@ def _in_child(field: str, *arguments: Any) -> list[str]:
     try:
         text: list[str] = CHILDREN.call_now(*arguments, seconds=SECONDS)
         return text
+    except OverflowError:  # msgpack has no longer ones
+        raise TemplateError(f"`{field}`: in a large chat, integers may have at most 64 bits", param=field) from None
     except (NotStarted, Killed) as error:
         raise Overloaded(f"the chat was not rendered: {error}", code="not_ready", retry_after=1.0) from error
     except (Lost, Raised) as error:

@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ BREAK = b"\n\n"
 COMPLETED, INCOMPLETE, FAILED, CANCELLED = "completed", "incomplete", "failed", "cancelled"
 SHUTDOWN = "shutdown"  # the code of the error by which a process that stops ends its generations
 FIRST_READER_S = 10.0  # how long a run waits for the reader that has asked for it, at least
+NOT_KEPT = b": this answer is not kept: %s\n\n"
 TAKEN_OVER = b": another process goes on with this answer; ask for it again\n\n"
 
 
@@ -272,7 +273,7 @@ class Run:
             log.error("answer %s is not kept: %s", self.answer.id, error.message)
             self._store.post(partial(answers.delete, id=self.answer.id), _ignored)
             if self.manner.framing.keep_alive and not self._closing:
-                self._events.add(b": this answer is not kept: %s\n\n" % error.message.encode())
+                self._events.add(NOT_KEPT % error.message.encode())
                 self._show(len(self._events.data))
 
     def _lost(self) -> None:
@@ -320,8 +321,11 @@ class Run:
         return True
 
     def _end_committed(self, piece: Piece, owned: bool, error: StoreError | None) -> None:
-        if error is not None:
+        if error is not None and not self.problem:
             self._not_kept(error)
+            if self.manner.framing.keep_alive:  # before the end, after which clients read nothing
+                self._events.data[piece.at : piece.at] = NOT_KEPT % error.message.encode()
+                piece = replace(piece, at=len(self._events.data) - len(piece.data))
         if self.problem:
             self._ended_unkept(piece)
         elif not owned:

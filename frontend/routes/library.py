@@ -46,6 +46,9 @@ class OllamaTurn(RequestModel):
     content: Text
 
 
+_NoFiles = Annotated[dict[str, str], Meta(extra_json_schema={"maxProperties": 0})]
+
+
 class CreateRequest(RequestModel):
     model: Annotated[Name, doc("The name to make")] = ""
     name: Annotated[Name, doc("The older name of `model`")] = ""
@@ -59,9 +62,12 @@ class CreateRequest(RequestModel):
     messages: Annotated[list[OllamaTurn] | None, doc("What conversations begin with")] = None
     license: Annotated[Text | list[Text], doc("Shown by `/api/show`")] = ""
     stream: Annotated[bool, doc("false: one object instead of lines")] = True
-    files: Annotated[dict[str, str] | None, doc("Refused: models come from the hub or the server's table")] = None
-    adapters: Annotated[dict[str, str] | None, doc("Refused: adapters are given with `--lora-modules`")] = None
-    quantize: Annotated[str | None, doc("Refused: `--quantization` quantizes while a model is loaded")] = None
+    files: Annotated[_NoFiles | None, doc("Refused: models come from the hub or the server's table")] = None
+    adapters: Annotated[_NoFiles | None, doc("Refused: adapters are given with `--lora-modules`")] = None
+    quantize: Annotated[
+        Annotated[str, Meta(extra_json_schema={"maxLength": 0})] | None,
+        doc("Refused: `--quantization` quantizes while a model is loaded"),
+    ] = None
 
     def __post_init__(self) -> None:
         for name, reason in REFUSED.items():

@@ -76,6 +76,7 @@ OTHERS = {  # flags of smaller commands, which are no settings
     "--models", "--call", "--results", "--last", "--checks", "--minutes", "--precompile", "--compile-table",
     "--capability", "--python-version", "--log", "--model-server-metrics-port", "--lora-info-metric", "--registry",
     "--torch-index", "--set", "--url", "--measure", "--quick", "--dry-run", "--anyway", "--config", "--rounds",
+    "--concurrency",
 }  # fmt: skip
 
 

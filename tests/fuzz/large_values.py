@@ -64,7 +64,9 @@ REQUIRED: Mapping[str, Any] = CHAT | TEXT | {
     "model": "m", "input": "a", "text_1": "a", "text_2": "a", "query": "a", "documents": ["a"], "receipt": {},
     "request": {"prompt": "a"}, "lora_name": "a", "lora_path": "a", "content": "a", "name": "m",
     "metadata": {}, "inputs": "a", "texts": ["a"], "items": [], "input_type": "search_query",
-    "embedding_types": ["float"],
+    "embedding_types": ["float"], "source": "m", "destination": "m", "input_file_id": "file-a",
+    "endpoint": "/v1/completions", "completion_window": "24h", "requests": [{"custom_id": "a", "params": CHAT}],
+    "adapters": [], "id": 0, "scale": 1.0,
 }  # fmt: skip
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")  # of tokens: fields of other routes
 ALL = [*range(3, wide_model.VOCAB)]

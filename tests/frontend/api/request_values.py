@@ -51,6 +51,12 @@ REQUIRED: dict[str, Any] = {
     "id": 1,
     "scale": 0.5,
     "adapters": [],
+    "source": "a",
+    "destination": "a",
+    "input_file_id": "file-a",
+    "endpoint": "/v1/completions",
+    "completion_window": "24h",
+    "requests": [{"custom_id": "a", "params": {"model": "a", "messages": HELLO, "max_tokens": 1}}],
 }
 
 

@@ -48,6 +48,12 @@ async def test_chat_with_many_values_is_rendered_elsewhere_with_the_same_text(to
     assert not threads[-1].startswith("large-chat"), "a small body has few values, whatever they are"
 
 
+async def test_integers_of_more_than_64_bits_are_refused_by_the_field(tokenizer: Any) -> None:
+    many = [1 << 64] * (MOST_VALUES + 1)
+    with pytest.raises(BadRequest, match=r"`chat_template_kwargs`.*64 bits"):
+        await prepared(render([], values=many), context(tokenizer), (), {"chat_template_kwargs": many})
+
+
 async def test_rendering_that_takes_too_long_is_refused_by_the_field(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from jsonschema_rs import Draft202012Validator, meta
 
 from frontend.errors import SluiceError
 from frontend.routes.openapi_types import REQUESTS
-from frontend.schema.base import RequestModel, type_info
+from frontend.schema.base import RequestModel, fields_of, type_info
 from frontend.schema.decoding import convert
 from frontend.schema.json_schema import refused_fields, request_schema
 from tests.frontend.api.harness import JSON
@@ -42,7 +42,7 @@ def test_request_schema_has_required_fields_and_no_refused_ones(kind: type[Reque
     shape = request_schema(kind)
     meta.validate(shape)
     assert shape["required"] == [field.name for field in type_info(kind).fields if field.required]
-    assert {*kind.__struct_fields__, *kind.ONLY} - set(shape["properties"]) == set(refused_fields(kind))
+    assert {*fields_of(kind), *kind.ONLY} - set(shape["properties"]) == set(refused_fields(kind))
     valid = Draft202012Validator(shape).is_valid
     body = smallest(kind)
     assert valid(body) and not valid(body | {"unknown": 1})
