@@ -195,9 +195,12 @@ def test_adapter_is_freed_when_its_request_ends(bench: Bench) -> None:
 
 
 def test_metrics_name_running_and_waiting_adapters_and_few_counters(bench: Bench) -> None:
-    bench.ask(0, bench.adapter("a0"), 50)
-    bench.ask(1, bench.adapter("a1"), 50)
+    for id, name in enumerate(("a0", "a1")):
+        bench.store.load(bench.adapter(name), list).result()  # else the first may end before the second is read
+        bench.ask(id, bench.adapter(name), 50)
+    deadline = time.monotonic() + PATIENCE_S
     while len(bench.scheduler.state.running) < 2:
+        assert time.monotonic() < deadline, "the two never run together"
         bench.iterate()
     collector = AdapterCollector("x_", bench.store, bench.scheduler)
     info, counter, kept = collector.collect()
