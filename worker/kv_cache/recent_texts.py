@@ -115,7 +115,7 @@ class RecentTexts:
         return place
 
     def add(self, tokens: list[int]) -> None:
-        """Adds a text, without the beginning that earlier texts have. Of a long text, the last tokens are added."""
+        """Adds a text, without the beginning that earlier texts have. A long text loses all but its last tokens."""
         new = np.array(tokens[-SCOPE_TOKENS // 2 :], np.int32)
         begin = max(0, self._known(new) - LONGEST) if self.ids else 0
         if begin + LONGEST >= len(new):

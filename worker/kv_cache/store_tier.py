@@ -1,7 +1,7 @@
 """A tier of the K/V store: a folder of content-addressed files, which any number of processes and hosts may share.
 
 The name of a file is a keyed hash of the digest of the tokens that it holds. The key is the folder's *token*, a small
-file. Who replaces the token has emptied the folder for everybody at once: no reader finds an earlier file, and what a
+file. Replacing the token empties the folder for everybody at once: no reader finds an earlier file, and what a
 writer began before then gets a name that nobody looks for. There is no lock, and nothing to repair after a crash.
 
 Operations may fail or hang as disks do. A tier that failed or that hangs is left alone for a while, and says so in the

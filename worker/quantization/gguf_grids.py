@@ -78,7 +78,7 @@ def _sevens(words: Tensor) -> Tensor:
 
 
 def iq2_xxs(blocks: Tensor) -> Parts:
-    """Unpacks IQ2_XXS. Of each eight bytes, four are indices, and a word has signs and, in its top bits, a scale."""
+    """Unpacks IQ2_XXS. Eight bytes are four indices and a word, which has signs and, in its top bits, a scale."""
     runs = blocks[:, 2:].reshape(len(blocks), 8, 8)
     words = _words(runs[..., 4:].flatten(1), torch.int32)
     codes = _entries("IQ2_XXS", runs[..., :4].flatten(1)) | _negative(_even_signs(_sevens(words)))
@@ -155,7 +155,7 @@ def _ternary_scale(blocks: Tensor, at: int) -> Tensor:
 
 
 def nvfp4(blocks: Tensor) -> Parts:
-    """Unpacks NVFP4, whose scales are E4M3 without a sign. As in ggml, 0x7F, which is NaN in E4M3, is 0."""
+    """Unpacks NVFP4, whose scales are E4M3 without a sign. The byte 0x7F is NaN in E4M3, but 0 here, as in ggml."""
     stored = blocks[:, :4]
     exponent, mantissa = (stored >> 3 & 15).int(), (stored & 7).float()
     one = torch.ones_like(mantissa)

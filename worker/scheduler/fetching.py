@@ -240,7 +240,7 @@ class Fetching:
     def published_state(self, sequence: Sequence, end: int, slot: int) -> None:
         """Writes a state after `end` tokens, with the pages since the last complete block.
 
-        Of the states within a prompt or an answer, only some are written; at the end of a prompt, always the last.
+        Only some of the states within a prompt or an answer are written, but the last of a prompt always is.
         """
         count, stored, size = end // self._paging.page_size, sequence.prefix.stored, self._store.pages.block
         if stored is None or not self._is_current(sequence):
