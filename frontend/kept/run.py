@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from frontend.errors import SluiceError
 from frontend.generation.generation import Generation
 from frontend.kept import answers
 from frontend.kept.answers import Arrival, KeptAnswer, Piece
@@ -146,6 +147,11 @@ class Run:
         if stream.output[stream.gathered : stream.gathered + len(ids)] != ids or (ended and stream.end is None):
             raise ValueError("the answer cannot be continued: it was computed anew, and became another")
         return self.generation.replay(index, len(ids), ended=ended)
+
+    def refuse(self, error: SluiceError) -> None:
+        """Ends the answer with an error in place of `begin`. What was computed anew is not shown."""
+        self.generation.close("error")
+        self._close(self._stream_error(error), [], FAILED)
 
     def begin(self) -> None:
         self.generation.on_ready(self._on_ready)

@@ -82,6 +82,7 @@ SWEEP_S = 60.0  # interval between two deletions of what is too old or too much
 SWEEP_ROWS = 64  # how many answers are deleted at a time, before the size is looked at again
 RETRY_S = 5.0  # pause before a file that could not be opened is tried again
 BUSY_S = 5.0  # how long a transaction waits for another process
+LOCKED_S = 0.01  # pause between two attempts to get a lock for which SQLite does not wait
 UPLOAD_S = 3600.0  # an upload that has not ended after this long is deleted
 STOP: Any = None
 
@@ -279,24 +280,38 @@ def _attempt(db: sqlite3.Connection, job: _Job) -> None:
 def open_file(path: Path) -> sqlite3.Connection:
     """Opens the file, which is made if there is none: for its owner only. Raises sqlite3.Error and OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(PermissionError):  # a file that may only be read fails at its first write, with SQLite's message
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    with suppress(FileExistsError):  # a file of this process must not be closed beside SQLite: its locks would go
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     if path.stat().st_uid == os.geteuid() and path.stat().st_mode & 0o077:
         path.chmod(0o600)
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        db.execute("PRAGMA journal_mode = WAL")
+        _log_ahead(db)
         db.execute("PRAGMA synchronous = NORMAL")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, VERSION):
             raise sqlite3.DatabaseError(f"the file has version {version} of the store, this server has {VERSION}")
-        db.executescript(SCHEMA)
-        db.execute(f"PRAGMA user_version = {VERSION}")
+        # A transaction that begins as a writer waits for others; one that becomes a writer fails at once beside them.
+        db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
     except sqlite3.Error:
         db.close()
         raise
     return db
+
+
+def _log_ahead(db: sqlite3.Connection) -> None:
+    """Switches to WAL. Processes that start together do so at once, and SQLite itself does not wait for that lock."""
+    end = time.monotonic() + BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(LOCKED_S)
+        else:
+            return
 
 
 def used_bytes(db: sqlite3.Connection) -> int:

@@ -397,11 +397,12 @@ async def resume(app: AppState, answer: KeptAnswer) -> Run:
         await asyncio.wait_for(_received(generation, pieces), RECOMPUTE_S)
         run.replay(pieces)
     except (ValueError, TimeoutError) as exc:
-        generation.fail(Internal(str(exc) or "the answer could not be computed again in time"))
+        run.refuse(Internal(str(exc) or "the answer could not be computed again in time"))
     except BaseException:
         generation.close("error")
         raise
-    run.begin()
+    else:
+        run.begin()
     return run
 
 

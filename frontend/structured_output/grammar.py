@@ -29,6 +29,7 @@ from shared.sandbox import Killed, Lost, Raised, TookTooLong
 S = TypeVar("S", bound=dict[str, Any] | bool)
 
 MAX_BYTES = 256 * 1024  # the longest text of one grammar
+MAX_PARTS = 4 * MAX_BYTES  # the longest texts of all its terminals that are checked one by one
 MAX_REASON = 400
 MAX_DROPPED = 16  # how many keywords of one schema llguidance may refuse before the schema is refused
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -117,7 +118,11 @@ def lark(text: str, param: str) -> str:
     checked = _checked(_of_lark(text), param, compiles=True)
     if endless := unproductive(text):
         raise _refused(param, f"no text of these rules ends: {_listed(endless)}")
-    if empty := _without_text(terminals(text)):
+    try:
+        parts = terminals(text, MAX_PARTS)
+    except ValueError as error:
+        raise _refused(param, str(error)) from None
+    if empty := _without_text(parts):
         raise _refused(param, f"no text matches these parts: {_listed(empty)}")
     return checked
 

@@ -1,13 +1,23 @@
 """Finds schemas that allow no value, or only values that never end, before a grammar is made of them."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from frontend.structured_output.references import Path
 
 
+@dataclass(slots=True)
+class _Need:
+    """Something without which the schema `of` (an id) allows no value."""
+
+    of: int
+    met: bool = False
+
+
 class Productive:
-    """Which definitions of a schema allow a value.
+    """Which parts of a schema allow a value. Takes time in proportion to the schema, whatever refers to what.
 
     definitions: the schemas by name, in their enforceable form
     paths, sources: of the parts of all schemas (see `json_schema.Reader`)
@@ -18,17 +28,43 @@ class Productive:
     ) -> None:
         self._definitions = definitions
         self._paths, self._sources = paths, sources
-        self._known: set[str] = set()  # the references to definitions that allow a value
-        while more := {
-            name for name, one in definitions.items() if _to(name) not in self._known and self.possible(one)
-        }:
-            self._known.update(map(_to, more))
+        self._unmet: dict[int, int] = {}  # by the id of a schema: how many of its needs are not known to be met
+        self._helps = defaultdict[int, list[_Need]](list)  # by the id of a schema: the needs that it meets
 
     def possible(self, schema: Any) -> bool:
         """Whether a schema allows a value, as far as types, lists of values, and required parts show."""
         if isinstance(schema, bool):
             return schema
-        return self._culprit(schema) is None
+        if id(schema) not in self._unmet:
+            self._read(schema)
+        return not self._unmet[id(schema)]
+
+    def _read(self, schema: dict[str, Any]) -> None:
+        """Counts the needs of a schema and of all that it refers to, then strikes out those that are met."""
+        waiting, possible = [schema], list[int]()
+        while waiting:
+            if id(one := waiting.pop()) in self._unmet:
+                continue
+            needs = [ways for _, ways in self._needs(one) if not any(map(self._is_known, ways))]
+            for ways in needs:
+                need = _Need(id(one))
+                for way in ways:
+                    if way is not False:
+                        self._helps[id(way)].append(need)
+                        waiting.append(way)
+            self._unmet[id(one)] = len(needs)
+            if not needs:
+                possible.append(id(one))
+        while possible:
+            for need in self._helps[possible.pop()]:
+                if not need.met:
+                    need.met = True
+                    self._unmet[need.of] -= 1
+                    if not self._unmet[need.of]:
+                        possible.append(need.of)
+
+    def _is_known(self, schema: Any) -> bool:
+        return schema is True or self._unmet.get(id(schema)) == 0
 
     def culprit(self, schema: Any, path: Path) -> Path:
         """Returns the path of the part for which a schema allows no value. path: of the schema itself"""
@@ -44,31 +80,25 @@ class Productive:
 
     def _culprit(self, schema: dict[str, Any]) -> tuple[Path, Any] | None:
         """Returns the part of a schema that allows no value though it must, and its path within; None if each may."""
-        reference = schema.get("$ref")
-        if reference is not None and reference not in self._known:
-            return (), self._definitions[reference.removeprefix(_to(""))]
+        for keys, ways in self._needs(schema):
+            if not any(map(self.possible, ways)):
+                return keys, ways[0] if len(ways) == 1 and keys[:1] not in (("anyOf",), ("required",)) else None
+        return None
+
+    def _needs(self, schema: dict[str, Any]) -> Iterator[tuple[Path, Sequence[Any]]]:
+        """Yields what a schema needs to allow a value: the path within, and parts of which one must be possible."""
+        if (reference := schema.get("$ref")) is not None:
+            yield (), [self._definitions[reference.removeprefix("#/$defs/")]]
         for i, one in enumerate(schema.get("allOf", ())):
-            if not self.possible(one):
-                return ("allOf", i), one
-        ways = schema.get("anyOf")
-        if ways is not None and not any(map(self.possible, ways)):
-            return ("anyOf",), None
+            yield ("allOf", i), [one]
+        if (ways := schema.get("anyOf")) is not None:
+            yield ("anyOf",), ways
         if schema.get("type") == "object":
             properties = schema.get("properties", {})
+            others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
             for name in schema.get("required", ()):
-                one = properties.get(
-                    name, True if "patternProperties" in schema else schema.get("additionalProperties")
-                )
-                if one is not None and not self.possible(one):
-                    return (("properties", name), one) if name in properties else (("required",), None)
+                yield (("properties", name), [properties[name]]) if name in properties else (("required",), [others])
         if schema.get("type") == "array":
             first = schema.get("prefixItems", ())
             for i in range(min(schema.get("minItems", 0), len(first) + 1)):
-                one = first[i] if i < len(first) else schema.get("items", True)
-                if not self.possible(one):
-                    return ("prefixItems", i) if i < len(first) else ("items",), one
-        return None
-
-
-def _to(name: str) -> str:
-    return f"#/$defs/{name}"
+                yield (("prefixItems", i), [first[i]]) if i < len(first) else (("items",), [schema.get("items", True)])

@@ -8,7 +8,6 @@ nothing of a grammar whose notation it does not know.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
 
@@ -61,23 +60,27 @@ def unproductive(grammar: str) -> list[str]:
     return [name for name in rules if name in reached and name not in done and not name.isdigit()]
 
 
-def terminals(grammar: str) -> dict[str, str]:
+def terminals(grammar: str, most: int) -> dict[str, str]:
     """Returns the terminals and regular expressions that `start` can reach and that may match no text.
 
     The keys are names, or expressions between slashes; each value is a grammar of the texts of that terminal alone.
-    Left out are those without `&`, `~` and classes that leave characters out, since they match some text.
+    Left out are those without `&`, `~` and classes that leave characters out, since they match some text. Raises
+    ValueError if these grammars have more than `most` characters: each repeats the terminals that it is made of.
     """
     rules, directives = _rules(grammar)
+    doubtful = _users(
+        rules, [name for name, rule in rules.items() if rule.intersects or any(map(_is_narrow, rule.regexes))]
+    )
     found: dict[str, str] = {}
     for name in _reached(rules, _START):
-        rule = rules[name]
-        if name.lstrip("_")[:1].isupper():
-            needed = [rules[one] for one in _reached(rules, name)]
-            if any(one.intersects for one in needed) or any(map(_NARROW.search, _regexes(needed))):
-                lines = [f"{_START}: {name}", *dict.fromkeys(one.text for one in needed if one.text), *directives]
-                found[name] = "\n".join(lines)
-        else:
-            found |= {one: f"{_START}: {one}" for one in rule.regexes if _NARROW.search(one)}
+        if not _is_terminal(name):
+            found |= {one: f"{_START}: {one}" for one in rules[name].regexes if _is_narrow(one)}
+        elif name in doubtful:
+            needed = [rules[one].text for one in _reached(rules, name)]
+            found[name] = "\n".join([f"{_START}: {name}", *dict.fromkeys(filter(None, needed)), *directives])
+            most -= len(found[name])
+            if most < 0:
+                raise ValueError("too many of its terminals are made of long ones")
     return found
 
 
@@ -89,14 +92,10 @@ def may_force(grammar: str) -> bool:
     rules = _rules(grammar)[0]
     if not rules:
         return True
-    for name, rule in rules.items():
-        if any(map(regex_may_force, rule.regexes)):
-            return True
-        if name.lstrip("_")[:1].isupper() and any(
-            one.intersects or one.repeats for one in (rules[part] for part in _reached(rules, name))
-        ):
-            return True
-    return False
+    of_terminals = _reached(rules, *filter(_is_terminal, rules))
+    return any(any(map(regex_may_force, rule.regexes)) for rule in rules.values()) or any(
+        rules[name].intersects or rules[name].repeats for name in of_terminals
+    )
 
 
 def regex_may_force(regex: str) -> bool:
@@ -140,14 +139,31 @@ def _is_wide(text: str) -> bool:
     return len(set(re.findall(r"\\.|[^\[\]\\]", text))) > 1
 
 
-def _regexes(rules: list[_Rule]) -> Iterator[str]:
-    for rule in rules:
-        yield from rule.regexes
+def _is_terminal(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
 
 
-def _reached(rules: dict[str, _Rule], start: str) -> dict[str, None]:
-    """Returns the names of the rules and groups that a rule needs or may need, itself included, in one order."""
-    reached, waiting = dict[str, None](), [start]
+def _is_narrow(regex: str) -> bool:
+    return _NARROW.search(regex) is not None
+
+
+def _users(rules: dict[str, _Rule], used: list[str]) -> set[str]:
+    """Returns the names of the rules and groups that need or may need one of those `used`, themselves included."""
+    by = defaultdict[str, list[str]](list)
+    for name, rule in rules.items():
+        for part in rule.named:
+            by[part].append(name)
+    users, waiting = set[str](), list(used)
+    while waiting:
+        if (name := waiting.pop()) not in users:
+            users.add(name)
+            waiting.extend(by[name])
+    return users
+
+
+def _reached(rules: dict[str, _Rule], *starts: str) -> dict[str, None]:
+    """Returns the names of the rules and groups that these need or may need, themselves included, in one order."""
+    reached, waiting = dict[str, None](), list(starts)
     while waiting:
         if (name := waiting.pop()) in rules and name not in reached:
             reached[name] = None

@@ -25,16 +25,17 @@ class Held:
         self.streams: list[Stream] = []
         self.allowed = 0
         self.ends = False
+        self.at_once = False
 
     def _play(self, pool: FakePool, stream: Stream) -> None:
         self.streams.append(stream)
         self._send(stream)
 
     def _send(self, stream: Stream) -> None:
-        """Sends a token in each turn of the loop."""
-        at = len(stream.output)
-        if at < min(self.allowed, len(self.ids)):
-            self.pool.send_tokens(stream, self.ids[at : at + 1])
+        """Sends a token in each turn of the loop, or all that are allowed."""
+        at, allowed = len(stream.output), min(self.allowed, len(self.ids))
+        if at < allowed:
+            self.pool.send_tokens(stream, self.ids[at : allowed if self.at_once else at + 1])
         elif self.ends and at == len(self.ids):
             self.pool.end(stream)
         if stream.end is None:

@@ -1,7 +1,9 @@
 """The store: whose it is, what is deleted, and what happens when its file cannot be used."""
 
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from starlette.applications import Starlette
 
 from frontend.kept import answers
 from frontend.kept.answers import KeptAnswer, Piece, Recipe
-from frontend.kept.store import Store, StoreError, sweep, used_bytes
+from frontend.kept.store import Store, StoreError, open_file, sweep, used_bytes
 from tests.frontend.api.scripted import openai_sdk
 from tests.frontend.kept.harness import blocks, keeping
 from tests.frontend.speaking import Model
@@ -144,3 +146,21 @@ async def test_store_that_fails_while_a_stream_is_kept(qwen: Model, tmp_path: Pa
         streamed = await http.post("/v1/completions", json={"prompt": "A", "stream": True}, headers=named)
         assert blocks(streamed.content)[-1].endswith(b"[DONE]")
         assert "X-Sluice-Not-Kept" in streamed.headers or b"\n: this answer is not kept" in streamed.content
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_many_open_a_new_file_at_the_same_time(tmp_path: Path, number: int) -> None:
+    together = threading.Barrier(6)
+
+    def opened(one: int) -> int:
+        together.wait()
+        db = open_file(tmp_path / "answers.db")
+        db.execute("INSERT INTO owners VALUES (?, 0)", (str(one),))
+        db.close()
+        return one
+
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(opened, range(6))) == list(range(6))
+    db = open_file(tmp_path / "answers.db")
+    assert db.execute("SELECT count(*) FROM owners").fetchone() == (6,)
+    db.close()

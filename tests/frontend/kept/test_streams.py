@@ -125,8 +125,10 @@ async def test_choices_and_log_probabilities_are_computed_anew(qwen: Any, store:
         assert await again(http) == whole
 
 
-async def test_other_tokens_end_the_answer_with_an_error(qwen: Any, store: Path) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_other_tokens_end_the_answer_with_an_error(qwen: Any, store: Path, at_once: bool) -> None:
     first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT.upper())
+    second.at_once = at_once  # more tokens than those that were kept have come before the two are compared
     async with (
         keeping(first.pool, qwen.tokenizer, store) as one,
         keeping(second.pool, qwen.tokenizer, store) as two,
