@@ -220,10 +220,15 @@ def test_prediction_changes_no_byte_and_is_counted(both: tuple[Server, Server], 
     words = text.split(" ")
     edited = " ".join([*words[: len(words) // 2], "zebra", *words[len(words) // 2 + 1 :]])
     for content in (text, edited, [{"type": "text", "text": text}], "something else", ""):
-        again, counted = chat(on, prediction={"type": "content", "content": content})
-        details = counted["completion_tokens_details"]
-        assert again == text and counted["completion_tokens"] == usage["completion_tokens"]
-        assert (details["accepted_prediction_tokens"] > 5) == (content not in ("something else", ""))
+        predicted = content not in ("something else", "")
+        # A step that was slow for another reason makes rows seem dear, and then nothing is drafted for a while.
+        for _ in range(5 if predicted else 1):
+            again, counted = chat(on, prediction={"type": "content", "content": content})
+            details = counted["completion_tokens_details"]
+            assert again == text and counted["completion_tokens"] == usage["completion_tokens"]
+            if details["accepted_prediction_tokens"] > 5:
+                break
+        assert (details["accepted_prediction_tokens"] > 5) == predicted
     assert chat(off, prediction={"type": "content", "content": text})[0] == text
     refused = on.client.post("/v1/chat/completions", json=body | {"prediction": {"type": "other", "content": "x"}})
     assert refused.status_code in (400, 422) and "prediction.type" in refused.text
