@@ -26,7 +26,6 @@ class Scored:
     """Asks for the log-probabilities of each prompt instead of text."""
 
     starts: tuple[int, ...]  # for each prompt, the index of the first token that is scored
-    one_group: bool = False  # whether the prompts begin with the same tokens, which are then computed once
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,7 @@ class Features:
     predicted: tuple[int, ...] | None = None  # ids that the client expects as the output
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
     seconds: tuple[int, ...] = ()  # for each prompt that is a pair of texts, where the second begins; empty: no pairs
+    one_group: bool = False  # whether the prompts begin with the same tokens, which are then computed once
 
 
 NO_FEATURES = Features()

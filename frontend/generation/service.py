@@ -239,7 +239,7 @@ class Service:
             raise
 
     def _group_ids(self, request: GenerationRequest) -> list[int]:
-        if request.features.scored and request.features.scored.one_group:
+        if request.features.one_group:
             return [next(self._groups)] * len(request.prompts)
         return [next(self._groups) if request.n > 1 else 0 for _ in request.prompts]
 
@@ -298,7 +298,7 @@ class Windows:
     async def deltas(self) -> AsyncGenerator[list[Delta]]:
         """Yields the deltas of all prompts. Raises SluiceError when a prompt is refused or fails."""
         prompts = self._request.prompts
-        size = min(WINDOW, self._service.pool.places() or WINDOW)
+        size = min(WINDOW, self._service.pool.places() or WINDOW, max(1, MAX_TOKENS // max(map(len, prompts))))
         for first in range(0, len(prompts), size):
             at = slice(first, first + size)
             window = _window(self._request, at).admitted(fingerprint=self.fingerprint)

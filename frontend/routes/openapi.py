@@ -142,6 +142,10 @@ def _pooling() -> dict[str, Any]:
         "/predict": _post("Tell which labels texts have, as TEI does", "TeiPredictRequest", "TeiPredictions", tei),
         "/v2/embed": _post("Texts as vectors, as Cohere has them", "CohereEmbedRequest", "CohereEmbeddings", cohere),
         "/v1/logprobs": arrays,
+        "/v1/systemone": _post(
+            "Answer typed questions by probabilities", "SystemOneRequest", "StructuredDecision", error
+        ),
+        "/v1/decisions": _post("Judge an input, as OpenAI does", "DecisionRequest", "Decision", error),
         "/v1/embeddings": _post("Texts as vectors", "EmbeddingRequest", "Embeddings", error),
         "/v1/score": _post(*score),
         "/score": _post(*score, operation="ScoreRequestUnversioned"),

@@ -47,6 +47,8 @@ POOLING_FORMATS: Modules[PoolingFormat] = Modules({
     "/embed": "frontend.api.pooling.tei_embed",
     "/v2/embed": "frontend.api.pooling.cohere",
     "/v1/logprobs": "frontend.api.pooling.logprobs",
+    "/v1/systemone": "frontend.api.pooling.systemone",
+    "/v1/decisions": "frontend.api.pooling.decisions",
     "/v1/score": "frontend.api.pooling.score",
     "/score": "frontend.api.pooling.score",
     "/v1/rerank": "frontend.api.pooling.rerank",

@@ -179,6 +179,8 @@ def _by_json_type(option: nodes.Type) -> dict[type, Reader]:
             return {list: _of_array(node)}
         case nodes.DictType(key_type=nodes.IntType() | nodes.Metadata()):
             return {dict: _of_token_ids(node)}
+        case nodes.DictType(key_type=nodes.StrType()) if not isinstance(bare(node.value_type), nodes.AnyType):
+            return {dict: _of_names(node)}
         case nodes.StructType():
             return _of_struct(node)
     return {NODE_KINDS[type(node)]: lambda value, path, unknown: value}
@@ -191,7 +193,7 @@ def _expected(options: Sequence[nodes.Type]) -> str:
 
 def _described(node: nodes.Type) -> str:
     node = bare(node)
-    if not isinstance(node, nodes.ListType):
+    if not isinstance(node, nodes.ListType) or isinstance(bare(node.item_type), nodes.AnyType):
         return TYPE_NAMES[NODE_KINDS[type(node)]]
     entries = [TYPE_NAMES[NODE_KINDS[type(bare(one))]].split()[1] + "s" for one in alternatives(node.item_type)]
     return "an array of " + " or ".join(dict.fromkeys(entries))
@@ -270,6 +272,24 @@ def _of_token_ids(node: nodes.DictType) -> Reader:
             if not (key.isascii() and key.isdigit() and len(key) <= TOKEN_ID_DIGITS):
                 raise out_of_range(path, key, "an object whose keys are token ids")
         return {int(key): item(entry, path, unknown) for key, entry in value.items()}
+
+    return read
+
+
+def _of_names(node: nodes.DictType) -> Reader:
+    """Returns the reader of an object whose names are the client's own."""
+    item, most = reader(node.value_type), node.max_length
+    nullable = any(isinstance(one, nodes.NoneType) for one in getattr(bare(node.value_type), "types", ()))
+
+    def read(value: dict[str, Any], path: str, unknown: OnUnknown) -> dict[str, Any]:
+        if len(value) < (node.min_length or 0):
+            raise BadRequest(f"`{path}` has fewer than {node.min_length} entries", param=path, code="empty_prompt")
+        if most is not None and len(value) > most:
+            raise Unprocessable(f"`{path}` may have at most {most} entries", param=path, code="out_of_range")
+        return {
+            name: None if entry is None and nullable else item(entry, f"{path}.{name:.80}", unknown)
+            for name, entry in value.items()
+        }
 
     return read
 

@@ -60,8 +60,11 @@ def _one(node: nodes.Type) -> Schema:
             return {"type": "string", "enum": list(values)}
         case nodes.ListType(item_type=item, min_length=least, max_length=most):
             return {"type": "array", "items": schema(item), **_bounds(minItems=least, maxItems=most)}
-        case nodes.DictType(key_type=nodes.StrType()):
-            return {"type": "object"}
+        case nodes.DictType(key_type=nodes.StrType(), value_type=value, min_length=least, max_length=most):
+            null = any(isinstance(one, nodes.NoneType) for one in getattr(bare(value), "types", ()))
+            each = _nullable(schema(value)) if null else schema(value)
+            entries = {} if isinstance(bare(value), nodes.AnyType) else {"additionalProperties": each}
+            return {"type": "object", **entries, **_bounds(minProperties=least, maxProperties=most)}
         case nodes.DictType(value_type=value):
             keys = {"pattern": "^[0-9]{1,10}$"}
             return {"type": "object", "propertyNames": keys, "additionalProperties": schema(value)}

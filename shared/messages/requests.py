@@ -7,7 +7,7 @@ import msgspec
 
 # Types that the messages of both directions share.
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 TOPIC_BYTES = 8  # length of a frontend's id, which is the topic of its events
 BROADCAST = bytes(TOPIC_BYTES)  # the topic of Status, to which every frontend subscribes
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]  # columns hold 32 bits, so the decoder checks the range
@@ -179,6 +179,7 @@ class PoolingKind(StrEnum):
     MAX = "max"  # the largest of the hidden states, for each of their elements
     TOKENS = "tokens"  # the hidden states of all tokens, one after another, each as a vector of its own
     LOGITS = "logits"  # the logits of some token ids after the last token
+    LOGPROBS = "logprobs"  # the log-probabilities of some token ids after the last token, and the most likely id
 
 
 class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -187,7 +188,7 @@ class Pooling(msgspec.Struct, frozen=True, gc=False, array_like=True):
     kind: PoolingKind
     normalized: bool = True  # whether the vector is divided by its Euclidean length
     dimensions: int = 0  # keep only the first `dimensions` numbers, before normalization; 0: all
-    token_ids: FewIds = ()  # the ids for LOGITS; the rows of a classification head count as ids
+    token_ids: FewIds = ()  # the ids for LOGITS and LOGPROBS; the rows of a classification head count as ids
 
     @property
     def needs_first_rows(self) -> bool:

@@ -151,9 +151,11 @@ def _check_pooling(submit: m.Submit, vocab_size: int, task: Task) -> str:
         or submit.answer is not None
     ):
         return "`max_tokens`: a request with pooling cannot generate text"
-    ids, of_logits = pooling.token_ids, pooling.kind is m.PoolingKind.LOGITS
+    ids, of_logits = pooling.token_ids, pooling.kind in (m.PoolingKind.LOGITS, m.PoolingKind.LOGPROBS)
     if pooling.dimensions < 0:
         return "`dimensions` is out of range"
+    if pooling.kind is m.PoolingKind.LOGPROBS and task.encoder:
+        return "an encoder has no next token"
     if of_logits != bool(ids) or len(ids) > MAX_LABELS:
         return f"`label_token_ids` must be 1 to {MAX_LABELS} ids"
     return _outside([("label_token_ids", ids)], task.labels or vocab_size)

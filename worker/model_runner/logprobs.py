@@ -152,6 +152,7 @@ def _packed(numbers: NDArray[np.float32] | NDArray[np.int32]) -> bytes:
 # because a row of hidden states depends on no other row of its step, and a mean adds the rows in the order of the
 # tokens.
 
+OF_LOGITS = (PoolingKind.LOGITS, PoolingKind.LOGPROBS)
 SHORTEST = 1e-12  # to normalize a vector, it is divided by its length, or by this number if the length is less
 
 
@@ -165,8 +166,8 @@ def launch_pooling(
     parts: list[tuple[int, HostCopy]] = []
     for index, first, count in use.pooled:
         pooling, rows = plan.chunks[index].sequence.pooling, hidden[first : first + count]
-        if pooling is not None and pooling.kind is PoolingKind.LOGITS:
-            rows = logits(rows)[:, to_device(np.array(pooling.token_ids, np.int64), hidden.device)]
+        if pooling is not None and pooling.kind in OF_LOGITS:
+            rows = _of_logits(logits(rows), pooling)
         parts.append((index, HostCopy(rows.float())))
 
     def read() -> list[PooledRows]:
@@ -174,6 +175,17 @@ def launch_pooling(
         return [(chunks[index].sequence, chunks[index].start, copy.read().numpy()) for index, copy in parts]
 
     return read
+
+
+def _of_logits(logits: Tensor, pooling: Pooling) -> Tensor:
+    """Returns what a vector of this kind has of each row of logits [N, V]."""
+    ids = to_device(np.array(pooling.token_ids, np.int64), logits.device)
+    if pooling.kind is PoolingKind.LOGITS:
+        return logits[:, ids]
+    logits = logits.float()
+    chosen, best, _ = row_logprobs(logits, ids[:1].expand(len(logits)), 1)
+    # The difference of two logits is that of their log-probabilities. Ids of a float32 are exact up to 2**24.
+    return torch.cat([logits[:, ids] - logits[:, ids[:1]] + chosen[:, None], best.float()], 1)
 
 
 Rows = NDArray[np.float32]
@@ -236,7 +248,7 @@ class PromptVector:
         if not len(total) or not np.isfinite(total).all():
             raise ValueError("the model's output is not finite")
         vectors = total.reshape(-1, self._width)[:, : self._pooling.dimensions or None]
-        if not self._pooling.normalized or kind is PoolingKind.LOGITS:
+        if not self._pooling.normalized or kind in OF_LOGITS:
             return vectors.astype("<f4").tobytes()
         wide = [vector.astype(np.float64) for vector in vectors]
         normed = [vector / max(np.sqrt(np.sum(vector * vector)), SHORTEST) for vector in wide]

@@ -93,7 +93,7 @@ class Reasoning(_Item, tag="reasoning"):
 Item = Message | FunctionCall | FunctionCallOutput | Reasoning | ForeignItem
 
 
-def _chat_messages(item: Item) -> list[ChatMessage]:
+def chat_messages(item: Item) -> list[ChatMessage]:
     """Returns the messages that the model sees; none for an item that it does not see."""
     match item:
         case Message(role=role, content=content):
@@ -257,7 +257,7 @@ async def response_prompt(
         messages = [chat_message("user", items)]
     else:
         messages = [
-            within(shown, f"input[{place}]") for place, item in enumerate(items) for shown in _chat_messages(item)
+            within(shown, f"input[{place}]") for place, item in enumerate(items) for shown in chat_messages(item)
         ]
     arguments = effort(request.reasoning.effort if request.reasoning else None, context)
     if request.text and request.text.verbosity:

@@ -215,7 +215,7 @@ async def parse(request: LogprobsRequest, context: ModelContext) -> GenerationRe
         tuple(rows), Sampling(0, prompt_logprobs=True, prompt_top=min(request.top_logprobs, context.vocab_size)),
         model=context.model, shown=ResponseOptions(ids=request.return_token_ids), admission=admission(request),
         features=Features(
-            scored=Scored(tuple(starts), one_group=len(heads) == 1 < len(rows)), adapter=context.adapter
+            scored=Scored(tuple(starts)), one_group=len(heads) == 1 < len(rows), adapter=context.adapter
         ),
         format_data=request.encoding_format,
     )  # fmt: skip

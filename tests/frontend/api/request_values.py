@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from frontend.api.llama_cpp.server import LlamaCppEmbeddingRequest
 from frontend.api.ollama.models import ShowRequest
+from frontend.api.pooling.decisions import DecisionRequest
 from frontend.api.pooling.rerank import RerankRequest
+from frontend.api.pooling.systemone import SystemOneRequest
 from frontend.api.sglang.types import GenerateRequest
 from frontend.routes.openapi_types import REQUESTS
 from frontend.schema.base import RequestModel, fields_of
@@ -17,17 +19,20 @@ RECEIPT = {
     "version": 1, "fingerprint": "", "model": "a", "route": "/v1/completions", "index": 0, "prompt_sha256": "",
     "sampling": {"seed": 1}, "output_ids": [1], "finish_reason": "eos", "created": 1,
 }  # fmt: skip
-ONE_OF_TWO: dict[type[RequestModel], dict[str, Any]] = {  # requests that need exactly one of two fields
+OWN: dict[type[RequestModel], dict[str, Any]] = {  # what requests need beside REQUIRED, or instead
     ShowRequest: {"model": "m"},
     LlamaCppEmbeddingRequest: {"content": "a"},
     RerankRequest: {"documents": ["a"]},
     GenerateRequest: {"text": "a"},
+    SystemOneRequest: {"questions": {"a": {"type": "noul"}}},
+    DecisionRequest: {"questions": [{"type": "predicate", "instructions": "a"}]},
 }
 INSTEAD = {"texts": "documents", "input_ids": "text"}  # field → another field that must not be given with it
 HELLO = [{"role": "user", "content": "a"}]
 
 
 REQUIRED: dict[str, Any] = {
+    "state": "a",
     "metadata": {},
     "items": [],
     "model": "a",
@@ -117,6 +122,12 @@ LIKELY = st.sampled_from(  # values near the bounds of fields
         *({"type": kind, **more} for kind in ("tool", "any", "function") for more in ({}, {"name": "f"})),
         *([{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}] for kind in ("object", 1)),
         *([item] for item in ITEMS),
+        *({"a": {"type": kind}} for kind in ("noul", "choice", "x")),
+        *({"a": {"type": "choice", "criteria": criteria}} for criteria in ({}, {"b": None}, {"b": 1}, ["b"])),
+        *({"a": {"type": "score", "criteria": criteria}} for criteria in (["b"], ["b", "c"], {"b": "", "c": None})),
+        *([{"type": kind, "instructions": "a"}] for kind in ("predicate", "choice", "x")),
+        [{"type": "choice", "instructions": "a", "choices": [{"value": "a"}, {"value": True}]}],
+        [{"type": "score", "instructions": [{"type": "input_text", "text": "a"}], "levels": [{"label": "a"}] * 2}],
         *([{"type": "function", "name": "f", "strict": strict}] for strict in (None, True, 1)),
         *(
             {"effort": "low", "summary": None},
@@ -141,9 +152,9 @@ LIKELY = st.sampled_from(  # values near the bounds of fields
 
 
 def smallest(kind: type[RequestModel]) -> dict[str, Any]:
-    return ONE_OF_TWO.get(kind, {}) | {
-        name: REQUIRED[name] for name, field in fields_of(kind).items() if field.required
-    }
+    own = OWN.get(kind, {})
+    names = [name for name, field in fields_of(kind).items() if field.required and name not in own]
+    return own | {name: REQUIRED[name] for name in names}
 
 
 def plain(value: Any) -> bool:

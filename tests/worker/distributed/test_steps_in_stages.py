@@ -123,7 +123,8 @@ def test_vectors_have_the_bits_of_one_process(engines: Engines) -> None:
     draw, found = random.Random(3), list[dict[int, bytes]]()
     prompts = [[draw.randrange(3, VOCAB) for _ in range(length)] for length in (1, 17, 64, 65, 100)]
     kinds = [m.Pooling(kind) for kind in (m.PoolingKind.LAST, m.PoolingKind.MEAN, m.PoolingKind.FIRST)]
-    poolings = [*kinds, m.Pooling(m.PoolingKind.LOGITS, token_ids=(9, 4, 77))]
+    of_logits = (m.PoolingKind.LOGITS, m.PoolingKind.LOGPROBS)
+    poolings = [*kinds, *(m.Pooling(kind, token_ids=(9, 4, 77)) for kind in of_logits)]
     for stages in (1, 3):
         bench = StagedBench(engines("llama", stages))
         for number, (prompt, pooling) in enumerate((prompt, pooling) for prompt in prompts for pooling in poolings):

@@ -19,6 +19,7 @@ LAST, MEAN, FIRST, LOGITS = m.PoolingKind.LAST, m.PoolingKind.MEAN, m.PoolingKin
 NAMES = {LAST: "lasttoken", MEAN: "mean", FIRST: "cls"}
 POOLINGS = [m.Pooling(LAST), m.Pooling(MEAN), m.Pooling(FIRST, normalized=False), m.Pooling(MEAN, dimensions=20)]
 BY_LOGITS = m.Pooling(LOGITS, token_ids=(9, 4, 77))
+BY_LOGPROBS = m.Pooling(m.PoolingKind.LOGPROBS, token_ids=(9, 4, 77))
 KINDS = ["qwen3-tied", "llama", "mistral", "gemma3", "qwen3-moe"]
 
 
@@ -68,11 +69,29 @@ def test_vectors_are_those_of_transformers(checkpoints: Checkpoints, kind: str) 
             assert (vector - wanted).norm() < 2e-5 * wanted.norm()
 
 
+def test_log_probabilities_are_those_of_all_logits_and_the_most_likely_id_follows(checkpoints: Checkpoints) -> None:
+    bench, asked = decoder(checkpoints("llama")), prompts(1, 17, 65)
+    every = m.Pooling(LOGITS, token_ids=tuple(range(VOCAB)))
+    for number, prompt in enumerate(asked):
+        bench.send(embed(2 * number, prompt, every), embed(2 * number + 1, prompt, BY_LOGPROBS))
+    bench.drain()
+    found = vectors(bench)
+    for number in range(len(asked)):
+        logits = torch.tensor(unpack_f32(found[2 * number])).double()
+        *chosen, best = unpack_f32(found[2 * number + 1])
+        assert chosen == pytest.approx(logits.log_softmax(0)[list(BY_LOGPROBS.token_ids)].tolist(), abs=2e-6)
+        assert int(best) == int(logits.argmax())
+
+
 @pytest.mark.parametrize("kind", ["qwen3-tied", "mistral"])
 def test_vectors_have_the_same_bits_alone_together_preempted_and_among_answers(
     checkpoints: Checkpoints, kind: str
 ) -> None:
-    asked = [(prompt, pooling) for prompt in prompts(1, 16, 63, 64, 65, 100) for pooling in (*POOLINGS, BY_LOGITS)]
+    asked = [
+        (prompt, pooling)
+        for prompt in prompts(1, 16, 63, 64, 65, 100)
+        for pooling in (*POOLINGS, BY_LOGITS, BY_LOGPROBS)
+    ]
     model = batch_invariant_decoder(checkpoints(kind), torch.float32)
 
     def run(pages: int, *, together: bool, answers: bool) -> tuple[dict[int, bytes], int]:
