@@ -245,6 +245,60 @@ def _glm4_moe() -> "PreTrainedModel":
     )
 
 
+LATENT: dict[str, Any] = {
+    **{name: size for name, size in SIZES.items() if name not in ("head_dim", "num_key_value_heads")},
+    "kv_lora_rank": 48, "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
+}  # fmt: skip
+LATENT_YARN: dict[str, Any] = {
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.5,
+}  # fmt: skip
+
+
+def _deepseek_v2(**more: Any) -> "PreTrainedModel":
+    """A model of DeepSeek-V2-Lite's kind: queries are made of the hidden state, and the first layer has no experts."""
+    experts = {**SIGMOID_EXPERTS, "norm_topk_prob": False}
+    settings = {**LATENT, **experts, "q_lora_rank": None, "rope_parameters": LATENT_YARN, **more}
+    return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**settings))
+
+
+def _deepseek_v2_groups() -> "PreTrainedModel":
+    """A model that chooses groups of experts by their best expert, and whose projections have biases."""
+    groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": 40}
+    return _deepseek_v2(**groups, attention_bias=True)
+
+
+def _deepseek_v3() -> "PreTrainedModel":
+    groups = {"n_group": 4, "topk_group": 2}
+    return transformers.DeepseekV3ForCausalLM(
+        transformers.DeepseekV3Config(**LATENT, **SIGMOID_EXPERTS, **groups, rope_parameters=LATENT_YARN)
+    )
+
+
+def _glm4_moe_lite() -> "PreTrainedModel":
+    """A model whose second layer has no experts, and whose values are wider than its keys."""
+    types = ["sparse", "dense", "sparse"]
+    sizes = {**LATENT, **SIGMOID_EXPERTS, "rms_norm_eps": 1e-2, "v_head_dim": 56}
+    del sizes["first_k_dense_replace"]
+    return transformers.Glm4MoeLiteForCausalLM(transformers.Glm4MoeLiteConfig(**sizes, mlp_layer_types=types))
+
+
+def _mistral4() -> "PreTrainedModel":
+    """A model whose queries are scaled up from position 32 on, and whose router adds up two scores of each group."""
+    rope = {**LATENT_YARN, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.3}
+    groups = {"n_group": 2, "topk_group": 1}
+    return transformers.Mistral4ForCausalLM(
+        transformers.Mistral4Config(**LATENT, **SIGMOID_EXPERTS, **groups, rope_parameters=rope)
+    )
+
+
+def _minicpm3() -> "PreTrainedModel":
+    """A model that rotates dimensions half of the rotated part apart, with factors of sums and logits."""
+    return transformers.MiniCPM3ForCausalLM(
+        transformers.MiniCPM3Config(**{**LATENT, "tie_word_embeddings": False}, scale_emb=3, dim_model_base=40)
+    )
+
+
 def _dots1() -> "PreTrainedModel":
     """A model whose last layer has a window."""
     return transformers.Dots1ForCausalLM(
@@ -494,6 +548,12 @@ KINDS = {
     "lfm2-moe": Kind(_lfm2_moe),
     "glm4-moe": Kind(_glm4_moe),
     "dots1": Kind(_dots1),
+    "deepseek-v2": Kind(_deepseek_v2),
+    "deepseek-v2-groups": Kind(_deepseek_v2_groups),
+    "deepseek-v3": Kind(_deepseek_v3),
+    "glm4-moe-lite": Kind(_glm4_moe_lite),
+    "mistral4": Kind(_mistral4),
+    "minicpm3": Kind(_minicpm3),
     "minimax-m2": Kind(_minimax_m2),
     "olmoe": Kind(_olmoe),
     "granite-moe": Kind(_granite_moe),
@@ -508,6 +568,7 @@ KINDS = {
 SPARSE = ("qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe")  # kinds with experts
 GATED_DELTA = ("qwen3_5", "qwen3_5-moe", "qwen3-next")
 HYBRID = (*GATED_DELTA, "lfm2", "granite-hybrid", "granite-hybrid-moe")  # kinds with recurrent layers
+LATENTS = ("deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3")
 GEMMA4 = ("gemma4", "gemma4-dense", "gemma4-moe")
 
 

@@ -76,7 +76,8 @@ REQUIRED = (  # these settings may be left out where a family has a default, but
     "intermediate_size", "global_head_dim", "num_kv_shared_layers", "vocab_size_per_layer_input", "conv_L_cache",
     "block_ff_dim", "block_multiple_of", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads",
     "linear_num_value_heads", "linear_value_head_dim", "mamba_d_conv", "mamba_d_head", "mamba_d_state",
-    "mamba_n_groups", "mamba_n_heads", "mamba_expand", "num_dense_layers", "routed_scaling_factor",
+    "mamba_n_groups", "mamba_n_heads", "mamba_expand", "num_dense_layers", "routed_scaling_factor", "kv_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "scale_emb",
 )  # fmt: skip
 
 
@@ -102,13 +103,15 @@ VALUES: Mapping[str, Rule] = {
     **_rows(whole(-MAX_SIZE, MAX_SIZE), "num_experts num_local_experts num_experts_per_tok top_k_experts"),
     **_rows(whole(-MAX_SIZE, MAX_SIZE), "n_routed_experts"),
     **_rows(whole(0, 64), "n_shared_experts num_nextn_predict_layers"),
-    **_rows(SIZE, "rotary_dim"),
+    **_rows(SIZE, "rotary_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim dim_model_base"),
+    **_rows(whole(1, MAX_SIZE), "n_group topk_group"),
+    **_rows(POSITIVE, "scale_emb scale_depth"),
     **_rows(either(SIZE, Rule(lambda value: value == "auto", "'auto'")), "mamba_d_head"),
     **_rows(whole(0, MAX_POSITIONS), "sliding_window"),
     **_rows(COUNT, "max_window_layers num_kv_shared_layers first_k_dense_replace num_dense_layers"),
     **_rows(whole(1, MAX_LAYERS), "sliding_window_pattern no_rope_layer_interval"),
     **_rows(either(whole(0, MAX_LAYERS), FLAG), "decoder_sparse_step full_attention_interval"),
-    **_rows(listed(TEXT, MAX_LAYERS), "layer_types"),
+    **_rows(listed(TEXT, MAX_LAYERS), "layer_types mlp_layer_types"),
     **_rows(LAYERS, "full_attn_idxs mlp_only_layers"),
     **_rows(listed(either(whole(0, 1), FLAG), MAX_LAYERS), "no_rope_layers"),
     **_rows(either(IDS, listed(IDS, 1024)), "eos_token_id"),
@@ -119,10 +122,10 @@ VALUES: Mapping[str, Rule] = {
     **_rows(FACTOR, "residual_multiplier logits_scaling logit_scale"),
     **_rows(number(0, LARGE), "attn_logit_softcapping final_logit_softcapping"),
     **_rows(number(0, 1), "partial_rotary_factor"),
-    **_rows(TEXT, "hidden_act hidden_activation dtype torch_dtype position_embedding_type"),
+    **_rows(TEXT, "hidden_act hidden_activation dtype torch_dtype position_embedding_type topk_method"),
     **_rows(FLAG, "tie_word_embeddings tie_embedding attention_bias attention_out_bias mlp_bias use_bias qkv_bias"),
     **_rows(FLAG, "use_sliding_window norm_topk_prob enable_moe_block attention_k_eq_v use_double_wide_mlp"),
-    **_rows(FLAG, "block_auto_adjust_ff_dim use_expert_bias use_qk_norm"),
+    **_rows(FLAG, "block_auto_adjust_ff_dim use_expert_bias use_qk_norm rope_interleave"),
     **_rows(OBJECT, "rope_parameters rope_scaling quantization_config per_layer_config"),
 }  # fmt: skip
 ROPE: Mapping[str, Rule] = {

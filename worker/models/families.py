@@ -1,6 +1,7 @@
 """The supported model families. Each is a row of defaults and switches, from which config.py makes a ModelSpec."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from worker.models.config_values import gemma4_layers
 from worker.models.family import (
@@ -17,9 +18,12 @@ from worker.models.family import (
     as_use_bias,
     as_use_expert_bias,
     conv_but_listed,
+    deepseek_v2_settings,
     full_every_nth,
     granite_hybrid_settings,
     lfm2_sizes,
+    minicpm3_settings,
+    never,
     rotated_part,
     rotates_but_every_nth,
     rotates_if_stated,
@@ -27,6 +31,7 @@ from worker.models.family import (
     shared_expert_size,
     sparse_after_dense_layers,
     sparse_after_first,
+    sparse_as_listed,
     sparse_by_step,
     sparse_if_enabled,
     sparse_if_there_are_experts,
@@ -252,15 +257,60 @@ MINIMAX_M2 = {
     "rope_theta": 5_000_000.0, "rotary_dim": None, "partial_rotary_factor": None, "num_experts_per_tok": 8,
     "num_local_experts": 256, "eos_token_id": 200_020,
 }  # fmt: skip
+LATENT = {
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "rope_interleave": True, "hidden_size": 4096, "num_attention_heads": 32,
+}  # fmt: skip
+LATENT_EXPERTS = {
+    **LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0,
+    "norm_topk_prob": True,
+}  # fmt: skip
+DEEPSEEK_V2 = {
+    **LATENT_EXPERTS, "vocab_size": 102_400, "intermediate_size": 11_008, "num_hidden_layers": 32,
+    "max_position_embeddings": 2048, "eos_token_id": 2, "moe_intermediate_size": 1407, "n_routed_experts": 64,
+    "n_shared_experts": 2, "num_experts_per_tok": None, "norm_topk_prob": False, "topk_method": "greedy",
+    "n_group": None, "topk_group": None,
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    **LATENT_EXPERTS, "vocab_size": 129_280, "hidden_size": 7168, "intermediate_size": 18_432,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "max_position_embeddings": 4096, "eos_token_id": 1,
+    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+    "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 3,
+    "num_nextn_predict_layers": 1,
+}  # fmt: skip
+GLM4_MOE_LITE = {
+    **LATENT_EXPERTS, "vocab_size": 154_880, "hidden_size": 2048, "intermediate_size": 10_240,
+    "num_hidden_layers": 47, "num_attention_heads": 20, "max_position_embeddings": 202_752, "rms_norm_eps": 1e-5,
+    "eos_token_id": 1, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "moe_intermediate_size": 1536,
+    "n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 4, "routed_scaling_factor": 1.8,
+    "first_k_dense_replace": 1, "mlp_layer_types": None,
+}  # fmt: skip
+MISTRAL4 = {
+    **LATENT_EXPERTS, "vocab_size": 131_072, "intermediate_size": 12_288, "num_hidden_layers": 36,
+    "max_position_embeddings": 1_048_576, "eos_token_id": 2, "q_lora_rank": 1024, "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64, "moe_intermediate_size": 2048, "n_routed_experts": 128, "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+}  # fmt: skip
+MISTRAL4_SCALING = {
+    "rope_type": "yarn", "factor": 128.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+MINICPM3 = {
+    **LATENT, "vocab_size": 73_448, "hidden_size": 2560, "intermediate_size": 6400, "num_hidden_layers": 62,
+    "num_attention_heads": 40, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "eos_token_id": 2,
+    "tie_word_embeddings": True, "q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32, "v_head_dim": None, "rope_interleave": False, "scale_emb": 12, "scale_depth": 1.4,
+    "dim_model_base": 256,
+}  # fmt: skip
 GPT_OSS_SCALING = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 
 
 DELTA_RULE = Recurrence(LINEAR, "delta_net")
 SHORT_CONV = Recurrence(CONV, "short_conv")
 MAMBA2 = Recurrence(LINEAR, "mamba2")
-SIGMOID_EXPERTS = FamilyExperts(  # GLM-4.5, dots.llm1
+SIGMOID_EXPERTS = FamilyExperts(  # GLM-4.5, dots.llm1, DeepSeek-V3
     "moe_intermediate_size", None, sparse_after_first, sigmoid=True, factor="routed_scaling_factor", choice_bias=always,
-    shared_size="shared_expert_intermediate_size", shared_gated=False,
+    shared_size="shared_expert_intermediate_size", shared_gated=False, group_best=2,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {
     "llama": Family({"vocab_size": 32_000, "max_position_embeddings": 2048, "eos_token_id": 2}),
@@ -399,6 +449,27 @@ FAMILIES: Mapping[str, Family] = {
         MINIMAX_M2, partial_rotary=True, qk_norm=True, whole_qk_norm=True, derived=rotated_part,
         experts=FamilyExperts("intermediate_size", normalized=True, sigmoid=True, choice_bias=always),
     ),
+    "deepseek_v2": Family(
+        DEEPSEEK_V2, latent=True, names={"num_experts": "n_routed_experts"}, derived=deepseek_v2_settings,
+        experts=FamilyExperts(
+            "moe_intermediate_size", False, sparse_after_first, factor="routed_scaling_factor",
+            shared_size="shared_expert_intermediate_size", shared_gated=False, group_best=1,
+            methods=("greedy", "group_limited_greedy"),
+        ),
+    ),
+    "deepseek_v3": Family(
+        DEEPSEEK_V3, latent=True, names={"num_experts": "n_routed_experts"}, derived=shared_expert_size,
+        experts=SIGMOID_EXPERTS,
+    ),
+    "glm4_moe_lite": Family(
+        GLM4_MOE_LITE, latent=True, names={"num_experts": "n_routed_experts"}, derived=shared_expert_size,
+        experts=replace(SIGMOID_EXPERTS, sparse=sparse_as_listed),
+    ),
+    "mistral4": Family(
+        MISTRAL4, latent=True, names={"num_experts": "n_routed_experts"}, derived=shared_expert_size,
+        scaling=MISTRAL4_SCALING, experts=replace(SIGMOID_EXPERTS, sigmoid=False, choice_bias=never, methods=(None,)),
+    ),
+    "minicpm3": Family(MINICPM3, latent=True, multipliers=True, derived=minicpm3_settings),
     "gpt_oss": Family(
         GPT_OSS, layer_types=window_in_every_other, scaling=GPT_OSS_SCALING, sinks=True, activation="clamped_swiglu",
         experts=FamilyExperts("intermediate_size", normalized=True, biases=True),

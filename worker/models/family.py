@@ -147,6 +147,21 @@ def sparse_after_first(config: Config) -> list[bool]:
     return [i >= (config["first_k_dense_replace"] or 0) for i in range(config["num_hidden_layers"])]
 
 
+def sparse_as_listed(config: Config) -> list[bool]:
+    """The layers that `mlp_layer_types` calls "sparse" have experts; without it, as sparse_after_first (GLM-4.7-Flash).
+
+    Raises UnsupportedModel for a type of feed-forward that is not known.
+    """
+    types = config["mlp_layer_types"]
+    if types is None:
+        return sparse_after_first(config)
+    if unknown := set(types) - {"dense", "sparse"}:
+        raise UnsupportedModel(f"mlp_layer_types {min(unknown)!r} is not supported; supported are dense, sparse")
+    if len(types) < config["num_hidden_layers"]:
+        raise UnsupportedModel(f"mlp_layer_types with {len(types)} entries is not supported: there are more layers")
+    return [kind == "sparse" for kind in types]
+
+
 def sparse_after_dense_layers(config: Config) -> list[bool]:
     """The first `num_dense_layers` layers have an MLP, the others experts (LFM2)."""
     return [i >= config["num_dense_layers"] for i in range(config["num_hidden_layers"])]
@@ -220,6 +235,27 @@ def shared_expert_size(config: Config) -> Config:
     return {"shared_expert_intermediate_size": count * (config["moe_intermediate_size"] or 0)}
 
 
+def deepseek_v2_settings(config: Config) -> Config:
+    """As shared_expert_size; and neighbouring dimensions rotate together, whatever the config states (DeepSeek-V2).
+
+    Raises UnsupportedModel if the weights of experts are to be divided by their sum: codes of this model disagree on
+    what `routed_scaling_factor` then means.
+    """
+    if config["norm_topk_prob"]:
+        raise UnsupportedModel("norm_topk_prob True is not supported in this family; supported is False")
+    return {**shared_expert_size(config), "rope_interleave": True}
+
+
+def minicpm3_settings(config: Config) -> Config:
+    """Translates factors of embeddings, residual sums and logits (MiniCPM3). null: the factor is 1."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    return {
+        "embedding_multiplier": config["scale_emb"],
+        "residual_multiplier": 1.0 if config["scale_depth"] is None else config["scale_depth"] / layers**0.5,
+        "logits_scaling": hidden / (config["dim_model_base"] or hidden),
+    }
+
+
 def rotated_part(config: Config) -> Config:
     """Computes the rotated fraction of a head; configs state the number of rotated dimensions instead (MiniMax-M2)."""
     rotated, head_dim = config["rotary_dim"], config["head_dim"]
@@ -247,6 +283,8 @@ class FamilyExperts:
     choice_bias: returns whether experts are chosen by their scores plus a bias for each expert
     shared_size: the name of the setting for the shared expert's intermediate size; "" if there is no shared expert
     shared_gated: if true, the shared expert has a gate
+    group_best: if the router may choose groups of experts first, how many of a group's scores are added up; else 0
+    methods: the supported values of the setting `topk_method`. Groups are ignored by the method "greedy".
     beside_mlp: if true, layers with experts also have the MLP
     transposed: as in ExpertsSpec
     """
@@ -260,6 +298,8 @@ class FamilyExperts:
     biases: bool = False  # if true, the router and the experts have biases
     shared_size: str = ""
     shared_gated: bool = True
+    group_best: int = 0
+    methods: tuple[str | None, ...] = ("noaux_tc", None)
     beside_mlp: bool = False
     transposed: bool = False
 
@@ -298,6 +338,7 @@ class Family:
     local_rope: bool = False  # if true, layers with a sliding window have rotary settings of their own
     scaling: Config = field(default_factory=dict)  # the rotary scaling if a config states none
     sinks: bool = False
+    latent: bool = False  # if true, layers have latent attention; which pairs rotate, `rope_interleave` says
     recurrence: Recurrence | None = None
     attention_gate: bool = False
     activation: Activation | None = None  # the activation, if its name in configs does not tell the whole formula

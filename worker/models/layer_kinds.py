@@ -137,6 +137,14 @@ def no_stacks(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str,
     return {}
 
 
+def nothing_unpacked(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
+    return {}
+
+
+def nothing_derived(spec: ModelSpec, layer: LayerSpec, read: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    return {}
+
+
 def nothing_unread(layer: LayerSpec) -> tuple[str, ...]:
     return ()
 
@@ -148,6 +156,8 @@ class StoredPart:
     weights: the type of the record that `make` returns
     linears: returns the linear layers, by their field in `weights`. Rows marked `apart` become the field `gates`.
     stacks: returns the linear layers of all experts, by field: one linear layer for each expert
+    unpacked: returns linear layers that are read in full precision, by a name; `derived` makes weights of them
+    derived: returns the weights [N, K] of all heads, by field, from the tensors of `unpacked`, by name
     small: returns the small weights, by field. Its last argument is the prefix of the layer's tensor names.
     unread: returns modules that a checkpoint may hold although the part does not use them
     """
@@ -155,6 +165,8 @@ class StoredPart:
     weights: type
     linears: Callable[[ModelSpec, LayerSpec, LayerNames], dict[str, StackedLinear]]
     stacks: Callable[[ModelSpec, LayerSpec, LayerNames], dict[str, Sequence[StackedLinear]]] = no_stacks
+    unpacked: Callable[[ModelSpec, LayerSpec, LayerNames], dict[str, StackedLinear]] = nothing_unpacked
+    derived: Callable[[ModelSpec, LayerSpec, Mapping[str, Tensor]], dict[str, list[Tensor]]] = nothing_derived
     small: Callable[[ModelSpec, LayerSpec, LayerNames, str], dict[str, SmallWeight]]
     make: Made
     unread: Callable[[LayerSpec], tuple[str, ...]] = nothing_unread
@@ -228,7 +240,7 @@ class Mixer:
 
 
 MIXERS: Mapping[str, str] = {  # kind → its module
-    "attention": "worker.models.attention", "delta_net": "worker.models.delta_net",
+    "attention": "worker.models.attention", "latent": "worker.models.latent", "delta_net": "worker.models.delta_net",
     "mamba2": "worker.models.mamba2", "short_conv": "worker.models.short_conv",
 }  # fmt: skip
 

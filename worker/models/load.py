@@ -222,7 +222,19 @@ class Loader:
             }
         for name, linears in part.stacks(self.spec, layer, self.names).items():
             packed[name] = self._packed([self._own(name, linear, layer) for linear in linears], prefix)
+        unpacked = {
+            name: self._unpacked(self._own(name, linear, layer), prefix)
+            for name, linear in part.unpacked(self.spec, layer, self.names).items()
+        }
+        for name, weights in part.derived(self.spec, layer, unpacked).items():
+            parts = ([weight] for weight in weights)
+            packed[name] = pack_experts(parts, count=len(weights), dtype=self.dtype, invariant=self.invariant)
         return part.make(self.spec, layer, packed, small, torch.empty(0, dtype=self.dtype, device=self.device))
+
+    def _unpacked(self, linear: StackedLinear, prefix: str) -> Tensor:
+        """Reads a linear that stays in full precision (StackedLinear.exact): its rows, in memory order."""
+        parts = self._parts(linear, prefix)
+        return torch.cat([part.dequantize(self.dtype) if isinstance(part, QuantizedWeight) else part for part in parts])
 
     def _own(self, field: str, linear: StackedLinear, layer: LayerSpec) -> StackedLinear:
         return linear if self.share is None else self.share.cut(field, linear, self.spec, layer)
@@ -387,6 +399,8 @@ class Loader:
             yield from _in_full(linear.biases(prefix))
         for of in part.small(self.spec, layer, self.names, prefix).values():
             yield from _in_full(of.parts)
+        for linear in part.unpacked(self.spec, layer, self.names).values():
+            yield from self.weights_of(linear, prefix)
         for linears in part.stacks(self.spec, layer, self.names).values():
             yield from _in_full(bias for linear in linears for bias in linear.biases(prefix))
             for linear in linears:

@@ -15,15 +15,16 @@ from torch import Tensor
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.checkpoint.stored_weight import PlainWeight, StackedLinear
 from worker.models import mlp
-from worker.models.config_values import counted
+from worker.models.config_values import counted, shown
 from worker.models.family import Config, FamilyExperts
 from worker.models.layer_kinds import FeedForward, LayerNames, SmallWeight, Step, StoredPart, norm, norm_weights
 from worker.models.mlp import DenseWeights
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe.packed import Experts, PackedExperts
 from worker.ops.moe.packed import in_c as experts_in_c
+from worker.ops.native import MAX_GROUPS
 from worker.ops.quantized_weight import divided
-from worker.spec import ExpertsSpec, LayerSpec, ModelSpec
+from worker.spec import ExpertGroups, ExpertsSpec, LayerSpec, ModelSpec
 
 NORMS = {  # field of BesideNorms → module in a checkpoint
     "after_dense": "post_feedforward_layernorm_1", "before_experts": "pre_feedforward_layernorm_2",
@@ -79,7 +80,7 @@ def forward(h: Tensor, x: Tensor, own: MixtureWeights, step: Step) -> tuple[Tens
     gate = None if own.shared_gate is None else do.linear(h, own.shared_gate, fp32_out=True)
     mixed = do.experts(
         h, own.experts, spec.chosen, step.spec.activation, normalized=spec.normalized, sigmoid=spec.sigmoid,
-        add=added, add_gate=gate,
+        groups=spec.groups, add=added, add_gate=gate,
     )  # fmt: skip
     return mixed, None
 
@@ -115,6 +116,7 @@ def _sizes(row: FamilyExperts, chosen: str, config: Config) -> ExpertsSpec:
         normalized=config["norm_topk_prob"] if row.normalized is None else row.normalized,
         sigmoid=row.sigmoid,
         choice_bias=row.choice_bias(config),
+        groups=_groups(row, of_row, count, config),
         factor=config[row.factor] if row.factor else 1.0,
         router_bias=row.biases,
         bias=row.biases,
@@ -123,6 +125,33 @@ def _sizes(row: FamilyExperts, chosen: str, config: Config) -> ExpertsSpec:
         beside_mlp=row.beside_mlp,
         transposed=row.transposed,
     )
+
+
+def _groups(row: FamilyExperts, chosen: int, count: int, config: Config) -> ExpertGroups | None:
+    """Returns the groups of experts from which the router chooses; None: it chooses from all. Raises UnsupportedModel.
+
+    chosen, count: how many experts are chosen for a row, and how many there are
+    """
+    groups, of_groups, method = (config.get(name) for name in ("n_group", "topk_group", "topk_method"))
+    if method not in row.methods:
+        raise UnsupportedModel(
+            f"topk_method {shown(method)} is not supported; supported are {', '.join(map(repr, row.methods))}"
+        )
+    if groups in (None, 1) or method == "greedy":
+        return None
+    if not row.group_best:
+        raise UnsupportedModel(f"n_group {groups} is not supported in this family; supported is 1")
+    size, of_groups = count // groups, of_groups or groups
+    if count % groups or groups > MAX_GROUPS or size < row.group_best:
+        raise UnsupportedModel(
+            f"n_group {groups} is not supported: {count} experts need equal groups of at least {row.group_best}, and "
+            f"at most {MAX_GROUPS} of them"
+        )
+    if of_groups > groups or of_groups * size < chosen:
+        raise UnsupportedModel(
+            f"topk_group {of_groups} of {groups} groups is not supported: rows choose {chosen} experts"
+        )
+    return ExpertGroups(groups, of_groups, row.group_best)
 
 
 def experts_of(spec: ModelSpec) -> ExpertsSpec:
@@ -185,7 +214,9 @@ def _in_c(own: MixtureWeights, spec: ModelSpec) -> dict[str, Any]:
     fields = {} if own.shared is None else mlp.in_c(own.shared, spec)
     if norms is not None:
         fields |= {name: getattr(norms, name) for name in (*NORMS, "before_router")}
-    experts = experts_in_c(own.experts, of.chosen, spec.activation, normalized=of.normalized, sigmoid=of.sigmoid)
+    experts = experts_in_c(
+        own.experts, of.chosen, spec.activation, normalized=of.normalized, sigmoid=of.sigmoid, groups=of.groups
+    )  # fmt: skip
     return fields | {"shared_gate": own.shared_gate and own.shared_gate.cpu, "experts": experts}
 
 

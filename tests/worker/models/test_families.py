@@ -1,5 +1,7 @@
 """Configs in older spellings of the hub and in transformers' newer spelling give the same spec."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from transformers import AutoConfig
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.models.config import spec_from_config
 from worker.ops.recurrent.delta_net import DeltaNetShape
-from worker.spec import ExpertsSpec, LayerSpec, RopeSpec
+from worker.spec import ExpertGroups, ExpertsSpec, LatentSpec, LayerSpec, RopeSpec
 
 LLAMA32_1B: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
@@ -150,6 +152,43 @@ QWEN35_27B: dict[str, Any] = {
         },
     },
 }  # fmt: skip
+YARN_OF_DEEPSEEK = {
+    "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+DEEPSEEK_V2_LITE: dict[str, Any] = {
+    "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "attention_bias": False,
+    "aux_loss_alpha": 0.001, "bos_token_id": 100000, "eos_token_id": 100001, "first_k_dense_replace": 1,
+    "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 10944, "kv_lora_rank": 512,
+    "max_position_embeddings": 163840, "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1,
+    "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16,
+    "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16, "q_lora_rank": None,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000,
+    "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True, "tie_word_embeddings": False,
+    "topk_group": 1, "topk_method": "greedy", "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 102400,
+    "rope_scaling": {**YARN_OF_DEEPSEEK, "mscale": 0.707, "mscale_all_dim": 0.707},
+}  # fmt: skip
+DEEPSEEK_V3: dict[str, Any] = {
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False,
+    "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu",
+    "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+    "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+    "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 129280,
+    "rope_scaling": {**YARN_OF_DEEPSEEK, "mscale": 1.0, "mscale_all_dim": 1.0},
+}  # fmt: skip
+GLM47_FLASH: dict[str, Any] = {
+    "model_type": "glm4_moe_lite", "architectures": ["Glm4MoeLiteForCausalLM"], "attention_bias": False,
+    "eos_token_id": [154820, 154827, 154829], "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 10240, "kv_lora_rank": 512, "max_position_embeddings": 202752, "moe_intermediate_size": 1536,
+    "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 20,
+    "num_experts_per_tok": 4, "num_hidden_layers": 47, "num_key_value_heads": 20, "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 1.0, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05, "rope_theta": 1000000, "routed_scaling_factor": 1.8, "tie_word_embeddings": False,
+    "topk_group": 1, "topk_method": "noaux_tc", "dtype": "bfloat16", "v_head_dim": 256, "vocab_size": 154880,
+}  # fmt: skip
 SPARSE = [QWEN3_NEXT_80B, OLMOE_1B_7B, GRANITE_3B, QWEN3_30B, QWEN15_MOE, MIXTRAL, GPT_OSS_20B]
 HUB = [LLAMA32_1B, QWEN3, QWEN25, MISTRAL, GEMMA3_1B, *SPARSE]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -186,6 +225,11 @@ ROWS = (
     "lfm2_moe",
     "glm4_moe",
     "minimax_m2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "mistral4",
+    "minicpm3",
 )
 
 
@@ -193,14 +237,17 @@ ROWS = (
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
     """A config.json omits default values, so our defaults must equal transformers'."""
     sizes = {"vocab_size": 1000, "num_hidden_layers": 9, "hidden_size": 1536, "intermediate_size": 256}
+    sizes |= sizes_without_defaults(model_type)
     theirs = AutoConfig.for_model(model_type, **sizes).to_dict()
-    ours = spec_from_config({"model_type": model_type, **sizes, **sizes_without_defaults(model_type)})
+    ours = spec_from_config({"model_type": model_type, **sizes})
     assert ours == spec_from_config({**theirs, "dtype": "float32"})
 
 
 def sizes_without_defaults(model_type: str) -> dict[str, Any]:
-    """Returns sizes for which the family's row has no default, because every config states them."""
-    return {"num_attention_heads": 32} if model_type in ("llama", "mistral") else {}
+    """Returns sizes for which the family's row has no default, or one that does not divide the other sizes."""
+    if model_type == "deepseek_v2":
+        return {"num_experts_per_tok": 6}
+    return {"num_attention_heads": 32} if model_type in ("llama", "mistral", "minicpm3") else {}
 
 
 @pytest.mark.parametrize(
@@ -234,6 +281,43 @@ def test_sizes_of_models_with_sigmoid_scores() -> None:
         count=128, chosen=8, intermediate_size=1408, normalized=True, sigmoid=True, choice_bias=True, shared_size=1408
     )
     assert air.ropes[0].rotated == minimax.ropes[0].rotated == 64 and minimax.whole_qk_norm
+
+
+def test_sizes_of_models_with_latent_attention() -> None:
+    lite, v3, flash = map(spec_from_config, (DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM47_FLASH))
+    assert lite.latent == LatentSpec(rank=512, rope=64, plain=128, value=128)
+    assert v3.latent == replace(lite.latent, query_rank=1536)
+    assert flash.latent == LatentSpec(rank=512, rope=64, plain=192, value=256, query_rank=768)
+    for spec, sparse in ((lite, 26), (v3, 58), (flash, 46)):
+        assert {spec.kv_shape(layer) for layer in spec.layers} == {(1, 576)} and spec.kv_tensors == 1
+        assert sum(layer.sparse for layer in spec.layers) == sparse and spec.ropes[0].neighbours
+    assert lite.experts == ExpertsSpec(
+        count=64, chosen=6, intermediate_size=1408, normalized=False, shared_size=2816, groups=None
+    )
+    assert v3.experts == ExpertsSpec(
+        count=256, chosen=8, intermediate_size=2048, normalized=True, sigmoid=True, choice_bias=True, factor=2.5,
+        shared_size=2048, groups=ExpertGroups(8, 4, 2),
+    )  # fmt: skip
+    assert lite.attention_scale == pytest.approx(192**-0.5 * (0.1 * 0.707 * math.log(40) + 1) ** 2)
+    assert flash.attention_scale == 256**-0.5 and flash.ropes[0].theta == 1e6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kv_lora_rank": 513}, ["kv_lora_rank 513", "even"]),
+        ({"kv_lora_rank": 1024}, ["kv_lora_rank 1024", "576"]),
+        ({"kv_lora_rank": None}, ["kv_lora_rank"]),
+        ({"qk_rope_head_dim": 0}, ["qk_rope_head_dim 0"]),
+        ({"v_head_dim": -1}, ["v_head_dim -1"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5", "qk_rope_head_dim"]),
+        ({"rope_interleave": 3}, ["rope_interleave 3"]),
+    ],
+)
+def test_impossible_latent_attention_is_named(change: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        spec_from_config({**DEEPSEEK_V3, **change})
+    assert all(word in str(caught.value) for word in words), caught.value
 
 
 def test_number_of_experts_in_both_spellings() -> None:
@@ -342,12 +426,21 @@ def test_windows_of_experts() -> None:
         (GPT_OSS_20B, {"hidden_act": "gelu"}, ["'gelu'"]),
         (OLMOE_1B_7B, {"clip_qkv": 8.0}, ["clip_qkv", "8.0", "None"]),
         (GRANITE_3B, {"logits_scaling": 0}, ["logits_scaling"]),
-        (GLM45_AIR, {"n_group": 8}, ["n_group", "8", "1"]),
+        (GLM45_AIR, {"n_group": 7}, ["n_group", "7", "128 experts", "equal groups"]),
+        (GLM45_AIR, {"n_group": 128}, ["n_group", "128", "at least 2"]),
+        (GLM45_AIR, {"n_group": 32, "topk_group": 1}, ["topk_group 1 of 32", "8 experts"]),
+        (GLM45_AIR, {"n_group": 4, "topk_group": 5}, ["topk_group 5 of 4"]),
+        (MINIMAX_M2, {"n_group": 8}, ["n_group 8", "1"]),
+        (DEEPSEEK_V2_LITE, {"topk_method": "noaux_tc"}, ["topk_method 'noaux_tc'", "'greedy'"]),
+        (DEEPSEEK_V2_LITE, {"norm_topk_prob": True}, ["norm_topk_prob"]),
+        (DEEPSEEK_V3, {"topk_method": "greedy"}, ["topk_method 'greedy'", "'noaux_tc'"]),
+        (GLM47_FLASH, {"mlp_layer_types": ["dense"] * 5}, ["mlp_layer_types"]),
+        (GLM47_FLASH, {"mlp_layer_types": ["wide"] * 47}, ["mlp_layer_types 'wide'"]),
         (GLM45_AIR, {"n_routed_experts": None}, ["8 of 0 experts"]),
         (GLM45_AIR, {"routed_scaling_factor": 0}, ["routed_scaling_factor"]),
         (MINIMAX_M2, {"scoring_func": "softmax"}, ["scoring_func", "'softmax'", "'sigmoid'"]),
         (MINIMAX_M2, {"rotary_dim": 0}, ["rotary_dim"]),
-        (MIXTRAL, {"model_type": "deepseek_v3"}, ["'deepseek_v3'", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"]),
+        (MIXTRAL, {"model_type": "deepseek_v32"}, ["'deepseek_v32'", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"]),
     ],
 )  # fmt: skip
 def test_impossible_experts_are_named(config: dict[str, Any], change: dict[str, Any], words: list[str]) -> None:
@@ -435,7 +528,7 @@ def test_longrope_is_served_up_to_its_original_positions() -> None:
         ({"hidden_act": "relu"}, ["'relu'", "silu"]),
         ({"model_type": "cohere2", "logit_scale": None}, ["logit_scale None"]),
         ({"hidden_act": "xielu"}, ["'xielu'", "gate"]),
-        ({"model_type": "mistral4"}, ["'mistral4'", "ministral3", "cohere2"]),
+        ({"model_type": "longcat_flash"}, ["'longcat_flash'", "ministral3", "cohere2"]),
         ({"layer_types": ["linear_attention"] * 16}, ["'linear_attention'", "full_attention"]),
         ({"torch_dtype": "float8_e4m3fn"}, ["'float8_e4m3fn'", "bfloat16"]),
     ],

@@ -1,5 +1,6 @@
 """Experts on every instruction set: their results are right, and a row's result depends on no other row."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from worker.ops.moe import clear_choices, experts
 from worker.ops.moe.packed import Experts, PackedExperts
 from worker.ops.moe.reference import choose_experts, experts_torch
 from worker.ops.quantized_weight import E2M1, INT4, INT8, CodeMap
-from worker.spec import Activation
+from worker.spec import Activation, ExpertGroups
 
 CHOSEN = 3
 FORMATS: dict[str, list[CodeMap | None]] = {
@@ -214,6 +215,65 @@ def test_sigmoid_scores_are_those_of_the_definition(how: dict[str, Any], normali
 
 def test_sigmoids_that_are_all_zero_give_weights_of_zero() -> None:
     assert choose_experts(torch.full((1, 4), -200.0), 2, normalized=True, sigmoid=True)[1].tolist() == [[0.0, 0.0]]
+
+
+GROUPS: dict[str, tuple[ExpertGroups, dict[str, Any]]] = {
+    "best softmax": (ExpertGroups(4, 2, 1), {}),
+    "two softmaxes": (ExpertGroups(2, 1, 2), {}),
+    "two sigmoids": (ExpertGroups(4, 2, 2), {"sigmoid": True}),
+    "two biased sigmoids": (ExpertGroups(4, 3, 2), {"sigmoid": True, "choice_bias": random(8, seed=4)}),
+    "one biased sigmoid": (ExpertGroups(8, 5, 1), {"sigmoid": True, "choice_bias": random(8, seed=4)}),
+}
+
+
+def in_groups(row: list[float], bias: list[float], groups: ExpertGroups, *, sigmoid: bool) -> tuple[set[int], bool]:
+    """Returns the three experts that a row chooses, by the definition in float64, and whether groups changed them."""
+    total = sum(math.exp(logit) for logit in row)
+    scores = [1 / (1 + math.exp(-logit)) if sigmoid else math.exp(logit) / total for logit in row]
+    compared, size = [score + more for score, more in zip(scores, bias, strict=True)], 8 // groups.count
+    parts = [range(begin, begin + size) for begin in range(0, 8, size)]
+    best = sorted(parts, key=lambda part: -sum(sorted((compared[i] for i in part), reverse=True)[: groups.best]))
+    allowed = [expert for part in best[: groups.chosen] for expert in part]
+    chosen = set(sorted(allowed, key=lambda expert: -compared[expert])[:3])
+    return chosen, chosen != set(sorted(range(8), key=lambda expert: -compared[expert])[:3])
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_experts_of_groups_are_those_of_the_definition(name: str) -> None:
+    groups, how = GROUPS[name]
+    logits = random(60, 8, seed=3) * 3
+    numbers, weights = choose_experts(logits, 3, normalized=True, groups=groups, **how)
+    bias = how.get("choice_bias", torch.zeros(8)).tolist()
+    found = [in_groups(row, bias, groups, sigmoid=how.get("sigmoid", False)) for row in logits.double().tolist()]
+    assert [set(row) for row in numbers.tolist()] == [chosen for chosen, _ in found]
+    changed = sum(changed for _, changed in found)
+    assert changed > 5 or groups.count == 8, "groups that change no choice prove little"
+    torch.testing.assert_close(weights.sum(dim=1), torch.ones(60))
+
+
+def test_of_equal_groups_the_first_is_chosen() -> None:
+    groups, logits = ExpertGroups(4, 2, 2), torch.zeros(1, 8)
+    assert choose_experts(logits, 3, normalized=True, sigmoid=True, groups=groups)[0].tolist() == [[0, 1, 2]]
+
+
+@needs_library
+@on_every_tier
+@dtypes
+@pytest.mark.parametrize("name", GROUPS)
+def test_experts_of_groups_in_c_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
+    groups, how = GROUPS[name]
+    options, router = {one: how[one] for one in how if one != "choice_bias"}, random(8, 96, seed=7)
+    both = [replace(one, choice_bias=how.get("choice_bias")) for one in made(Sizes(), dtype, [None], router=router)]
+    x = random(60, 96, dtype=dtype)
+
+    def run_with(layer: Experts, rows: Tensor) -> Tensor:
+        return experts(rows, layer, 3, "silu", normalized=True, groups=groups, **options)
+
+    ours, theirs = (run_with(one, x) for one in both)
+    clear = clear_choices(x, both[1], 3, groups=groups, sigmoid=options.get("sigmoid", False))
+    assert clear.sum() > 30
+    close(ours[clear], theirs[clear])
+    assert torch.equal(ours[:9], torch.cat([run_with(both[0], x[i : i + 1]) for i in range(9)]))
 
 
 @needs_library

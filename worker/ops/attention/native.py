@@ -40,8 +40,8 @@ def attention(
     if kernels()[q.dtype].attention(
         q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
         page_table.data_ptr(), address(sinks), rows_visible(bidirectional_end, len(q)), out.data_ptr(), len(seq_lens),
-        q.stride(0), heads, kv_heads, d, size, page_table.stride(0), window, kv_format(cache_v), scale, softcap,
-        torch.get_num_threads(),
+        q.stride(0), heads, kv_heads, d, size, page_table.stride(0), window, kv_format(cache_k, cache_v), scale,
+        softcap, torch.get_num_threads(),
     ):  # fmt: skip
         raise MemoryError("no memory for the scratch of attention")
     return out

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from worker.ops.exchange import RanksC
 from worker.ops.linear.native import NUMBERS, TENSORS, CpuWeight, ExpertWeight, WeightStruct, pack_weight
-from worker.ops.native import ALIGNMENT, MAX_CHOSEN, address, fresh_memory, kernels, library
+from worker.ops.native import ALIGNMENT, MAX_CHOSEN, MAX_GROUPS, address, fresh_memory, kernels, library
 from worker.ops.quantized_weight import QuantizedWeight
+from worker.spec import ExpertGroups
 
 # Packs one linear of all experts of a layer (gate_up or down) into a few pieces of memory.
 #
@@ -179,7 +180,8 @@ class ExpertKernelsStruct(Structure):
 class ExpertsStruct(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("router", "gate_up", "down", "scales", "choice_bias", "loads", "ranks")),
-        ("count", c_long), ("chosen", c_long), ("sigmoid", c_int), ("normalized", c_int), ("activation", c_int),
+        *((name, c_long) for name in ("count", "chosen", "groups", "chosen_groups", "best_of_group")),
+        ("sigmoid", c_int), ("normalized", c_int), ("activation", c_int),
     ]  # fmt: skip
 
 
@@ -197,6 +199,7 @@ class CExperts:
     sigmoid: bool  # if true, routing weights are sigmoids of the logits, else their softmax
     normalized: bool  # if true, the weights of a row's experts are divided by their sum
     activation: int  # its index in ACTIVATIONS of worker/spec.py
+    groups: ExpertGroups | None = None
 
     def struct(self, ranks: RanksC | None = None, parts: int = 0) -> ExpertsStruct:
         """Returns a struct that is valid as long as this record exists.
@@ -211,6 +214,9 @@ class CExperts:
         for each in (self.scales, self.choice_bias):
             assert each is None or (each.dtype == torch.float32 and each.shape == (count,) and each.is_contiguous())
         assert self.sigmoid or self.choice_bias is None
+        of = self.groups or ExpertGroups(1, 1, 1)
+        assert of.count <= MAX_GROUPS and count % of.count == 0 and of.best <= min(2, count // of.count)
+        assert 0 < of.chosen <= of.count and self.chosen <= of.chosen * (count // of.count)
         assert self.loads is None or (self.loads.dtype == torch.int64 and self.loads.shape == (count,))
         return ExpertsStruct(
             ctypes.addressof(self.router.struct),
@@ -218,7 +224,7 @@ class CExperts:
             ctypes.addressof(self.down.structs),
             address(self.scales), address(self.choice_bias), address(self.loads),
             None if ranks is None else ctypes.addressof(ranks.struct),
-            count, self.chosen, self.sigmoid, self.normalized, self.activation,
+            count, self.chosen, of.count, of.chosen, of.best, self.sigmoid, self.normalized, self.activation,
         )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from worker.ops.moe.packed import Experts, Gather, PackedExperts
 from worker.ops.moe.triton_grouped import grouped_linear_triton
 from worker.ops.moe.triton_grouped_low_bit import can_be_gated, quantized_grouped_linear_triton
 from worker.ops.moe.triton_routing import Groups, choose_experts_triton, count_loads_triton, group_slots_triton
-from worker.spec import ACTIVATIONS, Activation
+from worker.spec import ACTIVATIONS, Activation, ExpertGroups
 
 MAX_SLOTS = 1 << 16  # how many slots are computed at once, which limits the memory of the experts' float32 results
 BLOCK = 1024
@@ -62,13 +62,15 @@ def experts_triton(
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
     gather: Gather | None = None,
+    groups: ExpertGroups | None = None,
 ) -> Tensor:
     """Computes the same as `experts_torch` in worker/ops/moe/packed.py: [T, H] in h's dtype."""
     assert activation in ACTIVATIONS and len(h)
     logits = linear(h if router_input is None else router_input, layer.router, fp32_out=True)
     numbers, weights = choose_experts_triton(
-        logits, chosen, normalized=normalized, scales=layer.scales, sigmoid=sigmoid, choice_bias=layer.choice_bias
-    )
+        logits, chosen, normalized=normalized, scales=layer.scales, sigmoid=sigmoid, choice_bias=layer.choice_bias,
+        groups=groups,
+    )  # fmt: skip
     if layer.loads is not None:
         count_loads_triton(numbers, layer.loads)
     out, rows = h.new_empty(len(h), _columns(layer.down)), max(1, MAX_SLOTS // chosen)
@@ -128,6 +130,18 @@ def _linear(
         x, packed.weight, packed.bias, packed.scale, groups, tile,
         activation=activation, dtype=dtype, dynamic=packed.dynamic,
     )  # fmt: skip
+
+
+def linear_per_head_triton(x: Tensor, packed: PackedExperts) -> Tensor:
+    """Computes the same as linear_per_head_torch in worker/ops/moe/per_head.py. A slot is one head of a row."""
+    tokens, heads, _ = x.shape
+    numbers = torch.arange(heads, dtype=torch.int32, device=x.device).repeat(tokens)[:, None]
+    rows = x.contiguous().flatten(0, 1)
+    tile_rows = tiles.EXPERT_TILE_ROWS[0]
+    if tokens > 1:
+        tile_rows = _fitting_rows(packed, tiles.expert_tile_rows(tokens * heads, heads, x.dtype), 1, x)
+    groups = group_slots_triton(numbers, heads, tile_rows, is_sorted=tokens > 1)
+    return _linear(rows, packed, groups, tile_rows, None, x.dtype).view(tokens, heads, -1)
 
 
 def _columns(packed: PackedExperts) -> int:

@@ -104,12 +104,54 @@ static float sigmoids(const Experts *e, const float *logits, const int32_t *numb
     return e->normalized ? sum : 1.0f;
 }
 
+/* Returns the number by which an expert is compared with others when experts are chosen. */
+static float choice_key(const Experts *e, const float *logits, long expert) {
+    return e->choice_bias ? sigmoid(logits[expert]) + e->choice_bias[expert] : logits[expert];
+}
+
+/* Returns the number that an expert adds to its group's score if it is one of the best of the group. If only the best
+ * one counts, choice_key has the same order. highest: the row's highest logit */
+static float share_of_score(const Experts *e, const float *logits, long expert, float highest) {
+    if (e->best_of_group == 1 || e->choice_bias) return choice_key(e, logits, expert);
+    return e->sigmoid ? sigmoid(logits[expert]) : expf(logits[expert] - highest); /* a softmax, but for a factor */
+}
+
+/* Returns the score of the group whose first expert is `begin`. A NaN makes the score NaN. */
+static float group_score(const Experts *e, const float *logits, long begin, long size, float highest) {
+    float best = -INFINITY, second = -INFINITY;
+    for (long expert = begin; expert < begin + size; expert++) {
+        float share = share_of_score(e, logits, expert, highest);
+        if (share != share) return share;
+        if (share > best)
+            second = best, best = share;
+        else if (share > second)
+            second = share;
+    }
+    return e->best_of_group == 2 ? best + second : best;
+}
+
+/* Writes for each group whether it is among the chosen ones. Of groups with equal scores, the first is chosen. */
+static void choose_groups(const Experts *e, const float *logits, int *is_chosen) {
+    uint64_t ranks[MAX_GROUPS];
+    float highest = -INFINITY;
+    for (long i = 0; i < e->count; i++) highest = logits[i] > highest ? logits[i] : highest;
+    long size = e->count / e->groups;
+    for (long g = 0; g < e->groups; g++) ranks[g] = rank(group_score(e, logits, g * size, size, highest), g);
+    for (long g = 0; g < e->groups; g++) {
+        long before = 0;
+        for (long other = 0; other < e->groups; other++) before += ranks[other] > ranks[g];
+        is_chosen[g] = before < e->chosen_groups;
+    }
+}
+
 /* Writes the experts chosen for one row, the most likely first, and their routing weights. */
 static void choose(const Experts *e, const float *logits, int32_t *numbers, float *weights) {
     uint64_t best[MAX_CHOSEN]; /* the greatest ranks found until now, descending */
-    for (long expert = 0, found = 0; expert < e->count; expert++) {
-        float key = e->choice_bias ? sigmoid(logits[expert]) + e->choice_bias[expert] : logits[expert];
-        uint64_t here = rank(key, expert);
+    int in_group[MAX_GROUPS] = {1};
+    if (e->groups > 1) choose_groups(e, logits, in_group);
+    for (long expert = 0, found = 0, size = e->count / e->groups; expert < e->count; expert++) {
+        if (e->groups > 1 && !in_group[expert / size]) continue;
+        uint64_t here = rank(choice_key(e, logits, expert), expert);
         if (found == e->chosen && here < best[found - 1]) continue;
         long i = found < e->chosen ? found++ : found - 1;
         for (; i > 0 && best[i - 1] < here; i--) best[i] = best[i - 1];

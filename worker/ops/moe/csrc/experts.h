@@ -25,6 +25,9 @@ typedef struct {
     int64_t *loads;                        /* [count] or NULL: for each expert, a counter of the rows that chose it */
     Ranks *ranks;       /* processes, each with some columns of gate_up and down; NULL: this process has all columns */
     long count, chosen; /* count: how many experts there are; chosen: how many of them each row chooses */
+    long groups, chosen_groups, best_of_group; /* experts are chosen from the chosen_groups groups with the greatest
+                                                  scores; a group's score is the sum of the best_of_group (1 or 2)
+                                                  greatest scores in it. With 1 of 1 groups, all experts can be chosen */
     int sigmoid, normalized, activation; /* sigmoid: if true, routing weights are sigmoids of the logits, else their
                                             softmax; normalized: if true, a row's routing weights are divided by their
                                             sum */

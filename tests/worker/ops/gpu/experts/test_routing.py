@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.worker.ops.harness.cases import poisoned, random
 from worker.ops.moe.reference import choose_experts
+from worker.spec import ExpertGroups
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
@@ -44,6 +45,22 @@ def test_choice_by_sigmoids_agrees_with_torch(biased: bool, normalized: bool, de
     with poisoned():
         numbers, weights = choose_experts_triton(logits, 6, normalized=normalized, **how)
     expected, shares = choose_experts(logits, 6, normalized=normalized, **how)
+    assert torch.equal(numbers.long(), expected)
+    torch.testing.assert_close(weights, shares, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "biased"])
+@pytest.mark.parametrize(("count", "of_groups", "best"), [(4, 2, 1), (3, 1, 2), (8, 5, 2)])
+def test_choice_from_groups_agrees_with_torch(kind: str, count: int, of_groups: int, best: int, device: str) -> None:
+    from worker.ops.moe.triton_routing import choose_experts_triton
+
+    logits = random(9, 24, seed=6, device=device) * 3
+    logits[2] = 0.0  # equal groups of equal experts
+    how: dict[str, Any] = {"sigmoid": kind != "softmax", "groups": ExpertGroups(count, of_groups, best)}
+    how["choice_bias"] = random(24, seed=5, device=device) if kind == "biased" else None
+    with poisoned():
+        numbers, weights = choose_experts_triton(logits, 5, normalized=False, **how)
+    expected, shares = choose_experts(logits, 5, normalized=False, **how)
     assert torch.equal(numbers.long(), expected)
     torch.testing.assert_close(weights, shares, rtol=1e-6, atol=1e-7)
 
