@@ -140,12 +140,12 @@ def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) ->
 
 def _unpacked(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
     of = latent_of(spec)
-    return {KV_B: StackedLinear((KV_B,), (spec.heads * (of.plain + of.value),), of.rank, False, exact=True)}
+    return {"kv_b": StackedLinear((KV_B,), (spec.heads * (of.plain + of.value),), of.rank, False, exact=True)}
 
 
 def _derived(spec: ModelSpec, layer: LayerSpec, read: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
     of = latent_of(spec)
-    heads = read[KV_B].unflatten(0, (-1, of.plain + of.value))
+    heads = read["kv_b"].unflatten(0, (-1, of.plain + of.value))
     return {
         "absorb": [one[: of.plain].T.contiguous() for one in heads],
         "expand": [one[of.plain :].contiguous() for one in heads],

@@ -162,6 +162,10 @@ def _attention(rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
     return [queries, *([queries] if spec.attention_gate else ()), keys, keys]
 
 
+def _heads(rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
+    return [(rows, spec.heads)]
+
+
 def _delta(layer: LayerSpec) -> tuple[DeltaNetShape, Section, Section]:
     """Returns the shape, and the sections of keys and of values. A value head stays with the key head that it uses."""
     shape = layer.state
@@ -197,10 +201,12 @@ SECTIONS: Mapping[tuple[str, str], Sections] = {  # keys: (kind of the mixer, or
     ("delta_net", "conv"): _delta_channels, ("delta_net", "decay"): _delta_heads,
     ("delta_net", "dt_bias"): _delta_heads,
     ("short_conv", "qkv"): _equal(3), ("short_conv", "o"): _equal(1), ("short_conv", "conv"): _equal(1),
+    ("latent", "q"): _heads, ("latent", "kv_b"): _heads, ("latent", "o"): _equal(1),
     ("", "gate_up"): _gate_up, ("", "down"): _equal(1),
     ("", "expert_gate_up"): _gate_up, ("", "expert_down"): _equal(1),
 }  # fmt: skip
-WHOLE = ("router", "shared_gate")  # small linears that are not split: every process has all rows
+# linears that are not split: every process has all rows of small ones, and of what makes all heads' queries and keys
+WHOLE = ("router", "shared_gate", "q_a", "kv_a")
 SHARED_MIXERS = {kind for kind, _ in SECTIONS}
 
 
