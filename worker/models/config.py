@@ -198,7 +198,7 @@ class Factors:
 
 def _attention_scale(family: Family, config: Config, head_dim: int) -> float:
     if family.latent:
-        return _latent(config).query ** -0.5 * _yarn_growth(_rope_settings(family, config, FULL)) ** 2
+        return float(_latent(config).query ** -0.5) * _yarn_growth(_rope_settings(family, config, FULL)) ** 2
     if family.multipliers:
         return float(config["attention_multiplier"])
     return float((config.get("query_pre_attn_scalar") or head_dim) ** -0.5)

@@ -145,7 +145,7 @@ def _unpacked(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str,
 
 def _derived(spec: ModelSpec, layer: LayerSpec, read: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
     of = latent_of(spec)
-    heads = read["kv_b"].unflatten(0, (-1, of.plain + of.value))
+    heads = read["kv_b"].view(-1, of.plain + of.value, of.rank)
     return {
         "absorb": [one[: of.plain].T.contiguous() for one in heads],
         "expand": [one[of.plain :].contiguous() for one in heads],
@@ -155,7 +155,8 @@ def _derived(spec: ModelSpec, layer: LayerSpec, read: Mapping[str, Tensor]) -> d
 def _make(
     spec: ModelSpec, layer: LayerSpec, packed: Mapping[str, Any], small: Mapping[str, list[Tensor]], like: Tensor
 ) -> LatentWeights:
-    return LatentWeights(**packed, **{field: one for field, (one,) in small.items()})
+    norms: dict[str, Any] = {field: one for field, (one,) in small.items()}
+    return LatentWeights(**packed, **norms)
 
 
 def _check(spec: ModelSpec, layer: LayerSpec) -> None:

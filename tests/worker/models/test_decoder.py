@@ -165,7 +165,9 @@ def test_logits_are_those_of_logits_indices_in_order(checkpoints: Checkpoints) -
 
 
 @pytest.mark.usefixtures("tier")
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "qwen3-moe", "gpt-oss", *GEMMA4[:2], *SWITCHED, *HYBRID, *DENSE_LATENT])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen3", "gemma3", "qwen3-moe", "gpt-oss", *GEMMA4[:2], *SWITCHED, *HYBRID, *DENSE_LATENT]
+)
 def test_bfloat16_is_as_close_as_transformers(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind, dtype=torch.bfloat16)
     decoder = decoder_of(folder, dtype=torch.bfloat16)

@@ -77,6 +77,7 @@ PLACES = {
     "parameters of activations, quantized": ("apertus", BF16, INT4),
     "per-layer embeddings": ("gemma4", BF16, AS_STORED),
     "experts beside an MLP, quantized": ("gemma4-moe", BF16, INT4),
+    "latent attention, quantized": ("deepseek-v3", BF16, INT4),
     "GGUF in several formats": ("gguf", F32, AS_STORED),
     "GGUF, bfloat16": ("gguf", BF16, AS_STORED),
 }

@@ -22,7 +22,7 @@ def attention(
     softcap: float = 0.0,
     bidirectional_end: Tensor | None = None,
 ) -> Tensor:
-    """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most 512.
+    """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most MAX_HEAD_DIM.
 
     max_kv_len is ignored, because the library reads seq_lens itself.
 

@@ -21,7 +21,7 @@ def experts(
     sigmoid: bool = False,
     gather: Gather | None = None,
     groups: ExpertGroups | None = None,
-    **rows: Tensor | None,
+    **rows: Any,
 ) -> Tensor:
     """Computes the same as experts_torch: in C if all weights are packed for the C library, or in Triton on a GPU.
 
