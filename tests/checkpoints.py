@@ -299,6 +299,10 @@ def _minicpm3() -> "PreTrainedModel":
     )
 
 
+def _youtu() -> "PreTrainedModel":
+    return transformers.YoutuForCausalLM(transformers.YoutuConfig(**{**LATENT, "q_lora_rank": None}))
+
+
 def _dots1() -> "PreTrainedModel":
     """A model whose last layer has a window."""
     return transformers.Dots1ForCausalLM(
@@ -554,6 +558,7 @@ KINDS = {
     "glm4-moe-lite": Kind(_glm4_moe_lite),
     "mistral4": Kind(_mistral4),
     "minicpm3": Kind(_minicpm3),
+    "youtu": Kind(_youtu),
     "minimax-m2": Kind(_minimax_m2),
     "olmoe": Kind(_olmoe),
     "granite-moe": Kind(_granite_moe),
@@ -568,7 +573,6 @@ KINDS = {
 SPARSE = ("qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe")  # kinds with experts
 GATED_DELTA = ("qwen3_5", "qwen3_5-moe", "qwen3-next")
 HYBRID = (*GATED_DELTA, "lfm2", "granite-hybrid", "granite-hybrid-moe")  # kinds with recurrent layers
-LATENTS = ("deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3")
 GEMMA4 = ("gemma4", "gemma4-dense", "gemma4-moe")
 
 

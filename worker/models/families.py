@@ -302,6 +302,10 @@ MINICPM3 = {
     "qk_rope_head_dim": 32, "v_head_dim": None, "rope_interleave": False, "scale_emb": 12, "scale_depth": 1.4,
     "dim_model_base": 256,
 }  # fmt: skip
+YOUTU = {
+    **LATENT, "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 32,
+    "num_attention_heads": 16, "max_position_embeddings": 131_072, "eos_token_id": 128_001, "tie_word_embeddings": True,
+}  # fmt: skip
 GPT_OSS_SCALING = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 
 
@@ -470,6 +474,7 @@ FAMILIES: Mapping[str, Family] = {
         scaling=MISTRAL4_SCALING, experts=replace(SIGMOID_EXPERTS, sigmoid=False, choice_bias=never, methods=(None,)),
     ),
     "minicpm3": Family(MINICPM3, latent=True, multipliers=True, derived=minicpm3_settings),
+    "youtu": Family(YOUTU, latent=True),
     "gpt_oss": Family(
         GPT_OSS, layer_types=window_in_every_other, scaling=GPT_OSS_SCALING, sinks=True, activation="clamped_swiglu",
         experts=FamilyExperts("intermediate_size", normalized=True, biases=True),

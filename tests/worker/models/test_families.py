@@ -230,6 +230,7 @@ ROWS = (
     "glm4_moe_lite",
     "mistral4",
     "minicpm3",
+    "youtu",
 )
 
 
