@@ -116,6 +116,29 @@ def _glm4_moe() -> "PreTrainedModel":
     )  # fmt: skip
 
 
+LATENT: dict[str, Any] = {
+    **{name: size for name, size in SIZES.items() if name not in ("head_dim", "num_key_value_heads")},
+    "num_hidden_layers": 2, "kv_lora_rank": 256, "qk_nope_head_dim": 256, "qk_rope_head_dim": 32, "v_head_dim": 64,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "n_shared_experts": 1,
+    "routed_scaling_factor": 1.7, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def _deepseek_v2() -> "PreTrainedModel":
+    """A model of DeepSeek-V2-Lite's kind."""
+    rope = YARN_ROPE | {"mscale": 0.707, "mscale_all_dim": 0.707}
+    config = transformers.DeepseekV2Config(**LATENT, q_lora_rank=None, norm_topk_prob=False, rope_parameters=rope)
+    return transformers.DeepseekV2ForCausalLM(config)
+
+
+def _deepseek_v3() -> "PreTrainedModel":
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    groups = {"n_group": 4, "topk_group": 2, "norm_topk_prob": True}
+    return transformers.DeepseekV3ForCausalLM(
+        transformers.DeepseekV3Config(**LATENT, **groups, q_lora_rank=256, rope_parameters=rope)
+    )
+
+
 def _exaone4() -> "PreTrainedModel":
     sizes = SIZES | {"num_hidden_layers": 3}
     rope = LLAMA3_ROPE | {"factor": 16.0}
@@ -270,6 +293,8 @@ KINDS = {
     "olmo3": Kind("olmo2", _olmo3),
     "glm4": Kind("glm4", _glm4),
     "glm4-moe": Kind("glm4moe", _glm4_moe),
+    "deepseek-v2": Kind("deepseek2", _deepseek_v2),
+    "deepseek-v3": Kind("deepseek2", _deepseek_v3),
     "granite": Kind("granite", lambda: transformers.GraniteForCausalLM(transformers.GraniteConfig(**_granite()))),
     "ministral3": Kind("mistral3", _ministral3),
     "mistral-small": Kind(
@@ -352,5 +377,5 @@ KINDS = {
 
 MIXTURES = (
     "qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe", "granite-hybrid-moe", "qwen3_5-moe",
-    "qwen3-next", "glm4-moe",
+    "qwen3-next", "glm4-moe", "deepseek-v2", "deepseek-v3",
 )  # fmt: skip

@@ -28,6 +28,8 @@ MODULE = "self_attn."
 Q, Q_A, Q_B, KV_A, KV_B = (
     f"{MODULE}{name}" for name in ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 )
+# GGUF files may have kv_b_proj in two parts: for each head the rows that make keys, transposed, and those for values.
+K_B, V_B = f"{MODULE}k_b_proj", f"{MODULE}v_b_proj"
 EPS = 1e-6  # of the norms of c and of the queries' rank; configs state only that of other norms
 
 
@@ -139,17 +141,32 @@ def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) ->
 
 
 def _unpacked(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
-    of = latent_of(spec)
-    return {"kv_b": StackedLinear((KV_B,), (spec.heads * (of.plain + of.value),), of.rank, False, exact=True)}
+    of, heads = latent_of(spec), spec.heads
+    if K_B in names.modules:
+        return {
+            "k_b": StackedLinear((K_B,), (heads * of.rank,), of.plain, False, exact=True),
+            "v_b": StackedLinear((V_B,), (heads * of.value,), of.rank, False, exact=True),
+        }
+    return {"kv_b": StackedLinear((KV_B,), (heads * (of.plain + of.value),), of.rank, False, exact=True)}
 
 
 def _derived(spec: ModelSpec, layer: LayerSpec, read: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
     of = latent_of(spec)
+    if "k_b" in read:
+        return {
+            "absorb": [*read["k_b"].view(-1, of.rank, of.plain)],
+            "expand": [*read["v_b"].view(-1, of.value, of.rank)],
+        }
     heads = read["kv_b"].view(-1, of.plain + of.value, of.rank)
     return {
         "absorb": [one[: of.plain].T.contiguous() for one in heads],
         "expand": [one[of.plain :].contiguous() for one in heads],
     }
+
+
+def _unread(layer: LayerSpec) -> tuple[str, ...]:
+    """Names kv_b_proj, which a file may hold besides its two parts."""
+    return (f"{KV_B}.",)
 
 
 def _make(
@@ -195,7 +212,13 @@ def _in_c(own: LatentWeights, place: Place) -> dict[str, Any]:
 MIXER = Mixer(
     check=_check,
     stored=StoredPart(
-        weights=LatentWeights, linears=_linears, small=_small, unpacked=_unpacked, derived=_derived, make=_make
+        weights=LatentWeights,
+        linears=_linears,
+        small=_small,
+        unpacked=_unpacked,
+        derived=_derived,
+        make=_make,
+        unread=_unread,
     ),
     forward=forward,
     runs_in_c=_runs_in_c,

@@ -201,7 +201,8 @@ SECTIONS: Mapping[tuple[str, str], Sections] = {  # keys: (kind of the mixer, or
     ("delta_net", "conv"): _delta_channels, ("delta_net", "decay"): _delta_heads,
     ("delta_net", "dt_bias"): _delta_heads,
     ("short_conv", "qkv"): _equal(3), ("short_conv", "o"): _equal(1), ("short_conv", "conv"): _equal(1),
-    ("latent", "q"): _heads, ("latent", "kv_b"): _heads, ("latent", "o"): _equal(1),
+    ("latent", "q"): _heads, ("latent", "kv_b"): _heads,
+    ("latent", "k_b"): _heads, ("latent", "v_b"): _heads, ("latent", "o"): _equal(1),
     ("", "gate_up"): _gate_up, ("", "down"): _equal(1),
     ("", "expert_gate_up"): _gate_up, ("", "expert_down"): _equal(1),
 }  # fmt: skip
