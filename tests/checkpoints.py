@@ -246,7 +246,7 @@ def _glm4_moe() -> "PreTrainedModel":
 
 
 LATENT: dict[str, Any] = {
-    **{name: size for name, size in SIZES.items() if name not in ("head_dim", "num_key_value_heads")},
+    **{name: size for name, size in SIZES.items() if name != "head_dim"}, "num_key_value_heads": 4,
     "kv_lora_rank": 48, "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
 }  # fmt: skip
 LATENT_YARN: dict[str, Any] = {
