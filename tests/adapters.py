@@ -26,7 +26,7 @@ def linears_of(base: Path, targets: Iterable[str] = LINEARS, experts: bool = Fal
     return {
         name: shape for name, shape in shapes.items()
         if name.rpartition(".")[2] in targets and len(shape) == 2
-        and (".experts." in name) == (experts and (".mlp." in name or ".feed_forward." in name))
+        and (".experts." in name) == (experts and any(part in name for part in (".mlp.", ".feed_forward.", ".mixer.")))
     }  # fmt: skip
 
 

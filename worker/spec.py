@@ -55,6 +55,7 @@ class LayerSpec:
     window: int  # a row attends to the last `window` positions, including its own; 0: to all positions
     rope: int  # index into ModelSpec.ropes
     sparse: bool = False  # whether the feed-forward has experts (ModelSpec.experts)
+    bare: bool = False  # whether the layer has no feed-forward, only a mixer
     mixer: str = ATTENTION  # the kind of mixer (model/mixers)
     state: RecurrentShape | None = None  # the sizes of the layer's recurrent state; None: the layer has K/V instead
     kv_heads: int = 0  # 0: the same as ModelSpec.kv_heads
@@ -70,7 +71,7 @@ class LayerSpec:
     @property
     def feed_forward(self) -> str:
         """The kind of the feed-forward network (model/feed_forward)."""
-        return "experts" if self.sparse else "dense"
+        return "none" if self.bare else "experts" if self.sparse else "dense"
 
     @property
     def recurrent(self) -> bool:
@@ -103,6 +104,7 @@ class ExpertsSpec:
     normalized: bool  # whether the weights of a row's experts are divided by their sum
     sigmoid: bool = False  # whether the router's scores are the sigmoids of its logits; otherwise their softmax
     choice_bias: bool = False  # whether a bias per expert is added to the scores, only to choose the experts
+    averaged: bool = False  # whether the output is the mean of the shared expert's output and of the sum of the others
     groups: ExpertGroups | None = None  # None: experts are chosen among all
     factor: float = 1.0  # the weights of the chosen experts are multiplied by this
     router_bias: bool = False
@@ -217,6 +219,7 @@ class ModelSpec:
     mlp_bias: bool = False
     sinks: bool = False  # attention has one more key per query head, with a learned logit and a value of zero
     attention_gate: bool = False  # attention's output is multiplied by sigmoid(a linear of the input)
+    separate_gate: bool = False  # with attention_gate: checkpoints store that linear apart from the query projection
     latent: LatentSpec | None = None  # None: no layer has latent attention; else all have, with kv_heads 1
     experts: ExpertsSpec | None = None
     attention_scale: float

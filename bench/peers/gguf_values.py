@@ -11,7 +11,7 @@ Config = Mapping[str, Any]
 
 SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
 # The converter writes no head size for these model types.
-WITHOUT_HEAD_DIM = ("granite", "granitemoe", "granitemoehybrid", "olmo2", "olmoe")
+WITHOUT_HEAD_DIM = ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "olmo2", "olmoe")
 WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # for these, the converter writes which layers have a window
 EPSILONS = {
     "cohere": "layer_norm_eps",
@@ -160,7 +160,21 @@ def _windows(writer: gguf.GGUFWriter, config: Config) -> None:
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in types])
 
 
+def _experts_of_ernie(writer: gguf.GGUFWriter, config: Config) -> None:
+    size, shared = config["moe_intermediate_size"], config["moe_num_shared_experts"]
+    writer.add_expert_count(config["moe_num_experts"])
+    writer.add_expert_used_count(config["moe_k"])
+    writer.add_expert_feed_forward_length(size)
+    writer.add_expert_shared_count(shared)
+    writer.add_expert_shared_feed_forward_length(shared * size)
+    writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+    writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+
+
 def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
+    if config["model_type"] == "ernie4_5_moe":
+        _experts_of_ernie(writer, config)
+        return
     count = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     if not count:
         return

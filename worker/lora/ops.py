@@ -231,6 +231,7 @@ class Mixture:
     activation: Activation
     normalized: bool
     sigmoid: bool
+    gated: bool
     groups: ExpertGroups | None
 
 
@@ -252,10 +253,11 @@ def experts_with_adapters(
         *,
         normalized: bool,
         sigmoid: bool = False,
+        gated: bool = True,
         groups: ExpertGroups | None = None,
         **given: Tensor | None,
     ) -> Tensor:
-        how = Mixture(layer, chosen, activation, normalized, sigmoid, groups)
+        how = Mixture(layer, chosen, activation, normalized, sigmoid, gated, groups)
         linears = {id(layer.gate_up), id(layer.down)}
         changed = [one for one in rows_of(h) if not linears.isdisjoint(one[1].of_experts)]
         as_ever = torch.ones(len(h), dtype=torch.bool, device=h.device)
@@ -268,7 +270,15 @@ def experts_with_adapters(
                 out[others] = _mixed(plain, h[others], how, {}, 1.0, gather, **own)
             else:
                 out[others] = plain.experts(
-                    h[others], layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, groups=groups, **own
+                    h[others],
+                    layer,
+                    chosen,
+                    activation,
+                    normalized=normalized,
+                    sigmoid=sigmoid,
+                    gated=gated,
+                    groups=groups,
+                    **own,
                 )
         for rows, adapter, scale in changed:
             own = {name: None if x is None else x[rows] for name, x in given.items()}
@@ -306,7 +316,8 @@ def _mixed(
     results = torch.empty(*numbers.shape, h.shape[1], device=h.device)  # [T, chosen, H]
     for expert in sorted(set(numbers.flatten().tolist())):
         rows, slots = (numbers == expert).nonzero(as_tuple=True)
-        inner = plain.act_and_mul(multiply(h[rows], layer.gate_up, expert, h.dtype), how.activation)
+        wide = multiply(h[rows], layer.gate_up, expert, h.dtype)
+        inner = plain.act_and_mul(wide, how.activation) if how.gated else plain.activate(wide, how.activation, None)
         own = multiply(inner if gather is None else gather(inner), layer.down, expert, torch.float32)
         results[rows, slots] = own if gather is None else gather(own)
     combine = combine_torch if layer.down.cpu is None else experts_c.combine

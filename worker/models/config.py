@@ -93,7 +93,8 @@ def spec_of_family(name: str, family: Family, stated: Config, task: Task) -> Mod
     check_values(stated)
     try:
         stated = {**stated, **{common: stated[own] for common, own in family.names.items()}}
-        spec = _spec(name, family, {**stated, **family.derived(stated)})
+        stated = {**stated, **family.derived(stated)}
+        spec = _spec(name, family, stated)
     except KeyError as error:
         raise UnsupportedModel(f"the config of this {name} model lacks {error.args[0]!r}") from error
     check_spec(spec, stated["num_hidden_layers"])
@@ -120,7 +121,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
     method = method_of(config)
     qkv_bias, o_bias = family.biases(config)
     factors = Factors.of(family, config, head_dim)
-    return ModelSpec(
+    spec = ModelSpec(
         model_type=name,
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
@@ -149,6 +150,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         mlp_bias=config[family.mlp_bias],
         sinks=family.sinks,
         attention_gate=family.attention_gate,
+        separate_gate=family.separate_gate,
         latent=latent,
         experts=_experts(family, config) if any(layer.sparse for layer in layers) else None,
         activation=_activation(family, config["hidden_act"]),
@@ -166,6 +168,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         dtype=_dtype(config.get("dtype") or config.get("torch_dtype") or "float32"),
         stored=None if method is None else method.stored,
     )
+    return family.adapted(spec, config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +391,8 @@ def check_spec(spec: ModelSpec, layers: int) -> None:
         )
     for layer in dict.fromkeys(spec.layers):
         mixer(layer.mixer).check(spec, layer)
-        if not spec.intermediate_size and (not layer.sparse or (spec.experts and spec.experts.beside_mlp)):
+        has_mlp = not layer.sparse and not layer.bare
+        if not spec.intermediate_size and (has_mlp or (spec.experts and spec.experts.beside_mlp)):
             raise UnsupportedModel(f"intermediate_size {spec.intermediate_size} is not supported: layers have MLPs")
     for rope in spec.ropes:
         _check_rope(rope, rope.head_dim or spec.head_dim)

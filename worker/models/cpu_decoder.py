@@ -389,7 +389,7 @@ def _columns(layer: DecoderCLayer, *names: str) -> list[int]:
 def _addresses(
     layer: DecoderCLayer, experts: ExpertsStruct | None, latent: LatentStruct | None, dtype: torch.dtype, ranks: int
 ) -> _Layer:
-    assert (layer.gate_up is None) == (layer.down is None) and (layer.experts is not None or layer.down is not None)
+    assert (layer.gate_up is None) == (layer.down is None)
     assert (layer.attention is None) == (layer.recurrent is not None)
     norms: dict[str, Tensor | None] = {
         name: getattr(layer, name) for name in (*NORMS, *EXPERT_NORMS, "after_input", "scale")

@@ -154,7 +154,9 @@ PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3",
 PAIRED = re.compile(r".*\.self_attn\.(q|k|qkv)_proj\.(weight|bias)")
 PAIRED_TOWERS = ("pixtral",)
 PAIRED_OF_TOWER = re.compile(r".*\.attention\.[qk]_proj\.weight")
-SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe", "nemotron")
+SHIFTED_ARCHITECTURES = (
+    "gemma", "gemma2", "gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe", "nemotron"
+)  # fmt: skip
 SHIFTED = re.compile(r".*(?<!\.linear_attn\.)norm\.weight")
 DECAYS = re.compile(r".*\.(linear_attn|mamba)\.A_log")
 # The weights of value heads. Value heads are their rows (maybe behind rows of queries and keys), or a value head is one

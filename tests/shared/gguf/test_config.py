@@ -14,7 +14,7 @@ from shared.gguf.naming import GgufError
 
 HERE = Path("model.gguf")
 OF_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 12}
-MIXTURES = ("qwen2moe", "qwen3moe", "qwen3vlmoe", "gpt-oss", "qwen3next", "qwen35moe", "glm4moe")
+MIXTURES = ("qwen2moe", "qwen3moe", "qwen3vlmoe", "gpt-oss", "qwen3next", "qwen35moe", "glm4moe", "ernie4_5-moe")
 SMALL_MIXTURES = ("olmoe", "granitemoe")  # architectures whose experts have the size of a dense model's feed-forward
 RECURRENT = ("qwen3next", "qwen35", "qwen35moe")
 OF_MAMBA = {
@@ -111,6 +111,13 @@ def test_tensors_tell_heads_biases_and_number_formats() -> None:
         ("qwen3moe", {"qwen3moe.expert_feed_forward_length": None}, {"moe_intermediate_size": 8}),
         ("qwen2moe", {}, {"norm_topk_prob": False, "shared_expert_intermediate_size": 16}),
         ("qwen2moe", {"qwen2moe.expert_shared_feed_forward_length": 20}, {"shared_expert_intermediate_size": 20}),
+        ("granitemoe", {"granitemoe.expert_shared_feed_forward_length": 8},
+         {"model_type": "granitemoeshared", "architectures": ["GraniteMoeSharedForCausalLM"],
+          "shared_intermediate_size": 8, "num_local_experts": 8}),
+        ("ernie4_5-moe", {"ernie4_5-moe.expert_shared_count": 0, "ernie4_5-moe.expert_shared_feed_forward_length": 9,
+                          "ernie4_5-moe.leading_dense_block_count": 1, "ernie4_5-moe.interleave_moe_layer_step": 2},
+         {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 12, "moe_num_shared_experts": 0,
+          "moe_layer_start_index": 1, "moe_layer_interval": 2, "moe_layer_end_index": -1}),
         ("llama", {"llama.expert_count": 4, "llama.expert_used_count": 3},
          {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4,
           "num_experts_per_tok": 3, "sliding_window": None}),
@@ -258,7 +265,9 @@ def test_what_gpt_oss_does_not_support_is_named(name: str, value: object, words:
     ("architecture", "change", "words"),
     [
         ("granite", {"rope.scaling.finetuned": False}, r"granite.rope.scaling.finetuned is False; supported is True"),
-        ("granitemoe", {"expert_shared_feed_forward_length": 8}, r"expert_shared_feed_forward_length is 8; this value"),
+        ("granitemoe", {"expert_gating_func": 2}, r"granitemoe.expert_gating_func is 2; supported is 1"),
+        ("ernie4_5-moe", {"expert_shared_count": 2, "expert_shared_feed_forward_length": 8},
+         r"expert_shared_feed_forward_length is 8; supported is 24"),
         ("olmoe", {"expert_feed_forward_length": 8}, r"olmoe.expert_feed_forward_length is 8; supported is 16"),
         ("olmoe", {"attention.clamp_kqv": 8.0}, r"olmoe.attention.clamp_kqv is 8.0; this value is not supported"),
         ("mistral3", {"attention.temperature_scale": 0.1}, r"attention.temperature_scale is 0.1; supported is 0"),

@@ -225,6 +225,27 @@ ROWS = (
     "lfm2_moe",
     "glm4_moe",
     "minimax_m2",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+    "exaone_moe",
+    "granitemoeshared",
+    "cohere2_moe",
+    "flex_olmo",
+    "afmoe",
+    "mellum",
+    "hy_v3",
+    "solar_open",
+    "gemma",
+    "vaultgemma",
+    "glm",
+    "helium",
+    "internlm3",
+    "iquestcoder",
+    "cwm",
+    "ministral",
+    "hyperclovax",
+    "stablelm",
+    "jais2",
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe_lite",
@@ -234,10 +255,14 @@ ROWS = (
 )
 
 
+MULTIPLES = {"ernie4_5_moe": 2560, "iquestcoder": 5120, "jais2": 3328}  # hidden sizes that their heads divide
+
+
 @pytest.mark.parametrize("model_type", [*(config["model_type"] for config in HUB), *ROWS])
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
     """A config.json omits default values, so our defaults must equal transformers'."""
-    sizes = {"vocab_size": 1000, "num_hidden_layers": 9, "hidden_size": 1536, "intermediate_size": 256}
+    hidden = MULTIPLES.get(model_type, 1536)
+    sizes = {"vocab_size": 1000, "num_hidden_layers": 9, "hidden_size": hidden, "intermediate_size": 256}
     sizes |= sizes_without_defaults(model_type)
     theirs = AutoConfig.for_model(model_type, **sizes).to_dict()
     ours = spec_from_config({"model_type": model_type, **sizes})
@@ -448,6 +473,178 @@ def test_impossible_experts_are_named(config: dict[str, Any], change: dict[str, 
     with pytest.raises(UnsupportedModel) as caught:
         spec_from_config({**config, **change})
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+ERNIE_21B: dict[str, Any] = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 2560, "intermediate_size": 12288, "max_position_embeddings": 131072, "model_type": "ernie4_5_moe",
+    "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 1536, "moe_k": 6,
+    "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64,
+    "moe_num_shared_experts": 2, "moe_use_aux_free": True, "num_attention_heads": 20, "num_hidden_layers": 28,
+    "num_key_value_heads": 4, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_bias": False, "vocab_size": 103424,
+}  # fmt: skip
+HUNYUAN_A13B: dict[str, Any] = {
+    "architectures": ["HunYuanMoEV1ForCausalLM"], "attention_head_dim": 128, "eos_token_id": 127960, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 3072, "max_position_embeddings": 32768,
+    "model_type": "hunyuan_v1_moe", "moe_intermediate_size": [3072] * 32, "moe_topk": [8] * 32,
+    "num_attention_heads": 32, "num_experts": 64, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "num_shared_expert": [1] * 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"}, "torch_dtype": "bfloat16",
+    "use_qk_norm": True, "vocab_size": 128167,
+}  # fmt: skip
+K_EXAONE: dict[str, Any] = {
+    "model_type": "exaone_moe", "hidden_size": 6144, "head_dim": 128, "num_hidden_layers": 8,
+    "first_k_dense_replace": 1, "num_experts": 128, "sliding_window_pattern": "LLLG", "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+}  # fmt: skip
+
+
+def test_experts_chosen_by_a_softmax_and_a_bias() -> None:
+    spec = spec_from_config(ERNIE_21B)
+    assert [layer.sparse for layer in spec.layers] == [False] + [True] * 27 and spec.draft_layers == 1
+    assert spec.experts == ExpertsSpec(
+        count=64, chosen=6, intermediate_size=1536, normalized=True, choice_bias=True, shared_size=3072
+    )
+    last = spec_from_config({**ERNIE_21B, "moe_layer_end_index": -1, "moe_layer_interval": 2})
+    assert [i for i, layer in enumerate(last.layers) if layer.sparse] == list(range(1, 28, 2))
+
+
+def test_a_list_with_the_same_number_for_every_layer_is_that_number() -> None:
+    spec = spec_from_config(HUNYUAN_A13B)
+    assert spec.experts == ExpertsSpec(count=64, chosen=8, intermediate_size=3072, normalized=True, shared_size=3072)
+    assert spec_from_config({**HUNYUAN_A13B, "moe_topk": 8, "num_experts": [64] * 32}) == spec
+
+
+def test_layers_of_exaone_with_experts() -> None:
+    """A pattern of windows in letters is not read, because configs list the types of the layers beside it."""
+    spec = spec_from_config(K_EXAONE)
+    assert [layer.window for layer in spec.layers] == [4096, 4096, 4096, 0] * 2
+    assert [spec.ropes[layer.rope].kind for layer in spec.layers[:4]] == ["default"] * 3 + ["none"]
+    assert [layer.sparse for layer in spec.layers] == [False] + [True] * 7 and spec.pre_norms and not spec.post_norms
+    listed = ["dense", "sparse"] * 4
+    assert [layer.sparse for layer in spec_from_config({**K_EXAONE, "mlp_layer_types": listed}).layers] == [
+        False,
+        True,
+    ] * 4
+
+
+COHERE2_MOE: dict[str, Any] = {
+    "model_type": "cohere2_moe", "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_shared_experts": 2, "first_k_dense_replace": 2,
+    "prefix_dense_intermediate_size": 256,
+}  # fmt: skip
+
+
+def test_cohere_with_experts() -> None:
+    spec, of = spec_from_config(COHERE2_MOE), ExpertsSpec(
+        count=8, chosen=2, intermediate_size=96, normalized=True, shared_size=192, averaged=True, factor=0.5
+    )  # fmt: skip
+    assert spec.layer_norm and spec.parallel and spec.intermediate_size == 256 and spec.experts == of
+    assert [layer.window for layer in spec.layers] == [0, 0, 4096, 4096, 4096, 0]
+    assert [spec.ropes[layer.rope].kind for layer in spec.layers] == ["default"] * 5 + ["none"]
+    plain = {"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "shared_expert_combination_strategy": "sum"}
+    spec = spec_from_config({**COHERE2_MOE, **plain, "rms_norm_eps": 1e-6, "num_shared_experts": 0})
+    assert spec.experts == ExpertsSpec(count=8, chosen=2, intermediate_size=96, normalized=False, sigmoid=True)
+    assert not spec.layer_norm and spec.norm_eps == 1e-6
+
+
+NEMOTRON_9B: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "chunk_size": 128, "conv_kernel": 4,
+    "eos_token_id": 12, "expand": 2, "head_dim": 128, "hidden_size": 4480,
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", "intermediate_size": 15680,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 80, "mamba_hidden_act": "silu", "mamba_num_heads": 128,
+    "mamba_proj_bias": False, "max_position_embeddings": 131072, "mlp_bias": False, "mlp_hidden_act": "relu2",
+    "model_type": "nemotron_h", "n_groups": 8, "num_attention_heads": 40, "num_hidden_layers": 56,
+    "num_key_value_heads": 8, "residual_in_fp32": False, "rms_norm_eps": 1e-05, "ssm_state_size": 128,
+    "tie_word_embeddings": False, "time_step_limit": [0.0, float("inf")], "torch_dtype": "bfloat16",
+    "use_bias": False, "use_conv_bias": True, "vocab_size": 131072,
+}  # fmt: skip
+NEMOTRON_30B: dict[str, Any] = {
+    **NEMOTRON_9B, "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "hidden_size": 2688, "intermediate_size": 1856, "mamba_head_dim": 64, "mamba_num_heads": 64,
+    "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_routed_experts": 128,
+    "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts_per_tok": 6,
+    "num_hidden_layers": 52, "num_key_value_heads": 2, "routed_scaling_factor": 2.5, "topk_group": 1,
+}  # fmt: skip
+
+
+def test_mixers_and_networks_that_follow_each_other_are_one_layer() -> None:
+    """56 blocks are 31 layers: 25 networks, and six mixers that another mixer follows."""
+    spec = spec_from_config(NEMOTRON_9B)
+    assert len(spec.layers) == 31 and sum(layer.bare for layer in spec.layers) == 6
+    mixers = "".join("M" if layer.recurrent else "*" for layer in spec.layers)
+    assert mixers == NEMOTRON_9B["hybrid_override_pattern"].replace("-", "")
+    assert not spec.gated and spec.activation == "relu2" and {rope.kind for rope in spec.ropes} == {"none"}
+    listed = {"M": "mamba", "*": "attention", "-": "mlp"}
+    blocks = [listed[letter] for letter in NEMOTRON_9B["hybrid_override_pattern"]]
+    assert spec_from_config({**NEMOTRON_9B, "hybrid_override_pattern": None, "layers_block_type": blocks}) == spec
+
+
+def test_nemotron_with_experts() -> None:
+    spec = spec_from_config(NEMOTRON_30B)
+    assert sum(layer.sparse for layer in spec.layers) == 23 and not any(
+        layer.sparse for layer in spec.layers if layer.bare
+    )
+    assert {layer.feed_forward for layer in spec.layers} == {"experts", "none"}
+    assert spec.experts == ExpertsSpec(
+        count=128, chosen=6, intermediate_size=1856, normalized=True, sigmoid=True, choice_bias=True, factor=2.5,
+        shared_size=3712,
+    )  # fmt: skip
+
+
+STABLELM = {"model_type": "stablelm"}
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "words"),
+    [
+        (ERNIE_21B, {"use_bias": True}, ["use_bias", "experts"]),
+        (ERNIE_21B, {"moe_norm_min": 0.1}, ["moe_norm_min 0.1"]),
+        (ERNIE_21B, {"moe_layer_interval": 0}, ["moe_layer_interval 0"]),
+        (ERNIE_21B, {"moe_layer_start_index": None}, ["moe_layer_start_index null"]),
+        (ERNIE_21B, {"moe_k": 65}, ["65 of 64 experts", "moe_k"]),
+        (HUNYUAN_A13B, {"moe_topk": [8] * 31 + [4]}, ["moe_topk", "differ"]),
+        (HUNYUAN_A13B, {"moe_topk": None}, ["moe_topk None"]),
+        (HUNYUAN_A13B, {"num_experts": []}, ["num_experts []"]),
+        (QWEN3_30B, {"num_experts": [8, 8]}, ["num_experts [8, 8]", "one number"]),
+        (QWEN3_30B, {"moe_intermediate_size": [96, 96]}, ["moe_intermediate_size [96, 96]"]),
+        (GLM45_AIR, {"moe_intermediate_size": [96, 96]}, ["intermediate_size"]),
+        (K_EXAONE, {"layer_types": None}, ["sliding_window_pattern 'LLLG'"]),
+        (K_EXAONE, {"mlp_layer_types": ["deep"] * 8}, ["mlp_layer_types 'deep'"]),
+        (K_EXAONE, {"mlp_layer_types": ["sparse"]}, ["mlp_layer_types"]),
+        (COHERE2_MOE, {"expert_selection_fn": "hash"}, ["expert_selection_fn 'hash'", "softmax, sigmoid"]),
+        (COHERE2_MOE, {"shared_expert_combination_strategy": None}, ["shared_expert_combination_strategy None"]),
+        (STABLELM, {"qk_layernorm": True}, ["qk_layernorm True"]),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "-M*"}, ["layer 0", "no mixer precedes it"]),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "M--*"}, ["layer 2", "no mixer precedes it"]),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "MX*"}, ["hybrid_override_pattern 'X'", "M, *, E, -"]),
+        (NEMOTRON_9B, {"hybrid_override_pattern": None}, ["lacks", "hybrid_override_pattern"]),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "M-M-"}, ["full_attention"]),
+        (NEMOTRON_9B, {"layers_block_type": ["mamba", "conv"]}, ["layers_block_type 'conv'"]),
+        (NEMOTRON_9B, {"time_step_limit": [0.01, 1.0]}, ["time_step_limit"]),
+        (NEMOTRON_9B, {"mamba_hidden_act": "gelu"}, ["mamba_hidden_act 'gelu'"]),
+        (NEMOTRON_9B, {"n_groups": 7}, ["mamba_n_groups 7"]),
+        (NEMOTRON_30B, {"moe_latent_size": 1024}, ["moe_latent_size 1024"]),
+    ],
+)
+def test_settings_of_later_rows_that_are_not_supported_are_named(
+    config: dict[str, Any], change: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        spec_from_config({**config, **change})
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_small_settings_of_dense_rows() -> None:
+    sizes = {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 64}
+    gemma = spec_from_config({"model_type": "gemma", "hidden_act": "gelu"})
+    assert gemma.activation == "gelu_tanh" and gemma.norm_offset and gemma.embed_scale == 3072**0.5
+    assert spec_from_config({"model_type": "internlm3", "qkv_bias": True, "bias": True}).mlp_bias
+    clova = spec_from_config({"model_type": "hyperclovax", **sizes, "logits_scaling": 0.25, "use_post_norm": False})
+    assert (clova.logit_scale, clova.attention_scale, clova.post_norms) == (0.25, 64**-0.5, False)
+    assert spec_from_config({**STABLELM, "use_parallel_residual": True}).parallel
 
 
 def test_llama() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ from worker.ops.activation.reference import GATED
 from worker.ops.linear import linear
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe import clear_choices, experts
-from worker.ops.moe.packed import Experts, PackedExperts
+from worker.ops.moe import native as experts_c
+from worker.ops.moe.packed import Experts, PackedExperts, in_c
 from worker.ops.moe.reference import choose_experts, experts_torch
 from worker.ops.quantized_weight import E2M1, INT4, INT8, CodeMap
 from worker.spec import Activation, ExpertGroups
@@ -95,6 +97,22 @@ def test_row_has_the_same_bits_in_any_company(kind: str, dtype: torch.dtype) -> 
                     assert torch.equal(of(rows), whole[rows])
     finally:
         torch.set_num_threads(threads)
+
+
+@needs_library
+@on_every_tier
+@dtypes
+@pytest.mark.parametrize("kind", ["16 or 32 bits", "4 bits", "mixed"])
+def test_experts_without_a_gate_are_those_of_torch(kind: str, dtype: torch.dtype) -> None:
+    halves, wholes = (made(Sizes(inner=inner), dtype, FORMATS[kind]) for inner in (40, 80))
+    packed, plain = (
+        replace(half, down=whole.down) for half, whole in zip(halves, wholes, strict=True)
+    )  # fmt: skip
+    for rows in (1, 30):
+        x = random(rows, 96, dtype=dtype)
+        ours = experts(x, packed, CHOSEN, "relu2", normalized=True, gated=False)
+        close(ours, experts_torch(x, plain, CHOSEN, "relu2", normalized=True, gated=False))
+        assert torch.equal(experts(x[-1:], packed, CHOSEN, "relu2", normalized=True, gated=False), ours[-1:])
 
 
 def test_equal_logits_choose_the_lower_expert_first() -> None:
@@ -197,13 +215,16 @@ def test_choice_is_clear_unless_rounding_could_change_it() -> None:
 SCORES: list[dict[str, Any]] = [{}, {"scales": torch.full((8,), 1.7)}, {"choice_bias": random(8, seed=4)}]
 
 
+@pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("how", SCORES, ids=["sigmoid", "scaled", "biased"])
-def test_sigmoid_scores_are_those_of_the_definition(how: dict[str, Any], normalized: bool) -> None:
-    """The oracle is DeepSeek-V3's router in float64: the bias changes the choice of experts, but not their weights."""
+@pytest.mark.parametrize("how", SCORES, ids=["plain", "scaled", "biased"])
+def test_scores_are_those_of_the_definition(how: dict[str, Any], normalized: bool, sigmoid: bool) -> None:
+    """The oracle is DeepSeek-V3's router in float64, or ERNIE's with a softmax: the bias changes the choice of experts,
+    but not their weights."""
     logits = random(40, 8, seed=2) * 3
-    numbers, weights = choose_experts(logits, 3, normalized=normalized, sigmoid=True, **how)
-    scores = 1 / (1 + (-logits.double()).exp())
+    numbers, weights = choose_experts(logits, 3, normalized=normalized, sigmoid=sigmoid, **how)
+    powers = logits.double().exp()
+    scores = powers / (1 + powers if sigmoid else powers.sum(1, keepdim=True))
     compared = scores + how.get("choice_bias", torch.zeros(8)).double()
     for row, (chosen, shares) in enumerate(zip(numbers.tolist(), weights.double(), strict=True)):
         assert chosen == sorted(range(8), key=lambda expert: -float(compared[row, expert]))[:3]
@@ -279,12 +300,27 @@ def test_experts_of_groups_in_c_are_those_of_torch(name: str, dtype: torch.dtype
 @needs_library
 @on_every_tier
 @dtypes
-@pytest.mark.parametrize("how", SCORES, ids=["sigmoid", "scaled", "biased"])
-def test_sigmoid_scores_in_c_are_those_of_torch(how: dict[str, Any], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("how", SCORES, ids=["plain", "scaled", "biased"])
+def test_scores_in_c_are_those_of_torch(how: dict[str, Any], dtype: torch.dtype) -> None:
     both = [replace(layer, **how) for layer in made(Sizes(), dtype, [None])]
     x = random(30, 96, dtype=dtype)
-    for normalized in (False, True):
-        ours, theirs = (experts(x, layer, CHOSEN, "silu", normalized=normalized, sigmoid=True) for layer in both)
+    for normalized, sigmoid in product((False, True), repeat=2):
+        scores: dict[str, Any] = {"normalized": normalized, "sigmoid": sigmoid}
+        ours, theirs = (experts(x, layer, CHOSEN, "silu", **scores) for layer in both)
         close(ours, theirs)
-        alone = experts(x[4:5], both[0], CHOSEN, "silu", normalized=normalized, sigmoid=True)
+        alone = experts(x[4:5], both[0], CHOSEN, "silu", **scores)
         assert torch.equal(alone, ours[4:5])
+
+
+@needs_library
+@pytest.mark.parametrize("normalized", [False, True])
+def test_exponentials_are_finite_if_a_bias_chooses_an_unlikely_expert_first(normalized: bool) -> None:
+    """The logits are so far apart that the exponential of their difference would be infinite."""
+    layer = replace(made(Sizes(), torch.float32, [None])[0], choice_bias=torch.tensor([9.0, 8.0, *[0.0] * 6]))
+    packed = in_c(layer, 3, "silu", normalized=normalized)
+    assert packed is not None
+    logits = torch.tensor([[-100.0, 0.0, 100.0, 99.0, 1.0, 2.0, 3.0, 4.0]])
+    numbers, weights = experts_c.choose(logits, packed)
+    expected, shares = choose_experts(logits, 3, normalized=normalized, choice_bias=layer.choice_bias)
+    assert numbers.tolist() == expected.tolist() == [[0, 1, 2]] and weights.isfinite().all()
+    torch.testing.assert_close(weights, shares)

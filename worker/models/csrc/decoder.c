@@ -22,7 +22,6 @@ typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v
                           const void *k_norm, const void *v_norm, const float *cos, const float *sin, const int64_t *positions,
                           const int64_t *slot_mapping, float eps, float offset, long t, long q_heads, long kv_heads,
                           long d, int normed, int kv_format, int threads);
-typedef void Activate(const char *x, char *out, const float *parameters, long t, long n, int activation, int threads);
 typedef void OutputGate(const char *x, const char *gate, char *out, long t, long n, int threads);
 typedef void Recur(const void *layer, const RecurrentStep *s);
 typedef void ScaleRows(char *x, const float *scales, const int64_t *positions, long t, long n, int threads);
@@ -273,10 +272,17 @@ static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
     return linear_of_inner(m, s, l->down, out);
 }
 
+/* Replaces h by the output of the MLP, or by zeros if the layer has no feed-forward network. */
+static int mlp_or_none(const Model *m, const Step *s, const Layer *l) {
+    if (l->gate_up) return mlp(m, s, l, s->h);
+    memset(s->h, 0, s->t * m->hidden_size * m->element_size);
+    return 0;
+}
+
 /* Replaces h by the output of the layer's mixture of experts. Stores the output of the shared expert in `projected`,
  * and the logits of its gate in `q`. */
 static int mixture(const Model *m, const Step *s, const Layer *l) {
-    ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
+    ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.activate, m->kernels.combine, m->is_bf16};
     if (l->gate_up && mlp(m, s, l, s->projected)) return 1;
     if (l->shared_gate && m->kernels.gemm(&(GemmJob){l->shared_gate, s->h, s->q, s->t}, 1, 0, s->threads)) return 1;
     return experts_forward(l->experts, &kernels, NULL, s->h, l->gate_up ? s->projected : NULL,
@@ -286,7 +292,7 @@ static int mixture(const Model *m, const Step *s, const Layer *l) {
 /* Replaces h by the normed output of the MLP plus the normed output of the experts. The inputs of the router and of the
  * experts are two different norms of x. */
 static int mlp_beside_experts(const Model *m, const Step *s, const Layer *l) {
-    ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
+    ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.activate, m->kernels.combine, m->is_bf16};
     if (mlp(m, s, l, s->h)) return 1;
     norm(m, s, s->h, l->after_dense, s->h);
     norm(m, s, s->x, l->before_router, s->projected);
@@ -317,7 +323,7 @@ static int feed_forward_block(const Model *m, const Step *s, const Layer *l, con
     if (linear_of_inner(m, s, l->o, mixed)) return 1;
     norm(m, s, mixed, l->after_attention, mixed);
     add_norm(m, s, mixed, l->before_mlp);
-    if (l->after_experts ? mlp_beside_experts(m, s, l) : l->experts ? mixture(m, s, l) : mlp(m, s, l, s->h)) return 1;
+    if (l->after_experts ? mlp_beside_experts(m, s, l) : l->experts ? mixture(m, s, l) : mlp_or_none(m, s, l)) return 1;
     norm(m, s, s->h, l->after_mlp, s->h);
     if (!l->input_gate && !l->scale) {
         add_norm(m, s, s->h, next_norm);

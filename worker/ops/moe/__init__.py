@@ -19,6 +19,7 @@ def experts(
     *,
     normalized: bool,
     sigmoid: bool = False,
+    gated: bool = True,
     gather: Gather | None = None,
     groups: ExpertGroups | None = None,
     **rows: Any,
@@ -27,6 +28,7 @@ def experts(
 
     gather: as for experts_torch. With it, PyTorch computes on the CPU, because the C library exchanges columns only in
         its own loop over the layers.
+    gated: as for experts_torch; in C, the shapes of the weights say it
     groups: as for experts_torch
     rows: the arguments router_input, add and add_gate of experts_torch
     """
@@ -34,11 +36,12 @@ def experts(
     packed = None if gather else in_c(layer, chosen, activation, **how)
     if packed is not None:
         return experts_c.experts(h, packed, **rows)
+    how |= {"gated": gated, "gather": gather, **rows}
     if h.is_cuda:
         from worker.ops.moe.triton import experts_triton
 
-        return experts_triton(h, layer, chosen, activation, gather=gather, **how, **rows)
-    return experts_torch(h, layer, chosen, activation, gather=gather, **how, **rows)
+        return experts_triton(h, layer, chosen, activation, **how)
+    return experts_torch(h, layer, chosen, activation, **how)
 
 
 def clear_choices(
@@ -49,7 +52,7 @@ def clear_choices(
     Only these rows can be compared with the results of another kernel. groups, sigmoid: as for experts_torch
     """
     logits = router_logits(h, layer.router)
-    keys = choice_keys(logits, layer.choice_bias)
+    keys = choice_keys(logits, layer.choice_bias, sigmoid=sigmoid)
     if groups is None:
         return _is_clear(keys, keys.abs().amax(dim=1), chosen)
     scores = group_scores(logits, keys, groups, sigmoid=sigmoid)

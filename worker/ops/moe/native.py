@@ -170,7 +170,7 @@ def pack_experts_in_c(
     return CpuExperts(arena.end(), structs, count, dtype)
 
 
-KERNELS = ("gemm", "act_and_mul", "combine")  # the functions of struct ExpertKernels, in its order
+KERNELS = ("gemm", "act_and_mul", "activate", "combine")  # the functions of struct ExpertKernels, in its order
 
 
 class ExpertKernelsStruct(Structure):
@@ -190,10 +190,10 @@ class CExperts:
     """The experts of a layer. E: the number of experts; H: hidden size; I: intermediate size."""
 
     router: CpuWeight  # H → E
-    gate_up: CpuExperts  # H → 2 I: gate, then up
+    gate_up: CpuExperts  # H → 2 I: gate, then up; H → I without a gate
     down: CpuExperts  # I → H
     scales: Tensor | None  # [E] float32: factors of the routing weights
-    choice_bias: Tensor | None  # [E] float32: added to the sigmoids when experts are chosen, not to the weights
+    choice_bias: Tensor | None  # [E] float32: added to the scores when experts are chosen, not to the weights
     loads: Tensor | None  # [E] int64: counts the rows that choose each expert
     chosen: int  # how many experts each row chooses
     sigmoid: bool  # if true, routing weights are sigmoids of the logits, else their softmax
@@ -210,10 +210,9 @@ class CExperts:
         parts = parts or (1 if ranks is None else ranks.count)
         count, hidden, inner = self.gate_up.count, self.gate_up.k, self.down.k
         assert self.router.n == self.down.count == count and 0 < self.chosen <= min(count, MAX_CHOSEN)
-        assert self.router.k == parts * self.down.n == hidden and parts * self.gate_up.n == 2 * inner
+        assert self.router.k == parts * self.down.n == hidden and parts * self.gate_up.n in (inner, 2 * inner)
         for each in (self.scales, self.choice_bias):
             assert each is None or (each.dtype == torch.float32 and each.shape == (count,) and each.is_contiguous())
-        assert self.sigmoid or self.choice_bias is None
         of = self.groups or ExpertGroups(1, 1, 1)
         assert of.count <= MAX_GROUPS and count % of.count == 0 and of.best <= min(2, count // of.count)
         assert 0 < of.chosen <= of.count and self.chosen <= of.chosen * (count // of.count)

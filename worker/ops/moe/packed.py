@@ -60,11 +60,11 @@ class Experts:
     """The weights of a layer's experts. E: the number of experts; H: hidden size; I: intermediate size."""
 
     router: PackedLinear  # H → E
-    gate_up: PackedExperts  # H → 2 I: gate, then up
+    gate_up: PackedExperts  # H → 2 I: gate, then up; H → I without a gate
     down: PackedExperts  # I → H
     loads: Tensor | None = None  # [E] int64: counts the rows that choose each expert
     scales: Tensor | None = None  # [E] float32: factors of the routing weights
-    choice_bias: Tensor | None = None  # [E] float32: added to the sigmoids when experts are chosen, not to the weights
+    choice_bias: Tensor | None = None  # [E] float32: added to the scores when experts are chosen, not to the weights
 
 
 def packed_in_c(packed: CpuExperts) -> PackedExperts:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.ops.activation.reference import act_and_mul_torch
+from worker.ops.activation.reference import act_and_mul_torch, activate_torch
 from worker.ops.linear import native as linear_native
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.reference import linear_torch
@@ -27,12 +27,13 @@ def choose_experts(
     logits [T, E] float32: an expert's weight is the softmax of the logits or, with `sigmoid`, the sigmoid of its logit
     normalized: if true, the weights of a row's experts are divided by their sum
     scales [E] float32: factors by which the weights are multiplied in the end
-    choice_bias [E] float32, only with `sigmoid`: experts are chosen by weight plus bias instead of by logit
+    choice_bias [E] float32: experts are chosen by weight plus bias instead of by logit; the weight is the softmax over
+        all experts or, with `sigmoid`, the sigmoid
     groups: if given, first groups of experts are chosen, and then experts of these groups only
 
     Equally likely experts are in the order of their numbers, and so are equally likely groups.
     """
-    keys = choice_keys(logits, choice_bias)
+    keys = choice_keys(logits, choice_bias, sigmoid=sigmoid)
     if groups is not None:
         keys = keys.masked_fill(~in_chosen_groups(logits, keys, groups, sigmoid=sigmoid), -torch.inf)
     order = keys.sort(dim=1, descending=True, stable=True).indices
@@ -66,11 +67,13 @@ def group_scores(logits: Tensor, keys: Tensor, groups: ExpertGroups, *, sigmoid:
     return keys.unflatten(1, (groups.count, -1)).topk(groups.best, dim=2).values.sum(dim=2)
 
 
-def choice_keys(logits: Tensor, choice_bias: Tensor | None) -> Tensor:
+def choice_keys(logits: Tensor, choice_bias: Tensor | None, *, sigmoid: bool) -> Tensor:
     """Returns the numbers [T, E] by which experts are chosen. Without a bias, these are the logits, because their
-    sigmoids have the same order.
+    sigmoids and their softmax have the same order.
     """
-    return logits if choice_bias is None else logits.sigmoid() + choice_bias
+    if choice_bias is None:
+        return logits
+    return (logits.sigmoid() if sigmoid else logits.softmax(dim=1)) + choice_bias
 
 
 def experts_torch(
@@ -81,6 +84,7 @@ def experts_torch(
     *,
     normalized: bool,
     sigmoid: bool = False,
+    gated: bool = True,
     router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
@@ -88,6 +92,7 @@ def experts_torch(
     groups: ExpertGroups | None = None,
 ) -> Tensor:
     """Returns the sum over each row's experts of weight * down(act_and_mul(gate_up(h))), plus `add`, in h's dtype.
+    If not `gated`, it is weight * down(activate(gate_up(h))).
 
     h, `add` (the output of the shared expert) and the result are [T, H].
     router_input [T, H]: the input of the router, by default h
@@ -106,9 +111,9 @@ def experts_torch(
     if layer.loads is not None:
         layer.loads.add_(numbers.flatten().bincount(minlength=len(layer.loads)))
     places = {expert: (numbers == expert).nonzero(as_tuple=True) for expert in numbers.unique().tolist()}
+    activate = act_and_mul_torch if gated else activate_torch
     inner = torch.cat([
-        act_and_mul_torch(expert_linear(h[rows], layer.gate_up, expert), activation)
-        for expert, (rows, _) in places.items()
+        activate(expert_linear(h[rows], layer.gate_up, expert), activation) for expert, (rows, _) in places.items()
     ])  # fmt: skip
     parts = (inner if gather is None else gather(inner)).split([len(rows) for rows, _ in places.values()])
     results = [

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.activation.triton import act_and_mul_triton
+from worker.ops.activation.triton import act_and_mul_triton, activate_triton
 from worker.ops.linear import linear, tiles
 from worker.ops.linear.tiles import Tile
 from worker.ops.linear.triton_low_bit import fitted
@@ -58,6 +58,7 @@ def experts_triton(
     *,
     normalized: bool,
     sigmoid: bool = False,
+    gated: bool = True,
     router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
@@ -76,7 +77,7 @@ def experts_triton(
     out, rows = h.new_empty(len(h), _columns(layer.down)), max(1, MAX_SLOTS // chosen)
     for begin in range(0, len(h), rows):
         part = slice(begin, begin + rows)
-        results = _multiply(h[part], layer, logits.shape[1], numbers[part], activation, gather)
+        results = _multiply(h[part], layer, logits.shape[1], numbers[part], activation, gather, gated=gated)
         _combine(results, weights[part], _rows(add, part), _rows(add_gate, part), out[part])
     return out
 
@@ -86,22 +87,30 @@ def _rows(x: Tensor | None, part: slice) -> Tensor | None:
 
 
 def _multiply(
-    h: Tensor, layer: Experts, count: int, numbers: Tensor, activation: Activation, gather: Gather | None
+    h: Tensor,
+    layer: Experts,
+    count: int,
+    numbers: Tensor,
+    activation: Activation,
+    gather: Gather | None,
+    *,
+    gated: bool,
 ) -> Tensor:
     """Returns the results of the rows' experts, which are not weighted yet: [T * chosen, H] float32."""
     rows, chosen = numbers.shape
     is_sorted = rows * chosen > max(chosen, count // 2)
-    tile_rows = _tile_rows(layer, rows * chosen, count, h) if is_sorted else tiles.EXPERT_TILE_ROWS[0]
+    tile_rows = _tile_rows(layer, rows * chosen, count, h, 1 + gated) if is_sorted else tiles.EXPERT_TILE_ROWS[0]
     groups = group_slots_triton(numbers, count, tile_rows, is_sorted=is_sorted)
-    inner = _linear(h, layer.gate_up, groups, tile_rows, activation, h.dtype)
+    inner = _linear(h, layer.gate_up, groups, tile_rows, activation if gated else None, h.dtype)
+    inner = inner if gated else activate_triton(inner, activation)
     inner = inner if gather is None else gather(inner)
     return _linear(inner, layer.down, groups, tile_rows, None, torch.float32)
 
 
-def _tile_rows(layer: Experts, slots: int, count: int, h: Tensor) -> int:
-    """Returns how many rows a tile may have to fit into shared memory in the two products, gate_up and down."""
+def _tile_rows(layer: Experts, slots: int, count: int, h: Tensor, products: int) -> int:
+    """Returns how many rows a tile may have to fit into shared memory in gate_up and in down. products: of gate_up"""
     rows = tiles.expert_tile_rows(slots, count, h.dtype)
-    sizes = [_fitting_rows(layer.gate_up, rows, 2, h), _fitting_rows(layer.down, rows, 1, h)]
+    sizes = [_fitting_rows(layer.gate_up, rows, products, h), _fitting_rows(layer.down, rows, 1, h)]
     return min(sizes)
 
 

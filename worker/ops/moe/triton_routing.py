@@ -85,7 +85,12 @@ def _choose_experts_kernel(
     logits = tl.load(logits_ptr + row * stride + expert, mask=exists, other=float("-inf"))
     compared = logits
     if choice_bias_ptr is not None:
-        compared = _sigmoid(logits) + tl.load(choice_bias_ptr + expert, mask=exists, other=0.0)
+        if SIGMOID:
+            scores_of_all = _sigmoid(logits)
+        else:
+            scores_of_all = tl.exp(logits - tl.max(logits, axis=0))
+            scores_of_all = tl.div_rn(scores_of_all, tl.sum(scores_of_all, axis=0))
+        compared = scores_of_all + tl.load(choice_bias_ptr + expert, mask=exists, other=0.0)
     # Among equal numbers, the key of a lower expert number is higher.
     keys = (sortable_bits(compared).to(tl.int64) << 32) | (expert ^ LOW_31_BITS)
     if GROUPS > 1:
@@ -113,7 +118,11 @@ def _choose_experts_kernel(
         if NORMALIZED:
             weights = tl.div_rn(weights, tl.sum(weights, axis=0) + LEAST_SUM)
     else:
-        highest = tl.sum(tl.where(slot == 0, chosen, 0.0), axis=0)
+        # With a bias, the first chosen expert may not be the most likely one.
+        if choice_bias_ptr is None:
+            highest = tl.sum(tl.where(slot == 0, chosen, 0.0), axis=0)
+        else:
+            highest = tl.max(chosen, axis=0) if NORMALIZED else tl.max(logits, axis=0)
         weights = tl.where(slot < CHOSEN, tl.exp(chosen - highest), 0.0)
         total = tl.sum(weights if NORMALIZED else tl.where(expert < experts, tl.exp(logits - highest), 0.0), axis=0)
         weights = tl.div_rn(weights, total)
@@ -203,7 +212,6 @@ def choose_experts_triton(
     assert rows and chosen <= experts and logits.stride(1) == 1 and logits.dtype == torch.float32
     for each in (scales, choice_bias):
         assert each is None or (each.shape == (experts,) and each.dtype == torch.float32 and each.is_contiguous())
-    assert sigmoid or choice_bias is None
     of = groups or ExpertGroups(1, 1, 1)
     assert experts % of.count == 0 and chosen <= of.chosen * (experts // of.count)
     numbers = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)

@@ -34,13 +34,14 @@ def test_choice_agrees_with_torch(experts: int, count: int, normalized: bool, de
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize("biased", [True, False])
-def test_choice_by_sigmoids_agrees_with_torch(biased: bool, normalized: bool, device: str) -> None:
+@pytest.mark.parametrize(("biased", "sigmoid"), [(True, True), (False, True), (True, False)])
+def test_choice_by_scores_agrees_with_torch(biased: bool, sigmoid: bool, normalized: bool, device: str) -> None:
     from worker.ops.moe.triton_routing import choose_experts_triton
 
     logits = random(9, 33, device=device) * 3
+    logits[3] *= 1 if sigmoid else 100  # the exponential of a difference of logits is infinite
     logits[2] = -80.0  # the sum of the sigmoids is less than the constant added to it
-    how: dict[str, Any] = {"sigmoid": True, "scales": torch.full((33,), 2.5, device=device)}
+    how: dict[str, Any] = {"sigmoid": sigmoid, "scales": torch.full((33,), 2.5, device=device)}
     how["choice_bias"] = random(33, seed=5, device=device) if biased else None
     with poisoned():
         numbers, weights = choose_experts_triton(logits, 6, normalized=normalized, **how)
