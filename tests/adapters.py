@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 LINEARS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj", "in_proj",
     "out_proj", "in_proj_qkv", "in_proj_z", "in_proj_qkvz", "w1", "w2", "w3", "c_fc", "c_proj", "input_linear",
-    "output_linear",
+    "output_linear", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
 )  # fmt: skip
 
 
@@ -26,7 +26,7 @@ def linears_of(base: Path, targets: Iterable[str] = LINEARS, experts: bool = Fal
     return {
         name: shape for name, shape in shapes.items()
         if name.rpartition(".")[2] in targets and len(shape) == 2
-        and (".experts." in name) == (experts and (".mlp." in name or ".feed_forward." in name))
+        and (".experts." in name) == (experts and any(part in name for part in (".mlp.", ".feed_forward.", ".mixer.")))
     }  # fmt: skip
 
 

@@ -245,6 +245,64 @@ def _glm4_moe() -> "PreTrainedModel":
     )
 
 
+LATENT: dict[str, Any] = {
+    **{name: size for name, size in SIZES.items() if name != "head_dim"}, "num_key_value_heads": 4,
+    "kv_lora_rank": 48, "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
+}  # fmt: skip
+LATENT_YARN: dict[str, Any] = {
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.5,
+}  # fmt: skip
+
+
+def _deepseek_v2(**more: Any) -> "PreTrainedModel":
+    """A model of DeepSeek-V2-Lite's kind: queries are made of the hidden state, and the first layer has no experts."""
+    experts = {**SIGMOID_EXPERTS, "norm_topk_prob": False}
+    settings = {**LATENT, **experts, "q_lora_rank": None, "rope_parameters": LATENT_YARN, **more}
+    return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**settings))
+
+
+def _deepseek_v2_groups() -> "PreTrainedModel":
+    """A model that chooses groups of experts by their best expert, and whose projections have biases."""
+    groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": 40}
+    return _deepseek_v2(**groups, attention_bias=True)
+
+
+def _deepseek_v3() -> "PreTrainedModel":
+    groups = {"n_group": 4, "topk_group": 2}
+    return transformers.DeepseekV3ForCausalLM(
+        transformers.DeepseekV3Config(**LATENT, **SIGMOID_EXPERTS, **groups, rope_parameters=LATENT_YARN)
+    )
+
+
+def _glm4_moe_lite() -> "PreTrainedModel":
+    """A model whose second layer has no experts, and whose values are wider than its keys."""
+    types = ["sparse", "dense", "sparse"]
+    sizes = {**LATENT, **SIGMOID_EXPERTS, "rms_norm_eps": 1e-2, "v_head_dim": 56}
+    del sizes["first_k_dense_replace"]
+    return transformers.Glm4MoeLiteForCausalLM(transformers.Glm4MoeLiteConfig(**sizes, mlp_layer_types=types))
+
+
+def _mistral4() -> "PreTrainedModel":
+    """A model whose queries are scaled up from position 32 on, and whose router adds up two scores of each group."""
+    rope = {**LATENT_YARN, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.3}
+    groups = {"n_group": 2, "topk_group": 1}
+    return transformers.Mistral4ForCausalLM(
+        transformers.Mistral4Config(**LATENT, **SIGMOID_EXPERTS, **groups, rope_parameters=rope)
+    )
+
+
+def _minicpm3() -> "PreTrainedModel":
+    """A model that rotates dimensions half of the rotated part apart, with factors of sums and logits."""
+    return transformers.MiniCPM3ForCausalLM(
+        transformers.MiniCPM3Config(**{**LATENT, "tie_word_embeddings": False}, scale_emb=3, dim_model_base=40)
+    )
+
+
+def _youtu() -> "PreTrainedModel":
+    return transformers.YoutuForCausalLM(transformers.YoutuConfig(**{**LATENT, "q_lora_rank": None}))
+
+
 def _dots1() -> "PreTrainedModel":
     """A model whose last layer has a window."""
     return transformers.Dots1ForCausalLM(
@@ -416,6 +474,146 @@ def _arcee() -> "PreTrainedModel":
     return transformers.ArceeForCausalLM(transformers.ArceeConfig(**SIZES))
 
 
+def _ernie_moe() -> "PreTrainedModel":
+    """A model with experts in its second layer only, which are chosen by their softmax plus a bias."""
+    experts = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48, "moe_num_shared_experts": 2}
+    layers = {"moe_layer_start_index": 1, "moe_layer_end_index": 1, "moe_layer_interval": 2}
+    return transformers.Ernie4_5_MoeForCausalLM(transformers.Ernie4_5_MoeConfig(**OF_HIDDEN, **experts, **layers))
+
+
+def _hunyuan_moe() -> "PreTrainedModel":
+    sizes = {**SIZES, "intermediate_size": 96, "num_experts": 6, "moe_topk": 3}
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0}
+    return transformers.HunYuanMoEV1ForCausalLM(transformers.HunYuanMoEV1Config(**sizes, rope_parameters=rope))
+
+
+NAMED_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "num_shared_experts": 2}
+
+
+def _exaone_moe() -> "PreTrainedModel":
+    """A model whose second layer has a window, and rotary embeddings, which the others lack."""
+    types = {"layer_types": [FULL, SLIDING, FULL], "sliding_window": WINDOW, "first_k_dense_replace": 2}
+    return transformers.ExaoneMoeForCausalLM(
+        transformers.ExaoneMoeConfig(**OF_HIDDEN, **NAMED_EXPERTS, **types, routed_scaling_factor=1.7)
+    )
+
+
+def _granite_moe_shared() -> "PreTrainedModel":
+    sizes = {**OF_HIDDEN, "intermediate_size": 96, "num_local_experts": 8, "num_experts_per_tok": 3}
+    factors = {"embedding_multiplier": 6.0, "logits_scaling": 0.5, "residual_multiplier": 0.7}
+    return transformers.GraniteMoeSharedForCausalLM(
+        transformers.GraniteMoeSharedConfig(**sizes, **factors, attention_multiplier=0.2, shared_intermediate_size=80)
+    )
+
+
+def _cohere2_moe(**more: Any) -> "PreTrainedModel":
+    """A model whose first layer has no experts and no window, but rotary embeddings."""
+    sizes = {**SIZES, "intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2}
+    first = {"prefix_dense_intermediate_size": 96, "first_k_dense_replace": 1, "prefix_dense_sliding_window_pattern": 1}
+    return transformers.Cohere2MoeForCausalLM(
+        transformers.Cohere2MoeConfig(
+            **sizes, **first, **{"sliding_window": WINDOW, "sliding_window_pattern": 2, "logit_scale": 0.5, **more}
+        )
+    )
+
+
+def _flex_olmo() -> "PreTrainedModel":
+    sizes = {**OF_HIDDEN, "intermediate_size": 96, "num_experts": 6, "num_experts_per_tok": 3}
+    return transformers.FlexOlmoForCausalLM(transformers.FlexOlmoConfig(**sizes))
+
+
+def _afmoe() -> "PreTrainedModel":
+    """A model with gates of attention that have a linear of their own. Only layers with a window are rotated."""
+    types = {"layer_types": [SLIDING, FULL, SLIDING], "sliding_window": WINDOW, "num_dense_layers": 1}
+    model = transformers.AfmoeForCausalLM(
+        transformers.AfmoeConfig(**SIZES, **NAMED_EXPERTS, **types, route_scale=1.7, mup_enabled=True)
+    )
+    for name, weight in model.named_parameters():
+        if name.endswith("router.gate.weight"):
+            weight.data.normal_(0, 0.2)
+    return model
+
+
+def _mellum() -> "PreTrainedModel":
+    """A model with other rotary settings in layers with a window, and a layer without experts between others."""
+    rope = {FULL: {"rope_type": "default", "rope_theta": 1e5}, SLIDING: {"rope_type": "default", "rope_theta": 1e4}}
+    types = {"layer_types": [SLIDING, FULL, SLIDING], "mlp_layer_types": ["sparse", "dense", "sparse"]}
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "sliding_window": WINDOW}
+    return transformers.MellumForCausalLM(transformers.MellumConfig(**SIZES, **types, **experts, rope_parameters=rope))
+
+
+def _hy3() -> "PreTrainedModel":
+    return transformers.HYV3ForCausalLM(transformers.HYV3Config(**SIZES, **NAMED_EXPERTS, router_scaling_factor=1.7))
+
+
+def _solar_open() -> "PreTrainedModel":
+    experts = {name: value for name, value in SIGMOID_EXPERTS.items() if name != "first_k_dense_replace"}
+    sizes = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
+    return transformers.SolarOpenForCausalLM(transformers.SolarOpenConfig(**sizes, **experts))
+
+
+def _vaultgemma() -> "PreTrainedModel":
+    caps = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 20.0}
+    return transformers.VaultGemmaForCausalLM(
+        transformers.VaultGemmaConfig(**SIZES, **caps, sliding_window=WINDOW, query_pre_attn_scalar=24)
+    )
+
+
+def _glm() -> "PreTrainedModel":
+    """A model that rotates pairs of neighbouring dimensions in half of each head."""
+    return transformers.GlmForCausalLM(transformers.GlmConfig(**SIZES))
+
+
+def _helium() -> "PreTrainedModel":
+    return transformers.HeliumForCausalLM(transformers.HeliumConfig(**OF_HIDDEN, attention_bias=True))
+
+
+def _cwm() -> "PreTrainedModel":
+    return transformers.CwmForCausalLM(
+        transformers.CwmConfig(**SIZES, sliding_window=WINDOW, rope_parameters=LLAMA3_ROPE)
+    )
+
+
+def _ministral() -> "PreTrainedModel":
+    types = {"layer_types": [SLIDING, FULL, SLIDING], "sliding_window": WINDOW}
+    return transformers.MinistralForCausalLM(transformers.MinistralConfig(**SIZES, **types))
+
+
+def _clova() -> "PreTrainedModel":
+    factors = {"embedding_multiplier": 3.0, "logits_scaling": 0.25, "residual_multiplier": 0.4}
+    return transformers.HyperCLOVAXForCausalLM(transformers.HyperCLOVAXConfig(**SIZES, **factors))
+
+
+def _stablelm(**more: Any) -> "PreTrainedModel":
+    """A model that rotates a quarter of each head."""
+    return transformers.StableLmForCausalLM(transformers.StableLmConfig(**OF_HIDDEN, use_qkv_bias=True, **more))
+
+
+def _as_llama(config: Any) -> "PreTrainedModel":
+    """A model of a family that transformers computes with the classes of Llama."""
+    return cast("PreTrainedModel", transformers.AutoModelForCausalLM.from_config(config))
+
+
+def _nemotron_h(pattern: str) -> "PreTrainedModel":
+    """A model whose layers are one block each: M is Mamba-2, * attention, - an MLP, and E a mixture of experts.
+
+    transformers clamps the steps of Mamba-2 from below by `time_step_min`, which is therefore almost zero here.
+    """
+    sizes = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
+    mamba = {"mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 24, "time_step_min": 1e-9}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    model = transformers.NemotronHForCausalLM(
+        transformers.NemotronHConfig(
+            **sizes, **mamba, **experts, moe_shared_expert_intermediate_size=80, routed_scaling_factor=1.7,
+            hybrid_override_pattern=pattern,
+        )
+    )  # fmt: skip
+    for name, weight in model.named_parameters():
+        if name.endswith(".dt_bias"):
+            weight.data.zero_()
+    return model
+
+
 DELTA: dict[str, Any] = {
     **SIZES, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 24, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -494,11 +692,45 @@ KINDS = {
     "lfm2-moe": Kind(_lfm2_moe),
     "glm4-moe": Kind(_glm4_moe),
     "dots1": Kind(_dots1),
+    "deepseek-v2": Kind(_deepseek_v2),
+    "deepseek-v2-groups": Kind(_deepseek_v2_groups),
+    "deepseek-v3": Kind(_deepseek_v3),
+    "glm4-moe-lite": Kind(_glm4_moe_lite),
+    "mistral4": Kind(_mistral4),
+    "minicpm3": Kind(_minicpm3),
+    "youtu": Kind(_youtu),
     "minimax-m2": Kind(_minimax_m2),
     "olmoe": Kind(_olmoe),
     "granite-moe": Kind(_granite_moe),
     "granite-hybrid": Kind(_granite_hybrid),
     "granite-hybrid-moe": Kind(_granite_hybrid_moe),
+    "ernie4_5-moe": Kind(_ernie_moe),
+    "hunyuan-moe": Kind(_hunyuan_moe),
+    "exaone-moe": Kind(_exaone_moe),
+    "granite-moe-shared": Kind(_granite_moe_shared),
+    "cohere2-moe": Kind(_cohere2_moe),
+    "cohere2-moe-sigmoid": Kind(
+        lambda: _cohere2_moe(expert_selection_fn="sigmoid", shared_expert_combination_strategy="sum", rms_norm_eps=1e-5)
+    ),
+    "flex-olmo": Kind(_flex_olmo),
+    "afmoe": Kind(_afmoe),
+    "mellum": Kind(_mellum),
+    "hy3": Kind(_hy3),
+    "solar-open": Kind(_solar_open),
+    "gemma": Kind(lambda: transformers.GemmaForCausalLM(transformers.GemmaConfig(**SIZES)), byte_fallback_tokenizer),
+    "vaultgemma": Kind(_vaultgemma, byte_fallback_tokenizer),
+    "glm": Kind(_glm),
+    "helium": Kind(_helium),
+    "internlm3": Kind(lambda: _as_llama(transformers.InternLM3Config(**SIZES, attention_bias=True, mlp_bias=True))),
+    "iquestcoder": Kind(lambda: _as_llama(transformers.IQuestCoderConfig(**SIZES))),
+    "cwm": Kind(_cwm),
+    "ministral": Kind(_ministral),
+    "hyperclovax": Kind(_clova),
+    "stablelm": Kind(_stablelm),
+    "stablelm-parallel": Kind(lambda: _stablelm(use_parallel_residual=True)),
+    "jais2": Kind(lambda: transformers.Jais2ForCausalLM(transformers.Jais2Config(**SIZES))),
+    "nemotron-h": Kind(lambda: _nemotron_h("M-MM*-M")),
+    "nemotron-h-moe": Kind(lambda: _nemotron_h("ME*EM*")),
     "qwen3_5": Kind(_qwen3_5),
     "qwen3_5-moe": Kind(_qwen3_5_moe),
     "qwen3-next": Kind(_qwen3_next),
@@ -507,7 +739,14 @@ KINDS = {
 
 SPARSE = ("qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe")  # kinds with experts
 GATED_DELTA = ("qwen3_5", "qwen3_5-moe", "qwen3-next")
-HYBRID = (*GATED_DELTA, "lfm2", "granite-hybrid", "granite-hybrid-moe")  # kinds with recurrent layers
+HYBRID = (
+    *GATED_DELTA,
+    "lfm2",
+    "nemotron-h",
+    "nemotron-h-moe",
+    "granite-hybrid",
+    "granite-hybrid-moe",
+)  # kinds with recurrent layers
 GEMMA4 = ("gemma4", "gemma4-dense", "gemma4-moe")
 
 

@@ -99,6 +99,12 @@ def _stored(weights: dict[str, torch.Tensor], config: Metadata) -> dict[tuple[st
             found[name, stored_name(names, name.replace("qkvz", "qkv"))] = sorted[:-gates]
             found[name, stored_name(names, name.replace("qkvz", "z"))] = sorted[-gates:]
             continue
+        if name.endswith("kv_b_proj.weight"):
+            heads = weight.unflatten(0, (config["num_attention_heads"], -1))
+            keys, values = heads.split((config["qk_nope_head_dim"], config["v_head_dim"]), dim=1)
+            found[name, stored_name(names, name.replace("kv_b", "k_b"))] = keys.mT
+            found[name, stored_name(names, name.replace("kv_b", "v_b"))] = values
+            continue
         stored = stored_name(names, name)
         found[name, stored] = weight[0] if stored.endswith("ffn_gate_inp_shexp.weight") else weight
     return found

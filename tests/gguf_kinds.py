@@ -116,6 +116,40 @@ def _glm4_moe() -> "PreTrainedModel":
     )  # fmt: skip
 
 
+def _ernie_moe() -> "PreTrainedModel":
+    """A model whose first layer has no experts, and biases that change which experts are chosen."""
+    experts = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 256, "moe_num_shared_experts": 2}
+    sizes = {**WITHOUT_HEAD_DIM, "num_hidden_layers": 3, "moe_layer_start_index": 1, "tie_word_embeddings": False}
+    model = transformers.Ernie4_5_MoeForCausalLM(transformers.Ernie4_5_MoeConfig(**sizes, **experts))
+    for name, weight in model.named_parameters():
+        if name.endswith("correction_bias"):
+            weight.data.normal_(0, 0.2)
+    return model
+
+
+LATENT: dict[str, Any] = {
+    **{name: size for name, size in SIZES.items() if name not in ("head_dim", "num_key_value_heads")},
+    "num_hidden_layers": 2, "kv_lora_rank": 256, "qk_nope_head_dim": 256, "qk_rope_head_dim": 32, "v_head_dim": 64,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "n_shared_experts": 1,
+    "routed_scaling_factor": 1.7, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def _deepseek_v2() -> "PreTrainedModel":
+    """A model of DeepSeek-V2-Lite's kind."""
+    rope = YARN_ROPE | {"mscale": 0.707, "mscale_all_dim": 0.707}
+    config = transformers.DeepseekV2Config(**LATENT, q_lora_rank=None, norm_topk_prob=False, rope_parameters=rope)
+    return transformers.DeepseekV2ForCausalLM(config)
+
+
+def _deepseek_v3() -> "PreTrainedModel":
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    groups = {"n_group": 4, "topk_group": 2, "norm_topk_prob": True}
+    return transformers.DeepseekV3ForCausalLM(
+        transformers.DeepseekV3Config(**LATENT, **groups, q_lora_rank=256, rope_parameters=rope)
+    )
+
+
 def _exaone4() -> "PreTrainedModel":
     sizes = SIZES | {"num_hidden_layers": 3}
     rope = LLAMA3_ROPE | {"factor": 16.0}
@@ -270,6 +304,8 @@ KINDS = {
     "olmo3": Kind("olmo2", _olmo3),
     "glm4": Kind("glm4", _glm4),
     "glm4-moe": Kind("glm4moe", _glm4_moe),
+    "deepseek-v2": Kind("deepseek2", _deepseek_v2),
+    "deepseek-v3": Kind("deepseek2", _deepseek_v3),
     "granite": Kind("granite", lambda: transformers.GraniteForCausalLM(transformers.GraniteConfig(**_granite()))),
     "ministral3": Kind("mistral3", _ministral3),
     "mistral-small": Kind(
@@ -322,6 +358,18 @@ KINDS = {
         "granitehybrid",
         lambda: _granite_hybrid(num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=256),
     ),
+    "granite-moe-shared": Kind(
+        "granitemoe",
+        lambda: transformers.GraniteMoeSharedForCausalLM(
+            transformers.GraniteMoeSharedConfig(
+                **_granite(num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=256)
+            )
+        ),
+    ),
+    "ernie4_5-moe": Kind("ernie4_5-moe", _ernie_moe),
+    "gemma": Kind(
+        "gemma", lambda: transformers.GemmaForCausalLM(transformers.GemmaConfig(**SIZES)), byte_fallback_tokenizer
+    ),
     "granite-moe": Kind(
         "granitemoe",
         lambda: transformers.GraniteMoeForCausalLM(
@@ -352,5 +400,5 @@ KINDS = {
 
 MIXTURES = (
     "qwen2-moe", "qwen3-moe", "mixtral", "gpt-oss", "olmoe", "granite-moe", "granite-hybrid-moe", "qwen3_5-moe",
-    "qwen3-next", "glm4-moe",
+    "qwen3-next", "glm4-moe", "ernie4_5-moe", "granite-moe-shared", "deepseek-v2", "deepseek-v3",
 )  # fmt: skip

@@ -55,6 +55,7 @@ class LayerSpec:
     window: int  # a row attends to the last `window` positions, including its own; 0: to all positions
     rope: int  # index into ModelSpec.ropes
     sparse: bool = False  # whether the feed-forward has experts (ModelSpec.experts)
+    bare: bool = False  # whether the layer has no feed-forward, only a mixer
     mixer: str = ATTENTION  # the kind of mixer (model/mixers)
     state: RecurrentShape | None = None  # the sizes of the layer's recurrent state; None: the layer has K/V instead
     kv_heads: int = 0  # 0: the same as ModelSpec.kv_heads
@@ -70,12 +71,24 @@ class LayerSpec:
     @property
     def feed_forward(self) -> str:
         """The kind of the feed-forward network (model/feed_forward)."""
-        return "experts" if self.sparse else "dense"
+        return "none" if self.bare else "experts" if self.sparse else "dense"
 
     @property
     def recurrent(self) -> bool:
         """Whether the layer keeps a recurrent state instead of K/V."""
         return self.state is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """A router that first chooses groups of experts, and then experts of these groups only (DeepSeek).
+
+    A group's score is the sum of its `best` greatest scores. Groups have equally many experts with successive numbers.
+    """
+
+    count: int
+    chosen: int  # how many groups are chosen for a row
+    best: int  # 1 or 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +104,8 @@ class ExpertsSpec:
     normalized: bool  # whether the weights of a row's experts are divided by their sum
     sigmoid: bool = False  # whether the router's scores are the sigmoids of its logits; otherwise their softmax
     choice_bias: bool = False  # whether a bias per expert is added to the scores, only to choose the experts
+    averaged: bool = False  # whether the output is the mean of the shared expert's output and of the sum of the others
+    groups: ExpertGroups | None = None  # None: experts are chosen among all
     factor: float = 1.0  # the weights of the chosen experts are multiplied by this
     router_bias: bool = False
     bias: bool = False  # whether the linears of experts have biases
@@ -141,6 +156,30 @@ class PerLayerInputsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Describes multi-head latent attention (DeepSeek), of which worker/models/latent.py says how it is computed.
+
+    A token is cached as one row of `rank` + `rope` numbers, which all query heads share.
+    """
+
+    rank: int  # how many numbers keys (without their rotated part) and values are made of
+    rope: int  # how many dimensions of a query or key are rotated
+    plain: int  # how many dimensions of a query or key are not rotated
+    value: int  # how many dimensions a value has
+    query_rank: int = 0  # how many numbers queries are made of; 0: they are made of the hidden state
+
+    @property
+    def query(self) -> int:
+        """How many dimensions a query has."""
+        return self.plain + self.rope
+
+    @property
+    def row(self) -> int:
+        """How many numbers are cached for a token."""
+        return self.rank + self.rope
+
+
+@dataclass(frozen=True, slots=True)
 class QueryScaling:
     """Queries at position p are multiplied by 1 + beta * log(1 + p // positions) (Llama 4, Ministral 3)."""
 
@@ -180,6 +219,8 @@ class ModelSpec:
     mlp_bias: bool = False
     sinks: bool = False  # attention has one more key per query head, with a learned logit and a value of zero
     attention_gate: bool = False  # attention's output is multiplied by sigmoid(a linear of the input)
+    separate_gate: bool = False  # with attention_gate: checkpoints store that linear apart from the query projection
+    latent: LatentSpec | None = None  # None: no layer has latent attention; else all have, with kv_heads 1
     experts: ExpertsSpec | None = None
     attention_scale: float
     attention_softcap: float = 0.0  # if c is not 0, scaled scores become c * tanh(scores / c)
@@ -218,3 +259,8 @@ class ModelSpec:
         shape needs its own kernels, and two shapes in kv_cache/tensors.py.
         """
         return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim
+
+    @property
+    def kv_tensors(self) -> int:
+        """How many cached tensors a layer with K/V has: 2, or 1 if the rows of keys are the values, too."""
+        return 2 if self.latent is None else 1

@@ -22,7 +22,8 @@ ARCHITECTURES = {  # transformers' model_type → GGUF's architecture, where the
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3", "gemma4_text": "gemma4", "ministral3": "mistral3", "olmo3": "olmo2",
     "glm4_moe": "glm4moe", "qwen3_next": "qwen3next", "cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense",
-    "granitemoehybrid": "granitehybrid",
+    "granitemoehybrid": "granitehybrid", "granitemoeshared": "granitemoe", "ernie4_5_moe": "ernie4_5-moe",
+    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
     "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen2_5_vl_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip

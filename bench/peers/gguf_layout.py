@@ -15,10 +15,11 @@ Config = Mapping[str, Any]
 Array = npt.NDArray[Any]
 
 PAIRED_MODELS = (
-    "llama", "mistral", "mixtral", "ministral3", "smollm3", "granite", "granitemoe", "granitemoehybrid", "arcee",
+    "llama", "mistral", "mixtral", "ministral3", "smollm3", "granite", "granitemoe", "granitemoeshared",
+    "granitemoehybrid", "arcee",
 )  # fmt: skip
 SHIFTED_MODELS = (  # models whose norms multiply by 1 + weight
-    "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron",
+    "gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron",
 )  # fmt: skip
 TILED_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
 # tensors whose last rows belong to values; any rows before belong to queries and keys
@@ -60,6 +61,8 @@ def stored_numbers(name: str, numbers: Array, config: Config) -> Array:
         numbers = -np.exp(numbers)
     if config["model_type"] in SHIFTED_MODELS and name.endswith("norm.weight") and ".linear_attn." not in name:
         numbers = numbers + np.float32(1)
+    if name.endswith(".moe_statics.e_score_correction_bias"):
+        return numbers.reshape(-1)
     if name.endswith((".mamba.A_log", ".mamba.D")):
         return numbers[:, None]
     if name.endswith(".mamba.norm.weight"):

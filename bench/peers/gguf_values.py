@@ -11,7 +11,7 @@ Config = Mapping[str, Any]
 
 SCALINGS = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
 # The converter writes no head size for these model types.
-WITHOUT_HEAD_DIM = ("granite", "granitemoe", "granitemoehybrid", "olmo2", "olmoe")
+WITHOUT_HEAD_DIM = ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "olmo2", "olmoe")
 WITH_PATTERN = ("olmo3", "exaone4", "gemma4_text")  # for these, the converter writes which layers have a window
 EPSILONS = {
     "cohere": "layer_norm_eps",
@@ -35,6 +35,8 @@ def hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
         writer.add_layer_norm_rms_eps(config["norm_eps"] if "norm_eps" in config else config["rms_norm_eps"])
     if config["model_type"] == "gemma4_text":
         _gemma4(writer, config)
+    elif config.get("kv_lora_rank"):
+        _latent(writer, config)
     else:
         _same_in_all_layers(writer, config, head_dim)
     _windows(writer, config)
@@ -117,6 +119,23 @@ def _gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
 
 
+def _latent(writer: gguf.GGUFWriter, config: Config) -> None:
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_head_count_kv(1)
+    writer.add_feed_forward_length(config["intermediate_size"])
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + rope)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rope)
+    writer.add_value_length_mla(config["v_head_dim"])
+    scaling = config["rope_parameters"]
+    _rotary(writer, {**scaling, "partial_rotary_factor": 1.0}, rope)
+    if scaling.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
+
+
 def rotary_factors(config: Config) -> npt.NDArray[np.float32]:
     """Returns the divisors of the rotary frequencies in Gemma 4's layers without a window. A pair with the divisor 1e30
     is not rotated."""
@@ -141,7 +160,21 @@ def _windows(writer: gguf.GGUFWriter, config: Config) -> None:
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in types])
 
 
+def _experts_of_ernie(writer: gguf.GGUFWriter, config: Config) -> None:
+    size, shared = config["moe_intermediate_size"], config["moe_num_shared_experts"]
+    writer.add_expert_count(config["moe_num_experts"])
+    writer.add_expert_used_count(config["moe_k"])
+    writer.add_expert_feed_forward_length(size)
+    writer.add_expert_shared_count(shared)
+    writer.add_expert_shared_feed_forward_length(shared * size)
+    writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+    writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+
+
 def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
+    if config["model_type"] == "ernie4_5_moe":
+        _experts_of_ernie(writer, config)
+        return
     count = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     if not count:
         return
@@ -155,7 +188,12 @@ def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
     if config.get("n_routed_experts"):
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        softmax = config["model_type"] == "deepseek_v2"
+        kinds = gguf.ExpertGatingFuncType
+        writer.add_expert_gating_func(kinds.SOFTMAX if softmax else kinds.SIGMOID)
+        if (config.get("n_group") or 1) > 1:
+            writer.add_expert_group_count(config["n_group"])
+            writer.add_expert_group_used_count(config["topk_group"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gguf import PoolingType
 
-from shared.gguf import config_dense, config_encoder, config_moe
+from shared.gguf import config_dense, config_encoder, config_latent, config_moe
 from shared.gguf.config_values import Config, Hyperparameters
 from shared.gguf.container import Container
 from shared.gguf.index import Entry
@@ -123,6 +123,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen35": Architecture("qwen3_5_text", "Qwen3_5ForCausalLM", config_moe.qwen3_5),
     "qwen35moe": Architecture("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", config_moe.qwen3_5_moe),
     "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", config_moe.gpt_oss),
+    "gemma": Architecture("gemma", "GemmaForCausalLM", config_dense.whole_heads),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", config_dense.gemma2),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", config_dense.gemma3),
     "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", config_moe.extra, config_moe.sizes),
@@ -133,12 +134,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", config_moe.olmoe),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", config_dense.glm4),
     "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", config_moe.glm4_moe),
+    "deepseek2": Architecture(
+        "deepseek_v2", "DeepseekV2ForCausalLM", config_latent.deepseek2, config_latent.latent_sizes
+    ),
     "granite": Architecture("granite", "GraniteForCausalLM", config_dense.granite),
     "granitemoe": Architecture("granitemoe", "GraniteMoeForCausalLM", config_moe.granite_moe),
     "granitehybrid": Architecture(
         "granitemoehybrid", "GraniteMoeHybridForCausalLM", config_moe.granite_hybrid, config_moe.sizes_of_granite
     ),
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", config_dense.ernie4_5),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", config_moe.ernie_moe),
     "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", config_dense.exaone4),
     "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", config_dense.seed_oss),
     "command-r": Architecture(

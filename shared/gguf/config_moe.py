@@ -216,8 +216,30 @@ def olmoe(values: Hyperparameters, config: Config) -> Config:
 
 
 def granite_moe(values: Hyperparameters, config: Config) -> Config:
+    """Granite MoE, which has a shared expert if the file states its size."""
     found = experts(values, "num_local_experts", normalized=True)
+    if shared := values.integer("expert_shared_feed_forward_length", 0):
+        names = {"model_type": "granitemoeshared", "architectures": ["GraniteMoeSharedForCausalLM"]}
+        found |= names | {"shared_intermediate_size": shared}
     return whole_heads(values, config) | _same_size(values, config) | factors_of_granite(values, config) | found
+
+
+def ernie_moe(values: Hyperparameters, config: Config) -> Config:
+    """ERNIE 4.5 with experts, of which a softmax and a bias choose. The last layer has experts."""
+    found = experts(values, "moe_num_experts", normalized=True)
+    size, count = values.integer("expert_feed_forward_length"), values.integer("expert_shared_count", 0)
+    values.key("expert_shared_feed_forward_length")  # without shared experts, its value means nothing
+    if count:
+        values.expect("expert_shared_feed_forward_length", count * size)
+    return whole_heads(values, config) | {
+        "moe_num_experts": found["moe_num_experts"],
+        "moe_k": found["num_experts_per_tok"],
+        "moe_intermediate_size": size,
+        "moe_num_shared_experts": count,
+        "moe_layer_start_index": values.integer("leading_dense_block_count", 0),
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": values.integer("interleave_moe_layer_step", 1),
+    }
 
 
 def _same_size(values: Hyperparameters, config: Config) -> Config:

@@ -75,6 +75,7 @@ _QWEN = PreTokenizer(_split(_QWEN2), nfc=True)
 _GPT2 = PreTokenizer((_byte_level(use_regex=True),))
 _DIGITS = PreTokenizer(({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)))
 _GLM = PreTokenizer(_split(_CL100K), ignore_merges=True)
+_HUNYUAN_PARTS = PreTokenizer((_split(_NUMBERS)[0], _split(_CHINESE_AND_KANA)[0], *_split(_HUNYUAN)))
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -95,7 +96,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
     "gpt-4o": PreTokenizer(_split(_O200K), ignore_merges=True),  # used by gpt-oss
     "command-r": PreTokenizer(_DIGITS.parts, nfc=True, add_bos=True),
-    "hunyuan-dense": PreTokenizer((_split(_NUMBERS)[0], _split(_CHINESE_AND_KANA)[0], *_split(_HUNYUAN))),
+    "hunyuan-dense": _HUNYUAN_PARTS,
+    "deepseek-v3": _HUNYUAN_PARTS,  # also used by DeepSeek-R1
     "lfm2": _LLAMA3,
     "dbrx": PreTokenizer(_split(_CL100K)),  # used by Phi-4, OLMo 2 and Granite 4
 }

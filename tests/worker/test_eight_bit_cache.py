@@ -17,7 +17,7 @@ from worker.scheduler.sequence import Sequence
 LENGTHS = [1, 33, 70, 100]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "minicpm3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kept", "most"), [("fp8", 0.2), ("int8", 0.05)])
 @torch.inference_mode()

@@ -49,7 +49,8 @@ from worker.quantization.methods import AS_STORED, InMemory
 from worker.structured_output.compiler import GrammarCompiler
 
 FAMILIES = (  # the last model of HYBRID has the same layers as the one before
-    "llama", "qwen3", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "cohere2", *GEMMA4, *HYBRID[:-1],
+    "llama", "qwen3", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "cohere2", "deepseek-v3", "ernie4_5-moe",
+    "cohere2-moe", "afmoe", *GEMMA4, *HYBRID[:-1],
 )  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16)
 GGUF = ("GGUF Q4_K_M", "llama")  # Q6_K beside Q4_K in one stacked linear

@@ -369,3 +369,49 @@ def names_of_experts(name: str, shape: tuple[int, ...]) -> list[str]:
     if found is None:
         return []
     return [f"{found[1]}.{expert}.{found[2]}.{KINDS[found[3]]}" for expert in range(shape[0])]
+
+
+# Renames the tensors of a checkpoint whose names no loader knows.
+
+
+class RenamedTensors:
+    """The tensors of a checkpoint under other names. origin: other name → name in the checkpoint"""
+
+    def __init__(self, stored: "Checkpoint", origin: Mapping[str, str]) -> None:
+        self._stored, self._origin = stored, origin
+
+    @property
+    def folder(self) -> Path:
+        return self._stored.folder
+
+    def names(self) -> list[str]:
+        return list(self._origin)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._origin
+
+    def where(self, name: str) -> Path:
+        """Returns the file that holds a tensor, or the folder if no file holds it."""
+        return self._stored.where(self._origin.get(name, name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored.shape(self._origin[name])
+
+    def format(self, name: str) -> str:
+        """Returns the number format in which a tensor is stored: F32, BF16, F16 or another one."""
+        return self._stored.format(self._origin[name])
+
+    def nbytes(self, name: str) -> int:
+        """Returns the size of a stored tensor in bytes."""
+        return self._stored.nbytes(self._origin[name])
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Announces which tensors copy() will be called with next, in this order, so that they can be read ahead."""
+        self._stored.expect(self._origin[name] for name in names)
+
+    def copy(self, name: str, into: Tensor) -> None:
+        """Copies a stored tensor into contiguous memory of the same shape, on any device and of any dtype."""
+        self._stored.copy(self._origin[name], into)
+
+    def close(self) -> None:
+        self._stored.close()

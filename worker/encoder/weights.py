@@ -1,11 +1,11 @@
 """Loads the weights of an encoder: the layers by the loader of decoders, under its names, and what encoders have beside
 them: tables of positions and token types, a norm of embeddings, a classification head, linears after pooling.
 
-A checkpoint in safetensors has the names of its family, which `CommonNames` translates. A GGUF file is read under the
+A checkpoint in safetensors has the names of its family, which `common_names` translates. A GGUF file is read under the
 common names already (worker/quantization/gguf_tensors.py).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shared.gguf.naming import INDEX as GGUF_INDEX
 from shared.hf_hub import Progress
-from worker.checkpoint.checkpoint import Checkpoint, CheckpointError, read_config
+from worker.checkpoint.checkpoint import Checkpoint, CheckpointError, RenamedTensors, read_config
 from worker.checkpoint.staging import Staging
 from worker.checkpoint.stored_weight import (
     PLAIN,
@@ -35,6 +35,7 @@ from worker.models.load import FileSource, Keeper, Kept, Loader, open_source
 from worker.ops.linear.packed import PackedLinear, pack_stacked
 from worker.ops.quantized_weight import QuantizedWeight
 from worker.quantization.methods import InMemory, method_of
+from worker.spec import LayerSpec
 
 PREFIX = "model."
 POSITIONS, TYPES, EMBED_NORM = (f"{PREFIX}embed_{name}" for name in ("positions", "types", "norm"))
@@ -70,54 +71,15 @@ class EncoderWeights:
         return tables + sum(linear.nbytes for layer in self.layers for linear in layer.linears)
 
 
-class CommonNames:
-    """The tensors of a checkpoint under the common names of modules (worker/models/layer_kinds.py).
+def common_names(stored: Checkpoint, names: Sequence[Names]) -> RenamedTensors:
+    """Returns the tensors of a checkpoint under the common names of modules (worker/models/layer_kinds.py).
 
     A tensor of the encoder that has no common name gets the prefix of the encoder, so that the loader refuses it.
     Tensors beside the encoder, such as a classification head, keep their names.
     """
-
-    def __init__(self, stored: Checkpoint, names: Sequence[Names]) -> None:
-        self._stored = stored
-        own = stored.names()
-        chosen = next((one for one in names if any(_within(name, one)[0] for name in own)), names[0])
-        self._origin = {_common(name, chosen): name for name in own}
-
-    @property
-    def folder(self) -> Path:
-        return self._stored.folder
-
-    def names(self) -> list[str]:
-        return list(self._origin)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._origin
-
-    def where(self, name: str) -> Path:
-        """Returns the file that holds a tensor, or the folder if no file holds it."""
-        return self._stored.where(self._origin.get(name, name))
-
-    def shape(self, name: str) -> Shape:
-        return self._stored.shape(self._origin[name])
-
-    def format(self, name: str) -> str:
-        """Returns the number format in which a tensor is stored: F32, BF16, F16 or another one."""
-        return self._stored.format(self._origin[name])
-
-    def nbytes(self, name: str) -> int:
-        """Returns the size of a stored tensor in bytes."""
-        return self._stored.nbytes(self._origin[name])
-
-    def expect(self, names: Iterable[str]) -> None:
-        """Announces which tensors copy() will be called with next, in this order, so that they can be read ahead."""
-        self._stored.expect(self._origin[name] for name in names)
-
-    def copy(self, name: str, into: Tensor) -> None:
-        """Copies a stored tensor into contiguous memory of the same shape, on any device and of any dtype."""
-        self._stored.copy(self._origin[name], into)
-
-    def close(self) -> None:
-        self._stored.close()
+    own = stored.names()
+    chosen = next((one for one in names if any(_within(name, one)[0] for name in own)), names[0])
+    return RenamedTensors(stored, {_common(name, chosen): name for name in own})
 
 
 def _within(name: str, names: Names) -> tuple[str, str]:
@@ -160,9 +122,9 @@ class EncoderLoader(Loader):
         assert self.encoder is not None
         return self.encoder
 
-    def norms_of_layer(self, prefix: str) -> dict[str, Sequence[PlainWeight]]:
+    def norms_of_layer(self, prefix: str, layer: LayerSpec) -> dict[str, Sequence[PlainWeight]]:
         """Returns the stored tensors of a layer's norms; the first layer may have none before attention."""
-        found = Loader.norms_of_layer(self, prefix)
+        found = Loader.norms_of_layer(self, prefix, layer)
         if not self.own.first_norm and prefix == f"{self.prefix}layers.0.":
             del found["before_attention"]
         return found
@@ -265,4 +227,4 @@ def _source(folder: Path, spec: EncoderSpec, staging: Staging) -> WeightSource:
     if row is None or (folder / GGUF_INDEX).exists():
         return open_source(folder, staging)
     tensors = Checkpoint(folder, staging)
-    return FileSource(CommonNames(tensors, row.names), method_of(read_config(folder)))
+    return FileSource(common_names(tensors, row.names), method_of(read_config(folder)))

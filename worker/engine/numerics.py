@@ -50,6 +50,11 @@ def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) 
     """
     dtype = _weights_dtype(spec, worker.dtype, device)
     kv_dtype = kv_format(worker.kv_cache_dtype, dtype)
+    if device.type == "cuda" and spec.latent is not None:
+        raise ConfigError(
+            f"--device {worker.device}: this model ({spec.model_type}) has multi-head latent attention, which is "
+            "computed on CPUs only: choose --device cpu"
+        )
     if device.type == "cuda" and kv_dtype == torch.int8:
         raise ConfigError("--kv-cache-dtype int8 is for the CPU: on a GPU, choose fp8 or auto")
     if device.type == "cuda" and worker.activations == "int8":

@@ -4,7 +4,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -129,7 +129,7 @@ def cache_groups(spec: ModelSpec, max_seq_len: int, *, paged: bool) -> tuple[Cac
 class KVCache:
     """Holds K and V of all layers: for each group of layers `k` and `v`, each [layer of the group, page, offset,
     kv_head, head_dim], initially zero. Page 0 of a group is its scratch page. A group whose layers have heads of
-    several shapes has tensors for each.
+    several shapes has tensors for each. In a model with latent attention, keys are the values, too: `v` is empty.
 
     On the CPU, 8-bit rows are 4 bytes longer, for their scale (worker/ops/paged_kv.py).
 
@@ -162,11 +162,11 @@ class KVCache:
         for number, (group, count) in enumerate(zip(self.groups, pages, strict=True)):
             for (kv_heads, head_dim), layers in _by_shape(spec, group).items():
                 shape = (len(layers), count, page_size, kv_heads, row_elements(head_dim, dtype, device))
-                k, v = (_zeros(shape, dtype, self.device) for _ in "kv")
-                self.k.append(k)
-                self.v.append(v)
-                self._of_group[number] += (k, v)
-                self._layers |= dict(zip(layers, zip(k, v, strict=True), strict=True))
+                parts = [_zeros(shape, dtype, self.device) for _ in range(spec.kv_tensors)]
+                self.k.append(parts[0])
+                self.v += parts[1:]
+                self._of_group[number] += parts
+                self._layers |= dict(zip(layers, zip(parts[0], parts[-1], strict=True), strict=True))
                 self.group_of |= dict.fromkeys(layers, number)
         for index, layer in enumerate(spec.layers):
             if layer.shares is not None:
@@ -179,18 +179,23 @@ class KVCache:
         self._prefaulters: dict[int, Prefaulter] = {}  # index of a group → its prefaulter, if it has layers
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns the K and V that a layer reads, each [page, offset, kv_head, head_dim]. Layers may share them."""
+        """Returns the K and V that a layer reads, each [page, offset, kv_head, head_dim]. Layers may share them.
+
+        With latent attention, both are the same memory.
+        """
         return self._layers[index]
 
     def tensors_of(self, group: int) -> list[Tensor]:
-        """Returns K, V of each shape of heads in a group, each [layer, page, offset, kv_head, head_dim]."""
+        """Returns K, V of each shape of heads in a group, each [layer, page, offset, kv_head, head_dim]; K alone if
+        keys are the values, too.
+        """
         return self._of_group[group]
 
     def prefault_ahead(self, touch: Touch) -> None:
         """On the CPU, starts to prefault memory ahead of its use, because the system maps it lazily."""
         if self.device.type == "cpu" and not self._prefaulters:
             self._prefaulters = {
-                number: Prefaulter(touch, [part for layer in group.layers for part in self._layers[layer]])
+                number: Prefaulter(touch, [*_distinct(self._layers[i] for i in group.layers)])
                 for number, group in enumerate(self.groups)
                 if group.layers
             }
@@ -200,6 +205,14 @@ class KVCache:
         for number, page in enumerate(pages):
             if number in self._prefaulters:
                 self._prefaulters[number].reach(page)
+
+
+def _distinct(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+    """Yields the tensors of some pairs of K and V; one of a pair whose memory is the same."""
+    for k, v in pairs:
+        yield k
+        if v.data_ptr() != k.data_ptr():
+            yield v
 
 
 def kv_format(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -215,7 +228,7 @@ def bytes_per_page(
         len(layers) * kv_heads * row_elements(head_dim, dtype, device)
         for (kv_heads, head_dim), layers in _by_shape(spec, group).items()
     )
-    return 2 * page_size * elements * dtype.itemsize
+    return spec.kv_tensors * page_size * elements * dtype.itemsize
 
 
 def _by_shape(spec: ModelSpec, group: CacheGroup) -> dict[tuple[int, int], list[int]]:

@@ -23,7 +23,7 @@ from worker.ops.moe.packed import Experts, PackedExperts, in_c
 from worker.ops.moe.reference import choose_experts, combine_torch
 from worker.ops.table import Operations
 from worker.scheduler.sequence import Chunk
-from worker.spec import Activation
+from worker.spec import Activation, ExpertGroups
 
 if TYPE_CHECKING:
     from worker.lora.on_gpu import ProductsOnGpu
@@ -231,6 +231,8 @@ class Mixture:
     activation: Activation
     normalized: bool
     sigmoid: bool
+    gated: bool
+    groups: ExpertGroups | None
 
 
 def experts_with_adapters(
@@ -251,9 +253,11 @@ def experts_with_adapters(
         *,
         normalized: bool,
         sigmoid: bool = False,
+        gated: bool = True,
+        groups: ExpertGroups | None = None,
         **given: Tensor | None,
     ) -> Tensor:
-        how = Mixture(layer, chosen, activation, normalized, sigmoid)
+        how = Mixture(layer, chosen, activation, normalized, sigmoid, gated, groups)
         linears = {id(layer.gate_up), id(layer.down)}
         changed = [one for one in rows_of(h) if not linears.isdisjoint(one[1].of_experts)]
         as_ever = torch.ones(len(h), dtype=torch.bool, device=h.device)
@@ -266,7 +270,15 @@ def experts_with_adapters(
                 out[others] = _mixed(plain, h[others], how, {}, 1.0, gather, **own)
             else:
                 out[others] = plain.experts(
-                    h[others], layer, chosen, activation, normalized=normalized, sigmoid=sigmoid, **own
+                    h[others],
+                    layer,
+                    chosen,
+                    activation,
+                    normalized=normalized,
+                    sigmoid=sigmoid,
+                    gated=gated,
+                    groups=groups,
+                    **own,
                 )
         for rows, adapter, scale in changed:
             own = {name: None if x is None else x[rows] for name, x in given.items()}
@@ -304,7 +316,8 @@ def _mixed(
     results = torch.empty(*numbers.shape, h.shape[1], device=h.device)  # [T, chosen, H]
     for expert in sorted(set(numbers.flatten().tolist())):
         rows, slots = (numbers == expert).nonzero(as_tuple=True)
-        inner = plain.act_and_mul(multiply(h[rows], layer.gate_up, expert, h.dtype), how.activation)
+        wide = multiply(h[rows], layer.gate_up, expert, h.dtype)
+        inner = plain.act_and_mul(wide, how.activation) if how.gated else plain.activate(wide, how.activation, None)
         own = multiply(inner if gather is None else gather(inner), layer.down, expert, torch.float32)
         results[rows, slots] = own if gather is None else gather(own)
     combine = combine_torch if layer.down.cpu is None else experts_c.combine
@@ -319,11 +332,9 @@ def _linear(plain: Operations, x: Tensor, packed: PackedExperts, expert: int, dt
 
 def _choose(logits: Tensor, how: Mixture) -> tuple[Tensor, Tensor]:
     """Returns the experts of each row of logits [T, E] and their weights: [T, chosen] int64 and float32."""
-    packed = in_c(how.layer, how.chosen, how.activation, normalized=how.normalized, sigmoid=how.sigmoid)
+    routing: dict[str, Any] = {"normalized": how.normalized, "sigmoid": how.sigmoid, "groups": how.groups}
+    packed = in_c(how.layer, how.chosen, how.activation, **routing)
     if packed is not None:
         numbers, weights = experts_c.choose(logits, packed)
         return numbers.long(), weights
-    return choose_experts(
-        logits, how.chosen, normalized=how.normalized, scales=how.layer.scales, sigmoid=how.sigmoid,
-        choice_bias=how.layer.choice_bias,
-    )  # fmt: skip
+    return choose_experts(logits, how.chosen, scales=how.layer.scales, choice_bias=how.layer.choice_bias, **routing)

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from worker.checkpoint.checkpoint import read_config
 from worker.checkpoint.stored_weight import EMBED, StackedLinear, find_embedding
+from worker.models import single_blocks
 from worker.models.decoder import Weights
 from worker.models.layer_kinds import LayerNames, StoredPart, feed_forward, mixer
 from worker.models.load import open_source
@@ -73,6 +75,10 @@ def sites_of(folder: Path, spec: ModelSpec, weights: Weights, part: Part | None 
         ):
             for module, rows in chain(_of_linears(half, names), _of_experts(half, names).items()):
                 found[index, module] = (*found.get((index, module), ()), rows)
+    config = read_config(folder)
+    if config.get("model_type") == single_blocks.MODEL_TYPE:
+        names_of = single_blocks.block_names(config)
+        found = {names_of(*place): rows for place, rows in found.items()}
     return Sites(spec, found)
 
 

@@ -129,7 +129,7 @@ class CompareOperations:
             actual = getattr(self._fast, name)(*args, **options)
             got, wanted = _outputs(actual, caches), _outputs(expected, copies)
             if name == "experts":  # compare only rows with a clear choice of experts: near ties may go either way
-                clear = clear_choices(*args[:3])
+                clear = clear_choices(*args[:3], groups=options.get("groups"), sigmoid=options.get("sigmoid", False))
                 got, wanted = [got[0].where(clear[:, None], 0.0)], [wanted[0].where(clear[:, None], 0.0)]
             if name == "sample_plain":
                 got = [self._ids(args, got[0], wanted[0])]
@@ -183,7 +183,7 @@ def _written(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Returns those of the arguments that the operation writes to: K/V or recurrent states."""
     if name in STATES:
         return args[STATES[name]].tail, args[STATES[name]].memory
-    return args[1:3] if name == "qkv_rope_write" else ()
+    return tuple(cache for cache in args[1:3] if cache is not None) if name == "qkv_rope_write" else ()
 
 
 def _writing_to(copies: tuple[Tensor, ...], name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from worker.ops.native import MAX_HEAD_DIM, MAX_KEY_ELEMENTS
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "self_attn."
-Q, K, V, FUSED = (f"{MODULE}{name}_proj" for name in ("q", "k", "v", "qkv"))
+Q, K, V, FUSED, GATE = (f"{MODULE}{name}_proj" for name in ("q", "k", "v", "qkv", "gate"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class AttentionWeights:
 
     kind: ClassVar[str] = "attention"
     qkv: PackedLinear  # q_proj, k_proj, v_proj: H → query, key and value heads; only query heads with shared K/V
-    gates: PackedLinear | None = None  # half of q_proj: H → query heads
+    gates: PackedLinear | None = None  # half of q_proj, or gate_proj: H → query heads
     o: PackedLinear  # o_proj: query heads → H
     q_norm: Tensor | None = None  # q_norm [D], or [query heads * D] if one norm covers all heads
     k_norm: Tensor | None = None  # k_norm [D], or [key heads * D] if one norm covers all heads
@@ -63,19 +63,20 @@ def forward(h: Tensor, own: AttentionWeights, index: int, step: Step, next_weigh
 def _linears(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
     kv_heads, head_dim = spec.kv_shape(layer)
     q, kv = spec.heads * head_dim, kv_heads * head_dim
-    hidden, order = layer.mixes or spec.hidden_size, _row_order(spec)
+    hidden, order = layer.mixes or spec.hidden_size, _row_order(spec, layer)
     if layer.shares is not None:
         qkv = StackedLinear((Q,), (q,), hidden, spec.qkv_bias)
     elif layer.key_is_value:
         qkv = StackedLinear((Q, K, K), (q, kv, kv), hidden, spec.qkv_bias)
-    elif spec.attention_gate:
+    elif _has_gate_in_queries(spec):
         qkv = StackedLinear((Q, K, V), (2 * q, kv, kv), hidden, spec.qkv_bias, order, apart=q)
     elif FUSED in names.modules:
         qkv = StackedLinear((FUSED,), (q + 2 * kv,), hidden, spec.qkv_bias, order)
     else:
         qkv = StackedLinear((Q, K, V), (q, kv, kv), hidden, spec.qkv_bias, order)
     o = StackedLinear((f"{MODULE}o_proj",), (spec.hidden_size,), q, spec.o_bias)
-    return {"qkv": qkv, "o": o}
+    gates = {"gates": StackedLinear((GATE,), (q,), hidden, False)} if spec.separate_gate else {}
+    return {"qkv": qkv, "o": o, **gates}
 
 
 def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) -> dict[str, SmallWeight]:
@@ -94,15 +95,17 @@ def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) ->
 def _make(
     spec: ModelSpec, layer: LayerSpec, packed: Mapping[str, Any], small: Mapping[str, list[Tensor]], like: Tensor
 ) -> AttentionWeights:
-    norms: dict[str, Any] = {field: _head_norm(spec, parts) for field, parts in small.items() if field != "sinks"}
+    norms: dict[str, Any] = {
+        field: _head_norm(spec, layer, parts) for field, parts in small.items() if field != "sinks"
+    }  # fmt: skip
     if spec.value_norm and layer.shares is None:
         norms["v_norm"] = like.new_ones(spec.kv_shape(layer)[1])
     return AttentionWeights(**packed, **norms, sinks=small["sinks"][0] if "sinks" in small else None)
 
 
-def _head_norm(spec: ModelSpec, parts: list[Tensor]) -> Tensor:
+def _head_norm(spec: ModelSpec, layer: LayerSpec, parts: list[Tensor]) -> Tensor:
     """Returns a norm of queries or keys, with the dimensions of each head in memory order (see _head_order)."""
-    order = None if spec.layer_norm else _head_order(spec)
+    order = None if spec.layer_norm else _head_order(spec, layer)
     if order is None:
         return norm(spec, parts)
     return parts[0].view(-1, spec.head_dim)[:, order.to(parts[0].device)].flatten()
@@ -114,32 +117,37 @@ def _unread(layer: LayerSpec) -> tuple[str, ...]:
     return tuple(MODULE + module for module in shares)
 
 
-def _row_order(spec: ModelSpec) -> Tensor | None:
+def _has_gate_in_queries(spec: ModelSpec) -> bool:
+    """Returns whether checkpoints store the linear of the output gates as rows of the query projection."""
+    return spec.attention_gate and not spec.separate_gate
+
+
+def _row_order(spec: ModelSpec, layer: LayerSpec) -> Tensor | None:
     """Returns the order of the rows of queries, gates, keys and values in memory; None: as in the checkpoint.
 
-    With output gates, the checkpoint stores each query head's rows and then the gate's rows of this head.
+    With output gates, most checkpoints store each query head's rows and then the gate's rows of this head.
     """
-    head, size = _head_order(spec), spec.head_dim
-    if head is None and not spec.attention_gate:
+    head, size, gated = _head_order(spec, layer), spec.head_dim, _has_gate_in_queries(spec)
+    if head is None and not gated:
         return None
     plain = torch.arange(size)
     head = plain if head is None else head
-    step = (1 + spec.attention_gate) * size
+    step = (1 + gated) * size
     queries, keys = torch.arange(spec.heads)[:, None] * step, torch.arange(spec.kv_heads)[:, None] * size
-    gates = queries + size + plain if spec.attention_gate else queries[:0]
+    gates = queries + size + plain if gated else queries[:0]
     first = spec.heads * step
     parts = (queries + head, gates, first + keys + head, first + spec.kv_heads * size + keys + plain)
     return torch.cat([part.flatten() for part in parts])
 
 
-def _head_order(spec: ModelSpec) -> Tensor | None:
+def _head_order(spec: ModelSpec, layer: LayerSpec) -> Tensor | None:
     """Returns the order of the dimensions of a query or key head in memory; None: as in the checkpoint.
 
     The kernels rotate dimension i of a head together with dimension i + D / 2. A checkpoint may rotate only the first R
     of the D dimensions, and may pair dimension i with i + R / 2, or adjacent dimensions. The order in memory places the
     dimensions of a pair D / 2 apart, and the unrotated dimensions between them.
     """
-    rope, size = spec.ropes[0], spec.head_dim
+    rope, size = spec.ropes[layer.rope], spec.head_dim
     if not rope.rotated and not rope.neighbours:
         return None
     rotated = rope.rotated or size

@@ -5,6 +5,7 @@ The module reads both spellings of rotary settings (`rope_parameters`, and the o
 (`num_local_experts` and `num_experts`).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from worker.models.config_values import (
     NO_ROPE,
     check_outline,
     check_values,
+    checked_rope,
     counted,
     per_layer_inputs,
     rope_spec,
@@ -26,7 +28,7 @@ from worker.models.layer_kinds import feed_forward, mixer
 from worker.ops.activation.reference import CLAMP, GATED, PLAIN, SWIGLU_ALPHA
 from worker.ops.native import MAX_CHOSEN
 from worker.quantization.methods import method_of
-from worker.spec import Activation, ExpertsSpec, LayerSpec, ModelSpec, QueryScaling, RopeSpec
+from worker.spec import Activation, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec, QueryScaling, RopeSpec
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu2": "relu2",
@@ -38,7 +40,6 @@ SERVED: Mapping[str, tuple[Any, ...]] = {  # for settings that are only partly s
     "is_causal": (None, True), "conv_bias": (False, None), "clip_qkv": (None,),
     "attn_output_gate": (True, None), "output_gate_type": ("swish", None),
     "swiglu_limit": (CLAMP, None), "swiglu_alpha": (SWIGLU_ALPHA, None),
-    "n_group": (1, None), "topk_group": (1, None), "topk_method": ("noaux_tc", None),
 }  # fmt: skip
 COUNTS = ("decoder_sparse_step", "full_attention_interval")
 # a multimodal model_type → the family of its text model where `text_config` does not name the family
@@ -51,6 +52,7 @@ TEXT_MODELS = {
 # For these types, the outer config's tie_word_embeddings applies, not the text_config's. The value of the entry is the
 # default of that setting.
 TIED_OUTSIDE = {"idefics3": False, "smolvlm": False, "lfm2_vl": True}
+LATENT = "latent"  # the kind of mixer
 GENERATORS = ("forcausallm", "forconditionalgeneration")  # endings of the class names of models that generate text
 
 
@@ -91,7 +93,8 @@ def spec_of_family(name: str, family: Family, stated: Config, task: Task) -> Mod
     check_values(stated)
     try:
         stated = {**stated, **{common: stated[own] for common, own in family.names.items()}}
-        spec = _spec(name, family, {**stated, **family.derived(stated)})
+        stated = {**stated, **family.derived(stated)}
+        spec = _spec(name, family, stated)
     except KeyError as error:
         raise UnsupportedModel(f"the config of this {name} model lacks {error.args[0]!r}") from error
     check_spec(spec, stated["num_hidden_layers"])
@@ -111,12 +114,14 @@ def _check_generates(architectures: Sequence[str]) -> None:
 
 def _spec(name: str, family: Family, config: Config) -> ModelSpec:
     _check_settings(config)
-    heads, kv_heads, head_dim = *_heads(config), _head_dim(config)
+    latent = _latent(config) if family.latent else None
+    heads, kv_heads = (config["num_attention_heads"], 1) if latent else _heads(config)
+    head_dim = latent.row if latent else _head_dim(config)
     layers, ropes = _layers(family, config)
     method = method_of(config)
     qkv_bias, o_bias = family.biases(config)
     factors = Factors.of(family, config, head_dim)
-    return ModelSpec(
+    spec = ModelSpec(
         model_type=name,
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
@@ -145,6 +150,8 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         mlp_bias=config[family.mlp_bias],
         sinks=family.sinks,
         attention_gate=family.attention_gate,
+        separate_gate=family.separate_gate,
+        latent=latent,
         experts=_experts(family, config) if any(layer.sparse for layer in layers) else None,
         activation=_activation(family, config["hidden_act"]),
         gated=family.gated,
@@ -161,6 +168,7 @@ def _spec(name: str, family: Family, config: Config) -> ModelSpec:
         dtype=_dtype(config.get("dtype") or config.get("torch_dtype") or "float32"),
         stored=None if method is None else method.stored,
     )
+    return family.adapted(spec, config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +185,46 @@ class Factors:
         if family.multipliers:
             if not config["logits_scaling"]:
                 raise UnsupportedModel("logits_scaling 0 is not supported: logits are divided by it")
-            attention, embed = config["attention_multiplier"], config["embedding_multiplier"]
-            return cls(attention, embed, config["residual_multiplier"], 1 / config["logits_scaling"])
-        attention = (config.get("query_pre_attn_scalar") or head_dim) ** -0.5
+            embed = config["embedding_multiplier"]
+            return cls(
+                _attention_scale(family, config, head_dim),
+                embed,
+                config["residual_multiplier"],
+                1 / config["logits_scaling"],
+            )
+        attention = _attention_scale(family, config, head_dim)
         if not config["logit_scale"]:
             raise UnsupportedModel(f"logit_scale {config['logit_scale']!r} is not supported: it multiplies logits")
         embed = config["hidden_size"] ** 0.5 if family.scale_embeddings else 1.0
         return cls(attention, embed, logit=config["logit_scale"])
+
+
+def _attention_scale(family: Family, config: Config, head_dim: int) -> float:
+    if family.latent:
+        return float(_latent(config).query ** -0.5) * _yarn_growth(_rope_settings(family, config, FULL)) ** 2
+    if family.multipliers:
+        return float(config["attention_multiplier"])
+    return float((config.get("query_pre_attn_scalar") or head_dim) ** -0.5)
+
+
+def _yarn_growth(settings: Config) -> float:
+    """Returns the factor by which queries and keys grow with a longer context: 1 unless `mscale_all_dim` is stated."""
+    settings, kind = checked_rope(settings), settings.get("rope_type", settings.get("type"))
+    weight, factor = settings.get("mscale_all_dim") or 0.0, settings.get("factor") or 1.0
+    return 1.0 if kind in (None, "default") or factor <= 1 else 0.1 * float(weight) * math.log(factor) + 1.0
+
+
+def _latent(config: Config) -> LatentSpec:
+    value = config["v_head_dim"] or config["hidden_size"] // config["num_attention_heads"]
+    if not value:
+        raise UnsupportedModel(f"v_head_dim {config['v_head_dim']!r} is not supported; supported are numbers from 1 on")
+    return LatentSpec(
+        rank=config["kv_lora_rank"],
+        rope=config["qk_rope_head_dim"],
+        plain=config["qk_nope_head_dim"],
+        value=value,
+        query_rank=config["q_lora_rank"] or 0,
+    )
 
 
 def _query_scaling(family: Family, config: Config) -> QueryScaling | None:
@@ -273,7 +314,9 @@ def _layers(family: Family, config: Config) -> tuple[tuple[LayerSpec, ...], tupl
         settings = _rope(family, config, kind, more.get("head_dim", 0)) if rotates else NO_ROPE
         rope = ropes.setdefault(settings, len(ropes))
         window = config["sliding_window"] or 0 if kind == SLIDING else 0
-        layers.append(LayerSpec(window=window, rope=rope, sparse=has_experts, **states.get(kind, {}), **more))
+        attention = {"mixer": LATENT} if family.latent else {}
+        own = states.get(kind, attention)
+        layers.append(LayerSpec(window=window, rope=rope, sparse=has_experts, **own, **more))
     return tuple(layers), tuple(ropes)
 
 
@@ -302,8 +345,21 @@ def _max_positions(config: Config, ropes: Sequence[RopeSpec]) -> int:
 def _rope(family: Family, config: Config, kind: str, head_dim: int) -> RopeSpec:
     """head_dim: the size of the layer's heads if it differs from the model's, else 0"""
     settings = _rope_settings(family, config, kind)
+    if family.latent:
+        return _latent_rope(_latent(config), settings, config)
     spec = rope_spec(settings, config, head_dim or _head_dim(config), partial=family.partial_rotary)
     return replace(spec, neighbours=family.rotates_neighbours, head_dim=head_dim)
+
+
+def _latent_rope(of: LatentSpec, settings: Config, config: Config) -> RopeSpec:
+    """Returns the rotary embedding of a cached row, of which the last `of.rope` numbers are rotated."""
+    part = settings.get("partial_rotary_factor")
+    if part not in (None, 1, of.rope / of.query):
+        raise UnsupportedModel(
+            f"partial_rotary_factor {shown(part)} is not supported: qk_rope_head_dim says what is rotated"
+        )
+    spec = rope_spec({**settings, "partial_rotary_factor": None}, config, of.rope, partial=False)
+    return replace(spec, rotated=of.rope, neighbours=bool(config["rope_interleave"]))
 
 
 def _rope_settings(family: Family, config: Config, kind: str) -> Config:
@@ -335,7 +391,8 @@ def check_spec(spec: ModelSpec, layers: int) -> None:
         )
     for layer in dict.fromkeys(spec.layers):
         mixer(layer.mixer).check(spec, layer)
-        if not spec.intermediate_size and (not layer.sparse or (spec.experts and spec.experts.beside_mlp)):
+        has_mlp = not layer.sparse and not layer.bare
+        if not spec.intermediate_size and (has_mlp or (spec.experts and spec.experts.beside_mlp)):
             raise UnsupportedModel(f"intermediate_size {spec.intermediate_size} is not supported: layers have MLPs")
     for rope in spec.ropes:
         _check_rope(rope, rope.head_dim or spec.head_dim)

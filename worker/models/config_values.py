@@ -61,6 +61,7 @@ def either(*rules: Rule) -> Rule:
 
 
 TEXT = Rule(lambda value: isinstance(value, str) and len(value) <= 100, "a text of at most 100 characters")
+LETTERS = Rule(lambda value: isinstance(value, str) and len(value) <= MAX_LAYERS, f"at most {MAX_LAYERS} letters")
 FLAG = Rule(lambda value: isinstance(value, bool), "true or false")
 OBJECT = Rule(lambda value: isinstance(value, dict), "an object")
 IDS = whole(0, MAX_ID)
@@ -70,13 +71,17 @@ POSITIONS = Rule(
     lambda value: _is_number(value) and value == value // 1 and 1 <= value <= MAX_POSITIONS,
     f"a whole number from 1 to {MAX_POSITIONS}",
 )
+PER_LAYER = listed(whole(-MAX_SIZE, MAX_SIZE), MAX_LAYERS)
 LAYERS = listed(whole(0, MAX_LAYERS - 1), MAX_LAYERS)
 REQUIRED = (  # these settings may be left out where a family has a default, but must not be null
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
     "intermediate_size", "global_head_dim", "num_kv_shared_layers", "vocab_size_per_layer_input", "conv_L_cache",
     "block_ff_dim", "block_multiple_of", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads",
     "linear_num_value_heads", "linear_value_head_dim", "mamba_d_conv", "mamba_d_head", "mamba_d_state",
-    "mamba_n_groups", "mamba_n_heads", "mamba_expand", "num_dense_layers", "routed_scaling_factor",
+    "mamba_n_groups", "mamba_n_heads", "mamba_expand", "num_dense_layers", "routed_scaling_factor", "route_scale",
+    "conv_kernel", "ssm_state_size", "mamba_head_dim", "mamba_num_heads", "n_groups", "mlp_hidden_act",
+    "router_scaling_factor", *(f"moe_layer_{name}" for name in ("interval", "start_index", "end_index")),
+    "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "scale_emb",
 )  # fmt: skip
 
 
@@ -97,32 +102,52 @@ VALUES: Mapping[str, Rule] = {
     **_rows(SIZE, "conv_L_cache"),
     **_rows(HEADS, "num_attention_heads linear_num_key_heads linear_num_value_heads mamba_n_heads mamba_n_groups"),
     **_rows(whole(0, MAX_HEADS), "num_key_value_heads num_global_key_value_heads"),
-    **_rows(SIZE_OR_ZERO, "head_dim intermediate_size block_ff_dim moe_intermediate_size shared_intermediate_size"),
+    **_rows(SIZE_OR_ZERO, "head_dim intermediate_size block_ff_dim shared_intermediate_size"),
+    **_rows(either(SIZE_OR_ZERO, PER_LAYER), "moe_intermediate_size"),
     **_rows(SIZE_OR_ZERO, "shared_expert_intermediate_size hidden_size_per_layer_input"),
-    **_rows(whole(-MAX_SIZE, MAX_SIZE), "num_experts num_local_experts num_experts_per_tok top_k_experts"),
+    **_rows(either(whole(-MAX_SIZE, MAX_SIZE), PER_LAYER), "num_experts"),
+    **_rows(whole(-MAX_SIZE, MAX_SIZE), "num_local_experts num_experts_per_tok top_k_experts"),
     **_rows(whole(-MAX_SIZE, MAX_SIZE), "n_routed_experts"),
-    **_rows(whole(0, 64), "n_shared_experts num_nextn_predict_layers"),
-    **_rows(SIZE, "rotary_dim"),
+    **_rows(whole(0, 64), "n_shared_experts num_nextn_predict_layers num_shared_experts moe_num_shared_experts"),
+    **_rows(whole(-MAX_SIZE, MAX_SIZE), "moe_k moe_num_experts"),
+    **_rows(either(whole(-MAX_SIZE, MAX_SIZE), PER_LAYER), "moe_topk"),
+    **_rows(whole(0, MAX_LAYERS), "moe_layer_start_index prefix_dense_sliding_window_pattern"),
+    **_rows(whole(-1, MAX_LAYERS), "moe_layer_end_index"),
+    **_rows(SIZE, "prefix_dense_intermediate_size"),
+    **_rows(SIZE, "rotary_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim dim_model_base"),
+    **_rows(whole(1, MAX_SIZE), "n_group topk_group"),
+    **_rows(POSITIVE, "scale_emb scale_depth"),
     **_rows(either(SIZE, Rule(lambda value: value == "auto", "'auto'")), "mamba_d_head"),
     **_rows(whole(0, MAX_POSITIONS), "sliding_window"),
     **_rows(COUNT, "max_window_layers num_kv_shared_layers first_k_dense_replace num_dense_layers"),
-    **_rows(whole(1, MAX_LAYERS), "sliding_window_pattern no_rope_layer_interval"),
+    **_rows(whole(1, MAX_LAYERS), "no_rope_layer_interval moe_layer_interval global_attn_every_n_layers"),
+    **_rows(either(whole(0, MAX_LAYERS), TEXT), "sliding_window_pattern"),  # beside a text there are layer_types
     **_rows(either(whole(0, MAX_LAYERS), FLAG), "decoder_sparse_step full_attention_interval"),
-    **_rows(listed(TEXT, MAX_LAYERS), "layer_types"),
+    **_rows(listed(TEXT, MAX_LAYERS), "layer_types mlp_layer_types layers_block_type"),
+    **_rows(LETTERS, "hybrid_override_pattern"),
+    **_rows(SIZE, "conv_kernel ssm_state_size mamba_head_dim moe_latent_size"),
+    **_rows(HEADS, "mamba_num_heads n_groups"),
+    **_rows(SIZE_OR_ZERO, "moe_shared_expert_intermediate_size"),
+    **_rows(TEXT, "mlp_hidden_act mamba_hidden_act"),
+    **_rows(FLAG, "residual_in_fp32 use_conv_bias mamba_proj_bias"),
     **_rows(LAYERS, "full_attn_idxs mlp_only_layers"),
     **_rows(listed(either(whole(0, 1), FLAG), MAX_LAYERS), "no_rope_layers"),
     **_rows(either(IDS, listed(IDS, 1024)), "eos_token_id"),
-    **_rows(number(1e-30, 1), "rms_norm_eps layer_norm_eps norm_eps norm_epsilon"),
+    **_rows(number(1e-30, 1), "rms_norm_eps layer_norm_eps norm_eps norm_epsilon layer_norm_epsilon"),
     **_rows(THETA, "rope_theta rope_local_base_freq"),
     **_rows(POSITIVE, "query_pre_attn_scalar attention_multiplier routed_scaling_factor"),
-    **_rows(POSITIVE, "embedding_multiplier block_ffn_dim_multiplier"),
+    **_rows(POSITIVE, "embedding_multiplier block_ffn_dim_multiplier route_scale router_scaling_factor"),
+    **_rows(number(0, 1), "moe_norm_min"),
     **_rows(FACTOR, "residual_multiplier logits_scaling logit_scale"),
     **_rows(number(0, LARGE), "attn_logit_softcapping final_logit_softcapping"),
     **_rows(number(0, 1), "partial_rotary_factor"),
-    **_rows(TEXT, "hidden_act hidden_activation dtype torch_dtype position_embedding_type"),
+    **_rows(TEXT, "hidden_act hidden_activation dtype torch_dtype position_embedding_type topk_method"),
     **_rows(FLAG, "tie_word_embeddings tie_embedding attention_bias attention_out_bias mlp_bias use_bias qkv_bias"),
     **_rows(FLAG, "use_sliding_window norm_topk_prob enable_moe_block attention_k_eq_v use_double_wide_mlp"),
-    **_rows(FLAG, "block_auto_adjust_ff_dim use_expert_bias use_qk_norm"),
+    **_rows(FLAG, "block_auto_adjust_ff_dim use_expert_bias use_qk_norm use_qkv_bias bias mup_enabled use_post_norm"),
+    **_rows(FLAG, "use_parallel_residual qk_layernorm"),
+    **_rows(TEXT, "expert_selection_fn shared_expert_combination_strategy"),
+    **_rows(FLAG, "rope_interleave"),
     **_rows(OBJECT, "rope_parameters rope_scaling quantization_config per_layer_config"),
 }  # fmt: skip
 ROPE: Mapping[str, Rule] = {
@@ -169,9 +194,16 @@ def _check(config: Config, rules: Mapping[str, Rule]) -> None:
             raise UnsupportedModel(f"{name} {shown(value)} is not supported; supported is {rule.expected}")
 
 
+def single(config: Config, name: str) -> int:
+    """Returns the value of the setting `name`; 0 for null. Raises UnsupportedModel for a list."""
+    if isinstance(config[name], list | tuple):
+        raise UnsupportedModel(f"{name} {shown(config[name])} is not supported in this family; supported is one number")
+    return config[name] or 0
+
+
 def counted(config: Config, name: str) -> int:
     """Returns the value of the setting `name`. Raises UnsupportedModel unless it is at least 1."""
-    if not config[name] or config[name] < 1:
+    if single(config, name) < 1:
         raise UnsupportedModel(f"{name} {config[name]!r} is not supported; supported are numbers from 1 on")
     return int(config[name])
 

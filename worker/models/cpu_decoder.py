@@ -27,13 +27,13 @@ from worker.ops.attention import native as attention_native
 from worker.ops.exchange import RanksC
 from worker.ops.linear.native import CpuWeight
 from worker.ops.lora_native import StepAdaptersC
-from worker.ops.moe.native import CExperts, ExpertsStruct, scratch_bytes
+from worker.ops.moe.native import CExperts, CpuExperts, ExpertsStruct, scratch_bytes
 from worker.ops.native import huge_pages, kernels, library
 from worker.ops.norm import native as norm_native
 from worker.ops.recurrent.native import RecurrentC
 from worker.ops.rope import native as rope_native
 from worker.ops.table import FAST, Operations
-from worker.spec import ACTIVATIONS
+from worker.spec import ACTIVATIONS, LatentSpec
 
 # Runs all layers of the decoder in one call of the C library, with buffers that are reused from step to step.
 #
@@ -52,6 +52,7 @@ class DecoderCLayer:
 
     before_attention: Tensor | None = None
     qkv: CpuWeight  # H → (Hq + 2 Hk) * D; delta_net, mamba2: H → sum of the shape's `projected`; short_conv: H → 3 H
+    latent: "LatentC | None" = None  # with it, qkv and gates are `q_a` or `q`, and `kv_a`, of LatentWeights
     gates: CpuWeight | None = None  # H → Hq * D; delta_net: H → sum of DeltaNetShape.gates; mamba2: H → heads
     attention: "AttentionC | None" = None
     recurrent: RecurrentC | None = None
@@ -73,6 +74,11 @@ class DecoderCLayer:
     after_input: Tensor | None = None
     scale: Tensor | None = None  # [1] float32: the factor of the layer's output
 
+    def heads(self, ranks: int) -> int:
+        """Returns how many query heads this process has in a layer with attention."""
+        assert self.attention is not None
+        return self.o.k // ranks // self.attention.cos.shape[1] if self.latent is None else self.latent.heads
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionC:
@@ -93,6 +99,53 @@ class AttentionC:
     bidirectional: bool = True  # if true, StepRows.bidirectional_end applies to the layer
 
 
+class LatentStruct(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("q_b", "absorb", "expand", "q_a_norm", "kv_a_norm")),
+        *((name, c_long) for name in ("rank", "rope", "plain", "value")), ("eps", c_float),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentC:
+    """The sizes and further weights of a layer with latent attention (worker/models/latent.py)."""
+
+    q_b: CpuWeight | None  # query_rank → Hq * query; None: DecoderCLayer.qkv makes queries
+    absorb: CpuExperts  # for each head plain → rank
+    expand: CpuExperts  # for each head rank → value
+    q_a_norm: Tensor | None  # [query_rank]
+    kv_a_norm: Tensor  # [rank]
+    of: LatentSpec
+    eps: float
+
+    @property
+    def heads(self) -> int:
+        return self.absorb.count
+
+    @property
+    def scratch(self) -> int:
+        """How many elements of scratch memory a row needs."""
+        of, heads = self.of, self.heads
+        return max(heads * max(of.plain, of.value), of.rank) + heads * of.rank + (heads + 1) * of.row
+
+    @property
+    def inner(self) -> int:
+        """How many elements a row of the buffer `inner` needs."""
+        return self.heads * max(self.of.row, self.of.query)
+
+    def struct(self) -> LatentStruct:
+        """Returns a struct that is valid as long as this record exists."""
+        assert (self.q_b is None) == (self.q_a_norm is None) and self.expand.count == self.heads
+        assert (self.absorb.k, self.absorb.n) == (self.of.plain, self.of.rank)
+        assert (self.expand.k, self.expand.n) == (self.of.rank, self.of.value)
+        return LatentStruct(
+            None if self.q_b is None else ctypes.addressof(self.q_b.struct),
+            ctypes.addressof(self.absorb.structs), ctypes.addressof(self.expand.structs),
+            c_library.address(self.q_a_norm), c_library.address(self.kv_a_norm),
+            self.of.rank, self.of.rope, self.of.plain, self.of.value, self.eps,
+        )  # fmt: skip
+
+
 # The functions of struct Kernels in csrc/decoder.c, in its order, after the two functions for the model's norms.
 KERNELS = (
     "activate", "act_and_mul", "qkv_rope_write", "gemm", "attention", "combine", "scale_rows", "output_gate",
@@ -111,7 +164,7 @@ class _Layer(Structure):
         *((name, c_void_p) for name in (*EXPERT_NORMS, *INPUT_LINEARS, "after_input", "scale")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
         *((name, c_long) for name in ("window", "group", "kv_heads", "own_kv_heads", "d")),
-        ("normed", c_int), ("kv_format", c_int), ("bidirectional", c_int),
+        ("normed", c_int), ("kv_format", c_int), ("bidirectional", c_int), ("latent", c_void_p),
     ]  # fmt: skip
 
 
@@ -223,31 +276,37 @@ class DecoderC:
         assert loaded is not None
         self._library, dtype = loaded, last_norm.dtype
         count = 1 if ranks is None else ranks.count
-        attending = [(layer.o.k // count, layer.attention) for layer in layers if layer.attention is not None]
-        sizes = [(width, one.cache_k.shape[1], one.cos.shape[1]) for width, one in attending]
-        heads, page_size, d = sizes[0] if sizes else (0, 1, 1)  # a pipeline stage may have only recurrent layers
+        attending = [(layer.heads(count), layer.attention) for layer in layers if layer.attention is not None]
+        sizes = [(heads, one.cache_k.shape[1]) for heads, one in attending]
+        heads, page_size = sizes[0] if sizes else (0, 1)  # a pipeline stage may have only recurrent layers
         # kept because the library holds only the addresses of these objects and their tensors
         self._referenced, self._ranks = (tuple(layers), last_norm, layers_started, query_scales), ranks
         self._hidden, self._dtype = last_norm.shape[-1], dtype
         self._experts = [None if layer.experts is None else layer.experts.struct(ranks) for layer in layers]
+        self._latent = [None if layer.latent is None else layer.latent.struct() for layer in layers]
         self._layers = (_Layer * len(layers))(
-            *(_addresses(*pair, dtype, count) for pair in zip(layers, self._experts, strict=True))
+            *(_addresses(*each, dtype, count) for each in zip(layers, self._experts, self._latent, strict=True))
         )
         self._mixes = layers[0].qkv.k
         recurrent = [layer.recurrent for layer in layers if layer.recurrent is not None]
-        self._row_scratch = 4 * max((each.row_floats for each in recurrent), default=0)  # bytes
+        latent = [layer.latent for layer in layers if layer.latent is not None]
+        self._row_scratch = max(  # bytes
+            [0, *(4 * each.row_floats for each in recurrent), *(dtype.itemsize * each.scratch for each in latent)]
+        )
         projected = max(self._hidden, *(max(_outputs(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
         inner = max(self._hidden, *(max(_columns(layer, "o", "down", "input_out")) for layer in layers))
+        inner = max([inner, *(each.inner for each in latent)])
         # at least 2, because the buffer also holds the shared expert's gate, one float32, which takes two bfloat16
         # numbers
         queries = max([2, *(layer.o.k for layer in layers if layer.attention is not None)])
+        queries = max([queries, *(each.heads * each.of.row for each in latent)])
         gathered = max(max(_columns(layer, "o", "down")) for layer in layers) if ranks is not None else 0
         own_columns = self._hidden if ranks is not None else 0
         self._widths = (self._hidden, self._hidden, projected, gates, queries, inner, gathered, own_columns)
         self._model = _Model(
             _functions(dtype, norm_native.norm_kind(last_norm)), self._layers, last_norm.data_ptr(),
-            len(layers), self._hidden, heads // d, page_size, dtype.itemsize, max(_columns(layers[0], "input_out")),
+            len(layers), self._hidden, heads, page_size, dtype.itemsize, max(_columns(layers[0], "input_out")),
             eps, float(offset), scale, softcap, residual_scale, c_library.address(query_scales), activation, parallel,
             dtype == torch.bfloat16, ctypes.pointer(layers_started),
             None if ranks is None else ctypes.addressof(ranks.struct),
@@ -327,8 +386,10 @@ def _columns(layer: DecoderCLayer, *names: str) -> list[int]:
     return [0 if (linear := getattr(layer, name)) is None else linear.k for name in names]
 
 
-def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, dtype: torch.dtype, ranks: int) -> _Layer:
-    assert (layer.gate_up is None) == (layer.down is None) and (layer.experts is not None or layer.down is not None)
+def _addresses(
+    layer: DecoderCLayer, experts: ExpertsStruct | None, latent: LatentStruct | None, dtype: torch.dtype, ranks: int
+) -> _Layer:
+    assert (layer.gate_up is None) == (layer.down is None)
     assert (layer.attention is None) == (layer.recurrent is not None)
     norms: dict[str, Tensor | None] = {
         name: getattr(layer, name) for name in (*NORMS, *EXPERT_NORMS, "after_input", "scale")
@@ -345,22 +406,23 @@ def _addresses(layer: DecoderCLayer, experts: ExpertsStruct | None, dtype: torch
         recurrent=None if layer.recurrent is None else ctypes.addressof(layer.recurrent.struct),
         activation=c_library.address(layer.activation),
         experts=None if experts is None else ctypes.addressof(experts),
-        **({} if layer.attention is None else _attention(layer.attention, layer.o.k // ranks)),
+        latent=None if latent is None else ctypes.addressof(latent),
+        **({} if layer.attention is None else _attention(layer.attention, layer.heads(ranks))),
     )
 
 
-def _attention(attention: AttentionC, width: int) -> dict[str, int | None]:
-    """Returns the fields of _Layer that belong to attention. width: the total width of this process's query heads"""
+def _attention(attention: AttentionC, heads: int) -> dict[str, int | None]:
+    """Returns the fields of _Layer that belong to attention. heads: how many query heads this process has"""
     names = ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")
     read: dict[str, Tensor | None] = {name: getattr(attention, name) for name in names}
     assert all(tensor is None or tensor.is_contiguous() for tensor in read.values())
     d, kv_heads = attention.cos.shape[1], attention.cache_k.shape[2]
-    attention_native.check_sinks(attention.sinks, width // d)
+    attention_native.check_sinks(attention.sinks, heads)
     return {name: c_library.address(tensor) for name, tensor in read.items()} | {
         "window": attention.window, "group": attention.group, "kv_heads": kv_heads,
         "own_kv_heads": 0 if attention.shares else kv_heads, "d": d,
         "normed": rope_native.normed_heads(attention.q_norm, d, attention.norm_last),
-        "kv_format": paged_kv.kv_format(attention.cache_v), "bidirectional": attention.bidirectional,
+        "kv_format": paged_kv.kv_format(attention.cache_k, attention.cache_v), "bidirectional": attention.bidirectional,
     }  # fmt: skip
 
 

@@ -1,11 +1,11 @@
 """Describes a model family: defaults, switches, and functions that read from a config how each layer is made."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker.checkpoint.checkpoint import UnsupportedModel
-from worker.spec import Activation
+from worker.spec import Activation, ModelSpec
 
 Config = Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -13,8 +13,8 @@ LINEAR, CONV = "linear_attention", "conv"  # types of layers with a recurrent st
 
 
 def nth_of(config: Config, name: str) -> int:
-    """Returns the value of the setting `name`, which counts layers. Raises UnsupportedModel if it is 0 or null."""
-    if not config[name]:
+    """Returns the value of the setting `name`, which counts layers. Raises UnsupportedModel if it is 0 or no number."""
+    if not config[name] or isinstance(config[name], str):
         raise UnsupportedModel(f"{name} {config[name]!r} is not supported; supported are numbers from 1 on")
     return int(config[name])
 
@@ -89,6 +89,26 @@ def window_in_every_other(config: Config) -> list[str]:
     return [FULL if i % 2 else SLIDING for i in range(config["num_hidden_layers"])]
 
 
+def window_but_every_nth_from_first(config: Config) -> list[str]:
+    """Of every `sliding_window_pattern` layers, the first attends to all positions; the others have a window (CWM)."""
+    nth = nth_of(config, "sliding_window_pattern")
+    return [SLIDING if i % nth else FULL for i in range(config["num_hidden_layers"])]
+
+
+def window_but_every_nth_after_dense(config: Config) -> list[str]:
+    """Every n-th layer attends to all positions; the others have a window (Cohere 2 with experts).
+
+    n is `prefix_dense_sliding_window_pattern` among the first `first_k_dense_replace` layers, and
+    `sliding_window_pattern` among the others, which are counted by themselves.
+    """
+    first = config["first_k_dense_replace"] or 0
+    counts = {
+        "prefix_dense_sliding_window_pattern": first,
+        "sliding_window_pattern": config["num_hidden_layers"] - first,
+    }
+    return [SLIDING if (i + 1) % nth_of(config, name) else FULL for name, count in counts.items() for i in range(count)]
+
+
 def window_everywhere_if_used(config: Config) -> list[str]:
     """If `use_sliding_window` is set, all layers have a sliding window (Qwen3-MoE)."""
     return window_everywhere(config) if config["use_sliding_window"] else every_layer_full(config)
@@ -120,6 +140,10 @@ def always_biased(config: Config) -> tuple[bool, bool]:
     return True, False
 
 
+def as_use_qkv_bias(config: Config) -> tuple[bool, bool]:
+    return config["use_qkv_bias"], False
+
+
 def as_qkv_bias(config: Config) -> tuple[bool, bool]:
     return config["qkv_bias"], False
 
@@ -128,6 +152,27 @@ def rotates_where_windowed(config: Config) -> list[bool]:
     """Only layers with a sliding window have rotary embeddings. Without windows, all layers have them (EXAONE 4)."""
     types = config["layer_types"] or window_but_every_nth(config)
     return [not config["sliding_window"] or kind == SLIDING for kind in types]
+
+
+def rotates_where_windowed_or_dense(config: Config) -> list[bool]:
+    """Layers with a sliding window have rotary embeddings (Cohere 2 with experts).
+
+    Layers without experts have them, too, if `prefix_dense_sliding_window_pattern` is 1.
+    """
+    types = config["layer_types"] or window_but_every_nth_after_dense(config)
+    always = config["prefix_dense_sliding_window_pattern"] == 1
+    both = zip(types, sparse_as_listed(config), strict=False)
+    return [kind == SLIDING or (always and not sparse) for kind, sparse in both]
+
+
+def rotates_where_windowed_by_type(config: Config) -> list[bool]:
+    """Only layers with a sliding window have rotary embeddings (AFMoE)."""
+    return [kind == SLIDING for kind in config["layer_types"] or window_but_every_nth(config)]
+
+
+def never_rotates(config: Config) -> list[bool]:
+    """No layer has rotary embeddings (Nemotron-H)."""
+    return [False] * config["num_hidden_layers"]
 
 
 def every_layer_sparse(config: Config) -> list[bool]:
@@ -150,6 +195,34 @@ def sparse_after_first(config: Config) -> list[bool]:
 def sparse_after_dense_layers(config: Config) -> list[bool]:
     """The first `num_dense_layers` layers have an MLP, the others experts (LFM2)."""
     return [i >= config["num_dense_layers"] for i in range(config["num_hidden_layers"])]
+
+
+def sparse_as_listed(config: Config) -> list[bool]:
+    """The layers that `mlp_layer_types` calls "sparse" have experts; without it, as sparse_after_first (GLM-4.7-Flash).
+
+    Raises UnsupportedModel for a type of feed-forward that is not known.
+    """
+    types = config["mlp_layer_types"]
+    if types is None:
+        return sparse_after_first(config)
+    if unknown := set(types) - {"dense", "sparse"}:
+        raise UnsupportedModel(f"mlp_layer_types {min(unknown)!r} is not supported; supported are dense, sparse")
+    if len(types) < config["num_hidden_layers"]:
+        raise UnsupportedModel(f"mlp_layer_types with {len(types)} entries is not supported: there are more layers")
+    return [kind == "sparse" for kind in types]
+
+
+def sparse_in_range(config: Config) -> list[bool]:
+    """Every `moe_layer_interval`-th layer from `moe_layer_start_index` to `moe_layer_end_index` has experts (ERNIE).
+
+    The end -1 stands for the last layer.
+    """
+    count, first, last = (config[name] for name in ("num_hidden_layers", *RANGE))
+    nth, last = nth_of(config, "moe_layer_interval"), count - 1 if last == -1 else last
+    return [first <= i <= last and (i + 1) % nth == 0 for i in range(count)]
+
+
+RANGE = ("moe_layer_start_index", "moe_layer_end_index")
 
 
 def as_use_expert_bias(config: Config) -> bool:
@@ -220,6 +293,133 @@ def shared_expert_size(config: Config) -> Config:
     return {"shared_expert_intermediate_size": count * (config["moe_intermediate_size"] or 0)}
 
 
+def cohere2_moe_settings(config: Config) -> Config:
+    """All shared experts together are one MLP. Each is as wide as `intermediate_size`, and so are the experts.
+
+    MLPs of layers without experts are `prefix_dense_intermediate_size` wide (Cohere 2 with experts). The layers before
+    `first_k_dense_replace` have a pattern of windows of their own. The norms are layer norms if no `rms_norm_eps` is
+    stated.
+    """
+    inner, dense = config["intermediate_size"], config["prefix_dense_intermediate_size"]
+    rms, scores, ways = (config[name] for name in ("rms_norm_eps", *OF_COHERE))
+    for name, value, known in zip(OF_COHERE, (scores, ways), (("softmax", "sigmoid"), ("average", "sum")), strict=True):
+        if value not in known:
+            raise UnsupportedModel(f"{name} {value!r} is not supported; supported are {', '.join(known)}")
+    return {
+        "moe_intermediate_size": inner,
+        "shared_expert_intermediate_size": (config["num_shared_experts"] or 0) * inner,
+        "intermediate_size": inner if dense is None else dense,
+        "rms_norm_eps": config["layer_norm_eps"] if rms is None else rms,
+        "norm_topk_prob": scores == "softmax" or config["norm_topk_prob"],
+        "layer_norm": rms is None,
+    }
+
+
+OF_COHERE = ("expert_selection_fn", "shared_expert_combination_strategy")
+
+
+def cohere2_moe_spec(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The mean of the shared expert's output and of the sum of the others is the half of both."""
+    scores, way = (config[name] for name in OF_COHERE)
+    of = spec.experts
+    if of is not None:
+        halved = bool(of.shared_size) and way == "average"
+        factor = of.factor * (0.5 if halved else 1.0)
+        of = replace(of, sigmoid=scores == "sigmoid", averaged=halved, factor=factor)
+    return replace(spec, layer_norm=config["layer_norm"], experts=of)
+
+
+def afmoe_spec(spec: ModelSpec, config: Config) -> ModelSpec:
+    return replace(spec, embed_scale=spec.hidden_size**0.5 if config["mup_enabled"] else 1.0)
+
+
+def clova_spec(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Logits are multiplied by the setting by which Granite divides them (HyperCLOVA X)."""
+    return replace(spec, post_norms=config["use_post_norm"], logit_scale=config["logits_scaling"])
+
+
+def stablelm_spec(spec: ModelSpec, config: Config) -> ModelSpec:
+    if config["qk_layernorm"]:
+        raise UnsupportedModel("qk_layernorm True is not supported in this family; supported is False")
+    return replace(spec, parallel=config["use_parallel_residual"])
+
+
+def unchanged(spec: ModelSpec, config: Config) -> ModelSpec:
+    return spec
+
+
+def one_number(name: str, config: Config) -> int:
+    """Returns the setting `name`, which may be a list with the same number for every layer. Raises UnsupportedModel."""
+    value = config[name]
+    listed = value if isinstance(value, list | tuple) else [value]
+    if not listed or value is None:
+        raise UnsupportedModel(f"{name} {value!r} is not supported; supported are numbers from 1 on")
+    if len(set(listed)) != 1:
+        raise UnsupportedModel(f"{name} is not supported: its entries for the layers differ")
+    return int(listed[0])
+
+
+def hunyuan_moe_settings(config: Config) -> Config:
+    """Reads settings that are one number or a list with an entry for each layer (Hunyuan-A13B).
+
+    Each layer has one shared expert. It and the experts are as wide as `intermediate_size`.
+    """
+    return {name: one_number(name, config) for name in ("num_experts", "moe_topk")}
+
+
+def ernie_moe_settings(config: Config) -> Config:
+    """All shared experts together are one MLP. Raises UnsupportedModel for settings that no published model has."""
+    if config["use_bias"]:
+        raise UnsupportedModel("use_bias True is not supported with experts; supported is False")
+    if (config["moe_norm_min"] or 0) > TINY_SUM:
+        raise UnsupportedModel(f"moe_norm_min {config['moe_norm_min']} is not supported: it is more than {TINY_SUM}")
+    count = config["moe_num_shared_experts"] or 0
+    return {"shared_expert_intermediate_size": count * (config["moe_intermediate_size"] or 0)}
+
+
+TINY_SUM = 1e-6  # the greatest lower limit of the sum of chosen weights that is left out, as it is never reached
+
+
+def as_either_name(config: Config) -> Config:
+    """Reads biases that configs of InternLM 3 name `qkv_bias` and `bias`."""
+    names = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
+    return {name: config[other] for name, other in names.items() if config[other] is not None}
+
+
+def tanh_gelu(config: Config) -> Config:
+    """The first configs of Gemma say "gelu", and mean its approximation by tanh."""
+    act = config.get("hidden_activation") or config["hidden_act"]
+    return {"hidden_act": "gelu_pytorch_tanh" if act == "gelu" else act}
+
+
+def scaled_by_heads(config: Config) -> Config:
+    """A multiplier of attention that is null stands for 1 / sqrt(head size) (HyperCLOVA X)."""
+    head_dim = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
+    stated = config["attention_multiplier"]
+    return {"attention_multiplier": head_dim**-0.5 if stated is None else stated}
+
+
+def deepseek_v2_settings(config: Config) -> Config:
+    """As shared_expert_size; and neighbouring dimensions rotate together, whatever the config states (DeepSeek-V2).
+
+    Raises UnsupportedModel if the weights of experts are to be divided by their sum: codes of this model disagree on
+    what `routed_scaling_factor` then means.
+    """
+    if config["norm_topk_prob"]:
+        raise UnsupportedModel("norm_topk_prob True is not supported in this family; supported is False")
+    return {**shared_expert_size(config), "rope_interleave": True}
+
+
+def minicpm3_settings(config: Config) -> Config:
+    """Translates factors of embeddings, residual sums and logits (MiniCPM3). null: the factor is 1."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    return {
+        "embedding_multiplier": config["scale_emb"],
+        "residual_multiplier": 1.0 if config["scale_depth"] is None else config["scale_depth"] / layers**0.5,
+        "logits_scaling": hidden / (config["dim_model_base"] or hidden),
+    }
+
+
 def rotated_part(config: Config) -> Config:
     """Computes the rotated fraction of a head; configs state the number of rotated dimensions instead (MiniMax-M2)."""
     rotated, head_dim = config["rotary_dim"], config["head_dim"]
@@ -247,6 +447,8 @@ class FamilyExperts:
     choice_bias: returns whether experts are chosen by their scores plus a bias for each expert
     shared_size: the name of the setting for the shared expert's intermediate size; "" if there is no shared expert
     shared_gated: if true, the shared expert has a gate
+    group_best: if the router may choose groups of experts first, how many of a group's scores are added up; else 0
+    methods: the supported values of the setting `topk_method`. Groups are ignored by the method "greedy".
     beside_mlp: if true, layers with experts also have the MLP
     transposed: as in ExpertsSpec
     """
@@ -260,6 +462,8 @@ class FamilyExperts:
     biases: bool = False  # if true, the router and the experts have biases
     shared_size: str = ""
     shared_gated: bool = True
+    group_best: int = 0
+    methods: tuple[str | None, ...] = ("noaux_tc", None)
     beside_mlp: bool = False
     transposed: bool = False
 
@@ -298,9 +502,13 @@ class Family:
     local_rope: bool = False  # if true, layers with a sliding window have rotary settings of their own
     scaling: Config = field(default_factory=dict)  # the rotary scaling if a config states none
     sinks: bool = False
+    latent: bool = False  # if true, layers have latent attention; which pairs rotate, `rope_interleave` says
     recurrence: Recurrence | None = None
     attention_gate: bool = False
+    separate_gate: bool = False
     activation: Activation | None = None  # the activation, if its name in configs does not tell the whole formula
     experts: FamilyExperts | None = None
     names: Mapping[str, str] = field(default_factory=dict)  # common name of a setting → its name in this family
     derived: Callable[[Config], Config] = nothing  # returns settings that are computed from other settings
+    # returns the spec, changed where properties of this family depend on settings
+    adapted: Callable[[ModelSpec, Config], ModelSpec] = unchanged

@@ -30,8 +30,14 @@ _PRE = {"before_attention": "input_layernorm", "before_mlp": "post_attention_lay
 _POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
 _BOTH = {**_POST, "before_attention": "input_layernorm", "before_mlp": "pre_feedforward_layernorm"}
 _GLM = {**_PRE, "after_attention": "post_self_attn_layernorm", "after_mlp": "post_mlp_layernorm"}
-# the modules of the norms, by pre_norms and post_norms
-_NORMS = {(True, False): _PRE, (False, True): _POST, (True, True): _BOTH}
+_BEFORE_MLP = {"before_attention": "input_layernorm", "before_mlp": "pre_feedforward_layernorm"}  # VaultGemma
+_AFMOE = {**_BOTH, "before_mlp": "pre_mlp_layernorm", "after_mlp": "post_mlp_layernorm"}
+_CLOVA = {**_PRE, "after_attention": "post_norm1", "after_mlp": "post_norm2"}
+# the ways in which checkpoints name the modules of the norms, by pre_norms and post_norms
+_NORMS = {
+    (True, False): (_PRE, _BEFORE_MLP), (False, True): (_POST,), (True, True): (_BOTH, _GLM, _AFMOE, _CLOVA),
+    (False, False): ({},),
+}  # fmt: skip
 OTHER_NAMES = {  # a module's name in some families → its common name
     "attention_layernorm": "input_layernorm", "feedforward_layernorm": "post_attention_layernorm",
     "self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm",
@@ -42,6 +48,8 @@ OTHER_NAMES = {  # a module's name in some families → its common name
     "mlp.shared_experts.gate_proj": "mlp.shared_expert.gate_proj",
     "mlp.shared_experts.up_proj": "mlp.shared_expert.up_proj",
     "mlp.shared_experts.down_proj": "mlp.shared_expert.down_proj",
+    "mlp.gate.wg": "mlp.gate", "mlp.router.gate": "mlp.gate",
+    **{f"mlp.shared_mlp.{name}_proj": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
     "shared_mlp.input_linear": "mlp.gate_up_proj", "shared_mlp.output_linear": "mlp.down_proj",
     "feed_forward.w1": "mlp.gate_proj", "feed_forward.w3": "mlp.up_proj", "feed_forward.w2": "mlp.down_proj",
 }  # fmt: skip
@@ -51,7 +59,8 @@ OTHER_NAMES = {  # a module's name in some families → its common name
 class LayerNames:
     """How a checkpoint names the modules of its layers. The spec alone does not tell these names.
 
-    modules: the names of all modules inside any layer, for example `mlp` and `mlp.up_proj`, and of modules outside
+    modules: the names of all modules inside any layer, for example `mlp` and `mlp.up_proj`, and of modules outside; and
+        of all tensors in them, for example `mlp.up_proj.weight`
     norms: the module of each norm, by field of Layer
     others: uncommon names, by common name
     """
@@ -70,8 +79,9 @@ class LayerNames:
         """
         own = {tuple(name.removeprefix(prefix).split(".")) for name in names if name.startswith(prefix)}
         paths = {path[2:] if path[0] == "layers" else path for path in own if path[0] == "layers" or len(path) == 2}
-        modules = frozenset(".".join(path[:end]) for path in paths for end in range(1, len(path)))
-        norms = _GLM if _GLM["after_attention"] in modules else _NORMS[spec.pre_norms, spec.post_norms]
+        modules = frozenset(".".join(path[:end]) for path in paths for end in range(1, len(path) + 1))
+        ways = _NORMS[spec.pre_norms, spec.post_norms]
+        norms = max(ways, key=lambda way: sum(module in modules for module in {*way.values()}))
         return cls(modules, norms, {common: other for other, common in OTHER_NAMES.items() if other in modules})
 
     def spelled(self, module: str) -> str:
@@ -79,12 +89,13 @@ class LayerNames:
         return self.others.get(module, module)
 
 
-def layer_norms(spec: ModelSpec, prefix: str, names: LayerNames) -> dict[str, Sequence[PlainWeight]]:
+def layer_norms(spec: ModelSpec, layer: LayerSpec, prefix: str, names: LayerNames) -> dict[str, Sequence[PlainWeight]]:
     """Returns the stored tensors of a layer's norms, by field of Layer. prefix: the prefix of its tensor names"""
+    absent = {"before_mlp"} if spec.parallel else {"before_mlp", "after_mlp"} if layer.bare else {}
     return {
         field: norm_weights(spec, prefix + names.spelled(module), spec.hidden_size)
         for field, module in names.norms.items()
-        if field != "before_mlp" or not spec.parallel
+        if field not in absent
     }
 
 
@@ -137,6 +148,14 @@ def no_stacks(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str,
     return {}
 
 
+def nothing_unpacked(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, StackedLinear]:
+    return {}
+
+
+def nothing_derived(spec: ModelSpec, layer: LayerSpec, read: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    return {}
+
+
 def nothing_unread(layer: LayerSpec) -> tuple[str, ...]:
     return ()
 
@@ -148,6 +167,8 @@ class StoredPart:
     weights: the type of the record that `make` returns
     linears: returns the linear layers, by their field in `weights`. Rows marked `apart` become the field `gates`.
     stacks: returns the linear layers of all experts, by field: one linear layer for each expert
+    unpacked: returns linear layers that are read in full precision, by a name; `derived` makes weights of them
+    derived: returns the weights [N, K] of all heads, by field, from the tensors of `unpacked`, by name
     small: returns the small weights, by field. Its last argument is the prefix of the layer's tensor names.
     unread: returns modules that a checkpoint may hold although the part does not use them
     """
@@ -155,6 +176,8 @@ class StoredPart:
     weights: type
     linears: Callable[[ModelSpec, LayerSpec, LayerNames], dict[str, StackedLinear]]
     stacks: Callable[[ModelSpec, LayerSpec, LayerNames], dict[str, Sequence[StackedLinear]]] = no_stacks
+    unpacked: Callable[[ModelSpec, LayerSpec, LayerNames], dict[str, StackedLinear]] = nothing_unpacked
+    derived: Callable[[ModelSpec, LayerSpec, Mapping[str, Tensor]], dict[str, list[Tensor]]] = nothing_derived
     small: Callable[[ModelSpec, LayerSpec, LayerNames, str], dict[str, SmallWeight]]
     make: Made
     unread: Callable[[LayerSpec], tuple[str, ...]] = nothing_unread
@@ -228,7 +251,7 @@ class Mixer:
 
 
 MIXERS: Mapping[str, str] = {  # kind → its module
-    "attention": "worker.models.attention", "delta_net": "worker.models.delta_net",
+    "attention": "worker.models.attention", "latent": "worker.models.latent", "delta_net": "worker.models.delta_net",
     "mamba2": "worker.models.mamba2", "short_conv": "worker.models.short_conv",
 }  # fmt: skip
 
@@ -274,7 +297,7 @@ class FeedForward:
 
 
 FEED_FORWARDS: Mapping[str, str] = {  # kind → its module
-    "dense": "worker.models.mlp", "experts": "worker.models.moe",
+    "dense": "worker.models.mlp", "experts": "worker.models.moe", "none": "worker.models.no_feed_forward",
 }  # fmt: skip
 
 

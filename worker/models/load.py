@@ -35,6 +35,7 @@ from worker.checkpoint.stored_weight import (
     find_head,
 )
 from worker.kv_cache.sizing import WeightsSize
+from worker.models import single_blocks
 from worker.models.decoder import Layer, Weights
 from worker.models.layer_kinds import LayerNames, StoredPart, feed_forward, layer_norms, mixer, norm, norm_weights
 from worker.models.per_layer_embeddings import (
@@ -198,7 +199,7 @@ class Loader:
     def layer(self, prefix: str, layer: LayerSpec) -> Layer:
         mixed, fed = (self._made(part, prefix, layer) for part in _parts_of(layer))
         own = {name: self.linear(linear, prefix) for name, linear in own_linears(self.spec).items()}
-        norms = {field: self.norm(parts) for field, parts in self.norms_of_layer(prefix).items()}
+        norms = {field: self.norm(parts) for field, parts in self.norms_of_layer(prefix, layer).items()}
         per_layer_input = PerLayerInput(**own, norm=self.norm(own_norm(self.spec, prefix))) if own else None
         scales = [self._vector(part) for part in self._scale(prefix)]
         return Layer(
@@ -222,7 +223,19 @@ class Loader:
             }
         for name, linears in part.stacks(self.spec, layer, self.names).items():
             packed[name] = self._packed([self._own(name, linear, layer) for linear in linears], prefix)
+        unpacked = {
+            name: self._unpacked(self._own(name, linear, layer), prefix)
+            for name, linear in part.unpacked(self.spec, layer, self.names).items()
+        }
+        for name, weights in part.derived(self.spec, layer, unpacked).items():
+            parts = ([weight] for weight in weights)
+            packed[name] = pack_experts(parts, count=len(weights), dtype=self.dtype, invariant=self.invariant)
         return part.make(self.spec, layer, packed, small, torch.empty(0, dtype=self.dtype, device=self.device))
+
+    def _unpacked(self, linear: StackedLinear, prefix: str) -> Tensor:
+        """Reads a linear that stays in full precision (StackedLinear.exact): its rows, in memory order."""
+        parts = self._parts(linear, prefix)
+        return torch.cat([part.dequantize(self.dtype) if isinstance(part, QuantizedWeight) else part for part in parts])
 
     def _own(self, field: str, linear: StackedLinear, layer: LayerSpec) -> StackedLinear:
         return linear if self.share is None else self.share.cut(field, linear, self.spec, layer)
@@ -373,13 +386,13 @@ class Loader:
             yield from self._weights_of_part(part, prefix, layer)
         for linear in own_linears(self.spec).values():
             yield from self.weights_of(linear, prefix)
-        for parts in self.norms_of_layer(prefix).values():
+        for parts in self.norms_of_layer(prefix, layer).values():
             yield from _in_full(parts)
         yield from _in_full((*own_norm(self.spec, prefix), *self._scale(prefix)))
 
-    def norms_of_layer(self, prefix: str) -> dict[str, Sequence[PlainWeight]]:
+    def norms_of_layer(self, prefix: str, layer: LayerSpec) -> dict[str, Sequence[PlainWeight]]:
         """Returns the stored tensors of a layer's norms, by field of Layer. prefix: of the layer's tensor names"""
-        return layer_norms(self.spec, prefix, self.names)
+        return layer_norms(self.spec, layer, prefix, self.names)
 
     def _weights_of_part(self, part: StoredPart, prefix: str, layer: LayerSpec) -> Iterator[Kept]:
         for linear in part.spelled_linears(self.spec, layer, self.names).values():
@@ -387,6 +400,8 @@ class Loader:
             yield from _in_full(linear.biases(prefix))
         for of in part.small(self.spec, layer, self.names, prefix).values():
             yield from _in_full(of.parts)
+        for linear in part.unpacked(self.spec, layer, self.names).values():
+            yield from self.weights_of(linear, prefix)
         for linears in part.stacks(self.spec, layer, self.names).values():
             yield from _in_full(bias for linear in linears for bias in linear.biases(prefix))
             for linear in linears:
@@ -409,7 +424,8 @@ class Loader:
         both = ((prefix, layer, part) for prefix, layer in self._layers() for part in _parts_of(layer))
         unused = [prefix + module for prefix, layer, part in both for module in part.unread(layer)]
         count = len(self.spec.layers)
-        return (*unused, *(f"{self.prefix}layers.{count + i}." for i in range(self.spec.draft_layers)))
+        drafters = [f"{self.prefix}layers.{count + i}." for i in range(self.spec.draft_layers)]
+        return (*unused, *drafters, *((f"{self.prefix}mtp_",) if drafters else ()))  # mtp_block and so on: ERNIE 4.5
 
     def _last_norm(self) -> Sequence[PlainWeight]:
         return norm_weights(self.spec, self.prefix + self.names.spelled(NORM), self.spec.hidden_size)
@@ -478,12 +494,16 @@ def open_source(folder: Path, staging: Staging | None) -> WeightSource:
 
     Raises CheckpointError when a file is broken or the quantization is not supported.
     """
-    method = method_of(read_config(folder))
+    config = read_config(folder)
+    method = method_of(config)
     if (folder / GGUF_INDEX).exists():
         from worker.quantization.gguf_tensors import GgufTensors
 
         return FileSource(GgufTensors(folder, staging), method)
-    return FileSource(Checkpoint(folder, staging), method)
+    checkpoint = Checkpoint(folder, staging)
+    if config.get("model_type") == single_blocks.MODEL_TYPE:
+        return FileSource(single_blocks.as_layers(checkpoint, config), method)
+    return FileSource(checkpoint, method)
 
 
 class OpenTensors(StoredTensors, Protocol):

@@ -48,9 +48,14 @@ def forward(h: Tensor, own: Mamba2Layer, index: int, step: Step, next_weights: S
 
 
 def _state(config: Config) -> Mamba2Shape:
-    width = config["mamba_expand"] * config["hidden_size"]
-    sizes = positive_sizes(config, SIZES, lambda sizes: sizes[0] % sizes[2] == 0 and sizes[0] * sizes[1] == width)
+    expand = config["mamba_expand"]  # null: any width
+    width = expand and expand * config["hidden_size"]
+    sizes = positive_sizes(
+        config, SIZES, lambda sizes: sizes[0] % sizes[2] == 0 and width in (None, sizes[0] * sizes[1])
+    )
     for name, served in SERVED.items():
+        if name == "hidden_act" and "mamba_hidden_act" in config:
+            continue
         if config[name] not in served:
             raise UnsupportedModel(f"{name} {shown(config[name])} is not supported; supported is {served[0]!r}")
     return Mamba2Shape(*sizes)

@@ -15,15 +15,16 @@ from torch import Tensor
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.checkpoint.stored_weight import PlainWeight, StackedLinear
 from worker.models import mlp
-from worker.models.config_values import counted
+from worker.models.config_values import counted, shown, single
 from worker.models.family import Config, FamilyExperts
 from worker.models.layer_kinds import FeedForward, LayerNames, SmallWeight, Step, StoredPart, norm, norm_weights
 from worker.models.mlp import DenseWeights
-from worker.ops.linear.packed import PackedLinear
+from worker.ops.linear.packed import PackedLinear, pack_stacked
 from worker.ops.moe.packed import Experts, PackedExperts
 from worker.ops.moe.packed import in_c as experts_in_c
+from worker.ops.native import MAX_GROUPS
 from worker.ops.quantized_weight import divided
-from worker.spec import ExpertsSpec, LayerSpec, ModelSpec
+from worker.spec import ExpertGroups, ExpertsSpec, LayerSpec, ModelSpec
 
 NORMS = {  # field of BesideNorms → module in a checkpoint
     "after_dense": "post_feedforward_layernorm_1", "before_experts": "pre_feedforward_layernorm_2",
@@ -79,7 +80,7 @@ def forward(h: Tensor, x: Tensor, own: MixtureWeights, step: Step) -> tuple[Tens
     gate = None if own.shared_gate is None else do.linear(h, own.shared_gate, fp32_out=True)
     mixed = do.experts(
         h, own.experts, spec.chosen, step.spec.activation, normalized=spec.normalized, sigmoid=spec.sigmoid,
-        add=added, add_gate=gate,
+        groups=spec.groups, gated=step.spec.gated, add=added, add_gate=gate,
     )  # fmt: skip
     return mixed, None
 
@@ -105,9 +106,10 @@ def _sizes(row: FamilyExperts, chosen: str, config: Config) -> ExpertsSpec:
     if config.get("scoring_func") not in (scoring, None):
         raise UnsupportedModel(f"scoring_func {config['scoring_func']!r} is not supported; supported is {scoring!r}")
     count_name = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
-    count, of_row = config[count_name] or 0, config[chosen] or 0
+    count, of_row = single(config, count_name), single(config, chosen)
     if not 0 < of_row <= count:
         raise UnsupportedModel(f"the config chooses {of_row} of {count} experts ({chosen}, {count_name})")
+    shared_size = counted(config, row.shared_size) if row.shared_size and config[row.shared_size] != 0 else 0
     return ExpertsSpec(
         count=count,
         chosen=of_row,
@@ -115,14 +117,42 @@ def _sizes(row: FamilyExperts, chosen: str, config: Config) -> ExpertsSpec:
         normalized=config["norm_topk_prob"] if row.normalized is None else row.normalized,
         sigmoid=row.sigmoid,
         choice_bias=row.choice_bias(config),
+        groups=_groups(row, of_row, count, config),
         factor=config[row.factor] if row.factor else 1.0,
         router_bias=row.biases,
         bias=row.biases,
-        shared_size=counted(config, row.shared_size) if row.shared_size else 0,
+        shared_size=shared_size,
         shared_gated=bool(row.shared_size) and row.shared_gated,
         beside_mlp=row.beside_mlp,
         transposed=row.transposed,
     )
+
+
+def _groups(row: FamilyExperts, chosen: int, count: int, config: Config) -> ExpertGroups | None:
+    """Returns the groups of experts from which the router chooses; None: it chooses from all. Raises UnsupportedModel.
+
+    chosen, count: how many experts are chosen for a row, and how many there are
+    """
+    groups, of_groups, method = (config.get(name) for name in ("n_group", "topk_group", "topk_method"))
+    if method not in row.methods:
+        raise UnsupportedModel(
+            f"topk_method {shown(method)} is not supported; supported are {', '.join(map(repr, row.methods))}"
+        )
+    if groups in (None, 1) or method == "greedy":
+        return None
+    if not row.group_best:
+        raise UnsupportedModel(f"n_group {groups} is not supported in this family; supported is 1")
+    size, of_groups = count // groups, of_groups or groups
+    if count % groups or groups > MAX_GROUPS or size < row.group_best:
+        raise UnsupportedModel(
+            f"n_group {groups} is not supported: {count} experts need equal groups of at least {row.group_best}, and "
+            f"at most {MAX_GROUPS} of them"
+        )
+    if of_groups > groups or of_groups * size < chosen:
+        raise UnsupportedModel(
+            f"topk_group {of_groups} of {groups} groups is not supported: rows choose {chosen} experts"
+        )
+    return ExpertGroups(groups, of_groups, row.group_best)
 
 
 def experts_of(spec: ModelSpec) -> ExpertsSpec:
@@ -143,15 +173,16 @@ def _linears(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, 
 
 
 def _stacks(spec: ModelSpec, layer: LayerSpec, names: LayerNames) -> dict[str, Sequence[StackedLinear]]:
-    gate_up, down = expert_linears(experts_of(spec), spec.hidden_size, expert_names(names.modules))
+    gate_up, down = expert_linears(experts_of(spec), spec.hidden_size, expert_names(names.modules), gated=spec.gated)
     return {GATE_UP: gate_up, DOWN: down}
 
 
 def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) -> dict[str, SmallWeight]:
     of, hidden = experts_of(spec), spec.hidden_size
     if of.choice_bias:
-        name = prefix + expert_names(names.modules).choice_bias
-        return {"choice_bias": SmallWeight([PlainWeight(name, (of.count,))], exact=True)}
+        name = next((each for each in CHOICE_BIASES if each in names.modules), CHOICE_BIASES[0])
+        shape = (1, of.count) if name == ONE_ROW else (of.count,)
+        return {"choice_bias": SmallWeight([PlainWeight(prefix + name, shape)], exact=True)}
     if not of.beside_mlp:
         return {}
     norms = {field: SmallWeight(norm_weights(spec, prefix + module, hidden)) for field, module in NORMS.items()}
@@ -167,9 +198,12 @@ def _make(
     experts = Experts(
         packed["router"], packed[GATE_UP], packed[DOWN],
         scales=None if of.factor == 1 else torch.full((of.count,), of.factor, dtype=torch.float32, device=device),
-        choice_bias=small["choice_bias"][0] if of.choice_bias else None,
+        choice_bias=small["choice_bias"][0].flatten() if of.choice_bias else None,
     )  # fmt: skip
     shared = DenseWeights(gate_up=packed["gate_up"], down=packed["down"]) if "down" in packed else None
+    if of.averaged:  # The sigmoid of 0 is 1/2. The weights of the experts include the other 1/2.
+        half = pack_stacked([like.new_zeros(1, spec.hidden_size)], dtype=like.dtype, invariant=True)
+        return MixtureWeights(experts=experts, shared=shared, shared_gate=half)
     if not of.beside_mlp:
         return MixtureWeights(experts=experts, shared=shared, shared_gate=packed.get("shared_gate"))
     # The router's input is normed without a weight, then multiplied by a factor. Together they equal one norm with a
@@ -185,7 +219,9 @@ def _in_c(own: MixtureWeights, spec: ModelSpec) -> dict[str, Any]:
     fields = {} if own.shared is None else mlp.in_c(own.shared, spec)
     if norms is not None:
         fields |= {name: getattr(norms, name) for name in (*NORMS, "before_router")}
-    experts = experts_in_c(own.experts, of.chosen, spec.activation, normalized=of.normalized, sigmoid=of.sigmoid)
+    experts = experts_in_c(
+        own.experts, of.chosen, spec.activation, normalized=of.normalized, sigmoid=of.sigmoid, groups=of.groups
+    )  # fmt: skip
     return fields | {"shared_gate": own.shared_gate and own.shared_gate.cpu, "experts": experts}
 
 
@@ -217,7 +253,6 @@ class ExpertNames:
     gate_up: tuple[str, ...]
     down: str
     interleaved: bool = False
-    choice_bias: str = "mlp.gate.e_score_correction_bias"  # the name of a tensor, not of a module
 
     @property
     def of_first(self) -> list[str]:
@@ -226,24 +261,26 @@ class ExpertNames:
 
 
 _DOWN, _FUSED = "mlp.experts.{}.down_proj", ("mlp.experts.{}.gate_up_proj",)
+_GATE_UP = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
 _MIXTRAL = "block_sparse_moe.experts.{}."
 _LFM2 = "feed_forward.experts.{}."
 _GRANITE = "block_sparse_moe.{}put_linear.{{}}"
 SPELLINGS = (
-    ExpertNames("mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), _DOWN),  # Qwen, and all GGUF files
-    ExpertNames(
-        "block_sparse_moe.gate", (_MIXTRAL + "w1", _MIXTRAL + "w3"), _MIXTRAL + "w2",
-        choice_bias="block_sparse_moe.e_score_correction_bias",
-    ),
-    ExpertNames(
-        "feed_forward.gate", (_LFM2 + "w1", _LFM2 + "w3"), _LFM2 + "w2", choice_bias="feed_forward.expert_bias"
-    ),
+    ExpertNames("mlp.gate", _GATE_UP, _DOWN),  # Qwen, and all GGUF files
+    ExpertNames("block_sparse_moe.gate", (_MIXTRAL + "w1", _MIXTRAL + "w3"), _MIXTRAL + "w2"),
+    ExpertNames("feed_forward.gate", (_LFM2 + "w1", _LFM2 + "w3"), _LFM2 + "w2"),
     ExpertNames("block_sparse_moe.router.layer", (_GRANITE.format("in"),), _GRANITE.format("out")),
     ExpertNames("mlp.router", _FUSED, _DOWN, interleaved=True),  # gpt-oss
     ExpertNames("mlp.gate", _FUSED, _DOWN),  # the names that transformers 5 has in memory and may save
     ExpertNames("router.proj", ("experts.{}.gate_up_proj",), "experts.{}.down_proj"),  # Gemma 4
     ExpertNames("router.proj", ("experts.{}.gate_proj", "experts.{}.up_proj"), "experts.{}.down_proj"),
 )  # fmt: skip
+# The names of the tensor with the biases by which experts are chosen. GGUF files have the first one.
+CHOICE_BIASES = (
+    "mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias", "mlp.expert_bias",
+    "mlp.moe_statics.e_score_correction_bias", "block_sparse_moe.e_score_correction_bias", "feed_forward.expert_bias",
+)  # fmt: skip
+ONE_ROW = "mlp.moe_statics.e_score_correction_bias"  # of CHOICE_BIASES, the one whose tensor is [1, E]
 
 
 def expert_names(modules: Collection[str]) -> ExpertNames:
@@ -259,16 +296,17 @@ def router_linear(spec: ExpertsSpec, hidden: int, names: ExpertNames) -> Stacked
 
 
 def expert_linears(
-    spec: ExpertsSpec, hidden: int, names: ExpertNames
+    spec: ExpertsSpec, hidden: int, names: ExpertNames, *, gated: bool
 ) -> tuple[list[StackedLinear], list[StackedLinear]]:
-    """Returns two lists with an entry for each expert: the stacked gate and up, and the down projection."""
+    """Returns two lists with an entry for each expert: the stacked gate and up, or up alone, and the down one."""
     inner = spec.intermediate_size
-    rows = (2 * inner // len(names.gate_up),) * len(names.gate_up)
+    inputs = names.gate_up if gated else names.gate_up[-1:]
+    rows = ((1 + gated) * inner // len(inputs),) * len(inputs)
     order = torch.arange(2 * inner).view(inner, 2).T.flatten() if names.interleaved else None
     transposed = None if spec.transposed and names.gate_up == _FUSED else names.interleaved
     gate_up, down = [], []
     for expert in range(spec.count):
-        both = tuple(module.format(expert) for module in names.gate_up)
+        both = tuple(module.format(expert) for module in inputs)
         gate_up.append(StackedLinear(both, rows, hidden, spec.bias, order, transposed))
         module = (names.down.format(expert),)
         down.append(StackedLinear(module, (hidden,), inner, spec.bias, transposed=transposed))

@@ -107,7 +107,7 @@ def largest_inner(spec: ModelSpec, layer: LayerSpec) -> int:
     experts.
     """
     chosen = spec.experts.chosen * spec.experts.intermediate_size if layer.sparse and spec.experts is not None else 0
-    return max(chosen, *_inner(spec, layer))
+    return max(chosen, 0, *_inner(spec, layer))
 
 
 def parts_of_kv(spec: ModelSpec, count: int) -> int:
@@ -135,7 +135,7 @@ def _inner(spec: ModelSpec, layer: LayerSpec) -> Iterator[int]:
     if layer.sparse and spec.experts is not None:
         yield spec.experts.intermediate_size
         yield spec.experts.shared_size
-    if not layer.sparse or (spec.experts is not None and spec.experts.beside_mlp):
+    if not layer.bare and (not layer.sparse or (spec.experts is not None and spec.experts.beside_mlp)):
         yield layer.intermediate_size or spec.intermediate_size
 
 
@@ -159,7 +159,11 @@ def _attention(rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
     queries, keys = (spec.heads * head_dim, spec.heads), (kv_heads * head_dim, kv_heads)
     if layer.shares is not None:
         return [queries]
-    return [queries, *([queries] if spec.attention_gate else ()), keys, keys]
+    return [queries, *([queries] if spec.attention_gate and not spec.separate_gate else ()), keys, keys]
+
+
+def _heads(rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
+    return [(rows, spec.heads)]
 
 
 def _delta(layer: LayerSpec) -> tuple[DeltaNetShape, Section, Section]:
@@ -193,14 +197,18 @@ def _gate_up(rows: int, spec: ModelSpec, layer: LayerSpec) -> list[Section]:
 
 SECTIONS: Mapping[tuple[str, str], Sections] = {  # keys: (kind of the mixer, or "" for an MLP; name of the weight)
     ("attention", "qkv"): _attention, ("attention", "o"): _equal(1), ("attention", "sinks"): _equal(1),
+    ("attention", "gates"): _heads,
     ("delta_net", "qkv"): _delta_inputs, ("delta_net", "gates"): _delta_heads, ("delta_net", "o"): _equal(1),
     ("delta_net", "conv"): _delta_channels, ("delta_net", "decay"): _delta_heads,
     ("delta_net", "dt_bias"): _delta_heads,
     ("short_conv", "qkv"): _equal(3), ("short_conv", "o"): _equal(1), ("short_conv", "conv"): _equal(1),
+    ("latent", "q"): _heads, ("latent", "kv_b"): _heads,
+    ("latent", "k_b"): _heads, ("latent", "v_b"): _heads, ("latent", "o"): _equal(1),
     ("", "gate_up"): _gate_up, ("", "down"): _equal(1),
     ("", "expert_gate_up"): _gate_up, ("", "expert_down"): _equal(1),
 }  # fmt: skip
-WHOLE = ("router", "shared_gate")  # small linears that are not split: every process has all rows
+# linears that are not split: every process has all rows of small ones, and of what makes all heads' queries and keys
+WHOLE = ("router", "shared_gate", "q_a", "kv_a")
 SHARED_MIXERS = {kind for kind, _ in SECTIONS}
 
 

@@ -196,7 +196,7 @@ def _made(
         own = f"{name}.{field.name}"
         if own in found:
             fields[field.name] = found[own]
-        elif own in groups:
+        elif own in groups or field.name in records:  # a feed-forward may have no weights
             kind = records.get(field.name) or _record_of(hints[field.name])
             fields[field.name] = _made(kind, own, found, groups)
     return record(**fields)

@@ -171,6 +171,7 @@ MAX_HEAD_DIM = _NUMBERS["MAX_HEAD_DIM"]  # elements of an attention head
 MAX_KEY_ELEMENTS = _NUMBERS["MAX_KEY_ELEMENTS"]  # elements of all key heads of a token in one layer
 MAX_TAPS = _NUMBERS["MAX_TAPS"]  # tokens that a convolution covers
 MAX_CHOSEN = _NUMBERS["MAX_CHOSEN"]  # experts that are chosen for a row
+MAX_GROUPS = _NUMBERS["MAX_GROUPS"]  # groups of experts
 
 
 # Allocates memory in huge pages, so that reading it causes few TLB misses. In pages of 4 KB, a weight is read up to a

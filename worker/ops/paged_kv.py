@@ -76,9 +76,13 @@ def supports_cache(dtype: torch.dtype, cache: Tensor, head_dim: int) -> bool:
     return cache.dtype == dtype or has_scales(cache, head_dim)
 
 
-def kv_format(cache_v: Tensor) -> int:
-    """Returns the library's number for the format of a cache. The library must support the cache."""
-    return EIGHT_BITS.get(cache_v.dtype, PAIRED if v_is_paired(cache_v) else PLAIN)
+def kv_format(cache_k: Tensor, cache_v: Tensor) -> int:
+    """Returns the library's number for the format of a cache. The library must support the cache.
+
+    Values are not interleaved if they are the keys, in the same memory.
+    """
+    paired = cache_k.data_ptr() != cache_v.data_ptr() and v_is_paired(cache_v)
+    return EIGHT_BITS.get(cache_v.dtype, PAIRED if paired else PLAIN)
 
 
 def rows_visible(bidirectional_end: Tensor | None, rows: int) -> int | None:

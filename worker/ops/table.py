@@ -16,6 +16,7 @@ from worker.ops.linear import gated_linear, linear
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.reference import gated_linear_torch, linear_torch
 from worker.ops.moe import experts
+from worker.ops.moe.per_head import linear_per_head, linear_per_head_torch
 from worker.ops.moe.reference import experts_torch
 from worker.ops.norm import add_rms_norm, rms_norm
 from worker.ops.norm.reference import add_rms_norm_torch, rms_norm_torch
@@ -50,6 +51,7 @@ class Operations:
     activate: Callable[..., Tensor]
     act_and_mul: Callable[..., Tensor]
     experts: Callable[..., Tensor]
+    linear_per_head: Callable[..., Tensor]
     sample_plain: Callable[..., Tensor]
 
     def linear_add_norm(
@@ -124,6 +126,7 @@ FAST = Operations(
     activate,
     act_and_mul,
     experts,
+    linear_per_head,
     sample_plain,
 )
 # The functions in TORCH are not batch-invariant: the bits of a row may depend on other rows. Some of them synchronize
@@ -142,6 +145,7 @@ TORCH = Operations(
     activate_torch,
     act_and_mul_torch,
     experts_torch,
+    linear_per_head_torch,
     sample_torch,
 )
 # The operations whose GPU kernels can be launched with options.

@@ -154,7 +154,9 @@ PAIRED_ARCHITECTURES = ("llama", "smollm3", "granite", "granitemoe", "mistral3",
 PAIRED = re.compile(r".*\.self_attn\.(q|k|qkv)_proj\.(weight|bias)")
 PAIRED_TOWERS = ("pixtral",)
 PAIRED_OF_TOWER = re.compile(r".*\.attention\.[qk]_proj\.weight")
-SHIFTED_ARCHITECTURES = ("gemma2", "gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe", "nemotron")
+SHIFTED_ARCHITECTURES = (
+    "gemma", "gemma2", "gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe", "nemotron"
+)  # fmt: skip
 SHIFTED = re.compile(r".*(?<!\.linear_attn\.)norm\.weight")
 DECAYS = re.compile(r".*\.(linear_attn|mamba)\.A_log")
 # The weights of value heads. Value heads are their rows (maybe behind rows of queries and keys), or a value head is one
@@ -165,6 +167,8 @@ BY_VALUES = re.compile(r".*\.linear_attn\.out_proj\.weight")
 # Tensors that have a dimension of size 1 only in Hugging Face checkpoints: a weight of one row; convolution kernels.
 ONE_ROW = re.compile(r".*\.mlp\.shared_expert_gate\.weight")
 ONE_INPUT = re.compile(r".*\.(linear_attn\.conv1d|mamba\.conv1d|conv\.conv)\.weight")
+# Matrices of all heads, which GGUF files store as one matrix for each head.
+OF_HEADS = re.compile(r".*\.self_attn\.[kv]_b_proj\.weight")
 # Vectors that GGUF files store as matrices, with a row for each number or for each group.
 FLAT = re.compile(r".*\.mamba\.(A_log|D|norm\.weight)")
 
@@ -245,6 +249,8 @@ def hugging_face_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of a tensor in a Hugging Face checkpoint. shape: its shape in the GGUF file"""
     if FLAT.fullmatch(name):
         return (math.prod(shape),)
+    if OF_HEADS.fullmatch(name) and len(shape) == 3:
+        return shape[0] * shape[1], shape[2]
     if ONE_ROW.fullmatch(name) and len(shape) == 1:
         return 1, *shape
     return (shape[0], 1, shape[1]) if ONE_INPUT.fullmatch(name) and len(shape) == 2 else shape
@@ -305,6 +311,11 @@ DELTA_NET = {
     "ssm_in": "linear_attn.in_proj_qkvz",  # old files of Qwen3-Next
     "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
 }  # fmt: skip
+LATENT = {  # a file has either attn_kv_b, or its rows for keys, transposed, and its rows for values
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj",
+}  # fmt: skip
 LFM2 = {
     "attn_norm": "operator_norm", "attn_output": "self_attn.out_proj", "attn_q_norm": "self_attn.q_layernorm",
     "attn_k_norm": "self_attn.k_layernorm", "ffn_norm": "ffn_norm", "ffn_gate": "feed_forward.w1",
@@ -328,6 +339,7 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
         "post_ffw_norm": "post_mlp_layernorm",
     },
     "glm4moe": GLM4_MOE,
+    "deepseek2": LATENT,
     "gpt-oss": BEFORE_MLP,
     "seed_oss": BEFORE_MLP,
     "olmo2": ONLY_POST_NORMS,

@@ -37,7 +37,7 @@ from worker.models.layer_kinds import LayerNames, norm_weights
 from worker.models.load import Keeper, Kept, Loader, open_source
 from worker.ops.linear.packed import PackedLinear
 from worker.quantization.methods import InMemory
-from worker.spec import ATTENTION, LayerSpec, ModelSpec
+from worker.spec import LayerSpec, ModelSpec
 from worker.spec_decode import head_drafter
 from worker.spec_decode.model_drafter import Device
 
@@ -209,7 +209,7 @@ class _Head:
 
 def _layer_of(served: ModelSpec) -> LayerSpec:
     """Returns the spec of the head's layer: it has attention, and experts if the served model has experts."""
-    attention = [layer for layer in served.layers if layer.mixer == ATTENTION]
+    attention = [layer for layer in served.layers if not layer.recurrent]
     if not attention:
         raise CheckpointError(f"models of the family {served.model_type} have no MTP head that can be used")
     return replace(attention[-1], sparse=any(layer.sparse for layer in served.layers), shares=None)

@@ -41,7 +41,7 @@ def _experts(env: Environment, spec: ModelSpec, layer: Experts, rows: int) -> Ca
     assert spec.experts is not None
     random, of = RandomTensors(env), spec.experts
     h, add, gate = random(rows, spec.hidden_size), random(rows, spec.hidden_size), random(rows, 1, dtype=torch.float32)
-    clear = clear_choices(h, layer, of.chosen)
+    clear = clear_choices(h, layer, of.chosen, sigmoid=of.sigmoid)
 
     def compared(out: Tensor) -> Tensors:
         return (torch.where(clear[:, None], out, 0.0),)

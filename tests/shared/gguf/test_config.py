@@ -14,7 +14,7 @@ from shared.gguf.naming import GgufError
 
 HERE = Path("model.gguf")
 OF_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 12}
-MIXTURES = ("qwen2moe", "qwen3moe", "qwen3vlmoe", "gpt-oss", "qwen3next", "qwen35moe", "glm4moe")
+MIXTURES = ("qwen2moe", "qwen3moe", "qwen3vlmoe", "gpt-oss", "qwen3next", "qwen35moe", "glm4moe", "ernie4_5-moe")
 SMALL_MIXTURES = ("olmoe", "granitemoe")  # architectures whose experts have the size of a dense model's feed-forward
 RECURRENT = ("qwen3next", "qwen35", "qwen35moe")
 OF_MAMBA = {
@@ -53,9 +53,10 @@ def container(architecture: str, change: dict[str, Any] | None = None, **types: 
     return Container("model.gguf", {key: value for key, value in metadata.items() if value is not None}, tensors)
 
 
-# gemma4: see test_gemma4.py; encoders, whose settings are others: tests/worker/encoder/test_encoder.py
+# gemma4: see test_gemma4.py; deepseek2: below; encoders: tests/worker/encoder/test_encoder.py
 @pytest.mark.parametrize(
-    "architecture", [name for name in ARCHITECTURES if name not in ("gemma4", "bert", "nomic-bert", "modern-bert")]
+    "architecture",
+    [name for name in ARCHITECTURES if name not in ("gemma4", "deepseek2", "bert", "nomic-bert", "modern-bert")],
 )
 def test_common_values(architecture: str) -> None:
     config = config_of(container(architecture))
@@ -110,6 +111,13 @@ def test_tensors_tell_heads_biases_and_number_formats() -> None:
         ("qwen3moe", {"qwen3moe.expert_feed_forward_length": None}, {"moe_intermediate_size": 8}),
         ("qwen2moe", {}, {"norm_topk_prob": False, "shared_expert_intermediate_size": 16}),
         ("qwen2moe", {"qwen2moe.expert_shared_feed_forward_length": 20}, {"shared_expert_intermediate_size": 20}),
+        ("granitemoe", {"granitemoe.expert_shared_feed_forward_length": 8},
+         {"model_type": "granitemoeshared", "architectures": ["GraniteMoeSharedForCausalLM"],
+          "shared_intermediate_size": 8, "num_local_experts": 8}),
+        ("ernie4_5-moe", {"ernie4_5-moe.expert_shared_count": 0, "ernie4_5-moe.expert_shared_feed_forward_length": 9,
+                          "ernie4_5-moe.leading_dense_block_count": 1, "ernie4_5-moe.interleave_moe_layer_step": 2},
+         {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 12, "moe_num_shared_experts": 0,
+          "moe_layer_start_index": 1, "moe_layer_interval": 2, "moe_layer_end_index": -1}),
         ("llama", {"llama.expert_count": 4, "llama.expert_used_count": 3},
          {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4,
           "num_experts_per_tok": 3, "sliding_window": None}),
@@ -257,7 +265,9 @@ def test_what_gpt_oss_does_not_support_is_named(name: str, value: object, words:
     ("architecture", "change", "words"),
     [
         ("granite", {"rope.scaling.finetuned": False}, r"granite.rope.scaling.finetuned is False; supported is True"),
-        ("granitemoe", {"expert_shared_feed_forward_length": 8}, r"expert_shared_feed_forward_length is 8; this value"),
+        ("granitemoe", {"expert_gating_func": 2}, r"granitemoe.expert_gating_func is 2; supported is 1"),
+        ("ernie4_5-moe", {"expert_shared_count": 2, "expert_shared_feed_forward_length": 8},
+         r"expert_shared_feed_forward_length is 8; supported is 24"),
         ("olmoe", {"expert_feed_forward_length": 8}, r"olmoe.expert_feed_forward_length is 8; supported is 16"),
         ("olmoe", {"attention.clamp_kqv": 8.0}, r"olmoe.attention.clamp_kqv is 8.0; this value is not supported"),
         ("mistral3", {"attention.temperature_scale": 0.1}, r"attention.temperature_scale is 0.1; supported is 0"),
@@ -305,3 +315,64 @@ def test_rotary_factors_of_a_wrong_shape_are_refused() -> None:
 def test_missing_embedding_is_named() -> None:
     with pytest.raises(GgufError, match=r"model.gguf: tensor token_embd.weight is missing"):
         config_of(Container("model.gguf", container("llama").metadata, {}))
+
+
+LATENT = {
+    "attention.kv_lora_rank": 6, "rope.dimension_count": 2, "expert_feed_forward_length": 12, "expert_count": 8,
+    "expert_used_count": 2, "expert_shared_count": 1, "leading_dense_block_count": 1, "expert_weights_scale": 2.5,
+}  # fmt: skip
+CACHED = {  # newer files describe what is cached
+    "attention.head_count_kv": 1, "attention.key_length": 8, "attention.value_length": 6,
+    "attention.key_length_mla": 5, "attention.value_length_mla": 3,
+}  # fmt: skip
+OF_HEADS = {"attention.head_count_kv": 4, "attention.key_length": 5, "attention.value_length": 3}
+
+
+def latent(**change: Any) -> Container:
+    values = {**LATENT, **CACHED, **{name.replace("__", "."): value for name, value in change.items()}}
+    return container("deepseek2", {f"deepseek2.{name}": value for name, value in values.items()})
+
+
+@pytest.mark.parametrize("lengths", [CACHED, {**dict.fromkeys(CACHED), **OF_HEADS}], ids=["cached", "of heads"])
+def test_latent_attention(lengths: dict[str, Any]) -> None:
+    config = config_of(latent(**{name.replace(".", "__"): value for name, value in lengths.items()}))
+    expected = {
+        "model_type": "deepseek_v2", "kv_lora_rank": 6, "q_lora_rank": None, "qk_nope_head_dim": 3,
+        "qk_rope_head_dim": 2, "v_head_dim": 3, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": False,
+        "topk_method": "greedy", "rope_scaling": None, "intermediate_size": 16, "attention_bias": False,
+    }  # fmt: skip
+    assert {name: config[name] for name in expected} == expected
+
+
+def test_latent_attention_with_sigmoids_and_groups() -> None:
+    config = config_of(latent(expert_gating_func=2, expert_group_count=4, expert_group_used_count=2,
+                              expert_weights_norm=True, attention__q_lora_rank=7))  # fmt: skip
+    assert config["model_type"] == "deepseek_v3" and config["topk_method"] == "noaux_tc" and config["norm_topk_prob"]
+    assert (config["n_group"], config["topk_group"], config["q_lora_rank"]) == (4, 2, 7)
+    groups = config_of(latent(expert_group_count=4, expert_group_used_count=2))
+    assert groups["model_type"] == "deepseek_v2" and groups["topk_method"] == "group_limited_greedy"
+
+
+def test_growth_of_queries_and_keys_with_yarn() -> None:
+    yarn: dict[str, Any] = {"rope__scaling__type": "yarn", "rope__scaling__factor": 40.0}
+    scaling = config_of(latent(**yarn, rope__scaling__yarn_log_multiplier=0.07070000171661377))["rope_scaling"]
+    assert scaling["mscale_all_dim"] == 0.707 and scaling["attention_factor"] == 1.0 and scaling["factor"] == 40.0
+    assert "mscale_all_dim" not in config_of(latent(**yarn))["rope_scaling"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"attention__key_length": 9}, "attention.key_length is 9; supported is 8"),
+        ({"attention__value_length": 5}, "attention.value_length is 5; supported is 6"),
+        ({"attention__head_count_kv": 2}, "head_count_kv is 2; supported is 4"),
+        ({"rope__dimension_count": 5, "attention__key_length": 11}, "rotates 5 of 5 dimensions"),
+        ({"attention__kv_lora_rank": None}, "kv_lora_rank"),
+        ({"expert_gating_func": 3}, "expert_gating_func 3 is not supported"),
+        ({"attention__temperature_scale": 0.1}, "temperature_scale is 0.1"),
+    ],
+)
+def test_latent_attention_that_is_not_supported(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(GgufError, match=words):
+        config_of(latent(**change))

@@ -81,6 +81,12 @@ def split(pattern: str) -> list[Any]:
     return [pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False), by_bytes]
 
 
+DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+)
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
 ORIGINALS: dict[str, Callable[[], Tokenizer]] = {
     "llama-bpe": lambda: byte_level(split(CL100K), ignore_merges=True, bos=True),
@@ -94,6 +100,7 @@ ORIGINALS: dict[str, Callable[[], Tokenizer]] = {
     "olmo": lambda: byte_level([GPT2], nfc=True),
     "glm4": lambda: byte_level(split(CL100K), ignore_merges=True),
     "seed-coder": lambda: byte_level(split(SEED)),
+    "deepseek-v3": lambda: byte_level([*(split(one)[0] for one in DEEPSEEK_V3), split("")[1]]),
 }
 ALIASES = {"exaone4": "gpt-2", "starcoder": "smollm", "refact": "smollm", "chatglm-bpe": "glm4"}
 

@@ -85,7 +85,7 @@ def check_oldest(begun: deque[tuple[BegunStep, ForwardInputs, Tensor]], cache: K
 
 KINDS = (
     "llama", "llama-biased", "qwen3", "gemma3", "gemma4-inputs", "gemma4-dense", "olmo2", "cohere2", "gpt-oss",
-    "qwen2-moe", "gemma4-moe", "qwen3_5", "qwen3-next", "lfm2-moe", "granite-hybrid",
+    "qwen2-moe", "gemma4-moe", "qwen3_5", "qwen3-next", "lfm2-moe", "granite-hybrid", "cohere2-moe", "nemotron-h",
 )  # fmt: skip
 
 

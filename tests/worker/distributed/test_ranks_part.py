@@ -65,6 +65,11 @@ def forward(part: PartDecoder, inputs: ForwardInputs) -> Tensor:
         ("qwen3_5", 2),
         ("qwen3-next", 2),
         ("lfm2-moe", 2),
+        ("ernie4_5-moe", 2),
+        ("cohere2-moe", 2),
+        ("afmoe", 2),
+        ("deepseek-v2", 4),
+        ("deepseek-v3", 2),
     ],
 )
 def test_parts_give_the_bits_of_the_whole_model(

@@ -42,6 +42,13 @@ def test_int8_cache_on_a_gpu_is_refused(checkpoints: Checkpoints) -> None:
         choose_formats(spec, WorkerConfig(kv_cache_dtype="int8"), torch.device("cuda"))
 
 
+@pytest.mark.parametrize("kind", ["deepseek-v2", "minicpm3"])
+def test_latent_attention_on_a_gpu_is_refused(checkpoints: Checkpoints, kind: str) -> None:
+    spec = spec_from_config(read_config(checkpoints(kind)))
+    with pytest.raises(ConfigError, match=f"--device cuda: this model .{spec.model_type}. has multi-head latent atten"):
+        choose_formats(spec, WorkerConfig(device="cuda"), torch.device("cuda"))
+
+
 def test_activations_in_8_bits_need_the_c_kernels(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     spec, cpu = spec_from_config(read_config(checkpoints("llama"))), torch.device("cpu")
     with pytest.raises(

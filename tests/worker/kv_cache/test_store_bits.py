@@ -13,8 +13,10 @@ KINDS = {  # kind of model → settings
     "mistral": {},
     "qwen3_5": {},
     "granite-hybrid": {},
+    "deepseek-v2": {},
     "llama in eight bits": {"kv_cache_dtype": "int8"},
     "llama in fp8": {"kv_cache_dtype": "fp8"},
+    "deepseek-v3 in eight bits": {"kv_cache_dtype": "int8"},
 }
 
 

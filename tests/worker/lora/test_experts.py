@@ -15,8 +15,12 @@ from tests.worker.lora.test_parity import merged
 PROMPTS = [[(13 * i + 7 * n) % (VOCAB - 3) + 3 for i in range(6 + 5 * n)] for n in range(6)]
 
 
-# qwen2-moe has a gated shared expert; lfm2-moe has sigmoids as scores, a bias for the choice, and other tensor names
-@pytest.mark.parametrize(("family", "dtype"), [("qwen2-moe", torch.bfloat16), ("lfm2-moe", torch.float32)])
+# qwen2-moe has a gated shared expert; lfm2-moe has sigmoids as scores, a bias for the choice, and other tensor names;
+# experts of nemotron-h-moe have no gate
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("qwen2-moe", torch.bfloat16), ("lfm2-moe", torch.float32), ("nemotron-h-moe", torch.bfloat16)],
+)
 def test_adapters_of_experts_in_one_batch_answer_as_each_alone(
     family: str, dtype: torch.dtype, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
@@ -35,7 +39,7 @@ def test_adapters_of_experts_in_one_batch_answer_as_each_alone(
     assert answers(decoder, [Asked(one.prompt, None, 12, seed=one.seed) for one in asked])[:3] != alone[:3]
 
 
-@pytest.mark.parametrize("family", ["qwen2-moe", "lfm2-moe"])
+@pytest.mark.parametrize("family", ["qwen2-moe", "lfm2-moe", "nemotron-h-moe", "cohere2-moe"])
 def test_answers_with_an_adapter_of_experts_are_those_of_merged_weights(
     family: str, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:

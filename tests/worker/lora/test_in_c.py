@@ -24,7 +24,7 @@ LENGTHS = (1, 6, 1, 37, 1, 9, 1)
 OWNERS = (0, None, 1, 0, 1, None, 0)  # adapter of each sequence; rows of the same adapter are not neighbours
 SCALES = (1.0, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0)
 # for example, with biases, a gated shared expert, recurrent layers, or attention and MLP that have the same input
-KINDS = ("llama-biased", "qwen2-moe", "qwen3_5", "lfm2", "cohere2", "gemma3")
+KINDS = ("llama-biased", "qwen2-moe", "qwen3_5", "lfm2", "cohere2", "gemma3", "deepseek-v3")
 
 
 def outputs(

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from shared.gguf.translated import translated
+from shared.lora import AdapterError
 from tests.adapters import draw_adapter
 from tests.checkpoints import KINDS, VOCAB, Checkpoints
 from tests.gguf_files import mixed, write
@@ -60,6 +61,13 @@ def test_answers_with_an_adapter_are_those_of_peft(family: str, checkpoints: Che
         logits = changed(torch.tensor([PROMPT + found[0]])).logits[0, len(PROMPT) - 1 : -1]
     assert logits.argmax(-1).tolist() == found[0], "each id is the greedy one after those before it"
     assert found[0] != found[1], "the adapter changes the answer"
+
+
+def test_adapter_of_keys_and_values_in_latent_attention_is_refused(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    base = checkpoints("deepseek-v2")
+    folder = draw_adapter(base, tmp_path / "a", 4, targets=("o_proj", "kv_b_proj"))
+    with pytest.raises(AdapterError, match="kv_b_proj, which the base model lacks or which adapters cannot change"):
+        loaded(base, decoder_of(base), folder)
 
 
 @pytest.mark.parametrize("family", KINDS)

@@ -144,6 +144,7 @@ KINDS_WITH = {  # operation → a checkpoint whose decoder has it, for operation
     "short_conv": "lfm2",
     "mamba2": "granite-hybrid",
     "act_and_mul": "gemma4",
+    "linear_per_head": "deepseek-v3",
 }
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import VOCAB
 from worker.checkpoint.checkpoint import read_config
@@ -152,7 +152,8 @@ class Oracle:
     """The model of a checkpoint in transformers."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        (name,) = read_config(folder)["architectures"]  # not every class is in AutoModelForCausalLM
+        self.model: Any = getattr(transformers, name).from_pretrained(folder, dtype=dtype)
         self.model.generation_config.eos_token_id = None  # generate the requested length, past end tokens
 
     @torch.no_grad()

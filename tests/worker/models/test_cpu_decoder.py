@@ -24,7 +24,7 @@ pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 LENGTHS = [1, 5, 16, 17, 40, 70]
 EVERYWHERE = (  # checkpoints that are tested on every instruction set
     "llama-biased", "gemma3", "phi3", "olmo2", "qwen2-moe", "gpt-oss", "cohere2", "starcoder2", "hunyuan", "apertus",
-    *GEMMA4, *HYBRID,
+    *GEMMA4, *HYBRID, "deepseek-v2-groups", "mistral4",
 )  # fmt: skip
 
 
@@ -40,7 +40,14 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop_for_other_families(
 @dtypes
 @pytest.mark.parametrize(
     ("kind", "kept"),
-    [*((kind, "auto") for kind in EVERYWHERE), ("gemma3", "int8"), ("gemma4", "int8"), ("llama", "fp8")],
+    [
+        *((kind, "auto") for kind in EVERYWHERE),
+        ("gemma3", "int8"),
+        ("gemma4", "int8"),
+        ("llama", "fp8"),
+        ("deepseek-v3", "int8"),
+        ("deepseek-v2", "fp8"),
+    ],
 )
 def test_cpu_decoder_gives_the_bits_of_the_plain_loop(
     checkpoints: Checkpoints, kind: str, kept: str, dtype: torch.dtype

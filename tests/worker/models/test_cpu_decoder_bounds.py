@@ -48,12 +48,10 @@ def lfm2(taps: int) -> "PreTrainedModel":
     )  # fmt: skip
 
 
-HEADS = MAX_KEY_ELEMENTS // MAX_HEAD_DIM
+HEADS = 128
 MODELS = {
     "longest heads": lambda: llama(16, 2, 1, MAX_HEAD_DIM, 8),
-    "most keys": lambda: llama(
-        128, MAX_KEY_ELEMENTS // MAX_HEAD_DIM, MAX_KEY_ELEMENTS // MAX_HEAD_DIM, MAX_HEAD_DIM, 8
-    ),
+    "most keys": lambda: llama(HEADS, HEADS, HEADS, MAX_KEY_ELEMENTS // HEADS, 8),
     "many heads for one key": lambda: llama(256, 256, 1, 8, 8),
     "smallest": lambda: llama(2, 1, 1, 2, 1),
     "odd": lambda: llama(33, 3, 1, 34, 7),

@@ -26,6 +26,7 @@ from tests.worker.ops.harness.cpu_tiers import tier  # noqa: F401
 
 # families with layer norms, feed-forward networks without a gate, or norms of heads after the rotation
 SWITCHED = ("cohere2", "starcoder2", "hunyuan", "apertus", "nemotron")
+DENSE_LATENT = ("deepseek-v2", "minicpm3")
 PAGE = 16
 # one token; around a page and a window (both 16 here); around the next page; several chunks of 24
 LENGTHS = [1, 2, PAGE - 1, PAGE, PAGE + 1, WINDOW + 2, 24, 25, 31, 33, 47, 48, 49, 64, 70, 100]
@@ -164,7 +165,9 @@ def test_logits_are_those_of_logits_indices_in_order(checkpoints: Checkpoints) -
 
 
 @pytest.mark.usefixtures("tier")
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "qwen3-moe", "gpt-oss", *GEMMA4[:2], *SWITCHED, *HYBRID])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen3", "gemma3", "qwen3-moe", "gpt-oss", *GEMMA4[:2], *SWITCHED, *HYBRID, *DENSE_LATENT]
+)
 def test_bfloat16_is_as_close_as_transformers(checkpoints: Checkpoints, kind: str) -> None:
     folder = checkpoints(kind, dtype=torch.bfloat16)
     decoder = decoder_of(folder, dtype=torch.bfloat16)

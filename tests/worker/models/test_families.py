@@ -1,5 +1,7 @@
 """Configs in older spellings of the hub and in transformers' newer spelling give the same spec."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from transformers import AutoConfig
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.models.config import spec_from_config
 from worker.ops.recurrent.delta_net import DeltaNetShape
-from worker.spec import ExpertsSpec, LayerSpec, RopeSpec
+from worker.spec import ExpertGroups, ExpertsSpec, LatentSpec, LayerSpec, RopeSpec
 
 LLAMA32_1B: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
@@ -150,6 +152,43 @@ QWEN35_27B: dict[str, Any] = {
         },
     },
 }  # fmt: skip
+YARN_OF_DEEPSEEK = {
+    "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+DEEPSEEK_V2_LITE: dict[str, Any] = {
+    "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "attention_bias": False,
+    "aux_loss_alpha": 0.001, "bos_token_id": 100000, "eos_token_id": 100001, "first_k_dense_replace": 1,
+    "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 10944, "kv_lora_rank": 512,
+    "max_position_embeddings": 163840, "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1,
+    "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16,
+    "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16, "q_lora_rank": None,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000,
+    "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True, "tie_word_embeddings": False,
+    "topk_group": 1, "topk_method": "greedy", "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 102400,
+    "rope_scaling": {**YARN_OF_DEEPSEEK, "mscale": 0.707, "mscale_all_dim": 0.707},
+}  # fmt: skip
+DEEPSEEK_V3: dict[str, Any] = {
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False,
+    "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu",
+    "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+    "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+    "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 129280,
+    "rope_scaling": {**YARN_OF_DEEPSEEK, "mscale": 1.0, "mscale_all_dim": 1.0},
+}  # fmt: skip
+GLM47_FLASH: dict[str, Any] = {
+    "model_type": "glm4_moe_lite", "architectures": ["Glm4MoeLiteForCausalLM"], "attention_bias": False,
+    "eos_token_id": [154820, 154827, 154829], "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 10240, "kv_lora_rank": 512, "max_position_embeddings": 202752, "moe_intermediate_size": 1536,
+    "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 20,
+    "num_experts_per_tok": 4, "num_hidden_layers": 47, "num_key_value_heads": 20, "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 1.0, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05, "rope_theta": 1000000, "routed_scaling_factor": 1.8, "tie_word_embeddings": False,
+    "topk_group": 1, "topk_method": "noaux_tc", "dtype": "bfloat16", "v_head_dim": 256, "vocab_size": 154880,
+}  # fmt: skip
 SPARSE = [QWEN3_NEXT_80B, OLMOE_1B_7B, GRANITE_3B, QWEN3_30B, QWEN15_MOE, MIXTRAL, GPT_OSS_20B]
 HUB = [LLAMA32_1B, QWEN3, QWEN25, MISTRAL, GEMMA3_1B, *SPARSE]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -186,21 +225,55 @@ ROWS = (
     "lfm2_moe",
     "glm4_moe",
     "minimax_m2",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+    "exaone_moe",
+    "granitemoeshared",
+    "cohere2_moe",
+    "flex_olmo",
+    "afmoe",
+    "mellum",
+    "hy_v3",
+    "solar_open",
+    "gemma",
+    "vaultgemma",
+    "glm",
+    "helium",
+    "internlm3",
+    "iquestcoder",
+    "cwm",
+    "ministral",
+    "hyperclovax",
+    "stablelm",
+    "jais2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "mistral4",
+    "minicpm3",
+    "youtu",
 )
+
+
+MULTIPLES = {"ernie4_5_moe": 2560, "iquestcoder": 5120, "jais2": 3328}  # hidden sizes that their heads divide
 
 
 @pytest.mark.parametrize("model_type", [*(config["model_type"] for config in HUB), *ROWS])
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
     """A config.json omits default values, so our defaults must equal transformers'."""
-    sizes = {"vocab_size": 1000, "num_hidden_layers": 9, "hidden_size": 1536, "intermediate_size": 256}
+    hidden = MULTIPLES.get(model_type, 1536)
+    sizes = {"vocab_size": 1000, "num_hidden_layers": 9, "hidden_size": hidden, "intermediate_size": 256}
+    sizes |= sizes_without_defaults(model_type)
     theirs = AutoConfig.for_model(model_type, **sizes).to_dict()
-    ours = spec_from_config({"model_type": model_type, **sizes, **sizes_without_defaults(model_type)})
+    ours = spec_from_config({"model_type": model_type, **sizes})
     assert ours == spec_from_config({**theirs, "dtype": "float32"})
 
 
 def sizes_without_defaults(model_type: str) -> dict[str, Any]:
-    """Returns sizes for which the family's row has no default, because every config states them."""
-    return {"num_attention_heads": 32} if model_type in ("llama", "mistral") else {}
+    """Returns sizes for which the family's row has no default, or one that does not divide the other sizes."""
+    if model_type == "deepseek_v2":
+        return {"num_experts_per_tok": 6}
+    return {"num_attention_heads": 32} if model_type in ("llama", "mistral", "minicpm3") else {}
 
 
 @pytest.mark.parametrize(
@@ -234,6 +307,43 @@ def test_sizes_of_models_with_sigmoid_scores() -> None:
         count=128, chosen=8, intermediate_size=1408, normalized=True, sigmoid=True, choice_bias=True, shared_size=1408
     )
     assert air.ropes[0].rotated == minimax.ropes[0].rotated == 64 and minimax.whole_qk_norm
+
+
+def test_sizes_of_models_with_latent_attention() -> None:
+    lite, v3, flash = map(spec_from_config, (DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM47_FLASH))
+    assert lite.latent == LatentSpec(rank=512, rope=64, plain=128, value=128)
+    assert v3.latent == replace(lite.latent, query_rank=1536)
+    assert flash.latent == LatentSpec(rank=512, rope=64, plain=192, value=256, query_rank=768)
+    for spec, sparse in ((lite, 26), (v3, 58), (flash, 46)):
+        assert {spec.kv_shape(layer) for layer in spec.layers} == {(1, 576)} and spec.kv_tensors == 1
+        assert sum(layer.sparse for layer in spec.layers) == sparse and spec.ropes[0].neighbours
+    assert lite.experts == ExpertsSpec(
+        count=64, chosen=6, intermediate_size=1408, normalized=False, shared_size=2816, groups=None
+    )
+    assert v3.experts == ExpertsSpec(
+        count=256, chosen=8, intermediate_size=2048, normalized=True, sigmoid=True, choice_bias=True, factor=2.5,
+        shared_size=2048, groups=ExpertGroups(8, 4, 2),
+    )  # fmt: skip
+    assert lite.attention_scale == pytest.approx(192**-0.5 * (0.1 * 0.707 * math.log(40) + 1) ** 2)
+    assert flash.attention_scale == 256**-0.5 and flash.ropes[0].theta == 1e6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kv_lora_rank": 513}, ["kv_lora_rank 513", "even"]),
+        ({"kv_lora_rank": 1024}, ["kv_lora_rank 1024", "576"]),
+        ({"kv_lora_rank": None}, ["kv_lora_rank"]),
+        ({"qk_rope_head_dim": 0}, ["qk_rope_head_dim 0"]),
+        ({"v_head_dim": -1}, ["v_head_dim -1"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5", "qk_rope_head_dim"]),
+        ({"rope_interleave": 3}, ["rope_interleave 3"]),
+    ],
+)
+def test_impossible_latent_attention_is_named(change: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        spec_from_config({**DEEPSEEK_V3, **change})
+    assert all(word in str(caught.value) for word in words), caught.value
 
 
 def test_number_of_experts_in_both_spellings() -> None:
@@ -342,18 +452,199 @@ def test_windows_of_experts() -> None:
         (GPT_OSS_20B, {"hidden_act": "gelu"}, ["'gelu'"]),
         (OLMOE_1B_7B, {"clip_qkv": 8.0}, ["clip_qkv", "8.0", "None"]),
         (GRANITE_3B, {"logits_scaling": 0}, ["logits_scaling"]),
-        (GLM45_AIR, {"n_group": 8}, ["n_group", "8", "1"]),
+        (GLM45_AIR, {"n_group": 7}, ["n_group", "7", "128 experts", "equal groups"]),
+        (GLM45_AIR, {"n_group": 128}, ["n_group", "128", "at least 2"]),
+        (GLM45_AIR, {"n_group": 32, "topk_group": 1}, ["topk_group 1 of 32", "8 experts"]),
+        (GLM45_AIR, {"n_group": 4, "topk_group": 5}, ["topk_group 5 of 4"]),
+        (MINIMAX_M2, {"n_group": 8}, ["n_group 8", "1"]),
+        (DEEPSEEK_V2_LITE, {"topk_method": "noaux_tc"}, ["topk_method 'noaux_tc'", "'greedy'"]),
+        (DEEPSEEK_V2_LITE, {"norm_topk_prob": True}, ["norm_topk_prob"]),
+        (DEEPSEEK_V3, {"topk_method": "greedy"}, ["topk_method 'greedy'", "'noaux_tc'"]),
+        (GLM47_FLASH, {"mlp_layer_types": ["dense"] * 5}, ["mlp_layer_types"]),
+        (GLM47_FLASH, {"mlp_layer_types": ["wide"] * 47}, ["mlp_layer_types 'wide'"]),
         (GLM45_AIR, {"n_routed_experts": None}, ["8 of 0 experts"]),
         (GLM45_AIR, {"routed_scaling_factor": 0}, ["routed_scaling_factor"]),
         (MINIMAX_M2, {"scoring_func": "softmax"}, ["scoring_func", "'softmax'", "'sigmoid'"]),
         (MINIMAX_M2, {"rotary_dim": 0}, ["rotary_dim"]),
-        (MIXTRAL, {"model_type": "deepseek_v3"}, ["'deepseek_v3'", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"]),
+        (MIXTRAL, {"model_type": "deepseek_v32"}, ["'deepseek_v32'", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"]),
     ],
 )  # fmt: skip
 def test_impossible_experts_are_named(config: dict[str, Any], change: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         spec_from_config({**config, **change})
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+ERNIE_21B: dict[str, Any] = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 2560, "intermediate_size": 12288, "max_position_embeddings": 131072, "model_type": "ernie4_5_moe",
+    "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 1536, "moe_k": 6,
+    "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64,
+    "moe_num_shared_experts": 2, "moe_use_aux_free": True, "num_attention_heads": 20, "num_hidden_layers": 28,
+    "num_key_value_heads": 4, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_bias": False, "vocab_size": 103424,
+}  # fmt: skip
+HUNYUAN_A13B: dict[str, Any] = {
+    "architectures": ["HunYuanMoEV1ForCausalLM"], "attention_head_dim": 128, "eos_token_id": 127960, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 3072, "max_position_embeddings": 32768,
+    "model_type": "hunyuan_v1_moe", "moe_intermediate_size": [3072] * 32, "moe_topk": [8] * 32,
+    "num_attention_heads": 32, "num_experts": 64, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "num_shared_expert": [1] * 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"}, "torch_dtype": "bfloat16",
+    "use_qk_norm": True, "vocab_size": 128167,
+}  # fmt: skip
+K_EXAONE: dict[str, Any] = {
+    "model_type": "exaone_moe", "hidden_size": 6144, "head_dim": 128, "num_hidden_layers": 8,
+    "first_k_dense_replace": 1, "num_experts": 128, "sliding_window_pattern": "LLLG", "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+}  # fmt: skip
+
+
+def test_experts_chosen_by_a_softmax_and_a_bias() -> None:
+    spec = spec_from_config(ERNIE_21B)
+    assert [layer.sparse for layer in spec.layers] == [False] + [True] * 27 and spec.draft_layers == 1
+    assert spec.experts == ExpertsSpec(
+        count=64, chosen=6, intermediate_size=1536, normalized=True, choice_bias=True, shared_size=3072
+    )
+    last = spec_from_config({**ERNIE_21B, "moe_layer_end_index": -1, "moe_layer_interval": 2})
+    assert [i for i, layer in enumerate(last.layers) if layer.sparse] == list(range(1, 28, 2))
+
+
+def test_a_list_with_the_same_number_for_every_layer_is_that_number() -> None:
+    spec = spec_from_config(HUNYUAN_A13B)
+    assert spec.experts == ExpertsSpec(count=64, chosen=8, intermediate_size=3072, normalized=True, shared_size=3072)
+    assert spec_from_config({**HUNYUAN_A13B, "moe_topk": 8, "num_experts": [64] * 32}) == spec
+
+
+def test_layers_of_exaone_with_experts() -> None:
+    """A pattern of windows in letters is not read, because configs list the types of the layers beside it."""
+    spec = spec_from_config(K_EXAONE)
+    assert [layer.window for layer in spec.layers] == [4096, 4096, 4096, 0] * 2
+    assert [spec.ropes[layer.rope].kind for layer in spec.layers[:4]] == ["default"] * 3 + ["none"]
+    assert [layer.sparse for layer in spec.layers] == [False] + [True] * 7 and spec.pre_norms and not spec.post_norms
+    listed = ["dense", "sparse"] * 4
+    assert [layer.sparse for layer in spec_from_config({**K_EXAONE, "mlp_layer_types": listed}).layers] == [
+        False,
+        True,
+    ] * 4
+
+
+COHERE2_MOE: dict[str, Any] = {
+    "model_type": "cohere2_moe", "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_shared_experts": 2, "first_k_dense_replace": 2,
+    "prefix_dense_intermediate_size": 256,
+}  # fmt: skip
+
+
+def test_cohere_with_experts() -> None:
+    spec, of = spec_from_config(COHERE2_MOE), ExpertsSpec(
+        count=8, chosen=2, intermediate_size=96, normalized=True, shared_size=192, averaged=True, factor=0.5
+    )  # fmt: skip
+    assert spec.layer_norm and spec.parallel and spec.intermediate_size == 256 and spec.experts == of
+    assert [layer.window for layer in spec.layers] == [0, 0, 4096, 4096, 4096, 0]
+    assert [spec.ropes[layer.rope].kind for layer in spec.layers] == ["default"] * 5 + ["none"]
+    plain = {"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "shared_expert_combination_strategy": "sum"}
+    spec = spec_from_config({**COHERE2_MOE, **plain, "rms_norm_eps": 1e-6, "num_shared_experts": 0})
+    assert spec.experts == ExpertsSpec(count=8, chosen=2, intermediate_size=96, normalized=False, sigmoid=True)
+    assert not spec.layer_norm and spec.norm_eps == 1e-6
+
+
+NEMOTRON_9B: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "chunk_size": 128, "conv_kernel": 4,
+    "eos_token_id": 12, "expand": 2, "head_dim": 128, "hidden_size": 4480,
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", "intermediate_size": 15680,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 80, "mamba_hidden_act": "silu", "mamba_num_heads": 128,
+    "mamba_proj_bias": False, "max_position_embeddings": 131072, "mlp_bias": False, "mlp_hidden_act": "relu2",
+    "model_type": "nemotron_h", "n_groups": 8, "num_attention_heads": 40, "num_hidden_layers": 56,
+    "num_key_value_heads": 8, "residual_in_fp32": False, "rms_norm_eps": 1e-05, "ssm_state_size": 128,
+    "tie_word_embeddings": False, "time_step_limit": [0.0, float("inf")], "torch_dtype": "bfloat16",
+    "use_bias": False, "use_conv_bias": True, "vocab_size": 131072,
+}  # fmt: skip
+NEMOTRON_30B: dict[str, Any] = {
+    **NEMOTRON_9B, "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "hidden_size": 2688, "intermediate_size": 1856, "mamba_head_dim": 64, "mamba_num_heads": 64,
+    "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_routed_experts": 128,
+    "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts_per_tok": 6,
+    "num_hidden_layers": 52, "num_key_value_heads": 2, "routed_scaling_factor": 2.5, "topk_group": 1,
+}  # fmt: skip
+
+
+def test_mixers_and_networks_that_follow_each_other_are_one_layer() -> None:
+    """56 blocks are 31 layers: 25 networks, and six mixers that another mixer follows."""
+    spec = spec_from_config(NEMOTRON_9B)
+    assert len(spec.layers) == 31 and sum(layer.bare for layer in spec.layers) == 6
+    mixers = "".join("M" if layer.recurrent else "*" for layer in spec.layers)
+    assert mixers == NEMOTRON_9B["hybrid_override_pattern"].replace("-", "")
+    assert not spec.gated and spec.activation == "relu2" and {rope.kind for rope in spec.ropes} == {"none"}
+    listed = {"M": "mamba", "*": "attention", "-": "mlp"}
+    blocks = [listed[letter] for letter in NEMOTRON_9B["hybrid_override_pattern"]]
+    assert spec_from_config({**NEMOTRON_9B, "hybrid_override_pattern": None, "layers_block_type": blocks}) == spec
+
+
+def test_nemotron_with_experts() -> None:
+    spec = spec_from_config(NEMOTRON_30B)
+    assert sum(layer.sparse for layer in spec.layers) == 23 and not any(
+        layer.sparse for layer in spec.layers if layer.bare
+    )
+    assert {layer.feed_forward for layer in spec.layers} == {"experts", "none"}
+    assert spec.experts == ExpertsSpec(
+        count=128, chosen=6, intermediate_size=1856, normalized=True, sigmoid=True, choice_bias=True, factor=2.5,
+        shared_size=3712,
+    )  # fmt: skip
+
+
+STABLELM = {"model_type": "stablelm"}
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "words"),
+    [
+        (ERNIE_21B, {"use_bias": True}, ["use_bias", "experts"]),
+        (ERNIE_21B, {"moe_norm_min": 0.1}, ["moe_norm_min 0.1"]),
+        (ERNIE_21B, {"moe_layer_interval": 0}, ["moe_layer_interval 0"]),
+        (ERNIE_21B, {"moe_layer_start_index": None}, ["moe_layer_start_index null"]),
+        (ERNIE_21B, {"moe_k": 65}, ["65 of 64 experts", "moe_k"]),
+        (HUNYUAN_A13B, {"moe_topk": [8] * 31 + [4]}, ["moe_topk", "differ"]),
+        (HUNYUAN_A13B, {"moe_topk": None}, ["moe_topk None"]),
+        (HUNYUAN_A13B, {"num_experts": []}, ["num_experts []"]),
+        (QWEN3_30B, {"num_experts": [8, 8]}, ["num_experts [8, 8]", "one number"]),
+        (QWEN3_30B, {"moe_intermediate_size": [96, 96]}, ["moe_intermediate_size [96, 96]"]),
+        (GLM45_AIR, {"moe_intermediate_size": [96, 96]}, ["intermediate_size"]),
+        (K_EXAONE, {"layer_types": None}, ["sliding_window_pattern 'LLLG'"]),
+        (K_EXAONE, {"mlp_layer_types": ["deep"] * 8}, ["mlp_layer_types 'deep'"]),
+        (K_EXAONE, {"mlp_layer_types": ["sparse"]}, ["mlp_layer_types"]),
+        (COHERE2_MOE, {"expert_selection_fn": "hash"}, ["expert_selection_fn 'hash'", "softmax, sigmoid"]),
+        (COHERE2_MOE, {"shared_expert_combination_strategy": None}, ["shared_expert_combination_strategy None"]),
+        (STABLELM, {"qk_layernorm": True}, ["qk_layernorm True"]),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "-M*"}, ["layer 0", "no mixer precedes it"]),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "M--*"}, ["layer 2", "no mixer precedes it"]),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "MX*"}, ["hybrid_override_pattern 'X'", "M, *, E, -"]),
+        (NEMOTRON_9B, {"hybrid_override_pattern": None}, ["lacks", "hybrid_override_pattern"]),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "M-M-"}, ["full_attention"]),
+        (NEMOTRON_9B, {"layers_block_type": ["mamba", "conv"]}, ["layers_block_type 'conv'"]),
+        (NEMOTRON_9B, {"time_step_limit": [0.01, 1.0]}, ["time_step_limit"]),
+        (NEMOTRON_9B, {"mamba_hidden_act": "gelu"}, ["mamba_hidden_act 'gelu'"]),
+        (NEMOTRON_9B, {"n_groups": 7}, ["mamba_n_groups 7"]),
+        (NEMOTRON_30B, {"moe_latent_size": 1024}, ["moe_latent_size 1024"]),
+    ],
+)
+def test_settings_of_later_rows_that_are_not_supported_are_named(
+    config: dict[str, Any], change: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        spec_from_config({**config, **change})
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_small_settings_of_dense_rows() -> None:
+    sizes = {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 64}
+    gemma = spec_from_config({"model_type": "gemma", "hidden_act": "gelu"})
+    assert gemma.activation == "gelu_tanh" and gemma.norm_offset and gemma.embed_scale == 3072**0.5
+    assert spec_from_config({"model_type": "internlm3", "qkv_bias": True, "bias": True}).mlp_bias
+    clova = spec_from_config({"model_type": "hyperclovax", **sizes, "logits_scaling": 0.25, "use_post_norm": False})
+    assert (clova.logit_scale, clova.attention_scale, clova.post_norms) == (0.25, 64**-0.5, False)
+    assert spec_from_config({**STABLELM, "use_parallel_residual": True}).parallel
 
 
 def test_llama() -> None:
@@ -435,7 +726,7 @@ def test_longrope_is_served_up_to_its_original_positions() -> None:
         ({"hidden_act": "relu"}, ["'relu'", "silu"]),
         ({"model_type": "cohere2", "logit_scale": None}, ["logit_scale None"]),
         ({"hidden_act": "xielu"}, ["'xielu'", "gate"]),
-        ({"model_type": "mistral4"}, ["'mistral4'", "ministral3", "cohere2"]),
+        ({"model_type": "longcat_flash"}, ["'longcat_flash'", "ministral3", "cohere2"]),
         ({"layer_types": ["linear_attention"] * 16}, ["'linear_attention'", "full_attention"]),
         ({"torch_dtype": "float8_e4m3fn"}, ["'float8_e4m3fn'", "bfloat16"]),
     ],

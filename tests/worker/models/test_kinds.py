@@ -30,7 +30,7 @@ def mixing(checkpoints: Checkpoints, dtype: torch.dtype) -> Decoder:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_model_mixes_all_kinds_with_the_same_bits_in_c(checkpoints: Checkpoints, dtype: torch.dtype) -> None:
     decoder = mixing(checkpoints, dtype)
-    assert {layer.mixer for layer in decoder.spec.layers} == {*MIXERS}
+    assert {layer.mixer for layer in decoder.spec.layers} == {*MIXERS} - {"latent"}  # which all layers have, or none
     caches = [cache_for(decoder, tokens=256) for _ in range(2)]
     fast = fastest_decoder(decoder, caches[1])
     assert isinstance(fast, CpuDecoder)

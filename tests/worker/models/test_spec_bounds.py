@@ -47,7 +47,7 @@ def test_config_at_a_bound_is_accepted(config: dict[str, Any], change: dict[str,
 @pytest.mark.parametrize(
     ("config", "change", "words"),
     [
-        (LLAMA, {"head_dim": MAX_HEAD_DIM + 2}, ["head_dim 514", "512"]),
+        (LLAMA, {"head_dim": MAX_HEAD_DIM + 2}, ["head_dim 578", "576"]),
         (LLAMA, {"head_dim": 33}, ["head_dim 33", "even"]),
         (LLAMA, {"head_dim": -2}, ["head_dim -2"]),
         (LLAMA, {"head_dim": 0, "hidden_size": 2}, ["hidden_size 2", "num_attention_heads 4"]),

@@ -77,6 +77,10 @@ PLACES = {
     "parameters of activations, quantized": ("apertus", BF16, INT4),
     "per-layer embeddings": ("gemma4", BF16, AS_STORED),
     "experts beside an MLP, quantized": ("gemma4-moe", BF16, INT4),
+    "layers without a feed-forward, experts without a gate": ("nemotron-h-moe", BF16, AS_STORED),
+    "experts of which the shared one counts as half": ("cohere2-moe", F32, AS_STORED),
+    "gates of attention of their own, quantized": ("afmoe", BF16, INT4),
+    "latent attention, quantized": ("deepseek-v3", BF16, INT4),
     "GGUF in several formats": ("gguf", F32, AS_STORED),
     "GGUF, bfloat16": ("gguf", BF16, AS_STORED),
 }

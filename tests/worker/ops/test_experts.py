@@ -1,6 +1,8 @@
 """Experts on every instruction set: their results are right, and a row's result depends on no other row."""
 
+import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,10 +25,11 @@ from worker.ops.activation.reference import GATED
 from worker.ops.linear import linear
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe import clear_choices, experts
-from worker.ops.moe.packed import Experts, PackedExperts
+from worker.ops.moe import native as experts_c
+from worker.ops.moe.packed import Experts, PackedExperts, in_c
 from worker.ops.moe.reference import choose_experts, experts_torch
 from worker.ops.quantized_weight import E2M1, INT4, INT8, CodeMap
-from worker.spec import Activation
+from worker.spec import Activation, ExpertGroups
 
 CHOSEN = 3
 FORMATS: dict[str, list[CodeMap | None]] = {
@@ -94,6 +97,22 @@ def test_row_has_the_same_bits_in_any_company(kind: str, dtype: torch.dtype) -> 
                     assert torch.equal(of(rows), whole[rows])
     finally:
         torch.set_num_threads(threads)
+
+
+@needs_library
+@on_every_tier
+@dtypes
+@pytest.mark.parametrize("kind", ["16 or 32 bits", "4 bits", "mixed"])
+def test_experts_without_a_gate_are_those_of_torch(kind: str, dtype: torch.dtype) -> None:
+    halves, wholes = (made(Sizes(inner=inner), dtype, FORMATS[kind]) for inner in (40, 80))
+    packed, plain = (
+        replace(half, down=whole.down) for half, whole in zip(halves, wholes, strict=True)
+    )  # fmt: skip
+    for rows in (1, 30):
+        x = random(rows, 96, dtype=dtype)
+        ours = experts(x, packed, CHOSEN, "relu2", normalized=True, gated=False)
+        close(ours, experts_torch(x, plain, CHOSEN, "relu2", normalized=True, gated=False))
+        assert torch.equal(experts(x[-1:], packed, CHOSEN, "relu2", normalized=True, gated=False), ours[-1:])
 
 
 def test_equal_logits_choose_the_lower_expert_first() -> None:
@@ -196,13 +215,16 @@ def test_choice_is_clear_unless_rounding_could_change_it() -> None:
 SCORES: list[dict[str, Any]] = [{}, {"scales": torch.full((8,), 1.7)}, {"choice_bias": random(8, seed=4)}]
 
 
+@pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("how", SCORES, ids=["sigmoid", "scaled", "biased"])
-def test_sigmoid_scores_are_those_of_the_definition(how: dict[str, Any], normalized: bool) -> None:
-    """The oracle is DeepSeek-V3's router in float64: the bias changes the choice of experts, but not their weights."""
+@pytest.mark.parametrize("how", SCORES, ids=["plain", "scaled", "biased"])
+def test_scores_are_those_of_the_definition(how: dict[str, Any], normalized: bool, sigmoid: bool) -> None:
+    """The oracle is DeepSeek-V3's router in float64, or ERNIE's with a softmax: the bias changes the choice of experts,
+    but not their weights."""
     logits = random(40, 8, seed=2) * 3
-    numbers, weights = choose_experts(logits, 3, normalized=normalized, sigmoid=True, **how)
-    scores = 1 / (1 + (-logits.double()).exp())
+    numbers, weights = choose_experts(logits, 3, normalized=normalized, sigmoid=sigmoid, **how)
+    powers = logits.double().exp()
+    scores = powers / (1 + powers if sigmoid else powers.sum(1, keepdim=True))
     compared = scores + how.get("choice_bias", torch.zeros(8)).double()
     for row, (chosen, shares) in enumerate(zip(numbers.tolist(), weights.double(), strict=True)):
         assert chosen == sorted(range(8), key=lambda expert: -float(compared[row, expert]))[:3]
@@ -216,15 +238,89 @@ def test_sigmoids_that_are_all_zero_give_weights_of_zero() -> None:
     assert choose_experts(torch.full((1, 4), -200.0), 2, normalized=True, sigmoid=True)[1].tolist() == [[0.0, 0.0]]
 
 
+GROUPS: dict[str, tuple[ExpertGroups, dict[str, Any]]] = {
+    "best softmax": (ExpertGroups(4, 2, 1), {}),
+    "two softmaxes": (ExpertGroups(2, 1, 2), {}),
+    "two sigmoids": (ExpertGroups(4, 2, 2), {"sigmoid": True}),
+    "two biased sigmoids": (ExpertGroups(4, 3, 2), {"sigmoid": True, "choice_bias": random(8, seed=4)}),
+    "one biased sigmoid": (ExpertGroups(8, 5, 1), {"sigmoid": True, "choice_bias": random(8, seed=4)}),
+}
+
+
+def in_groups(row: list[float], bias: list[float], groups: ExpertGroups, *, sigmoid: bool) -> tuple[set[int], bool]:
+    """Returns the three experts that a row chooses, by the definition in float64, and whether groups changed them."""
+    total = sum(math.exp(logit) for logit in row)
+    scores = [1 / (1 + math.exp(-logit)) if sigmoid else math.exp(logit) / total for logit in row]
+    compared, size = [score + more for score, more in zip(scores, bias, strict=True)], 8 // groups.count
+    parts = [range(begin, begin + size) for begin in range(0, 8, size)]
+    best = sorted(parts, key=lambda part: -sum(sorted((compared[i] for i in part), reverse=True)[: groups.best]))
+    allowed = [expert for part in best[: groups.chosen] for expert in part]
+    chosen = set(sorted(allowed, key=lambda expert: -compared[expert])[:3])
+    return chosen, chosen != set(sorted(range(8), key=lambda expert: -compared[expert])[:3])
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_experts_of_groups_are_those_of_the_definition(name: str) -> None:
+    groups, how = GROUPS[name]
+    logits = random(60, 8, seed=3) * 3
+    numbers, weights = choose_experts(logits, 3, normalized=True, groups=groups, **how)
+    bias = how.get("choice_bias", torch.zeros(8)).tolist()
+    found = [in_groups(row, bias, groups, sigmoid=how.get("sigmoid", False)) for row in logits.double().tolist()]
+    assert [set(row) for row in numbers.tolist()] == [chosen for chosen, _ in found]
+    changed = sum(changed for _, changed in found)
+    assert changed > 5 or groups.count == 8, "groups that change no choice prove little"
+    torch.testing.assert_close(weights.sum(dim=1), torch.ones(60))
+
+
+def test_of_equal_groups_the_first_is_chosen() -> None:
+    groups, logits = ExpertGroups(4, 2, 2), torch.zeros(1, 8)
+    assert choose_experts(logits, 3, normalized=True, sigmoid=True, groups=groups)[0].tolist() == [[0, 1, 2]]
+
+
 @needs_library
 @on_every_tier
 @dtypes
-@pytest.mark.parametrize("how", SCORES, ids=["sigmoid", "scaled", "biased"])
-def test_sigmoid_scores_in_c_are_those_of_torch(how: dict[str, Any], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", GROUPS)
+def test_experts_of_groups_in_c_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
+    groups, how = GROUPS[name]
+    options, router = {one: how[one] for one in how if one != "choice_bias"}, random(8, 96, seed=7)
+    both = [replace(one, choice_bias=how.get("choice_bias")) for one in made(Sizes(), dtype, [None], router=router)]
+    x = random(60, 96, dtype=dtype)
+
+    def run_with(layer: Experts, rows: Tensor) -> Tensor:
+        return experts(rows, layer, 3, "silu", normalized=True, groups=groups, **options)
+
+    ours, theirs = (run_with(one, x) for one in both)
+    clear = clear_choices(x, both[1], 3, groups=groups, sigmoid=options.get("sigmoid", False))
+    assert clear.sum() > 30
+    close(ours[clear], theirs[clear])
+    assert torch.equal(ours[:9], torch.cat([run_with(both[0], x[i : i + 1]) for i in range(9)]))
+
+
+@needs_library
+@on_every_tier
+@dtypes
+@pytest.mark.parametrize("how", SCORES, ids=["plain", "scaled", "biased"])
+def test_scores_in_c_are_those_of_torch(how: dict[str, Any], dtype: torch.dtype) -> None:
     both = [replace(layer, **how) for layer in made(Sizes(), dtype, [None])]
     x = random(30, 96, dtype=dtype)
-    for normalized in (False, True):
-        ours, theirs = (experts(x, layer, CHOSEN, "silu", normalized=normalized, sigmoid=True) for layer in both)
+    for normalized, sigmoid in product((False, True), repeat=2):
+        scores: dict[str, Any] = {"normalized": normalized, "sigmoid": sigmoid}
+        ours, theirs = (experts(x, layer, CHOSEN, "silu", **scores) for layer in both)
         close(ours, theirs)
-        alone = experts(x[4:5], both[0], CHOSEN, "silu", normalized=normalized, sigmoid=True)
+        alone = experts(x[4:5], both[0], CHOSEN, "silu", **scores)
         assert torch.equal(alone, ours[4:5])
+
+
+@needs_library
+@pytest.mark.parametrize("normalized", [False, True])
+def test_exponentials_are_finite_if_a_bias_chooses_an_unlikely_expert_first(normalized: bool) -> None:
+    """The logits are so far apart that the exponential of their difference would be infinite."""
+    layer = replace(made(Sizes(), torch.float32, [None])[0], choice_bias=torch.tensor([9.0, 8.0, *[0.0] * 6]))
+    packed = in_c(layer, 3, "silu", normalized=normalized)
+    assert packed is not None
+    logits = torch.tensor([[-100.0, 0.0, 100.0, 99.0, 1.0, 2.0, 3.0, 4.0]])
+    numbers, weights = experts_c.choose(logits, packed)
+    expected, shares = choose_experts(logits, 3, normalized=normalized, choice_bias=layer.choice_bias)
+    assert numbers.tolist() == expected.tolist() == [[0, 1, 2]] and weights.isfinite().all()
+    torch.testing.assert_close(weights, shares)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRMSNorm
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm
@@ -35,6 +36,7 @@ HEADS = {
     "qwen3_5-moe": HeadKind(Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm, "mtp.layers.0.", QWEN),
     "qwen3-next": HeadKind(Qwen3NextDecoderLayer, Qwen3NextRMSNorm, "mtp.layers.0.", QWEN),
     "glm4-moe": HeadKind(Glm4MoeDecoderLayer, Glm4MoeRMSNorm, "model.layers.3.", GLM),
+    "deepseek-v3": HeadKind(DeepseekV3DecoderLayer, DeepseekV3RMSNorm, "model.layers.3.", GLM),
 }
 
 
@@ -47,7 +49,7 @@ class Head(nn.Module):
         config = copy.deepcopy(self.model.config)
         config.layer_types = ["full_attention"] * 4
         torch.manual_seed(17)
-        self.layer = of.layer(config, 3 if kind == "glm4-moe" else 0).eval()
+        self.layer = of.layer(config, 3 if of.names is GLM else 0).eval()
         self.e, self.h, self.last = (of.norm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3))
         self.join = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         with torch.no_grad():
@@ -90,7 +92,7 @@ def with_head(kind: str, folder: Path, to: Path) -> Head:
     added = {f"{of.names[field]}.weight": part.weight.data for field, part in parts.items()}
     for name, tensor in head.layer.state_dict().items():
         added |= {of.prefix + own: part for own, part in _as_published(name, tensor).items()}
-    if kind == "glm4-moe":  # published GLM checkpoints have copies of these, which no code reads
+    if of.names is GLM:  # published checkpoints of GLM and DeepSeek have copies of these, which no code reads
         added |= {f"{of.prefix}{name}.weight": torch.zeros(3, 5) for name in ("embed_tokens", "shared_head.head")}
     stored = {name: tensor.contiguous() for name, tensor in added.items()}
     save_file(load_file(to / WEIGHTS) | stored, to / WEIGHTS, metadata={"format": "pt"})

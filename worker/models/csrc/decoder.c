@@ -22,7 +22,6 @@ typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v
                           const void *k_norm, const void *v_norm, const float *cos, const float *sin, const int64_t *positions,
                           const int64_t *slot_mapping, float eps, float offset, long t, long q_heads, long kv_heads,
                           long d, int normed, int kv_format, int threads);
-typedef void Activate(const char *x, char *out, const float *parameters, long t, long n, int activation, int threads);
 typedef void OutputGate(const char *x, const char *gate, char *out, long t, long n, int threads);
 typedef void Recur(const void *layer, const RecurrentStep *s);
 typedef void ScaleRows(char *x, const float *scales, const int64_t *positions, long t, long n, int threads);
@@ -45,10 +44,20 @@ typedef struct {
     OutputGate *output_gate;
 } Kernels;
 
+/* The sizes and further weights of a layer with latent attention (worker/models/latent.py). */
+typedef struct {
+    const Weight *q_b;             /* makes queries of the normed output of Layer.qkv; NULL: Layer.qkv makes queries */
+    const Weight *absorb, *expand; /* arrays with a weight for each head */
+    const void *q_a_norm, *kv_a_norm;
+    long rank, rope, plain, value;
+    float eps;
+} Latent;
+
 typedef struct {
     const void *before_attention, *after_attention, *before_mlp, *after_mlp; /* weights of the norms; may be NULL */
     const Weight *qkv, *gates, *o; /* gates: attention's output gates, DeltaNet's b and a, or Mamba-2's dt; NULL if the
-                                      layer has no gates */
+                                      layer has no gates. With latent attention, qkv makes queries, or the numbers
+                                      that they are made of, and gates makes the row to be cached */
     Recur *recur; /* the kernel of a recurrent layer; NULL if the layer has attention */
     const void *recurrent; /* the argument `layer` of `recur` */
     const Weight *gate_up, *down, *shared_gate; /* the linears of the MLP; in a layer with experts, of the shared
@@ -70,6 +79,7 @@ typedef struct {
     long kv_heads, own_kv_heads, d; /* own_kv_heads: heads that the layer writes; 0 if it reads another layer's cache */
     int normed, kv_format; /* normed: which elements q_norm and k_norm cover (the enum with HEADS in rope.c) */
     int bidirectional;        /* if true, Step.bidirectional_end applies to this layer */
+    const Latent *latent;     /* NULL unless the layer has latent attention; then cache_k and cache_v are the same */
 } Layer;
 
 typedef struct {
@@ -88,7 +98,7 @@ typedef struct {
     char *x, *h, *projected, *gates, *q, *inner;
     char *gathered, *own_columns; /* gathered: `inner` of all ranks; own_columns: this rank's columns of a product. Only
                                      used with ranks */
-    char *scratch;            /* for recurrent layers and for experts */
+    char *scratch;            /* for recurrent layers, latent attention and experts */
     char *inputs; /* [t][num_layers][input_size]: vectors that add_input adds to the rows; may be NULL */
 #include "step_columns.h"
     const int32_t *const *page_tables; /* [groups of layers]: the page table of each group */
@@ -158,26 +168,97 @@ static int recurrent_block(const Model *m, const Step *s, const Layer *l) {
     return 0;
 }
 
-static int attention_block(const Model *m, const Step *s, const Layer *l) {
-    if (project(m, s, l)) return 1;
-    m->kernels.qkv_rope_write(s->projected, s->q, l->cache_k, l->cache_v, l->q_norm, l->k_norm, l->v_norm,
+/* Writes the keys in qkv and, unless keys are the values, its values to the cache, and computes attention of its
+ * queries into `inner`. */
+static int attend(const Model *m, const Step *s, const Layer *l, const char *qkv) {
+    m->kernels.qkv_rope_write(qkv, s->q, l->cache_k, l->latent ? NULL : l->cache_v, l->q_norm, l->k_norm, l->v_norm,
                               s->cos ? s->cos : l->cos, s->sin ? s->sin : l->sin,
                               s->rope_rows ? s->rope_rows : s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t,
                               m->heads, l->own_kv_heads, l->d, l->normed, l->kv_format, s->threads);
     if (m->query_scales)
         m->kernels.scale_rows(s->q, m->query_scales, s->positions, s->t, m->heads * l->d, s->threads);
-    if (m->kernels.attention(s->q, l->cache_k, l->cache_v, s->query_start_loc, s->seq_lens, s->page_tables[l->group],
-                             l->sinks, l->bidirectional ? s->bidirectional_end : NULL, s->inner, s->seqs, m->heads * l->d, m->heads,
-                             l->kv_heads, l->d, m->page_size,
-                             s->page_table_stride, l->window, l->kv_format, m->scale, m->softcap, s->threads))
-        return 1;
+    return m->kernels.attention(s->q, l->cache_k, l->cache_v, s->query_start_loc, s->seq_lens, s->page_tables[l->group],
+                                l->sinks, l->bidirectional ? s->bidirectional_end : NULL, s->inner, s->seqs, m->heads * l->d, m->heads,
+                                l->kv_heads, l->d, m->page_size,
+                                s->page_table_stride, l->window, l->kv_format, m->scale, m->softcap, s->threads);
+}
+
+static int attention_block(const Model *m, const Step *s, const Layer *l) {
+    if (project(m, s, l) || attend(m, s, l, s->projected)) return 1;
     if (l->gates) m->kernels.output_gate(s->inner, s->gates, s->inner, s->t, m->heads * l->d, s->threads);
+    return 0;
+}
+
+#define MIN_PARALLEL_COPIES 256 /* with fewer heads of rows, a second thread costs more time than it saves */
+
+/* Copies `bytes` bytes for each head of each row. from: [t][heads], with from_row and from_head bytes from row to row
+ * and from head to head; to: likewise. */
+static void copy_heads(const Model *m, const Step *s, const char *from, long from_row, long from_head, char *to,
+                       long to_row, long to_head, long bytes) {
+#pragma omp parallel for num_threads(s->threads) if (s->t * m->heads >= MIN_PARALLEL_COPIES)
+    for (long row = 0; row < s->t; row++)
+        for (long head = 0; head < m->heads; head++)
+            memcpy(to + row * to_row + head * to_head, from + row * from_row + head * from_head, bytes);
+}
+
+/* Multiplies the rows [heads][t][k] of each head by its weight. out: [heads][t][n] */
+static int multiply_heads(const Model *m, const Step *s, const Weight *weights, const char *x, long k, long n, char *out) {
+    GemmJob jobs[m->heads];
+    for (long head = 0; head < m->heads; head++)
+        jobs[head] = (GemmJob){&weights[head], x + head * s->t * k, out + head * s->t * n, s->t};
+    return m->kernels.gemm(jobs, m->heads, m->is_bf16, s->threads);
+}
+
+/* Writes rows as they are cached: each half of a row is half of the rotated part, then half of c. c, rotated and `to`
+ * are [t][heads], with the given bytes from row to row and from head to head. */
+static void write_rows(const Step *s, const Latent *of, long size, long heads, const char *c, long c_row, long c_head,
+                       const char *rotated, long rotated_row, long rotated_head, char *to, long to_row) {
+    long pair = of->rope / 2 * size, half = of->rank / 2 * size, row_bytes = 2 * (pair + half);
+#pragma omp parallel for num_threads(s->threads) if (s->t * heads >= MIN_PARALLEL_COPIES)
+    for (long row = 0; row < s->t; row++)
+        for (long head = 0; head < heads; head++)
+            for (long i = 0; i < 2; i++) {
+                char *out = to + row * to_row + head * row_bytes + i * (pair + half);
+                memcpy(out, rotated + row * rotated_row + head * rotated_head + i * pair, pair);
+                memcpy(out + pair, c + row * c_row + head * c_head + i * half, half);
+            }
+}
+
+static long max_long(long a, long b) { return a > b ? a : b; }
+
+/* Latent attention. For each row, the scratch memory has max(heads * max(plain, value), rank) elements, then heads *
+ * rank, then (heads + 1) * row. */
+static int latent_block(const Model *m, const Step *s, const Layer *l) {
+    const Latent *of = l->latent;
+    long size = m->element_size, t = s->t, heads = m->heads, row = l->d * size, query = (of->plain + of->rope) * size;
+    long widest = max_long(heads * max_long(of->plain, of->value), of->rank);
+    long plain = of->plain * size, rank = of->rank * size, value = of->value * size;
+    char *narrow = s->scratch, *wide = narrow + t * widest * size, *qkv = wide + heads * t * rank;
+    const char *queries = s->projected;
+    if (project(m, s, l)) return 1;
+    if (of->q_b) {
+        long n = of->q_b->k;
+        m->kernels.norm(s->projected, of->q_a_norm, s->projected, t, 1, n, n, of->eps, 0, s->threads);
+        if (linear(m, s, s->projected, of->q_b, s->inner)) return 1;
+        queries = s->inner;
+    }
+    copy_heads(m, s, queries, heads * query, query, narrow, plain, t * plain, plain);
+    if (multiply_heads(m, s, of->absorb, narrow, plain, rank, wide)) return 1;
+    write_rows(s, of, size, heads, wide, rank, t * rank, queries + plain, heads * query, query, qkv, (heads + 1) * row);
+    m->kernels.norm(s->gates, of->kv_a_norm, narrow, t, 1, of->rank, l->d, of->eps, 0, s->threads);
+    write_rows(s, of, size, 1, narrow, rank, 0, s->gates + rank, row, 0, qkv + heads * row, (heads + 1) * row);
+    if (attend(m, s, l, qkv)) return 1;
+    long pair = of->rope / 2 * size, half = rank / 2;
+    for (long i = 0; i < 2; i++)
+        copy_heads(m, s, s->inner + i * (pair + half) + pair, heads * row, row, wide + i * half, rank, t * rank, half);
+    if (multiply_heads(m, s, of->expand, wide, rank, value, narrow)) return 1;
+    copy_heads(m, s, narrow, value, t * value, s->inner, heads * value, value, value);
     return 0;
 }
 
 /* Runs attention or the recurrent layer, which mix each row with the rows before it. Writes the result to `inner`. */
 static int mix(const Model *m, const Step *s, const Layer *l) {
-    return l->recur ? recurrent_block(m, s, l) : attention_block(m, s, l);
+    return l->recur ? recurrent_block(m, s, l) : l->latent ? latent_block(m, s, l) : attention_block(m, s, l);
 }
 
 static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
@@ -191,10 +272,17 @@ static int mlp(const Model *m, const Step *s, const Layer *l, char *out) {
     return linear_of_inner(m, s, l->down, out);
 }
 
+/* Replaces h by the output of the MLP, or by zeros if the layer has no feed-forward network. */
+static int mlp_or_none(const Model *m, const Step *s, const Layer *l) {
+    if (l->gate_up) return mlp(m, s, l, s->h);
+    memset(s->h, 0, s->t * m->hidden_size * m->element_size);
+    return 0;
+}
+
 /* Replaces h by the output of the layer's mixture of experts. Stores the output of the shared expert in `projected`,
  * and the logits of its gate in `q`. */
 static int mixture(const Model *m, const Step *s, const Layer *l) {
-    ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
+    ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.activate, m->kernels.combine, m->is_bf16};
     if (l->gate_up && mlp(m, s, l, s->projected)) return 1;
     if (l->shared_gate && m->kernels.gemm(&(GemmJob){l->shared_gate, s->h, s->q, s->t}, 1, 0, s->threads)) return 1;
     return experts_forward(l->experts, &kernels, NULL, s->h, l->gate_up ? s->projected : NULL,
@@ -204,7 +292,7 @@ static int mixture(const Model *m, const Step *s, const Layer *l) {
 /* Replaces h by the normed output of the MLP plus the normed output of the experts. The inputs of the router and of the
  * experts are two different norms of x. */
 static int mlp_beside_experts(const Model *m, const Step *s, const Layer *l) {
-    ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.combine, m->is_bf16};
+    ExpertKernels kernels = {m->kernels.gemm, m->kernels.act_and_mul, m->kernels.activate, m->kernels.combine, m->is_bf16};
     if (mlp(m, s, l, s->h)) return 1;
     norm(m, s, s->h, l->after_dense, s->h);
     norm(m, s, s->x, l->before_router, s->projected);
@@ -235,7 +323,7 @@ static int feed_forward_block(const Model *m, const Step *s, const Layer *l, con
     if (linear_of_inner(m, s, l->o, mixed)) return 1;
     norm(m, s, mixed, l->after_attention, mixed);
     add_norm(m, s, mixed, l->before_mlp);
-    if (l->after_experts ? mlp_beside_experts(m, s, l) : l->experts ? mixture(m, s, l) : mlp(m, s, l, s->h)) return 1;
+    if (l->after_experts ? mlp_beside_experts(m, s, l) : l->experts ? mixture(m, s, l) : mlp_or_none(m, s, l)) return 1;
     norm(m, s, s->h, l->after_mlp, s->h);
     if (!l->input_gate && !l->scale) {
         add_norm(m, s, s->h, next_norm);

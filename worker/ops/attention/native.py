@@ -22,7 +22,7 @@ def attention(
     softcap: float = 0.0,
     bidirectional_end: Tensor | None = None,
 ) -> Tensor:
-    """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most 512.
+    """Computes the same as `attention_torch`, but reads pages in place. q [T, Hq, D], with D at most MAX_HEAD_DIM.
 
     max_kv_len is ignored, because the library reads seq_lens itself.
 
@@ -40,8 +40,8 @@ def attention(
     if kernels()[q.dtype].attention(
         q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
         page_table.data_ptr(), address(sinks), rows_visible(bidirectional_end, len(q)), out.data_ptr(), len(seq_lens),
-        q.stride(0), heads, kv_heads, d, size, page_table.stride(0), window, kv_format(cache_v), scale, softcap,
-        torch.get_num_threads(),
+        q.stride(0), heads, kv_heads, d, size, page_table.stride(0), window, kv_format(cache_k, cache_v), scale,
+        softcap, torch.get_num_threads(),
     ):  # fmt: skip
         raise MemoryError("no memory for the scratch of attention")
     return out

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from worker.ops.exchange import RanksC
 from worker.ops.linear.native import NUMBERS, TENSORS, CpuWeight, ExpertWeight, WeightStruct, pack_weight
-from worker.ops.native import ALIGNMENT, MAX_CHOSEN, address, fresh_memory, kernels, library
+from worker.ops.native import ALIGNMENT, MAX_CHOSEN, MAX_GROUPS, address, fresh_memory, kernels, library
 from worker.ops.quantized_weight import QuantizedWeight
+from worker.spec import ExpertGroups
 
 # Packs one linear of all experts of a layer (gate_up or down) into a few pieces of memory.
 #
@@ -169,7 +170,7 @@ def pack_experts_in_c(
     return CpuExperts(arena.end(), structs, count, dtype)
 
 
-KERNELS = ("gemm", "act_and_mul", "combine")  # the functions of struct ExpertKernels, in its order
+KERNELS = ("gemm", "act_and_mul", "activate", "combine")  # the functions of struct ExpertKernels, in its order
 
 
 class ExpertKernelsStruct(Structure):
@@ -179,7 +180,8 @@ class ExpertKernelsStruct(Structure):
 class ExpertsStruct(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("router", "gate_up", "down", "scales", "choice_bias", "loads", "ranks")),
-        ("count", c_long), ("chosen", c_long), ("sigmoid", c_int), ("normalized", c_int), ("activation", c_int),
+        *((name, c_long) for name in ("count", "chosen", "groups", "chosen_groups", "best_of_group")),
+        ("sigmoid", c_int), ("normalized", c_int), ("activation", c_int),
     ]  # fmt: skip
 
 
@@ -188,15 +190,16 @@ class CExperts:
     """The experts of a layer. E: the number of experts; H: hidden size; I: intermediate size."""
 
     router: CpuWeight  # H → E
-    gate_up: CpuExperts  # H → 2 I: gate, then up
+    gate_up: CpuExperts  # H → 2 I: gate, then up; H → I without a gate
     down: CpuExperts  # I → H
     scales: Tensor | None  # [E] float32: factors of the routing weights
-    choice_bias: Tensor | None  # [E] float32: added to the sigmoids when experts are chosen, not to the weights
+    choice_bias: Tensor | None  # [E] float32: added to the scores when experts are chosen, not to the weights
     loads: Tensor | None  # [E] int64: counts the rows that choose each expert
     chosen: int  # how many experts each row chooses
     sigmoid: bool  # if true, routing weights are sigmoids of the logits, else their softmax
     normalized: bool  # if true, the weights of a row's experts are divided by their sum
     activation: int  # its index in ACTIVATIONS of worker/spec.py
+    groups: ExpertGroups | None = None
 
     def struct(self, ranks: RanksC | None = None, parts: int = 0) -> ExpertsStruct:
         """Returns a struct that is valid as long as this record exists.
@@ -207,10 +210,12 @@ class CExperts:
         parts = parts or (1 if ranks is None else ranks.count)
         count, hidden, inner = self.gate_up.count, self.gate_up.k, self.down.k
         assert self.router.n == self.down.count == count and 0 < self.chosen <= min(count, MAX_CHOSEN)
-        assert self.router.k == parts * self.down.n == hidden and parts * self.gate_up.n == 2 * inner
+        assert self.router.k == parts * self.down.n == hidden and parts * self.gate_up.n in (inner, 2 * inner)
         for each in (self.scales, self.choice_bias):
             assert each is None or (each.dtype == torch.float32 and each.shape == (count,) and each.is_contiguous())
-        assert self.sigmoid or self.choice_bias is None
+        of = self.groups or ExpertGroups(1, 1, 1)
+        assert of.count <= MAX_GROUPS and count % of.count == 0 and of.best <= min(2, count // of.count)
+        assert 0 < of.chosen <= of.count and self.chosen <= of.chosen * (count // of.count)
         assert self.loads is None or (self.loads.dtype == torch.int64 and self.loads.shape == (count,))
         return ExpertsStruct(
             ctypes.addressof(self.router.struct),
@@ -218,7 +223,7 @@ class CExperts:
             ctypes.addressof(self.down.structs),
             address(self.scales), address(self.choice_bias), address(self.loads),
             None if ranks is None else ctypes.addressof(ranks.struct),
-            count, self.chosen, self.sigmoid, self.normalized, self.activation,
+            count, self.chosen, of.count, of.chosen, of.best, self.sigmoid, self.normalized, self.activation,
         )  # fmt: skip
 
 

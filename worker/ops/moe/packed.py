@@ -17,7 +17,7 @@ from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe.native import CExperts, CpuExperts, pack_experts_in_c
 from worker.ops.moe.packed_codes import ExpertCodes, pack_experts_on_gpu
 from worker.ops.quantized_weight import QuantizedWeight, dequantize
-from worker.spec import ACTIVATIONS, Activation
+from worker.spec import ACTIVATIONS, Activation, ExpertGroups
 
 Item = TypeVar("Item")
 Gather = Callable[[Tensor], Tensor]  # [T, own columns] → [T, columns of all ranks]
@@ -60,11 +60,11 @@ class Experts:
     """The weights of a layer's experts. E: the number of experts; H: hidden size; I: intermediate size."""
 
     router: PackedLinear  # H → E
-    gate_up: PackedExperts  # H → 2 I: gate, then up
+    gate_up: PackedExperts  # H → 2 I: gate, then up; H → I without a gate
     down: PackedExperts  # I → H
     loads: Tensor | None = None  # [E] int64: counts the rows that choose each expert
     scales: Tensor | None = None  # [E] float32: factors of the routing weights
-    choice_bias: Tensor | None = None  # [E] float32: added to the sigmoids when experts are chosen, not to the weights
+    choice_bias: Tensor | None = None  # [E] float32: added to the scores when experts are chosen, not to the weights
 
 
 def packed_in_c(packed: CpuExperts) -> PackedExperts:
@@ -72,8 +72,9 @@ def packed_in_c(packed: CpuExperts) -> PackedExperts:
 
 
 def in_c(
-    layer: Experts, chosen: int, activation: Activation, *, normalized: bool, sigmoid: bool = False
-) -> CExperts | None:
+    layer: Experts, chosen: int, activation: Activation, *, normalized: bool, sigmoid: bool = False,
+    groups: ExpertGroups | None = None,
+) -> CExperts | None:  # fmt: skip
     """Returns the experts for the C library; None if not all their weights are packed for it.
 
     The other arguments are those of `experts`.
@@ -83,7 +84,7 @@ def in_c(
     return CExperts(
         router=layer.router.cpu, gate_up=layer.gate_up.cpu, down=layer.down.cpu, scales=layer.scales,
         choice_bias=layer.choice_bias, loads=layer.loads, chosen=chosen, sigmoid=sigmoid, normalized=normalized,
-        activation=ACTIVATIONS.index(activation),
+        activation=ACTIVATIONS.index(activation), groups=groups,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.activation.triton import act_and_mul_triton
+from worker.ops.activation.triton import act_and_mul_triton, activate_triton
 from worker.ops.linear import linear, tiles
 from worker.ops.linear.tiles import Tile
 from worker.ops.linear.triton_low_bit import fitted
@@ -22,7 +22,7 @@ from worker.ops.moe.packed import Experts, Gather, PackedExperts
 from worker.ops.moe.triton_grouped import grouped_linear_triton
 from worker.ops.moe.triton_grouped_low_bit import can_be_gated, quantized_grouped_linear_triton
 from worker.ops.moe.triton_routing import Groups, choose_experts_triton, count_loads_triton, group_slots_triton
-from worker.spec import ACTIVATIONS, Activation
+from worker.spec import ACTIVATIONS, Activation, ExpertGroups
 
 MAX_SLOTS = 1 << 16  # how many slots are computed at once, which limits the memory of the experts' float32 results
 BLOCK = 1024
@@ -58,23 +58,26 @@ def experts_triton(
     *,
     normalized: bool,
     sigmoid: bool = False,
+    gated: bool = True,
     router_input: Tensor | None = None,
     add: Tensor | None = None,
     add_gate: Tensor | None = None,
     gather: Gather | None = None,
+    groups: ExpertGroups | None = None,
 ) -> Tensor:
     """Computes the same as `experts_torch` in worker/ops/moe/packed.py: [T, H] in h's dtype."""
     assert activation in ACTIVATIONS and len(h)
     logits = linear(h if router_input is None else router_input, layer.router, fp32_out=True)
     numbers, weights = choose_experts_triton(
-        logits, chosen, normalized=normalized, scales=layer.scales, sigmoid=sigmoid, choice_bias=layer.choice_bias
-    )
+        logits, chosen, normalized=normalized, scales=layer.scales, sigmoid=sigmoid, choice_bias=layer.choice_bias,
+        groups=groups,
+    )  # fmt: skip
     if layer.loads is not None:
         count_loads_triton(numbers, layer.loads)
     out, rows = h.new_empty(len(h), _columns(layer.down)), max(1, MAX_SLOTS // chosen)
     for begin in range(0, len(h), rows):
         part = slice(begin, begin + rows)
-        results = _multiply(h[part], layer, logits.shape[1], numbers[part], activation, gather)
+        results = _multiply(h[part], layer, logits.shape[1], numbers[part], activation, gather, gated=gated)
         _combine(results, weights[part], _rows(add, part), _rows(add_gate, part), out[part])
     return out
 
@@ -84,22 +87,30 @@ def _rows(x: Tensor | None, part: slice) -> Tensor | None:
 
 
 def _multiply(
-    h: Tensor, layer: Experts, count: int, numbers: Tensor, activation: Activation, gather: Gather | None
+    h: Tensor,
+    layer: Experts,
+    count: int,
+    numbers: Tensor,
+    activation: Activation,
+    gather: Gather | None,
+    *,
+    gated: bool,
 ) -> Tensor:
     """Returns the results of the rows' experts, which are not weighted yet: [T * chosen, H] float32."""
     rows, chosen = numbers.shape
     is_sorted = rows * chosen > max(chosen, count // 2)
-    tile_rows = _tile_rows(layer, rows * chosen, count, h) if is_sorted else tiles.EXPERT_TILE_ROWS[0]
+    tile_rows = _tile_rows(layer, rows * chosen, count, h, 1 + gated) if is_sorted else tiles.EXPERT_TILE_ROWS[0]
     groups = group_slots_triton(numbers, count, tile_rows, is_sorted=is_sorted)
-    inner = _linear(h, layer.gate_up, groups, tile_rows, activation, h.dtype)
+    inner = _linear(h, layer.gate_up, groups, tile_rows, activation if gated else None, h.dtype)
+    inner = inner if gated else activate_triton(inner, activation)
     inner = inner if gather is None else gather(inner)
     return _linear(inner, layer.down, groups, tile_rows, None, torch.float32)
 
 
-def _tile_rows(layer: Experts, slots: int, count: int, h: Tensor) -> int:
-    """Returns how many rows a tile may have to fit into shared memory in the two products, gate_up and down."""
+def _tile_rows(layer: Experts, slots: int, count: int, h: Tensor, products: int) -> int:
+    """Returns how many rows a tile may have to fit into shared memory in gate_up and in down. products: of gate_up"""
     rows = tiles.expert_tile_rows(slots, count, h.dtype)
-    sizes = [_fitting_rows(layer.gate_up, rows, 2, h), _fitting_rows(layer.down, rows, 1, h)]
+    sizes = [_fitting_rows(layer.gate_up, rows, products, h), _fitting_rows(layer.down, rows, 1, h)]
     return min(sizes)
 
 
@@ -128,6 +139,18 @@ def _linear(
         x, packed.weight, packed.bias, packed.scale, groups, tile,
         activation=activation, dtype=dtype, dynamic=packed.dynamic,
     )  # fmt: skip
+
+
+def linear_per_head_triton(x: Tensor, packed: PackedExperts) -> Tensor:
+    """Computes the same as linear_per_head_torch in worker/ops/moe/per_head.py. A slot is one head of a row."""
+    tokens, heads, _ = x.shape
+    numbers = torch.arange(heads, dtype=torch.int32, device=x.device).repeat(tokens)[:, None]
+    rows = x.contiguous().flatten(0, 1)
+    tile_rows = tiles.EXPERT_TILE_ROWS[0]
+    if tokens > 1:
+        tile_rows = _fitting_rows(packed, tiles.expert_tile_rows(tokens * heads, heads, x.dtype), 1, x)
+    groups = group_slots_triton(numbers, heads, tile_rows, is_sorted=tokens > 1)
+    return _linear(rows, packed, groups, tile_rows, None, x.dtype).view(tokens, heads, -1)
 
 
 def _columns(packed: PackedExperts) -> int:

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.ops.sampling.triton_top_k_top_p import LOW_31_BITS, LOWEST_INT64, sortable_bits
+from worker.spec import ExpertGroups
 
 BLOCK_SLOTS, BLOCK_TILES = 2048, 64
 LEAST_SUM = tl.constexpr(1e-20)  # as in worker/ops/moe/packed.py
@@ -41,10 +42,41 @@ def _sigmoid(x):
 
 
 @triton.jit
+def _in_chosen_groups(
+    scores, exists, expert, GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BEST: tl.constexpr,
+    GROUP_SIZE: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """Returns which experts are in the groups with the greatest scores. Of equal groups, the first one is chosen.
+
+    scores: of each expert; a group's score is the sum of its BEST greatest ones, added from the greatest on
+    """
+    group, slot = expert // GROUP_SIZE, tl.arange(0, BLOCK_G)
+    sums = tl.full((BLOCK_G,), float("-inf"), dtype=tl.float32)
+    for number in range(GROUPS):
+        own = exists & (group == number)
+        keys = tl.where(own, (sortable_bits(scores).to(tl.int64) << 32) | (expert ^ LOW_31_BITS), LOWEST_INT64)
+        total = 0.0
+        for _ in tl.static_range(BEST):
+            best = ((tl.max(keys, axis=0) & LOW_31_BITS) ^ LOW_31_BITS).to(tl.int32)
+            total += tl.sum(tl.where(expert == best, scores, 0.0), axis=0)
+            keys = tl.where(expert == best, LOWEST_INT64, keys)
+        sums = tl.where(slot == number, total, sums)
+    keys = (sortable_bits(sums).to(tl.int64) << 32) | (slot ^ LOW_31_BITS)
+    keys = tl.where(slot < GROUPS, keys, LOWEST_INT64)
+    chosen = tl.zeros(expert.shape, dtype=tl.int1)
+    for _ in range(CHOSEN_GROUPS):
+        best = ((tl.max(keys, axis=0) & LOW_31_BITS) ^ LOW_31_BITS).to(tl.int32)
+        chosen = chosen | (group == best)
+        keys = tl.where(slot == best, LOWEST_INT64, keys)
+    return chosen
+
+
+@triton.jit
 def _choose_experts_kernel(
     logits_ptr, scales_ptr, choice_bias_ptr, numbers_ptr, weights_ptr, experts, stride,
     CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
+    GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BEST: tl.constexpr, GROUP_SIZE: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
     """Chooses experts. Each program chooses the experts of one row."""
     row = tl.program_id(0).to(tl.int64)
@@ -53,9 +85,19 @@ def _choose_experts_kernel(
     logits = tl.load(logits_ptr + row * stride + expert, mask=exists, other=float("-inf"))
     compared = logits
     if choice_bias_ptr is not None:
-        compared = _sigmoid(logits) + tl.load(choice_bias_ptr + expert, mask=exists, other=0.0)
+        if SIGMOID:
+            scores_of_all = _sigmoid(logits)
+        else:
+            scores_of_all = tl.exp(logits - tl.max(logits, axis=0))
+            scores_of_all = tl.div_rn(scores_of_all, tl.sum(scores_of_all, axis=0))
+        compared = scores_of_all + tl.load(choice_bias_ptr + expert, mask=exists, other=0.0)
     # Among equal numbers, the key of a lower expert number is higher.
     keys = (sortable_bits(compared).to(tl.int64) << 32) | (expert ^ LOW_31_BITS)
+    if GROUPS > 1:
+        scores = compared
+        if BEST > 1 and choice_bias_ptr is None:
+            scores = _sigmoid(logits) if SIGMOID else tl.exp(logits - tl.max(logits, axis=0))
+        exists = exists & _in_chosen_groups(scores, exists, expert, GROUPS, CHOSEN_GROUPS, BEST, GROUP_SIZE, BLOCK_G)
     keys = tl.where(exists, keys, LOWEST_INT64)
     numbers = tl.zeros((BLOCK_C,), dtype=tl.int32)
     chosen = tl.full((BLOCK_C,), float("-inf"), dtype=tl.float32)
@@ -76,9 +118,13 @@ def _choose_experts_kernel(
         if NORMALIZED:
             weights = tl.div_rn(weights, tl.sum(weights, axis=0) + LEAST_SUM)
     else:
-        highest = tl.sum(tl.where(slot == 0, chosen, 0.0), axis=0)
+        # With a bias, the first chosen expert may not be the most likely one.
+        if choice_bias_ptr is None:
+            highest = tl.sum(tl.where(slot == 0, chosen, 0.0), axis=0)
+        else:
+            highest = tl.max(chosen, axis=0) if NORMALIZED else tl.max(logits, axis=0)
         weights = tl.where(slot < CHOSEN, tl.exp(chosen - highest), 0.0)
-        total = tl.sum(weights if NORMALIZED else tl.where(exists, tl.exp(logits - highest), 0.0), axis=0)
+        total = tl.sum(weights if NORMALIZED else tl.where(expert < experts, tl.exp(logits - highest), 0.0), axis=0)
         weights = tl.div_rn(weights, total)
     if scales_ptr is not None:
         weights *= tl.load(scales_ptr + numbers, mask=slot < CHOSEN, other=0.0)
@@ -156,6 +202,7 @@ def choose_experts_triton(
     scales: Tensor | None = None,
     sigmoid: bool = False,
     choice_bias: Tensor | None = None,
+    groups: ExpertGroups | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes the same as `choose_experts` in worker/ops/moe/packed.py. The experts' numbers are int32.
 
@@ -165,13 +212,16 @@ def choose_experts_triton(
     assert rows and chosen <= experts and logits.stride(1) == 1 and logits.dtype == torch.float32
     for each in (scales, choice_bias):
         assert each is None or (each.shape == (experts,) and each.dtype == torch.float32 and each.is_contiguous())
-    assert sigmoid or choice_bias is None
+    of = groups or ExpertGroups(1, 1, 1)
+    assert experts % of.count == 0 and chosen <= of.chosen * (experts // of.count)
     numbers = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, chosen, device=logits.device)
     _choose_experts_kernel[(rows,)](
         logits, scales, choice_bias, numbers, weights, experts, logits.stride(0),
         CHOSEN=chosen, SIGMOID=sigmoid, NORMALIZED=normalized,
+        GROUPS=of.count, CHOSEN_GROUPS=of.chosen, BEST=of.best, GROUP_SIZE=experts // of.count,
         BLOCK_E=triton.next_power_of_2(experts), BLOCK_C=triton.next_power_of_2(chosen),
+        BLOCK_G=triton.next_power_of_2(of.count),
         num_warps=1 if experts <= 256 else 4, enable_fp_fusion=False,
     )  # fmt: skip
     return numbers, weights

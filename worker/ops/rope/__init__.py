@@ -26,7 +26,7 @@ qkv_rope_write_unfused = partial(qkv_rope_write_torch, norm=rms_norm, rotate=rot
 
 
 def qkv_rope_write(
-    qkv: Tensor, cache_k: Tensor, cache_v: Tensor, cos: Tensor, *args: Tensor,
+    qkv: Tensor, cache_k: Tensor, cache_v: Tensor | None, cos: Tensor, *args: Tensor,
     q_norm: Tensor | None, dtype: torch.dtype, options: GpuOptions = NO_OPTIONS, **named: Any,
 ) -> Tensor:  # fmt: skip
     """Computes the same as qkv_rope_write_torch. On a GPU, it is one kernel unless a norm covers all heads of a row."""

@@ -35,14 +35,14 @@ def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mappin
     assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (k.shape[0],) and slot_mapping.is_contiguous()
     kernels()[k.dtype].store_kv(
         k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slot_mapping.data_ptr(),
-        k.shape[0], heads, d, k.stride(0), v.stride(0), kv_format(cache_v),
+        k.shape[0], heads, d, k.stride(0), v.stride(0), kv_format(cache_k, cache_v),
     )  # fmt: skip
 
 
 def qkv_rope_write(
     qkv: Tensor,
     cache_k: Tensor,
-    cache_v: Tensor,
+    cache_v: Tensor | None,
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
@@ -61,13 +61,15 @@ def qkv_rope_write(
     norm_last: if true, the norm of queries and keys follows the rotary embedding
 
     Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D], or
-    [Hq * D] and [Hk * D]; v_norm [D]. Without key heads (Hk 0), only queries are computed.
+    [Hq * D] and [Hk * D]; v_norm [D]. Without key heads (Hk 0), only queries are computed. Without a cache for values,
+    there are none: qkv [T, (Hq + Hk) * D].
     Gives the same bits as `rms_norm`, `rotary` and `store_kv` one after another.
     """
     kv_heads, d = cache_k.shape[2], cos.shape[1]
-    q_heads = qkv.shape[1] // d - 2 * kv_heads
-    assert qkv.is_contiguous() and qkv.shape[1] == (q_heads + 2 * kv_heads) * d
-    check_cache(cache_k, cache_v, qkv.dtype, kv_heads, d)
+    written = kv_heads * (1 if cache_v is None else 2)
+    q_heads, values = qkv.shape[1] // d - written, cache_k if cache_v is None else cache_v
+    assert qkv.is_contiguous() and qkv.shape[1] == (q_heads + written) * d and (cache_v is not None or v_norm is None)
+    check_cache(cache_k, values, qkv.dtype, kv_heads, d)
     check_tables(cos, sin, positions, qkv.shape[0], d)
     assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (qkv.shape[0],) and slot_mapping.is_contiguous()
     normed = normed_heads(q_norm, d, norm_last)
@@ -77,9 +79,9 @@ def qkv_rope_write(
         assert weight is None or weight.shape == (heads * d if normed == WHOLE else d,)
     q = torch.empty(qkv.shape[0], q_heads, d, dtype=qkv.dtype)
     kernels()[qkv.dtype].qkv_rope_write(
-        qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), address(q_norm), address(k_norm),
+        qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), address(cache_v), address(q_norm), address(k_norm),
         address(v_norm), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), eps, offset,
-        qkv.shape[0], q_heads, kv_heads, d, normed, kv_format(cache_v), torch.get_num_threads(),
+        qkv.shape[0], q_heads, kv_heads, d, normed, kv_format(cache_k, values), torch.get_num_threads(),
     )  # fmt: skip
     return q
 

@@ -78,7 +78,7 @@ def store_kv_torch(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_
 def qkv_rope_write_torch(
     qkv: Tensor,
     cache_k: Tensor,
-    cache_v: Tensor,
+    cache_v: Tensor | None,
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
@@ -101,12 +101,13 @@ def qkv_rope_write_torch(
     page_size, Hk, D] or as store_kv says; cos, sin [M, D] float32; positions [T]: rows of the tables. q_norm and
     k_norm are None if there are no norms, [D] for a norm of each head, or [Hq * D] and [Hk * D] for one norm of all
     query heads and one of all key heads; v_norm [D] or None. norm_last: if true, norms of heads follow the rotation
-    instead of preceding it. If Hk is 0, there are only queries. norm, rotate, write: other forms of the three
-    operations.
+    instead of preceding it. If Hk is 0, there are only queries. If cache_v is None, there are no values: qkv [T,
+    (Hq + Hk) * D]. norm, rotate, write: other forms of the three operations.
     """
     kv_heads, dim = cache_k.shape[2], cos.shape[1]
     parts = sum_split_k(qkv, 2, dtype).view(qkv.shape[-2], -1, dim)
-    q, k, v = parts.split_with_sizes([parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    values = 0 if cache_v is None else kv_heads
+    q, k, v = parts.split_with_sizes([parts.shape[1] - kv_heads - values, kv_heads, values], dim=1)
     if norm_last:
         q, k = rotate(q, k, cos, sin, positions)
     if q_norm is not None and k_norm is not None:
@@ -118,6 +119,8 @@ def qkv_rope_write_torch(
         v = norm(v, v_norm, eps, offset=offset)
     if not norm_last:
         q, k = rotate(q, k, cos, sin, positions)
-    if kv_heads:
+    if cache_v is None:
+        write(k, k, cache_k, cache_k, slot_mapping)
+    elif kv_heads:
         write(k, v, cache_k, cache_v, slot_mapping)
     return q

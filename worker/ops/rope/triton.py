@@ -23,7 +23,8 @@ def _qkv_rope_write_kernel(
     qkv_ptr, q_weight_ptr, k_weight_ptr, v_weight_ptr, cos_ptr, sin_ptr, positions_ptr, slot_mapping_ptr,
     out_ptr, cache_k_ptr, cache_v_ptr,
     token_stride, partial_stride, q_heads, kv_heads, eps,
-    SPLIT_K: tl.constexpr, NORM: tl.constexpr, V_NORM: tl.constexpr, NORM_LAST: tl.constexpr, OFFSET: tl.constexpr,
+    SPLIT_K: tl.constexpr, VALUES: tl.constexpr, NORM: tl.constexpr, V_NORM: tl.constexpr,
+    NORM_LAST: tl.constexpr, OFFSET: tl.constexpr,
     CLAMP: tl.constexpr,
     HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -36,7 +37,7 @@ def _qkv_rope_write_kernel(
     is_low_half = column < HALF
     partner_column = tl.where(is_low_half, column + HALF, column - HALF)  # the other element of the rotated pair
     is_q, is_k = head < q_heads, (head >= q_heads) & (head < q_heads + kv_heads)
-    is_v = (head >= q_heads + kv_heads) & (head < q_heads + 2 * kv_heads)
+    is_v = (head >= q_heads + kv_heads) & (head < q_heads + 2 * kv_heads) & VALUES
     in_head = column < HEAD
     mask = (is_q | is_k | is_v)[:, None] & in_head
     head_offsets = qkv_ptr + token * token_stride + head[:, None] * HEAD
@@ -78,7 +79,7 @@ def _qkv_rope_write_kernel(
 def qkv_rope_write_triton(
     qkv: Tensor,
     cache_k: Tensor,
-    cache_v: Tensor,
+    cache_v: Tensor | None,
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
@@ -95,9 +96,10 @@ def qkv_rope_write_triton(
 ) -> Tensor:
     tokens, width = qkv.shape[-2:]
     kv_heads, size = cache_k.shape[2:]
-    q_heads = width // size - 2 * kv_heads
+    written, values = kv_heads * (1 if cache_v is None else 2), cache_k if cache_v is None else cache_v
+    q_heads = width // size - written
     split_k, partial_stride = split_k_shape(qkv, 2, dtype)
-    assert (q_heads + 2 * kv_heads) * size == width and q_heads > 0 and size % 2 == 0 and qkv.stride(-1) == 1
+    assert (q_heads + written) * size == width and q_heads > 0 and size % 2 == 0 and qkv.stride(-1) == 1
     assert positions.shape == slot_mapping.shape == (tokens,)
     assert positions.is_contiguous() and slot_mapping.is_contiguous()
     assert positions.dtype == slot_mapping.dtype == torch.int64
@@ -107,12 +109,13 @@ def qkv_rope_write_triton(
     out = torch.empty(tokens, q_heads, size, dtype=dtype, device=qkv.device)
     block_d = triton.next_power_of_2(size)
     block_h = max(1, ELEMENTS_PER_PROGRAM // block_d)
-    _qkv_rope_write_kernel[(tokens, -(-(q_heads + 2 * kv_heads) // block_h))](
+    _qkv_rope_write_kernel[(tokens, -(-(q_heads + written) // block_h))](
         qkv, q_norm if q_norm is not None else out, k_norm if k_norm is not None else out,
-        v_norm if v_norm is not None else out, cos, sin, positions, slot_mapping, out, cache_k, cache_v,
+        v_norm if v_norm is not None else out, cos, sin, positions, slot_mapping, out, cache_k, values,
         qkv.stride(-2), partial_stride, q_heads, kv_heads, eps,
-        SPLIT_K=split_k, NORM=q_norm is not None, V_NORM=v_norm is not None, NORM_LAST=norm_last, OFFSET=offset,
-        CLAMP=check_caches(cache_k, cache_v, dtype), HEAD=size, BLOCK_D=block_d, BLOCK_H=block_h,
+        SPLIT_K=split_k, VALUES=cache_v is not None, NORM=q_norm is not None, V_NORM=v_norm is not None,
+        NORM_LAST=norm_last, OFFSET=offset,
+        CLAMP=check_caches(cache_k, values, dtype), HEAD=size, BLOCK_D=block_d, BLOCK_H=block_h,
         num_warps=4, enable_fp_fusion=False, **pdl_options(options),
     )  # fmt: skip
     return out

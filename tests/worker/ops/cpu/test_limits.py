@@ -13,7 +13,7 @@ from worker.ops.native_build import SOURCES, source_file
 
 def test_limits_are_defined_in_one_file_and_read_from_it() -> None:
     header = source_file("model_limits.h").read_text()
-    for name in ("MAX_HEAD_DIM", "MAX_KEY_ELEMENTS", "MAX_TAPS", "MAX_CHOSEN"):
+    for name in ("MAX_HEAD_DIM", "MAX_KEY_ELEMENTS", "MAX_TAPS", "MAX_CHOSEN", "MAX_GROUPS"):
         others = [path for path in Path(SOURCES).rglob("*.[ch]") if re.search(rf"define {name}\b", path.read_text())]
         assert [path.name for path in others] == ["model_limits.h"]
         assert f"#define {name} {getattr(limits, name)} " in header

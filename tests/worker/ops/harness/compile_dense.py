@@ -160,6 +160,7 @@ def heads(
         "NORM_LAST": last,
         "OFFSET": offset,
         "V_NORM": values,
+        "VALUES": True,
     }
     block = triton.next_power_of_2(size)
     return Variant(

@@ -171,3 +171,19 @@ def test_values_are_normed_and_queries_need_no_keys(kv_heads: int, dtype: torch.
         assert got.shape == expected.shape and (kv_heads == 0 or got.numel())
         if got.numel():
             near(got, expected.float())
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES[:2])
+def test_qkv_rope_write_triton_without_values_writes_the_same_keys(dtype: torch.dtype, device: str) -> None:
+    """A cache whose keys are the values, too, has one tensor, and a row of the projection has no values."""
+    from worker.ops.rope.triton import qkv_rope_write_triton
+
+    case = Case(4, 1, 96, dtype, device)
+    q, keys, _ = fused(case, case.qkv, normed=False, offset=False)
+    cache, _ = case.caches(dtype)
+    with poisoned():
+        got = qkv_rope_write_triton(
+            case.qkv[:, : 5 * 96], cache, None, *case.where, q_norm=None, k_norm=None, eps=1e-6, offset=False,
+            dtype=dtype,
+        )  # fmt: skip
+    same((got, cache), (q, keys))

@@ -78,19 +78,30 @@ static uint64_t rank(float key, long expert) {
 
 static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
+static float highest(const float *logits, long count) {
+    float most = logits[0];
+    for (long i = 1; i < count; i++) most = logits[i] > most ? logits[i] : most;
+    return most;
+}
+
+static float sum_of_exponentials(const float *logits, long count, float most) {
+    float sum = 0;
+    for (long i = 0; i < count; i++) sum += expf(logits[i] - most);
+    return sum;
+}
+
 /* Sets the weights to exponentials of the chosen experts' logits. The caller divides them by the returned sum to get a
  * softmax: over the chosen experts if `normalized`, else over all experts. */
 static float exponentials(const Experts *e, const float *logits, const int32_t *numbers, float *weights) {
-    float sum = 0;
+    float sum = 0, most = logits[numbers[0]];
+    if (e->choice_bias && e->normalized) /* the first chosen expert may not be the most likely one */
+        for (long i = 1; i < e->chosen; i++) most = logits[numbers[i]] > most ? logits[numbers[i]] : most;
+    if (e->choice_bias && !e->normalized) most = highest(logits, e->count);
     for (long i = 0; i < e->chosen; i++) {
-        weights[i] = expf(logits[numbers[i]] - logits[numbers[0]]);
+        weights[i] = expf(logits[numbers[i]] - most);
         sum += weights[i];
     }
-    if (!e->normalized) {
-        sum = 0;
-        for (long i = 0; i < e->count; i++) sum += expf(logits[i] - logits[numbers[0]]);
-    }
-    return sum;
+    return e->normalized ? sum : sum_of_exponentials(logits, e->count, most);
 }
 
 /* Sets the weights to sigmoids of the chosen experts' logits. Returns the divisor for the weights: their sum if
@@ -104,12 +115,69 @@ static float sigmoids(const Experts *e, const float *logits, const int32_t *numb
     return e->normalized ? sum : 1.0f;
 }
 
+/* The softmax of a row's logits: exp(logit - most) / sum. It is only set if a bias is added to it. */
+typedef struct {
+    float most, sum;
+} Softmax;
+
+static Softmax softmax_of(const Experts *e, const float *logits) {
+    if (!e->choice_bias || e->sigmoid) return (Softmax){0, 1};
+    float most = highest(logits, e->count);
+    return (Softmax){most, sum_of_exponentials(logits, e->count, most)};
+}
+
+/* Returns the number by which an expert is compared with others when experts are chosen. */
+static float choice_key(const Experts *e, const float *logits, long expert, const Softmax *all) {
+    float logit = logits[expert];
+    if (!e->choice_bias) return logit;
+    return (e->sigmoid ? sigmoid(logit) : expf(logit - all->most) / all->sum) + e->choice_bias[expert];
+}
+
+/* Returns the number that an expert adds to its group's score if it is one of the best of the group. If only the best
+ * one counts, choice_key has the same order. highest: the row's highest logit */
+static float share_of_score(const Experts *e, const float *logits, long expert, float highest, const Softmax *all) {
+    if (e->best_of_group == 1 || e->choice_bias) return choice_key(e, logits, expert, all);
+    return e->sigmoid ? sigmoid(logits[expert]) : expf(logits[expert] - highest); /* a softmax, but for a factor */
+}
+
+/* Returns the score of the group whose first expert is `begin`. A NaN makes the score NaN. */
+static float group_score(const Experts *e, const float *logits, long begin, long size, float highest,
+                         const Softmax *all) {
+    float best = -INFINITY, second = -INFINITY;
+    for (long expert = begin; expert < begin + size; expert++) {
+        float share = share_of_score(e, logits, expert, highest, all);
+        if (share != share) return share;
+        if (share > best)
+            second = best, best = share;
+        else if (share > second)
+            second = share;
+    }
+    return e->best_of_group == 2 ? best + second : best;
+}
+
+/* Writes for each group whether it is among the chosen ones. Of groups with equal scores, the first is chosen. */
+static void choose_groups(const Experts *e, const float *logits, const Softmax *all, int *is_chosen) {
+    uint64_t ranks[MAX_GROUPS];
+    float highest = -INFINITY;
+    for (long i = 0; i < e->count; i++) highest = logits[i] > highest ? logits[i] : highest;
+    long size = e->count / e->groups;
+    for (long g = 0; g < e->groups; g++) ranks[g] = rank(group_score(e, logits, g * size, size, highest, all), g);
+    for (long g = 0; g < e->groups; g++) {
+        long before = 0;
+        for (long other = 0; other < e->groups; other++) before += ranks[other] > ranks[g];
+        is_chosen[g] = before < e->chosen_groups;
+    }
+}
+
 /* Writes the experts chosen for one row, the most likely first, and their routing weights. */
 static void choose(const Experts *e, const float *logits, int32_t *numbers, float *weights) {
     uint64_t best[MAX_CHOSEN]; /* the greatest ranks found until now, descending */
-    for (long expert = 0, found = 0; expert < e->count; expert++) {
-        float key = e->choice_bias ? sigmoid(logits[expert]) + e->choice_bias[expert] : logits[expert];
-        uint64_t here = rank(key, expert);
+    const Softmax all = softmax_of(e, logits);
+    int in_group[MAX_GROUPS] = {1};
+    if (e->groups > 1) choose_groups(e, logits, &all, in_group);
+    for (long expert = 0, found = 0, size = e->count / e->groups; expert < e->count; expert++) {
+        if (e->groups > 1 && !in_group[expert / size]) continue;
+        uint64_t here = rank(choice_key(e, logits, expert, &all), expert);
         if (found == e->chosen && here < best[found - 1]) continue;
         long i = found < e->chosen ? found++ : found - 1;
         for (; i > 0 && best[i - 1] < here; i--) best[i] = best[i - 1];
@@ -182,9 +250,13 @@ EXPORT int experts_forward(const Experts *e, const ExpertKernels *kernels, const
         choose(e, c.logits + row * e->count, c.numbers + row * e->chosen, c.weights + row * e->chosen);
     sort_slots(&c);
     gather(&c);
-    if (multiply(&c, e->gate_up, t == 1 ? NULL : c.narrow, c.hidden, c.wide, 2 * c.inner * c.size, is_bf16)) return 1;
-    kernels->act_and_mul(c.wide, c.wide + c.inner * c.size, c.narrow, c.slots, c.inner, 2 * c.inner, 2 * c.inner,
-                         e->activation, threads);
+    long outputs = count_columns(e->gate_up);
+    if (multiply(&c, e->gate_up, t == 1 ? NULL : c.narrow, c.hidden, c.wide, outputs * c.size, is_bf16)) return 1;
+    if (outputs == c.inner) /* experts without a gate */
+        kernels->activate(c.wide, c.narrow, NULL, c.slots, c.inner, e->activation, threads);
+    else
+        kernels->act_and_mul(c.wide, c.wide + c.inner * c.size, c.narrow, c.slots, c.inner, 2 * c.inner, 2 * c.inner,
+                             e->activation, threads);
     Ranks *ranks = e->ranks;
     const char *inner = c.narrow;
     if (ranks) inner = ranks_gathered(ranks, c.narrow, c.gathered, c.slots, c.inner * c.size, threads);

@@ -6,6 +6,7 @@
 typedef int Gemm(const GemmJob *jobs, long count, int out_bf16, int threads);
 typedef void ActAndMul(const char *gate, const char *up, char *out, long t, long n, long gate_stride, long up_stride,
                        int activation, int threads);
+typedef void Activate(const char *x, char *out, const float *parameters, long t, long n, int activation, int threads);
 typedef void Combine(const float *results, const int32_t *places, const float *weights, const char *add,
                      const float *add_gate, char *out, long t, long chosen, long n, int threads);
 
@@ -13,18 +14,23 @@ typedef void Combine(const float *results, const int32_t *places, const float *w
 typedef struct {
     Gemm *gemm;
     ActAndMul *act_and_mul;
+    Activate *activate;
     Combine *combine;
     int is_bf16;
 } ExpertKernels;
 
 typedef struct {
-    const Weight *router, *gate_up, *down; /* gate_up and down: arrays of `count` weights, one for each expert */
+    const Weight *router, *gate_up, *down; /* gate_up and down: arrays of `count` weights, one for each expert. gate_up
+                                              has as many outputs as down has inputs if the experts have no gate */
     const float *scales;                   /* [count] or NULL: factors for the routing weights */
-    const float *choice_bias;              /* [count] or NULL: added to the sigmoids when experts are chosen, not to the
+    const float *choice_bias;              /* [count] or NULL: added to the scores when experts are chosen, not to the
                                               routing weights */
     int64_t *loads;                        /* [count] or NULL: for each expert, a counter of the rows that chose it */
     Ranks *ranks;       /* processes, each with some columns of gate_up and down; NULL: this process has all columns */
     long count, chosen; /* count: how many experts there are; chosen: how many of them each row chooses */
+    long groups, chosen_groups, best_of_group; /* experts are chosen from the chosen_groups groups with the greatest
+                                                  scores; a group's score is the sum of the best_of_group (1 or 2)
+                                                  greatest scores in it. With 1 of 1 groups, all experts can be chosen */
     int sigmoid, normalized, activation; /* sigmoid: if true, routing weights are sigmoids of the logits, else their
                                             softmax; normalized: if true, a row's routing weights are divided by their
                                             sum */

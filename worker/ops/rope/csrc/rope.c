@@ -94,7 +94,7 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
                                    const int64_t *positions, const int64_t *slot_mapping, float eps, float offset, long t,         \
                                    long q_heads, long kv_heads, long d, int normed, int kv_format, int threads) {                  \
         HeadParams shared = {cos, sin, eps, offset, d, normed};                                                                    \
-        size_t step = d * element_size(is_bf16), row = (q_heads + 2 * kv_heads) * step, kv = kv_heads * step;                      \
+        size_t step = d * element_size(is_bf16), kv = kv_heads * step, row = q_heads * step + kv * (cache_v ? 2 : 1);              \
         _Pragma("omp parallel for num_threads(threads) if (t > 1 && t * (long)row >= MIN_PARALLEL_ELEMENTS)")                      \
         for (long i = 0; i < t; i++) {                                                                                             \
             const char *x = qkv + i * row, *k = x + q_heads * step, *v = k + kv;                                                   \
@@ -108,6 +108,7 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
             } else                                                                                                                 \
                 norm_and_rotate(&shared, k, cache_k + slot_mapping[i] * kv, kv_heads, k_norm, positions[i],                        \
                                 rms_norm_one_##dtype, rotary_one_##dtype, step);                                                   \
+            if (!cache_v) continue; /* keys are the values, too */                                                                 \
             for (long h = 0; v_norm && h < kv_heads; h++)                                                                          \
                 rms_norm_one_##dtype(v + h * step, v_norm, heads + h * step, d, eps, offset);                                      \
             store_token_##dtype(v_norm ? heads : v, cache_v, slot_mapping[i], kv_heads, d, kv_format, 1);                          \

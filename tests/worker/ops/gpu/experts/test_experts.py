@@ -79,6 +79,18 @@ def test_biases_activations_and_a_shared_expert_agree_with_torch(
         close(run(h, layer, CHOSEN, activation, **how), experts_torch(h, layer, CHOSEN, activation, **how))
 
 
+@pytest.mark.parametrize("name", ["plain", "int8 rows", "int4", "mxfp4"])
+def test_experts_without_a_gate_agree_with_torch(name: str, device: str) -> None:
+    half, whole = (
+        layer_of(COUNT, HIDDEN, inner, FORMATS[name], dtype=torch.float16, device=device) for inner in (32, 64)
+    )
+    layer = replace(half, down=whole.down)  # the outputs of gate_up are as many as the inputs of down
+    for rows in (1, 9):
+        h = random(rows, HIDDEN, dtype=torch.float16, device=device)
+        expected = experts_torch(h, layer, CHOSEN, "relu2", normalized=True, gated=False)
+        close(run(h, layer, CHOSEN, "relu2", gated=False), expected)
+
+
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_every_expert_may_be_chosen(count: int, device: str) -> None:
     layer = layer_of(count, 48, 20, device=device)

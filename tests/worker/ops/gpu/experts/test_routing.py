@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.worker.ops.harness.cases import poisoned, random
 from worker.ops.moe.reference import choose_experts
+from worker.spec import ExpertGroups
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
@@ -33,17 +34,34 @@ def test_choice_agrees_with_torch(experts: int, count: int, normalized: bool, de
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize("biased", [True, False])
-def test_choice_by_sigmoids_agrees_with_torch(biased: bool, normalized: bool, device: str) -> None:
+@pytest.mark.parametrize(("biased", "sigmoid"), [(True, True), (False, True), (True, False)])
+def test_choice_by_scores_agrees_with_torch(biased: bool, sigmoid: bool, normalized: bool, device: str) -> None:
     from worker.ops.moe.triton_routing import choose_experts_triton
 
     logits = random(9, 33, device=device) * 3
+    logits[3] *= 1 if sigmoid else 100  # the exponential of a difference of logits is infinite
     logits[2] = -80.0  # the sum of the sigmoids is less than the constant added to it
-    how: dict[str, Any] = {"sigmoid": True, "scales": torch.full((33,), 2.5, device=device)}
+    how: dict[str, Any] = {"sigmoid": sigmoid, "scales": torch.full((33,), 2.5, device=device)}
     how["choice_bias"] = random(33, seed=5, device=device) if biased else None
     with poisoned():
         numbers, weights = choose_experts_triton(logits, 6, normalized=normalized, **how)
     expected, shares = choose_experts(logits, 6, normalized=normalized, **how)
+    assert torch.equal(numbers.long(), expected)
+    torch.testing.assert_close(weights, shares, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "biased"])
+@pytest.mark.parametrize(("count", "of_groups", "best"), [(4, 2, 1), (3, 1, 2), (8, 5, 2)])
+def test_choice_from_groups_agrees_with_torch(kind: str, count: int, of_groups: int, best: int, device: str) -> None:
+    from worker.ops.moe.triton_routing import choose_experts_triton
+
+    logits = random(9, 24, seed=6, device=device) * 3
+    logits[2] = 0.0  # equal groups of equal experts
+    how: dict[str, Any] = {"sigmoid": kind != "softmax", "groups": ExpertGroups(count, of_groups, best)}
+    how["choice_bias"] = random(24, seed=5, device=device) if kind == "biased" else None
+    with poisoned():
+        numbers, weights = choose_experts_triton(logits, 5, normalized=False, **how)
+    expected, shares = choose_experts(logits, 5, normalized=False, **how)
     assert torch.equal(numbers.long(), expected)
     torch.testing.assert_close(weights, shares, rtol=1e-6, atol=1e-7)
 
