@@ -171,6 +171,7 @@ async def test_batch_has_an_outcome_for_every_line(qwen: Model, store: Path) -> 
         assert [one.id async for one in sdk.batches.list()] == [made.id]
         async with httpx.AsyncClient(base_url=str(sdk.base_url).removesuffix("v1/")) as http:
             waits = (await http.get("stats")).json()["batches"]
+            assert waits.pop("stored_bytes") > file.bytes and waits.pop("max_stored_bytes") == 512 << 20
             assert waits == {"batches": 0, "lines_waiting": 0, "lines_running": 0}
             page = (await http.get("metrics")).text
         assert 'sluice_batch_lines_total{state="succeeded"} 5.0' in page
@@ -255,6 +256,12 @@ async def test_other_keys_see_neither_files_nor_batches(qwen: Model, store: Path
         ):  # fmt: skip
             with pytest.raises(openai.NotFoundError):
                 await refused
+        stored: dict[str, int] = {}
+        async with httpx.AsyncClient(base_url=str(sdk.base_url).removesuffix("v1/")) as http:
+            for key in ("k1", "k2"):
+                told = await http.get("stats", headers={"Authorization": f"Bearer {key}"})
+                stored[key] = told.json()["batches"]["stored_bytes"]
+        assert stored["k1"] > len(jsonl(line(1))) and stored["k2"] == 0
 
 
 async def test_cancelled_batch_keeps_what_was_answered(qwen: Model, store: Path) -> None:
