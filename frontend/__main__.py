@@ -248,6 +248,7 @@ async def _load_tokenizer(settings: Settings, server: Server, tokenizer: asyncio
 def _uvicorn_config(settings: Settings, app: Any, protocol: Any) -> uvicorn.Config:
     config = settings.frontend
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # hides warnings about malformed requests, which metrics count
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the same, about malformed forms
     return uvicorn.Config(
         app,
         host=config.host,

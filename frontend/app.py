@@ -99,6 +99,7 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", "/v1/receipts/verify", "frontend.routes.verify:verify"),
     ("GET", "/v1/responses/{id}", "frontend.routes.kept:get_response"),
     ("DELETE", "/v1/responses/{id}", "frontend.routes.kept:delete_response"),
+    ("POST", "/v1/responses/compact", "frontend.routes.kept:compact"),
     ("POST", "/v1/responses/{id}/cancel", "frontend.routes.kept:cancel_response"),
     ("GET", "/v1/responses/{id}/input_items", "frontend.routes.kept:input_items"),
     ("POST", "/v1/conversations", "frontend.routes.conversations:create"),

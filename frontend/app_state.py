@@ -24,6 +24,7 @@ from frontend.schema.base import RequestModel, to_json
 from frontend.schema.decoding import OnUnknown, check_values, decode, decode_valid
 from frontend.schema.unknown_fields import UnknownFields
 from frontend.server.access import administers
+from frontend.server.content_coding import coding_of
 from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, Bodies, header_value, largest_body
 from frontend.turns import FairThreads
 from shared.config.frontend import FrontendConfig
@@ -79,9 +80,11 @@ class AppState:
         return found
 
     async def body(self, request: Request) -> bytes:
-        """Reads the body. Raises what `Bodies.read` raises, and UnsupportedMediaType if the headers name no JSON."""
+        """Reads the body, and unpacks it. Raises what `Bodies.read`, `coding_of` and `check_media_type` raise."""
         check_media_type(request)
-        body = await self.bodies.read(request, self.config.max_body_bytes or largest_body(self._most_pictures()))
+        coding = coding_of(request.headers.get("content-encoding", ""))
+        most = self.config.max_body_bytes or largest_body(self._most_pictures())
+        body = await self.bodies.read(request, most, coding)
         body_bytes.set(len(body))
         check_values(body)
         return body
@@ -134,16 +137,11 @@ async def _large(body: bytes, kind: type[R], on_unknown: OnUnknown) -> R:
 
 
 def check_media_type(request: Request) -> None:
-    """Raises UnsupportedMediaType for a body that is compressed, or whose content type is not JSON."""
+    """Raises UnsupportedMediaType for a body whose content type is not JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in JSON_TYPES and not kind.endswith("+json"):
         raise UnsupportedMediaType(
             f"`Content-Type` must be application/json, not {kind!r:.80}", code="unsupported_media_type"
-        )
-    encoding = request.headers.get("content-encoding", "").strip().lower()
-    if encoding not in ("", "identity"):
-        raise UnsupportedMediaType(
-            f"`Content-Encoding`: the body must not be compressed, got {encoding!r:.80}", code="unsupported_media_type"
         )
 
 

@@ -76,7 +76,7 @@ class TooLarge(SluiceError):
 
 
 class UnsupportedMediaType(SluiceError):
-    """The headers say that the body is not JSON, or that it is compressed."""
+    """The headers say that the body is of another type than the route takes, or of an unknown content coding."""
 
     status = 415
     kind = "invalid_request_error"

@@ -79,6 +79,7 @@ TESTS = {  # file or function → how many of its tests run, after the draw from
     "tests/deploy/launcher/test_recovery.py": 0,
     "tests/docs/test_folder_picture.py": 0,
     "tests/e2e/test_adapters.py": 2,
+    "tests/e2e/test_batch_kills.py": 0,
     "tests/e2e/test_branches.py": 2,
     "tests/e2e/test_contract.py": 2,
     "tests/e2e/test_contract_busy.py": 1,

@@ -161,11 +161,17 @@ class Frontend(msgspec.Struct, kw_only=True):
 
 
 class BatchesWaiting(msgspec.Struct, kw_only=True):
-    """What waits in the batches of the server's store: batches that have not ended, and their lines."""
+    """What waits in the batches of the server's store: batches that have not ended, and their lines.
+
+    stored_bytes: what files and batches of the key that asks have in the store
+    max_stored_bytes: how many they may have; 0: there is no limit
+    """
 
     batches: Count = 0
     lines_waiting: Count = 0
     lines_running: Count = 0
+    stored_bytes: Count = 0
+    max_stored_bytes: Count = 0
 
 
 class Stats(msgspec.Struct, kw_only=True):

@@ -20,6 +20,7 @@ from frontend.kept.kept import Kept
 from frontend.kept.store import Store
 from frontend.routes.kept import store_of, tenant_of
 from frontend.server import multipart
+from frontend.server.content_coding import coding_of, unpacked
 from frontend.server.multipart import Part
 
 PURPOSES = ("batch",)
@@ -32,13 +33,15 @@ Upload = tuple[dict[str, str], int]  # the fields of a form beside its file, and
 async def upload(app: AppState, request: Request) -> Response:
     kept, tenant = store_of(app), tenant_of(request)
     boundary = multipart.boundary_of(request.headers.get("content-type", ""))
+    coding = coding_of(request.headers.get("content-encoding", ""))
     announced = request.headers.get("content-length", "0")
     room = await room_of(kept, tenant)
     _check_size(kept, int(announced) - FORM_BYTES if announced.isdigit() else 0, room)
     file = KeptFile(f"file-{secrets.token_hex(12)}", tenant, int(time.time()), None, "", "", 0, False)
     await kept.store.write(partial(files.insert, one=file))
     try:
-        fields, size = await _received(kept, multipart.parts(request.stream(), boundary), file.id, room)
+        parts = multipart.parts(unpacked(request.stream(), coding), boundary)
+        fields, size = await _received(kept, parts, file.id, room)
         purpose, name = fields.get("purpose", ""), fields["file"]
         if purpose not in PURPOSES:
             given = f", not {purpose!r:.80}" if purpose else ""

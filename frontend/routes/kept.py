@@ -26,7 +26,7 @@ from frontend.api.openai import responses
 from frontend.api.openai.responses_request import STATEFUL, ConversationId, ResponseRequest
 from frontend.app_state import AppState, json_response
 from frontend.chat.reasoning import without_effect
-from frontend.errors import BadRequest, Internal, NotFound
+from frontend.errors import BadRequest, Internal, NotFound, NotSupported
 from frontend.generation.generation import Generation
 from frontend.generation.service import Earlier
 from frontend.kept import answers, conversations
@@ -350,6 +350,15 @@ async def cancel_response(app: AppState, request: Request) -> Response:
         raise BadRequest("only a response with `background` can be cancelled", code="not_cancellable")
     await kept.cancel(answer)
     return Response(_shown(await kept.find(answer.id, tenant)), media_type="application/json")
+
+
+async def compact(app: AppState, request: Request) -> Response:
+    """Raises NotSupported: this server sends the model no prompt that its clients did not write."""
+    raise NotSupported(
+        "conversations are not compacted here: a summary needs a prompt, which you should choose. Ask the model for a "
+        "summary in a request to /v1/responses, and send it in place of the items that it stands for",
+        code="unsupported_route",
+    )
 
 
 async def input_items(app: AppState, request: Request) -> Response:

@@ -7,6 +7,7 @@ Each model is listed under each of its names but its path. Neither a list nor a 
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -150,23 +151,26 @@ async def stats(app: AppState, request: Request) -> Response:
     pools = [
         statistics.Pool(model.pool.membership.statuses(), model.name, model.fingerprint_with) for model in app.models
     ]
-    return json_response(statistics.stats(pools, app.models.draining, await _batches(app)))
+    return json_response(statistics.stats(pools, app.models.draining, await _batches(app, request)))
 
 
-async def _batches(app: AppState) -> statistics.BatchesWaiting | None:
+async def _batches(app: AppState, request: Request) -> statistics.BatchesWaiting | None:
     """Returns what waits in batches; None without a store, and while it cannot be read."""
     if app.kept is None:
         return None
-    from frontend.kept import batches
+    from frontend.kept import batches, files
     from frontend.kept.store import StoreError
+    from frontend.routes.kept import tenant_of
 
     try:
         found = await app.kept.store.read(batches.counts)
+        stored = await app.kept.store.read(partial(files.stored_bytes, tenant=tenant_of(request)))
     except StoreError:
         return None
     return statistics.BatchesWaiting(
-        batches=found.batches, lines_waiting=found.lines_waiting, lines_running=found.lines_running
-    )
+        batches=found.batches, lines_waiting=found.lines_waiting, lines_running=found.lines_running,
+        stored_bytes=stored, max_stored_bytes=app.config.store_max_key_bytes,
+    )  # fmt: skip
 
 
 async def list_models(app: AppState, request: Request) -> Response:

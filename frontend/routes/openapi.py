@@ -25,7 +25,7 @@ ERRORS = {
     408: "The request did not arrive in time",
     413: "The body is too large",
     404: "The model of that name is not served",
-    415: "The body is compressed, or its `Content-Type` is not JSON's, `text/plain`, what `curl -d` says, or absent",
+    415: "`Content-Encoding` is unknown, or `Content-Type` is not JSON's, `text/plain`, what `curl -d` says, or absent",
     422: "On /v1/completions, instead of 400 and 404: well-formed but not acceptable",
     431: "The request's line and headers are too large",
     500: "A fault of the server; the message has the id under which it is logged",

@@ -73,6 +73,7 @@ def kept_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str
             **one("A kept response, or its events again", shown | events, "stream", "starting_after"),
             **one("Deletes a kept response", deleted, method="delete"), **named,
         },
+        "/v1/responses/compact": {"post": refused("Refused: a summary needs a prompt of the client", error)},
         "/v1/responses/{id}/cancel": one("Ends a response of the background", shown, method="post") | named,
         "/v1/responses/{id}/input_items": one("The items of a kept response's input", items, *pages) | named,
         "/v1/conversations": post("Make a conversation", "ConversationRequest", "ConversationObject", error),
@@ -88,6 +89,16 @@ def kept_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str
         "/v1/stream": {**one(again, stream, "conv_id", "from"), **_emptied(one(ended, {}, "conv_id", method="delete"))},
         "/v1/stream/{id}": {**one(again, stream, "from"), **_emptied(one(ended, {}, method="delete")), **named},
     }  # fmt: skip
+
+
+def refused(summary: str, error: dict[str, str]) -> dict[str, Any]:
+    """Describes a route that is always answered with 501."""
+    said = {"application/json": {"schema": error}}
+    texts = {"401": "The key is missing or wrong", "501": "Not supported, and why"}
+    return {
+        "summary": summary,
+        "responses": {status: {"description": it, "content": said} for status, it in texts.items()},
+    }
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

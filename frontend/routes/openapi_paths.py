@@ -14,6 +14,7 @@ from frontend.api.sglang.types import GenerateRequest
 from frontend.routes.library import ModelEvent
 from frontend.routes.lora import LoadAdapterRequest, UnloadAdapterRequest
 from frontend.routes.models import ModelRequest, Sleeping
+from frontend.routes.openapi_kept import refused
 from frontend.schema.base import RequestModel
 from frontend.schema.responses import Accepted
 
@@ -71,23 +72,13 @@ def llama_cpp_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str
         "/props": reads("What the server is", "LlamaCppProps"),
         "/slots": reads("What the requests of the key do", "LlamaCppSlots"),
         "/slots/{id}": {
-            "post": _refused("Refused: there are no fixed slots to save, restore or erase", error),
+            "post": refused("Refused: there are no fixed slots to save, restore or erase", error),
             "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
         },
         "/lora-adapters": {
             **reads("The LoRA adapters", "LlamaCppAdapters"),
             **_taking_several(post("Set the adapter of requests without one", "AdapterScale", "Accepted", error)),
         },
-    }
-
-
-def _refused(summary: str, error: dict[str, str]) -> dict[str, Any]:
-    """Describes a route that is always answered with 501."""
-    said = {"application/json": {"schema": error}}
-    texts = {"401": "The key is missing or wrong", "501": "Not supported, and why"}
-    return {
-        "summary": summary,
-        "responses": {status: {"description": it, "content": said} for status, it in texts.items()},
     }
 
 

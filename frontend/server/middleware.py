@@ -35,6 +35,7 @@ from frontend.errors import (
 from frontend.observability.access_log import RequestRecord
 from frontend.request import Notes, notes
 from frontend.server.access import KEYS, Admission, ApiKeys, Hosts, Origins
+from frontend.server.content_coding import Coding, unpacked
 from frontend.turns import tenant
 
 log = logging.getLogger("sluice.frontend")
@@ -269,11 +270,13 @@ class Bodies:
         self._of_tenants: Counter[str] = Counter()
         self._arriving: dict[str, set[_Body]] = {}
 
-    async def read(self, request: Request, most: int) -> bytes:
+    async def read(self, request: Request, most: int, coding: Coding | None = None) -> bytes:
         """Returns the body of a request. Its bytes stay counted until `release`.
 
-        Raises TooLarge as soon as its announced or received length exceeds `most` bytes, and Overloaded as soon as its
-        tenant has no room for it, or if the upload is so slow that others take its place.
+        coding: what the body is unpacked from; `most` then limits both, and what the decoder keeps is counted, too
+
+        Raises TooLarge as soon as its announced, received or unpacked length exceeds `most` bytes, and Overloaded as
+        soon as its tenant has no room for it, or if the upload is so slow that others take its place.
         """
         now = time.monotonic()
         body = request.scope[HELD] = _Body(tenant.get(), asyncio.current_task(), now, now)
@@ -284,10 +287,11 @@ class Bodies:
         arriving = self._arriving.setdefault(body.tenant, set())
         arriving.add(body)
         try:
-            async for piece in request.stream():
+            async for piece in unpacked(request.stream(), coding):
                 data += piece
-                self._check(body, len(data), most)
-                self._count(body, len(data))
+                kept = 0 if coding is None else min(len(data), coding.window)
+                self._check(body, len(data), most, kept)
+                self._count(body, len(data) + kept)
         except asyncio.CancelledError:
             if body.dropped and body.task is not None and not body.task.uncancel():
                 raise _full("this one arrived too slowly") from None
@@ -296,6 +300,7 @@ class Bodies:
             arriving.discard(body)
             if not self._arriving.get(body.tenant, True):
                 del self._arriving[body.tenant]
+        self._count(body, len(data))
         return bytes(data)
 
     def release(self, request: Request) -> None:
@@ -313,9 +318,11 @@ class Bodies:
         if not self._of_tenants[body.tenant]:
             del self._of_tenants[body.tenant]
 
-    def _check(self, body: _Body, size: int, most: int) -> None:
+    def _check(self, body: _Body, size: int, most: int, kept: int = 0) -> None:
+        """kept: bytes beside the body's own"""
         if size > most:
             raise TooLarge(f"the body is larger than {most} bytes (--max-body-bytes)", code="request_too_large")
+        size += kept
         while not self._fits(body, size):
             slowest = self._slowest(body)
             if slowest is None:

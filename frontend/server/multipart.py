@@ -1,13 +1,17 @@
-"""Reads `multipart/form-data` as it arrives, so that an uploaded file is never in memory as a whole (RFC 7578)."""
+"""Reads `multipart/form-data` as it arrives, so that an uploaded file is never in memory as a whole (RFC 7578).
 
-import email
-from collections.abc import AsyncIterator, Iterator
+python-multipart finds the parts; here are the bounds, and the checks of what it lets pass.
+"""
+
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from email.message import Message
+
+from python_multipart.exceptions import FormParserError, MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from frontend.errors import BadRequest, UnsupportedMediaType
 
-MAX_HEAD_BYTES = 8192  # limit on the headers of a part
+MAX_HEADERS, MAX_HEADER_BYTES = 8, 1024  # headers of a part: how many, and the length of each
 MAX_PARTS = 64
 FORM = "multipart/form-data"
 
@@ -22,92 +26,88 @@ class Part:
 
 def boundary_of(content_type: str) -> bytes:
     """Returns the boundary that a `Content-Type` names. Raises UnsupportedMediaType, and BadRequest without one."""
-    header = Message()
-    header["content-type"] = content_type
-    if header.get_content_type() != FORM:
+    kind, options = parse_options_header(content_type)
+    if kind != FORM.encode():
         raise UnsupportedMediaType(
             f"`Content-Type` must be {FORM}, not {content_type!r:.80}", code="unsupported_media_type"
         )
-    found = header.get_param("boundary")
-    if not isinstance(found, str) or not 0 < len(found) <= 70 or not found.isascii():
+    found = options.get(b"boundary", b"")
+    if not 0 < len(found) <= 70 or not found.isascii():
         raise BadRequest("`Content-Type` names no boundary of 1 to 70 characters", code="malformed_form")
-    return found.encode()
+    return found
 
 
 async def parts(stream: AsyncIterator[bytes], boundary: bytes) -> AsyncIterator[Part | bytes]:
     """Yields each part of a form, and after it its bytes, piece by piece. Raises BadRequest for a malformed form."""
     reader = _Reader(boundary)
     async for data in stream:
-        for event in reader.feed(data):
+        for event in reader.read(data):
             yield event
     if not reader.ended:
         raise _malformed("it ends within a part")
 
 
 class _Reader:
-    """Splits a form at its delimiters. What may be the beginning of a delimiter is held back until more arrives."""
+    """Gathers what the parser reports. It reports pieces of a header or of a part as they arrive."""
 
     def __init__(self, boundary: bytes) -> None:
-        self._delimiter = b"\r\n--" + boundary
-        self._held = b"\r\n"  # the first delimiter has no line before it
-        self._in_part = self._in_head = self.ended = False
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin_part, "on_header_field": self._add_name,
+                "on_header_value": self._add_value, "on_header_end": self._end_header,
+                "on_headers_finished": self._end_headers, "on_part_data": self._add_data, "on_end": self._end,
+            },
+            max_header_count=MAX_HEADERS, max_header_size=MAX_HEADER_BYTES,
+        )  # fmt: skip
+        self._events: list[Part | bytes] = []
+        self._name, self._value, self._disposition = b"", b"", b""
         self._count = 0
+        self.ended = False
 
-    def feed(self, data: bytes) -> Iterator[Part | bytes]:
-        self._held += data
-        while not self.ended:
-            if self._in_head:
-                head, mark, rest = self._held.partition(b"\r\n\r\n")
-                if len(head) > MAX_HEAD_BYTES:
-                    raise _malformed(f"the headers of a part have more than {MAX_HEAD_BYTES} bytes")
-                if not mark:
-                    return
-                self._held, self._in_head, self._in_part = rest, False, True
-                yield self._part(head)
-                continue
-            found = self._held.find(self._delimiter)
-            if found < 0:
-                keep = len(self._delimiter) - 1
-                ready, self._held = self._held[:-keep], self._held[-keep:]
-                if ready and self._in_part:
-                    yield ready
-                return
-            behind = self._held[found + len(self._delimiter) :]
-            line, mark, rest = behind.partition(b"\r\n")
-            if behind[:2] != b"--" and not mark:
-                if len(behind) > MAX_HEAD_BYTES:
-                    raise _malformed("a line with the boundary does not end")
-                if found and self._in_part:
-                    yield self._held[:found]
-                self._held = self._held[found:]
-                return
-            if found and self._in_part:
-                yield self._held[:found]
-            if behind[:2] == b"--":
-                self.ended, self._held = True, b""
-                return
-            if line.strip(b" \t"):
-                raise _malformed("the boundary is followed by other text")
-            # a part without headers begins with the empty line that would end them
-            self._held, self._in_head, self._in_part = rest, True, False
+    def read(self, data: bytes) -> list[Part | bytes]:
+        """Returns what has arrived with the next bytes of the form. Those after its end mean nothing."""
+        if self.ended:
+            return []
+        try:
+            self._parser.write(data)
+        except (MultipartParseError, FormParserError) as error:
+            raise _malformed(str(error)) from None
+        events, self._events = self._events, []
+        return events
 
-    def _part(self, head: bytes) -> Part:
+    def _begin_part(self) -> None:
         self._count += 1
         if self._count > MAX_PARTS:
             raise _malformed(f"it has more than {MAX_PARTS} parts")
-        headers = email.message_from_string(head.decode("latin-1") + "\r\n\r\n")
-        name = headers.get_param("name", header="content-disposition")
-        if headers.get_content_disposition() != "form-data" or not isinstance(name, str):
+        self._disposition = b""
+
+    def _add_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _add_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._name = self._value = b""
+
+    def _end_headers(self) -> None:
+        kind, options = parse_options_header(self._disposition)
+        if kind != b"form-data" or b"name" not in options:
             raise _malformed("a part has no name")
-        return Part(_text(name), _text(headers.get_filename() or ""))
+        self._events.append(Part(_text(options[b"name"]), _text(options.get(b"filename", b""))))
+
+    def _add_data(self, data: bytes, start: int, end: int) -> None:
+        self._events.append(data[start:end])
+
+    def _end(self) -> None:
+        self.ended = True
 
 
-def _text(value: str) -> str:
-    """Returns a header's text, which clients send as UTF-8; one with an encoding of its own is decoded already."""
-    try:
-        return value.encode("latin-1").decode("utf-8", "replace")
-    except UnicodeEncodeError:
-        return value
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
 
 
 def _malformed(why: str) -> BadRequest:

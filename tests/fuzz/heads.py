@@ -44,7 +44,7 @@ FIELDS = (
     "Authorization: Bearer \xff", "Accept-Encoding: gzip;q=x", "Range: bytes=0-", "Cookie: " + "a=b;" * 500,
     "Origin: null", "Access-Control-Request-Method: POST", "X-Forwarded-For: " + "1.1.1.1," * 200,
     "traceparent: 00-" + "f" * 32 + "-" + "0" * 16 + "-01", "traceparent: x", "Content-Type: \xff",
-    "Content-Encoding: br",
+    "Content-Encoding: br", "Content-Encoding: gzip", "Content-Encoding: zstd", "Content-Encoding: deflate, gzip",
 )  # fmt: skip
 
 

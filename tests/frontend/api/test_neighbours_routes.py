@@ -138,14 +138,6 @@ async def test_body_of_another_type_is_refused(tokenizer: Tokenizer, kind: str |
     assert bool(pool.submitted) == taken
 
 
-async def test_compressed_body_is_refused(tokenizer: Tokenizer) -> None:
-    async with http_client(completing(tokenizer), tokenizer) as http:
-        packed = await http.post("/v1/completions", content=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
-        plain = await http.post("/v1/completions", json=TEXT, headers={"Content-Encoding": "identity"})
-    assert (packed.status_code, plain.status_code) == (415, 200)
-    assert "Content-Encoding" in packed.json()["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("route", "body"),
     [

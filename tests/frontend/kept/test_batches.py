@@ -22,7 +22,9 @@ from frontend.routes.batch_lines import LOWEST
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m
-from tests.fakes import MODEL, FakePool
+from shared.checkpoint import Task
+from tests.fakes import MODEL, FakePool, pooling
+from tests.fakes import tokenizer as small_tokenizer
 from tests.frontend.api.scripted import anthropic_sdk, openai_sdk
 from tests.frontend.kept.harness import keeping
 from tests.frontend.serving import until
@@ -137,7 +139,7 @@ async def test_form_is_read_however_it_is_cut(qwen: Model, store: Path) -> None:
             made = await send(form, size)
             assert made.status_code == 200, made.text
             assert (await http.get(f"files/{made.json()['id']}/content")).content == content
-        for cut in (form[:-12], form.replace(b"form-data; name", b"form-data; nam"), form.replace(b"xyzw ", b"xyzw!")):
+        for cut in (form[:-12], form.replace(b"form-data; name", b"form-data; nam"), form.replace(b"xyzw ", b"xyzw !")):
             refused = await send(cut, 1000)
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "malformed_form"), refused.text
         wrong = await send(form.replace(b"\r\nbatch\r\n", b"\r\nvision\r\n"), 1000)
@@ -169,6 +171,7 @@ async def test_batch_has_an_outcome_for_every_line(qwen: Model, store: Path) -> 
         assert [one.id async for one in sdk.batches.list()] == [made.id]
         async with httpx.AsyncClient(base_url=str(sdk.base_url).removesuffix("v1/")) as http:
             waits = (await http.get("stats")).json()["batches"]
+            assert waits.pop("stored_bytes") > file.bytes and waits.pop("max_stored_bytes") == 512 << 20
             assert waits == {"batches": 0, "lines_waiting": 0, "lines_running": 0}
             page = (await http.get("metrics")).text
         assert 'sluice_batch_lines_total{state="succeeded"} 5.0' in page
@@ -209,6 +212,33 @@ async def test_chats_of_a_batch_are_answered_as_requests_are(qwen: Model, store:
     assert len(rows(store, "SELECT id FROM answers")) == (endpoint == "/v1/responses")
 
 
+async def test_embeddings_of_a_batch_are_those_of_requests(tmp_path: Path, store: Path) -> None:
+    """Lines with several texts, with fields, and one that the route refuses."""
+    tokenizer = small_tokenizer(tmp_path)
+    tokenizer.task = Task("embed", prompts={"query": "Q:"})
+    bodies: list[dict[str, Any]] = [
+        {"input": "ab"}, {"input": ["ab", [1, 2, 3]], "encoding_format": "base64"}, {"input": "c" * 9, "dimensions": 1},
+        {"input": "ab", "prompt_name": "query"}, {"input": []},
+    ]  # fmt: skip
+    pool = FakePool(play=pooling(lambda ids: [float(sum(ids)), float(len(ids))]))
+    async with (
+        keeping(pool, tokenizer, store) as url, openai_sdk(url) as sdk, httpx.AsyncClient(base_url=url) as http
+    ):  # fmt: skip
+        alone = [await http.post("/v1/embeddings", json={"model": MODEL, **body}) for body in bodies]
+        sent = [line(number, url="/v1/embeddings", body={"model": MODEL, **body}) for number, body in enumerate(bodies)]
+        done = await ended(sdk, (await begun(sdk, *sent, endpoint="/v1/embeddings")).id)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 4, 1)
+        found = await lines_of(sdk, done.output_file_id)
+        (refused,) = await lines_of(sdk, done.error_file_id)
+    assert [one.status_code for one in alone] == [200, 200, 200, 200, 400]
+    assert [one["custom_id"] for one in found] == ["id-0", "id-1", "id-2", "id-3"] and refused["custom_id"] == "id-4"
+    for one, other in zip(found, alone, strict=False):
+        body, same = one["response"]["body"], other.json()
+        assert (body["data"], body["usage"], body["object"]) == (same["data"], same["usage"], "list")
+    assert refused["response"]["status_code"] == 400
+    assert refused["response"]["body"]["error"]["message"] == alone[-1].json()["error"]["message"]
+
+
 async def test_other_keys_see_neither_files_nor_batches(qwen: Model, store: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("k1 ann\nk2 bob\n")
@@ -226,6 +256,12 @@ async def test_other_keys_see_neither_files_nor_batches(qwen: Model, store: Path
         ):  # fmt: skip
             with pytest.raises(openai.NotFoundError):
                 await refused
+        stored: dict[str, int] = {}
+        async with httpx.AsyncClient(base_url=str(sdk.base_url).removesuffix("v1/")) as http:
+            for key in ("k1", "k2"):
+                told = await http.get("stats", headers={"Authorization": f"Bearer {key}"})
+                stored[key] = told.json()["batches"]["stored_bytes"]
+        assert stored["k1"] > len(jsonl(line(1))) and stored["k2"] == 0
 
 
 async def test_cancelled_batch_keeps_what_was_answered(qwen: Model, store: Path) -> None:

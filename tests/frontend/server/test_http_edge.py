@@ -177,7 +177,7 @@ async def test_request_after_close_is_not_served(tokenizer: Tokenizer) -> None:
 
 
 @on_uvloop
-async def test_encoded_body_is_refused_and_never_unpacked(tokenizer: Tokenizer) -> None:
+async def test_body_that_is_not_of_its_coding_is_refused(tokenizer: Tokenizer) -> None:
     async with case(tokenizer) as it:
         answer = await it.send(post(b"\x1f\x8b\x08\0\0\0\0\0", head=b"Content-Encoding: gzip\r\n" + CLOSE))
         assert 400 <= status(answer) < 500 and not it.pool.submitted

@@ -171,6 +171,13 @@ async def test_response_is_not_stored(tokenizer: Tokenizer) -> None:
             assert answer.status_code == status and answer.json()["error"]["type"] == "not_found_error"
 
 
+async def test_compaction_is_refused_in_words(qwen: Model) -> None:
+    async with qwen.served() as url, openai_sdk(url) as sdk:
+        with pytest.raises(openai.APIStatusError, match="Ask the model for a summary") as it:
+            await sdk.responses.compact(model="tiny", input="Hello")
+    assert it.value.status_code == 501 and it.value.code == "unsupported_route"
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_response_loop_in_channels(gpt_oss: Model, streamed: bool) -> None:
     gpt_oss.says = [CALLED, ANSWERED]
