@@ -1,11 +1,14 @@
 """Compiles products with weights of a few bits, in bfloat16, with the shapes of Llama-3.2-3B and Qwen3-4B.
 
 Checks what the interpreter cannot show: no register is spilled, tensor cores take the same steps as in products with
-plain weights, and get weights from registers.
+plain weights, and get weights from registers. `python -m tests.worker.ops.harness.compile_quantized [DAY]`: with a day,
+half of the formats, drawn by it.
 """
 
+import random
+import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +19,7 @@ from worker.ops.linear.packed_codes import ROWS, STEP, WHOLE_ROW, PackedCodes
 from worker.ops.linear.tiles import Tile
 from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap
 
+T = TypeVar("T")
 HALF, BF16 = torch.float16, torch.bfloat16
 FORMATS = [  # code map, group size, 16-bit format of scales, has minimums; the comment names the source of the format
     (INT4, 128, BF16, False),  # compressed-tensors
@@ -90,8 +94,9 @@ def gated(rows: int, columns: int, depth: int, format: tuple[Any, ...]) -> Varia
     return variant(tile, 2, weight(columns, depth, *format), False, 90)
 
 
-def check() -> None:
-    for at, format in enumerate(FORMATS):
+def check(day: str) -> None:
+    """Compiles the formats that are drawn by `day`, or all."""
+    for at, format in drawn([*enumerate(FORMATS)], day):
         rows, columns, depth, split_k = SHAPES[at // 2 % len(SHAPES)]
         variants = [linear(*DECODE, format, split_k=True)]
         if at % 2:
@@ -117,5 +122,10 @@ def small(one: Variant) -> Any:
     return compiled
 
 
+def drawn(all: list[T], day: str) -> list[T]:
+    """Returns half of a list, another half each day; everything for "all"."""
+    return all if day == "all" else random.Random(day).sample(all, (len(all) + 1) // 2)
+
+
 if __name__ == "__main__":
-    check()
+    check(*sys.argv[1:] or ["all"])
