@@ -63,7 +63,7 @@ def find(name: str) -> NamedModel:
         return NamedModel(name)
     sizes = [other for other in known if other.partition(":")[0] == name.casefold()]
     close = sizes or get_close_matches(name.casefold(), known, n=3)
-    hint = f"did you mean {', '.join(close)}?" if close else "`sluice run --list` shows the names"
+    hint = f"did you mean {', '.join(close)}?" if close else "`sluice run --list` shows the names."
     raise CliError(f"{name}: no such name, file or folder; {hint} A hub id has the form org/repository", 2)
 
 
