@@ -8,11 +8,9 @@ prompts. All other slots look idle to that client.
 import base64
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
@@ -25,11 +23,11 @@ from frontend.api.request_builder import sampling
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
-from frontend.schema.base import FieldError, to_json
+from frontend.schema.base import FieldError, JsonArray, in_slices, to_json
 from frontend.schema.request_fields import doc
 from frontend.workers.stream import Stream
 from shared import build
-from shared.messages import Adapter
+from shared.messages import Adapter, PoolingKind
 from shared.wire import unpack_u32
 
 
@@ -102,8 +100,13 @@ class LlamaCppEmbeddingRequest(PoolingFields):
     embd_normalize: Annotated[
         Annotated[int, Meta(ge=NONE, le=1000)] | None,
         doc(
-            "-1: not; 0: the largest becomes 32760; 1: taxicab; 2: Euclidean; p: p-norm; absent: as the checkpoint says"
+            "-1: not; 0: the largest becomes 32760; 1: taxicab; 2: Euclidean; p: p-norm; absent: as the checkpoint says, "
+            "and not with `pooling`"
         ),
+    ] = None
+    pooling: Annotated[
+        Literal["none"] | None,
+        doc("`none`: a vector for each token; absent: one for each input, as the checkpoint says"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -134,22 +137,34 @@ async def parse(request: LlamaCppEmbeddingRequest, context: ModelContext) -> Gen
         inputs.append(text if isinstance(text, str) else (await tokenized([text], request.param, context))[0].ids)
     norm = request.embd_normalize
     form = VectorForm(request.encoding_format == "base64", norm)
-    made = await embedding_request(request, inputs, context, param=request.param, format_data=form)
-    pooling = made.features.pooling
-    if norm is None or pooling is None:
-        return made
-    scaled = msgspec.structs.replace(pooling, normalized=norm == EUCLIDEAN)
-    return replace(made, features=replace(made.features, pooling=scaled))
+    normalized = None if norm is None and request.pooling is None else norm == EUCLIDEAN
+    return await embedding_request(
+        request, inputs, context, param=request.param, format_data=form, normalized=normalized,
+        kind=None if request.pooling is None else PoolingKind.TOKENS,
+    )  # fmt: skip
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
-    vectors = await collect(context, arriving)
-    form: VectorForm = context.request.format_data
-    scaled = [_scaled(vectors.floats(index), form.norm) for index in range(len(vectors.packed))]
-    return to_json([
-        types.LlamaCppEmbedding(index=index, embedding=_in_base64(one) if form.base64 else [one.tolist()])
-        for index, one in enumerate(scaled)
-    ])  # fmt: skip
+    vectors, request = await collect(context, arriving), context.request
+    form: VectorForm = request.format_data
+    of_tokens = request.features.pooling is not None and request.features.pooling.kind is PoolingKind.TOKENS
+    written = JsonArray(each=4)
+
+    def write(index: int) -> None:
+        count = len(request.prompts[index]) if of_tokens else 1
+        rows = [_scaled(row, form.norm) for row in _rows(vectors.floats(index), count)]
+        shown: Any = _in_base64(rows) if form.base64 else [row.tolist() for row in rows]
+        written.append(types.LlamaCppEmbedding(index=index, embedding=shown))
+
+    await in_slices(range(len(vectors.packed)), write)
+    raw: Any = written.raw
+    return to_json(raw)
+
+
+def _rows(numbers: "array[float]", count: int) -> "list[array[float]]":
+    """Returns `count` vectors of the same length, which lie one after another in `numbers`."""
+    width = len(numbers) // count
+    return [numbers[at : at + width] for at in range(0, count * width, width)]
 
 
 def _scaled(vector: "array[float]", norm: int | None) -> "array[float]":
@@ -162,5 +177,5 @@ def _scaled(vector: "array[float]", norm: int | None) -> "array[float]":
     return array("f", [x / length for x in vector]) if length else vector
 
 
-def _in_base64(vector: "array[float]") -> str:
-    return base64.b64encode(vector.tobytes()).decode()
+def _in_base64(vectors: "Iterable[array[float]]") -> str:
+    return base64.b64encode(b"".join(vector.tobytes() for vector in vectors)).decode()

@@ -147,7 +147,9 @@ class LlamaCppPrompt(ResponseModel):
 
 class LlamaCppEmbedding(ResponseModel):
     index: Size
-    embedding: Annotated[list[list[float]] | str, Meta(description="One vector, in a list; or in base64")]
+    embedding: Annotated[
+        list[list[float]] | str, Meta(description="One vector, or one for each token; or their base64")
+    ]
 
 
 class LlamaCppDefaults(ResponseModel):

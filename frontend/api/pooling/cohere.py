@@ -23,7 +23,8 @@ PROMPTS = {
     "search_query": ("query", "search_query"), "search_document": ("document", "passage", "search_document"),
     "classification": ("classification", "Classification"), "clustering": ("clustering", "Clustering"),
 }  # fmt: skip
-Form = Literal["float", "binary", "ubinary", "base64"]
+Form = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+LARGEST = 127  # the largest absolute value of a number in int8
 
 
 class CohereEmbedRequest(PoolingFields):
@@ -44,6 +45,8 @@ class CohereEmbedRequest(PoolingFields):
 
 class CohereVectors(ResponseModel):
     float: list[list[Any]] | UnsetType = UNSET
+    int8: list[list[int]] | UnsetType = UNSET
+    uint8: list[list[int]] | UnsetType = UNSET
     binary: list[list[int]] | UnsetType = UNSET
     ubinary: list[list[int]] | UnsetType = UNSET
     base64: list[str] | UnsetType = UNSET
@@ -98,6 +101,8 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     floats = [vectors.floats(index) for index in range(len(vectors.packed))]
     forms: dict[str, Any] = {
         "float": lambda: [one.tolist() for one in floats],
+        "int8": lambda: [in_int8(one) for one in floats],
+        "uint8": lambda: [[number + 128 for number in in_int8(one)] for one in floats],
         "binary": lambda: [[byte - 128 for byte in signs(one)] for one in floats],
         "ubinary": lambda: [signs(one) for one in floats],
         "base64": lambda: [base64.b64encode(packed).decode() for packed in vectors.packed],
@@ -110,6 +115,17 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
             meta=CohereMeta(billed_units=units, api_version={"version": "2"}),
         )
     )  # fmt: skip
+
+
+def in_int8(vector: "array[float] | Sequence[float]") -> list[int]:
+    """Returns the numbers of a vector as integers from -127 to 127, such that the largest of them becomes 127 or -127.
+
+    Each vector has a scale of its own, which the response does not state. Cosines of vectors therefore stay as they
+    are, except for the rounding, but their lengths and dot products do not. A scale that other vectors decided would
+    make an answer depend on the other texts of its request.
+    """
+    peak = max(map(abs, vector))
+    return [round(number / peak * LARGEST) for number in vector] if peak else [0] * len(vector)
 
 
 def signs(vector: "array[float] | Sequence[float]") -> list[int]:

@@ -83,3 +83,25 @@ async def test_wrong_input_is_refused(embedder: Tokenizer, body: dict[str, Any])
 async def test_model_that_generates_makes_no_vectors(tokenizer: Tokenizer) -> None:
     answer = await post(tokenizer, FakePool(), content="a")
     assert answer.status_code == 400 and "--task embed" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("norm", "by_the_worker", "expected"),
+    [(None, False, [[3, -4], [6, 8]]), (2, True, [[3, -4], [6, 8]]), (1, False, [[3 / 7, -4 / 7], [3 / 7, 4 / 7]])],
+)
+async def test_without_pooling_each_token_has_a_vector(
+    embedder: Tokenizer, norm: int | None, by_the_worker: bool, expected: list[list[float]]
+) -> None:
+    pool = FakePool(pooling(lambda ids: [3.0, -4.0, 6.0, 8.0]))
+    body = {"content": "a", "pooling": "none", "embd_normalize": norm}
+    (found,) = (await post(embedder, pool, **body)).json()
+    assert found["embedding"] == [pytest.approx(row) for row in expected]
+    assert pool.submitted[0].stream.submit.pooling == Pooling(PoolingKind.TOKENS, by_the_worker)
+    (packed,) = (await post(embedder, pool, encoding_format="base64", **body)).json()
+    numbers = struct.unpack("<4f", base64.b64decode(packed["embedding"]))
+    assert numbers == pytest.approx([one for row in expected for one in row])
+
+
+async def test_unknown_pooling_is_refused_by_its_name(embedder: Tokenizer) -> None:
+    refused = await post(embedder, vectors(), content="a", pooling="mean")
+    assert refused.status_code == 400 and "`pooling`" in refused.json()["error"]["message"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frontend.api.pooling.cohere import in_int8
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
 from shared.checkpoint import Task
@@ -157,12 +158,12 @@ async def test_formats_of_tei_and_cohere(for_task: Callable[[Task], Tokenizer]) 
         body = {
             "texts": ["mill"],
             "input_type": "search_query",
-            "embedding_types": ["float", "ubinary", "binary", "base64"],
+            "embedding_types": ["float", "int8", "uint8", "ubinary", "binary", "base64"],
         }
         told = (await http.post("/v2/embed", json=body)).json()
         assert (await http.post("/predict", json={"inputs": "a"})).status_code in (400, 422)
     assert told["embeddings"] == {
-        "float": [[0.5, -0.25]], "ubinary": [[128]], "binary": [[0]],
+        "float": [[0.5, -0.25]], "int8": [[127, -64]], "uint8": [[255, 64]], "ubinary": [[128]], "binary": [[0]],
         "base64": [base64.b64encode(struct.pack("<2f", 0.5, -0.25)).decode()],
     }  # fmt: skip
     assert told["texts"] == ["mill"] and told["meta"]["billed_units"] == {"input_tokens": 4}, "the prompt is counted"
@@ -175,6 +176,16 @@ async def test_formats_of_tei_and_cohere(for_task: Callable[[Task], Tokenizer]) 
     assert [row["label"] for row in one] == ["middle", "low", "high"]
     assert [row["score"] for row in pair] == [2.0, 0.5, -1.0] and [len(rows) for rows in many] == [3, 3]
     assert [one.stream.submit.second_from for one in pool.submitted] == [0, 3, 0, 3] and odd.status_code == 422
+
+
+def test_int8_keeps_the_cosine_of_two_vectors() -> None:
+    one, other = [[math.sin(seed + 1.7 * place) / 20 for place in range(384)] for seed in (1, 2)]
+
+    def cosine(a: list[Any], b: list[Any]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+
+    assert cosine(in_int8(one), in_int8(other)) == pytest.approx(cosine(one, other), abs=1e-3)
+    assert max(map(abs, in_int8(one))) == 127 and in_int8([0.0, 0.0]) == [0, 0]
 
 
 async def test_texts_are_lowered_where_the_checkpoint_says(for_task: Callable[[Task], Tokenizer]) -> None:
