@@ -29,6 +29,18 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class Segments:
+    """How texts for vectors are cut into prompts. The prompts of one text are neighbours.
+
+    counts: for each text, how many prompts it has
+    weights: for each prompt, its share of its text: the number of tokens; 1 for a text of one prompt
+    """
+
+    counts: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Telemetry:
     """Which of llama.cpp's reports a stream contains."""
 
@@ -54,6 +66,7 @@ class Features:
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
     seconds: tuple[int, ...] = ()  # for each prompt that is a pair of texts, where the second begins; empty: no pairs
     one_group: bool = False  # whether the prompts begin with the same tokens, which are then computed once
+    segments: Segments | None = None  # asks for one vector of each text instead of each prompt
 
 
 NO_FEATURES = Features()

@@ -19,6 +19,7 @@ from frontend.api.llama_cpp.options import PROMPT_SCHEMA, AnyPrompt, Options, Pr
 from frontend.api.llama_cpp.output import error, settings, status
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import PoolingFields, VectorForm, collect
+from frontend.api.pooling.segments import LongInputs
 from frontend.api.request_builder import sampling
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext, check_model
@@ -100,14 +101,15 @@ class LlamaCppEmbeddingRequest(PoolingFields):
     embd_normalize: Annotated[
         Annotated[int, Meta(ge=NONE, le=1000)] | None,
         doc(
-            "-1: not; 0: the largest becomes 32760; 1: taxicab; 2: Euclidean; p: p-norm; absent: as the checkpoint says, "
-            "and not with `pooling`"
+            "-1: not; 0: the largest becomes 32760; 1: taxicab; 2: Euclidean; p: p-norm; "
+            "absent: as the checkpoint says, and not with `pooling`"
         ),
     ] = None
     pooling: Annotated[
         Literal["none"] | None,
         doc("`none`: a vector for each token; absent: one for each input, as the checkpoint says"),
     ] = None
+    long_inputs: LongInputs = None
 
     def __post_init__(self) -> None:
         if self.content is None and self.input is None:
@@ -140,7 +142,7 @@ async def parse(request: LlamaCppEmbeddingRequest, context: ModelContext) -> Gen
     normalized = None if norm is None and request.pooling is None else norm == EUCLIDEAN
     return await embedding_request(
         request, inputs, context, param=request.param, format_data=form, normalized=normalized,
-        kind=None if request.pooling is None else PoolingKind.TOKENS,
+        kind=None if request.pooling is None else PoolingKind.TOKENS, long=request.long_inputs,
     )  # fmt: skip
 
 

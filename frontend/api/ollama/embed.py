@@ -12,6 +12,7 @@ from frontend.api.ollama.output import check_model, error, status
 from frontend.api.ollama.types import OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
+from frontend.api.pooling.segments import LongInputs
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
 from frontend.schema.base import Names, RequestModel, to_json
@@ -39,6 +40,7 @@ class EmbedRequest(RequestModel):
     truncate: Annotated[
         bool | None, doc("true: a text that is too long is cut at its end; absent or false: it is refused")
     ] = None
+    long_inputs: LongInputs = None
     keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
 
 
@@ -52,7 +54,7 @@ async def parse(request: EmbedRequest, context: ModelContext) -> GenerationReque
     begun = Begun(request.model, time.perf_counter())
     return await embedding_request(
         PoolingFields(), texts, context, dimensions=request.dimensions or 0, format_data=begun,
-        cut=Cut() if request.truncate else None,
+        cut=Cut() if request.truncate else None, long=request.long_inputs,
     )  # fmt: skip
 
 

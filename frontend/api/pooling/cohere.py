@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
+from frontend.api.pooling.segments import LongInputs
 from frontend.errors import SluiceError, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
@@ -38,9 +39,11 @@ class CohereEmbedRequest(PoolingFields):
     embedding_types: Annotated[list[Form] | None, doc("The forms of the vectors; `float` if absent")] = None
     output_dimension: Annotated[Positive | None, doc("Only so many numbers, normalized again")] = None
     truncate: Annotated[
-        Literal["NONE", "START", "END"], doc("Which end of a text that is too long is cut off; NONE: it is refused")
-    ] = "END"
+        Literal["NONE", "START", "END"] | None,
+        doc("Which end of a text that is too long is cut off; NONE: it is refused; absent: END, if not `long_inputs`"),
+    ] = None
     max_tokens: Annotated[Positive | None, doc("A text is too long if it has more tokens")] = None
+    long_inputs: LongInputs = None
 
 
 class CohereVectors(ResponseModel):
@@ -86,12 +89,14 @@ async def parse(request: CohereEmbedRequest, context: ModelContext) -> Generatio
     """Makes a GenerationRequest for the vectors. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     names = PROMPTS.get(request.input_type or "", ())
-    cut = None
-    if request.truncate != "NONE":
-        cut = Cut(min(request.max_tokens or -1, context.max_seq_len), request.truncate == "START", "max_tokens")
+    cut, side = None, request.truncate or ("END" if request.long_inputs is None or request.max_tokens else "NONE")
+    if side != "NONE":
+        param = "max_tokens" if request.max_tokens else "truncate"
+        cut = Cut(min(request.max_tokens or -1, context.max_seq_len), side == "START", param)
     return await embedding_request(
         request, request.texts, context, dimensions=request.output_dimension or 0, param="texts", cut=cut,
         prompt_name=next((name for name in names if name in context.task.prompts), None), format_data=request,
+        long=request.long_inputs,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions
@@ -21,6 +21,7 @@ from frontend.api.pooling.fields import (
     collect,
     pooling_request,
 )
+from frontend.api.pooling.segments import LongInputs, SegmentedText, segmented, shared_beginning
 from frontend.errors import BadRequest, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
@@ -50,6 +51,7 @@ class EmbeddingRequest(CutFields):
     ] = None
     add_special_tokens: Annotated[bool, doc("Whether the tokenizer adds its own tokens to a text")] = True
     normalize: _Normalize = None
+    long_inputs: LongInputs = None
 
     def __post_init__(self) -> None:
         listed_inputs(self.input)
@@ -84,7 +86,7 @@ async def parse(request: EmbeddingRequest, context: ModelContext) -> GenerationR
     check_model(request.model, context)
     return await embedding_request(
         request, request.inputs, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
-        special=request.add_special_tokens, cut=request.cut, normalized=request.normalize,
+        special=request.add_special_tokens, cut=request.cut, normalized=request.normalize, long=request.long_inputs,
         format_data=VectorForm(request.encoding_format == "base64"),
     )  # fmt: skip
 
@@ -102,6 +104,7 @@ async def embedding_request(
     cut: Cut | None = None,
     normalized: bool | None = None,
     kind: PoolingKind | None = None,
+    long: str | None = None,
 ) -> GenerationRequest:
     """Makes a GenerationRequest for one vector per input; `vectors.collect` waits for the vectors.
 
@@ -109,10 +112,13 @@ async def embedding_request(
     prompt_name: which of the checkpoint's prompts to put before each text; None: the default. Token ids get no prompt
     special: whether the tokenizer adds its special tokens to a text
     param: the request field with the inputs, for errors
-    cut: how a text that is too long is cut; None: it is refused
+    cut: how a text that is too long is cut; None: it is refused, unless `long` says otherwise
+    long: the value of `long_inputs`; it excludes `cut`
     normalized, kind: whether vectors get the length 1, and how they are made; None: as the checkpoint says
     """
     task = context.task
+    if long is not None:
+        _check_long(cut, kind)
     before = task.prompts.get(task.default_prompt, "") if prompt_name is None else task.prompts.get(prompt_name)
     if before is None:
         known = ", ".join(f"`{name}`" for name in task.prompts) or "none"
@@ -121,12 +127,18 @@ async def embedding_request(
         )
     texts = [before + one for one in inputs if isinstance(one, str)]
     texts = [text.lower() for text in texts] if task.lower else texts
-    check_texts(param, texts, context if cut is None else context.unlimited)
+    check_texts(param, texts, context if cut is None and long is None else context.unlimited)
     encoded = iter(await context.tokenizer.encode_batch(texts, special) if texts else [])
+    segments = None
     prompts = [next(encoded) if isinstance(one, str) else one for one in inputs]
     if cut is not None:
         own = [special and isinstance(one, str) for one in inputs]
         prompts = [cut(ids, context, around=around) for ids, around in zip(prompts, own, strict=True)]
+    if long is not None:
+        marks = await _repeated(before.lower() if task.lower else before, special, context)
+        own = [isinstance(one, str) for one in inputs]
+        found = [_as_text(ids, marks) if text else SegmentedText(ids) for ids, text in zip(prompts, own, strict=True)]
+        prompts, segments = segmented(found, MAX_INPUTS, param, context)
     check_prompts(param, prompts, context)
     if dimensions > context.hidden_size > 0:
         raise Unprocessable(
@@ -135,17 +147,48 @@ async def embedding_request(
             code="out_of_range",
         )
     unit = task.normalized if normalized is None else normalized
-    return pooling_request(fields, prompts, Pooling(kind or task.pooling, unit, dimensions), context, format_data)
+    pooling = Pooling(kind or task.pooling, unit, dimensions)
+    return pooling_request(fields, prompts, pooling, context, format_data, segments=segments)
+
+
+def _check_long(cut: Cut | None, kind: PoolingKind | None) -> None:
+    if cut is not None:
+        raise Unprocessable(
+            f"`long_inputs` and `{cut.param}` exclude each other: one says that nothing is lost, the other what is",
+            param="long_inputs",
+            code="out_of_range",
+        )
+    if kind is PoolingKind.TOKENS:
+        raise Unprocessable(
+            "`long_inputs`: vectors of tokens have no mean over segments", param="long_inputs", code="out_of_range"
+        )
+
+
+async def _repeated(prompt: str, special: bool, context: ModelContext) -> tuple[list[int], int]:
+    """Returns the ids that stand before each segment of a text, and how many stand after it.
+
+    prompt: the checkpoint's prompt. Without its last spaces, which many tokenizers join with the word behind them
+    """
+    after = context.tokenizer.around[1] if special else 0
+    (ids,) = await context.tokenizer.encode_batch([prompt.rstrip()], special)
+    return ids[: len(ids) - after], after
+
+
+def _as_text(ids: Sequence[int], repeated: tuple[list[int], int]) -> SegmentedText:
+    before, after = repeated
+    return SegmentedText([*ids], shared_beginning(before, ids[: len(ids) - after]), after)
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     vectors = await collect(context, arriving)
     form: VectorForm = context.request.format_data
+    segments = context.request.features.segments
     written = JsonArray(each=4)
 
     def write(index: int) -> None:
         numbers = base64.b64encode(vectors.packed[index]).decode() if form.base64 else vectors.floats(index).tolist()
-        written.append(types.Embedding(index=index, embedding=numbers))
+        parts = UNSET if segments is None else segments.counts[index]
+        written.append(types.Embedding(index=index, embedding=numbers, segments=parts))
 
     await in_slices(range(len(vectors.packed)), write)
     data: Any = written.raw

@@ -10,9 +10,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import response_types as openai
+from frontend.api.pooling.segments import merged
 from frontend.errors import BadRequest, Internal, Unprocessable
 from frontend.model_context import ModelContext, check_characters, check_ids, check_length
-from frontend.request import Admission, Features, GenerationRequest, Usage
+from frontend.request import Admission, Features, GenerationRequest, Segments, Usage
 from frontend.schema.base import MOST, Names, RequestModel, ResponseModel
 from frontend.schema.request_fields import ModelName, Positive, SaltField, doc
 from frontend.schema.responses import Size
@@ -20,6 +21,7 @@ from shared.messages import Pooling, Sampling
 from shared.wire import unpack_f32
 
 MAX_INPUTS = 2048
+SEGMENTS = "With `long_inputs`: of how many segments the vector is the mean"
 Prompt = list[int]
 
 
@@ -99,16 +101,17 @@ class Cut:
 
 def pooling_request(
     fields: PoolingFields, prompts: Sequence[Prompt], pooling: Pooling, context: ModelContext, format_data: Any = None,
-    seconds: Sequence[int] = (),
+    seconds: Sequence[int] = (), segments: Segments | None = None,
 ) -> GenerationRequest:  # fmt: skip
-    """Makes a GenerationRequest for one vector per prompt.
+    """Makes a GenerationRequest for one vector per prompt, or per text if the prompts are segments of texts.
 
     format_data: data that only the response needs
     seconds: for each prompt, where the second text of a pair begins; empty: prompts are no pairs
     """
     return GenerationRequest(
         tuple(prompts), Sampling(0), model=context.model, admission=admission(fields),
-        features=Features(pooling=pooling, adapter=context.adapter, seconds=tuple(seconds)), format_data=format_data,
+        features=Features(pooling=pooling, adapter=context.adapter, seconds=tuple(seconds), segments=segments),
+        format_data=format_data,
     )  # fmt: skip
 
 
@@ -151,6 +154,7 @@ class Embedding(ResponseModel):
     object: Literal["embedding"] = "embedding"
     index: Size
     embedding: Annotated[list[float] | str, Meta(description="Numbers, or the base64 of little-endian float32")]
+    segments: Annotated[Size | UnsetType, Meta(description=SEGMENTS)] = UNSET
 
 
 class Embeddings(ResponseModel):
@@ -245,7 +249,7 @@ class VectorForm:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """One vector per prompt, as packed float32, and the usage of all prompts together."""
+    """One vector per prompt or text, as packed float32, and the usage of all prompts together."""
 
     packed: list[bytes]
     usage: Usage
@@ -261,7 +265,10 @@ class Vectors:
 
 
 async def collect(context: ResponseContext, arriving: AsyncDeltas) -> Vectors:
-    """Waits for all vectors of a request. Raises SluiceError if one of its prompts failed."""
+    """Waits for all vectors of a request: one per prompt or, if prompts are segments of texts, one per text.
+
+    Raises SluiceError if one of its prompts failed.
+    """
     packed = [b""] * len(context.request.prompts)
     tokens = cached = 0
     async for deltas in arriving:
@@ -271,6 +278,10 @@ async def collect(context: ResponseContext, arriving: AsyncDeltas) -> Vectors:
                 tokens, cached = tokens + delta.usage.prompt_tokens, cached + delta.usage.cached_tokens
     if not all(packed):
         raise Internal("the worker sent no vector", code="worker_error")
+    features = context.request.features
+    if features.segments is not None:
+        unit = features.pooling is not None and features.pooling.normalized
+        packed = await merged(packed, features.segments, unit)
     return Vectors(packed, Usage(tokens, 0, cached))
 
 

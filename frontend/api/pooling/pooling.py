@@ -3,12 +3,12 @@
 import base64
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions
 from frontend.api.pooling.embeddings import EmbeddingRequest, embedding_request
-from frontend.api.pooling.fields import PoolingUsage, VectorForm, collect, usage_of
+from frontend.api.pooling.fields import SEGMENTS, PoolingUsage, VectorForm, collect, usage_of
 from frontend.api.pooling.labels import activated, label_request
 from frontend.errors import Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
@@ -36,6 +36,7 @@ class PooledData(ResponseModel):
         list[float | list[float]] | str,
         Meta(description="A vector, or one for each token; or its base64, of little-endian float32"),
     ]
+    segments: Annotated[Size | UnsetType, Meta(description=SEGMENTS)] = UNSET
 
 
 class PooledList(ResponseModel):
@@ -63,11 +64,15 @@ async def parse(request: PoolingRequest, context: ModelContext) -> GenerationReq
         )
     form = VectorForm(request.encoding_format == "base64")
     if wanted == "classify":
+        if request.long_inputs is not None:
+            raise Unprocessable(
+                "`long_inputs`: labels have no mean over segments", param="long_inputs", code="out_of_range"
+            )
         return await label_request(request, request.inputs, context, param="input", cut=request.cut, format_data=form)
     return await embedding_request(
         request, request.inputs, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
         special=request.add_special_tokens, cut=request.cut, normalized=request.normalize, format_data=form,
-        kind=PoolingKind.TOKENS if wanted == "token_embed" else None,
+        kind=PoolingKind.TOKENS if wanted == "token_embed" else None, long=request.long_inputs,
     )  # fmt: skip
 
 
@@ -75,6 +80,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     vectors, task, request = await collect(context, arriving), context.tokenizer.task, context.request
     form: VectorForm = request.format_data
     kind = None if request.features.pooling is None else request.features.pooling.kind
+    segments = request.features.segments
     written = JsonArray(each=4)
 
     def write(index: int) -> None:
@@ -86,7 +92,8 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
             numbers = [numbers[at : at + width] for at in range(0, len(numbers), width)]
         elif kind is PoolingKind.LOGITS:
             numbers = activated(numbers, task)
-        written.append(PooledData(index=index, data=numbers))
+        parts = UNSET if segments is None else segments.counts[index]
+        written.append(PooledData(index=index, data=numbers, segments=parts))
 
     await in_slices(range(len(vectors.packed)), write)
     data: Any = written.raw

@@ -8,6 +8,7 @@ from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai.completions import prompts_schema
 from frontend.api.pooling.embeddings import Input, embedding_request, listed_inputs
 from frontend.api.pooling.fields import MAX_INPUTS, collect
+from frontend.api.pooling.segments import LongInputs
 from frontend.api.pooling.tei import TeiFields, error, status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
@@ -28,6 +29,7 @@ class TeiEmbedRequest(TeiFields):
     normalize: Annotated[bool, doc("Whether vectors get the length 1")] = True
     prompt_name: Annotated[Text | None, doc("Which of the checkpoint's prompts stands before each text")] = None
     dimensions: Annotated[Positive | None, doc("Only so many numbers; for models trained so")] = None
+    long_inputs: LongInputs = None
 
     def __post_init__(self) -> None:
         listed_inputs(self.inputs, "inputs")
@@ -46,7 +48,7 @@ async def parse(request: TeiEmbedRequest, context: ModelContext) -> GenerationRe
     check_model(request.model, context)
     return await embedding_request(
         request, request.listed, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
-        param="inputs", cut=request.cut, normalized=request.normalize,
+        param="inputs", cut=request.cut, normalized=request.normalize, long=request.long_inputs,
     )  # fmt: skip
 
 
