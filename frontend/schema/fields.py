@@ -55,7 +55,6 @@ WHY: Mapping[str, str] = {
     "lora": "an adapter is chosen by its name as the `model`",
     "lora_path": "an adapter is chosen by its name as the `model`",
     "max_chunks_per_doc": _WHOLE,
-    "max_tokens_per_doc": _WHOLE,
     "max_thinking_tokens": _AS_IT_IS,
     "mcp_servers": "the server calls no tools",
     "modalities": _TEXT_ONLY,

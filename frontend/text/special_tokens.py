@@ -168,6 +168,18 @@ def encodings_of(
     return found
 
 
+def beginnings_of(engine: Engine, texts: Sequence[str], most: int) -> list[str]:
+    """Does what `Tokenizer.beginnings` does. Raises BadRequest for text that is not Unicode."""
+    try:
+        # Not the fast function, which does not say where in the text a token begins.
+        found: list[Encoding] = engine.encode_batch(list(texts), add_special_tokens=False)
+    except TypeError as error:
+        raise BadRequest("the text is not valid Unicode") from error
+    return [
+        text if len(one.ids) <= most else text[: one.offsets[most][0]] for text, one in zip(texts, found, strict=True)
+    ]
+
+
 def pairs_of(engine: Engine, texts: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
     """Returns the ids of each pair, joined by the tokenizer's own rule, and where its second text begins.
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Engine
 
 from frontend.errors import BadRequest
 from frontend.text.detokenizer import PARTIAL, ByteFallbackText, ByteLevelText, Detokenizer, MarkedText, WindowText
-from frontend.text.special_tokens import AliasedEngine, encodings_of, pairs_of
+from frontend.text.special_tokens import AliasedEngine, beginnings_of, encodings_of, pairs_of
 from frontend.text.tokenizer_files import TokenizerError, TokenizerFiles
 from frontend.turns import FairThreads
 from shared.checkpoint import BYTES, spelled
@@ -206,6 +206,13 @@ class Tokenizer:
         if plain:
             return await self._in_thread(lambda: self._aliased.pairs(texts))
         return await self._in_thread(pairs_of, self._engine, texts)
+
+    async def beginnings(self, texts: Sequence[str], most: int) -> list[str]:
+        """Returns the beginning of each text that has at most `most` tokens, without the tokenizer's own.
+
+        A text is cut before a token, and before the whole character if a token begins inside of one.
+        """
+        return await self._in_thread(beginnings_of, self._engine, texts, most)
 
     @cached_property
     def around(self) -> tuple[int, int]:

@@ -11,10 +11,10 @@ from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
 from frontend.api.pooling.segments import LongInputs
-from frontend.errors import SluiceError, api_status
+from frontend.errors import BadRequest, SluiceError, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
-from frontend.schema.base import Names, ResponseModel, to_json
+from frontend.schema.base import FieldError, Names, RequestModel, ResponseModel, to_json
 from frontend.schema.request_fields import Positive, Text, doc
 from frontend.schema.responses import Size
 
@@ -28,10 +28,26 @@ Form = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 LARGEST = 127  # the largest absolute value of a number in int8
 
 
-class CohereEmbedRequest(PoolingFields):
-    REFUSED: ClassVar[Names] = ("images", "inputs")
+class CohereContent(RequestModel):
+    type: Literal["text"]
+    text: Text
 
-    texts: Annotated[Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)], doc("The texts")]
+
+class CohereInput(RequestModel):
+    content: Annotated[list[CohereContent], Meta(min_length=1)]
+
+
+_MANY = Meta(min_length=1, max_length=MAX_INPUTS)
+
+
+class CohereEmbedRequest(PoolingFields):
+    REFUSED: ClassVar[Names] = ("images",)
+
+    texts: Annotated[Annotated[list[Text], _MANY] | None, doc("The texts")] = None
+    inputs: Annotated[
+        Annotated[list[CohereInput], _MANY] | None,
+        doc("In place of `texts`: each input is the texts of its `content`, one on a line"),
+    ] = None
     input_type: Annotated[
         Literal["search_document", "search_query", "classification", "clustering"] | None,
         doc("What the vectors are for: the checkpoint's prompt for it, if it has one, stands before each text"),
@@ -44,6 +60,17 @@ class CohereEmbedRequest(PoolingFields):
     ] = None
     max_tokens: Annotated[Positive | None, doc("A text is too long if it has more tokens")] = None
     long_inputs: LongInputs = None
+
+    def __post_init__(self) -> None:
+        if self.texts is None and self.inputs is None:
+            raise FieldError("texts", "is missing", BadRequest, "missing_field")
+        if self.texts is not None and self.inputs is not None:
+            raise FieldError("inputs", "cannot go with `texts`", code="conflicting_fields")
+
+    @property
+    def listed(self) -> list[str]:
+        """The texts, however the body states them."""
+        return self.texts or ["\n".join(part.text for part in one.content) for one in self.inputs or ()]
 
 
 class CohereVectors(ResponseModel):
@@ -94,7 +121,8 @@ async def parse(request: CohereEmbedRequest, context: ModelContext) -> Generatio
         param = "max_tokens" if request.max_tokens else "truncate"
         cut = Cut(min(request.max_tokens or -1, context.max_seq_len), side == "START", param)
     return await embedding_request(
-        request, request.texts, context, dimensions=request.output_dimension or 0, param="texts", cut=cut,
+        request, request.listed, context, dimensions=request.output_dimension or 0, cut=cut,
+        param="texts" if request.inputs is None else "inputs",
         prompt_name=next((name for name in names if name in context.task.prompts), None), format_data=request,
         long=request.long_inputs,
     )  # fmt: skip
@@ -116,7 +144,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     units = CohereUnits(input_tokens=vectors.usage.prompt_tokens)
     return to_json(
         CohereEmbeddings(
-            id=context.id, embeddings=CohereVectors(**chosen), texts=request.texts,
+            id=context.id, embeddings=CohereVectors(**chosen), texts=request.listed,
             meta=CohereMeta(billed_units=units, api_version={"version": "2"}),
         )
     )  # fmt: skip

@@ -14,13 +14,13 @@ from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions
 from frontend.api.pooling import fields as types
 from frontend.api.pooling import relevance
-from frontend.api.pooling.fields import MAX_INPUTS, Cut
+from frontend.api.pooling.fields import MAX_INPUTS, Cut, check_texts
 from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, relevance_request
 from frontend.errors import BadRequest, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
 from frontend.schema.base import FieldError, Names, RequestModel, to_json
-from frontend.schema.request_fields import Count, Text, doc
+from frontend.schema.request_fields import Count, Positive, Text, doc
 
 NAME, PREFIX, TASKS = "rerank", "rerank", relevance.TASKS
 
@@ -33,7 +33,7 @@ _MANY = Meta(min_length=1, max_length=MAX_INPUTS)
 
 
 class RerankRequest(RelevanceFields):
-    REFUSED: ClassVar[Names] = ("max_tokens_per_doc", "max_chunks_per_doc", "rank_fields")
+    REFUSED: ClassVar[Names] = ("max_chunks_per_doc", "rank_fields")
 
     truncate: Annotated[bool | None, doc("TEI's switch: true: a text that is too long is cut at its end")] = None
     raw_scores: Annotated[bool, doc("Whether scores are logits, with a classification head")] = False
@@ -49,6 +49,9 @@ class RerankRequest(RelevanceFields):
     return_text: Annotated[bool, doc("Whether an answer to `texts` has them")] = False
     top_n: Annotated[Count | None, doc("Only so many of the most relevant documents; 0: all")] = None
     return_documents: Annotated[bool, doc("Whether the answer has the documents' texts")] = True
+    max_tokens_per_doc: Annotated[
+        Positive | None, doc("A document with more tokens, without the tokenizer's own, is cut at its end")
+    ] = None
 
     @property
     def cut(self) -> Cut | None:
@@ -73,7 +76,11 @@ async def parse(request: RerankRequest, context: ModelContext) -> GenerationRequ
     bare = request.texts is not None
     documents = [one if isinstance(one, str) else one.text for one in request.texts or request.documents or ()]
     pairs = Pairs([request.query], documents, "query", "texts" if bare else "documents")
-    scored = await relevance_request(request, pairs, context)
+    asked = pairs
+    if request.max_tokens_per_doc is not None:
+        check_texts(pairs.second_field, documents, context.unlimited)
+        asked = replace(pairs, second=await context.tokenizer.beginnings(documents, request.max_tokens_per_doc))
+    scored = await relevance_request(request, asked, context)
     shown = request.return_text if bare else request.return_documents
     judged = Judged(pairs, request.top_n or len(documents), shown, bare, request.raw_scores)
     return replace(scored, format_data=judged)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from frontend.api.llama_cpp.server import LlamaCppEmbeddingRequest
 from frontend.api.ollama.models import ShowRequest
 from frontend.api.pooling.decisions import DecisionRequest
+from frontend.api.pooling.cohere import CohereEmbedRequest
 from frontend.api.pooling.rerank import RerankRequest
 from frontend.api.pooling.systemone import SystemOneRequest
 from frontend.api.sglang.types import GenerateRequest
@@ -23,11 +24,16 @@ OWN: dict[type[RequestModel], dict[str, Any]] = {  # what requests need beside R
     ShowRequest: {"model": "m"},
     LlamaCppEmbeddingRequest: {"content": "a"},
     RerankRequest: {"documents": ["a"]},
+    CohereEmbedRequest: {"texts": ["a"]},
     GenerateRequest: {"text": "a"},
     SystemOneRequest: {"questions": {"a": {"type": "noul"}}},
     DecisionRequest: {"questions": [{"type": "predicate", "instructions": "a"}]},
 }
-INSTEAD = {"texts": "documents", "input_ids": "text"}  # field → another field that must not be given with it
+INSTEAD = {
+    "texts": "documents",
+    "input_ids": "text",
+    "inputs": "texts",
+}  # field → another field that must not be given with it
 HELLO = [{"role": "user", "content": "a"}]
 
 

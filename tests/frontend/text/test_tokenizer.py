@@ -89,6 +89,13 @@ async def test_encode_of_a_long_text_does_not_block_the_loop(tokenizer: Tokenize
     tokenizer.close()
 
 
+@pytest.mark.parametrize(("most", "expected"), [(1, "a"), (2, "a"), (3, "añ"), (4, "añb"), (9, "añb")])
+async def test_beginning_of_a_text_ends_between_characters(tokenizer: Tokenizer, most: int, expected: str) -> None:
+    assert await tokenizer.beginnings(["añb", ""], most) == [expected, ""]
+    with pytest.raises(BadRequest, match="not valid Unicode"):
+        await tokenizer.beginnings(["\ud800"], most)
+
+
 async def test_encode_of_a_lone_surrogate_is_a_bad_request(tokenizer: Tokenizer) -> None:
     with pytest.raises(BadRequest, match="Unicode"):
         await tokenizer.encode("a\ud800")

@@ -188,6 +188,41 @@ def test_int8_keeps_the_cosine_of_two_vectors() -> None:
     assert max(map(abs, in_int8(one))) == 127 and in_int8([0.0, 0.0]) == [0, 0]
 
 
+async def test_inputs_of_cohere_are_texts(for_task: Callable[[Task], Tokenizer]) -> None:
+    pool, tokenizer = welcomed(play=lambda ids: [0.5, -0.25]), for_task(EMBED)
+    red, mill = ({"type": "text", "text": word} for word in ("red", "mill"))
+    async with http_client(pool, tokenizer) as http:
+        told = (await http.post("/v2/embed", json={"inputs": [{"content": [red, mill]}, {"content": [mill]}]})).json()
+        for body, field in (
+            ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, "type"),
+            ({"inputs": [{"content": [red]}], "texts": ["red"]}, "inputs"), ({}, "texts"), ({"inputs": []}, "inputs"),
+            ({"inputs": [{"content": []}]}, "content"), ({"texts": ["red"], "images": ["data:"]}, "images"),
+        ):  # fmt: skip
+            refused = await http.post("/v2/embed", json=body)
+            assert 400 <= refused.status_code < 500 and field in refused.json()["message"], refused.text
+    assert told["texts"] == ["red\nmill", "mill"]
+    assert [one.prompt for one in pool.submitted] == tokenizer.encode_now(["red mill", "mill"])
+
+
+@pytest.mark.parametrize("task", [ONE, Task("embed", m.PoolingKind.MEAN, encoder=True, lower=True)])
+async def test_documents_are_cut_to_the_tokens_that_a_request_allows(
+    for_task: Callable[[Task], Tokenizer], task: Task
+) -> None:
+    pool, tokenizer = welcomed(8, play=lambda ids: [float(len(ids))]), for_task(task)
+    long = "red  house old mill stone bridge river light"
+    body = {"query": "red", "documents": [long, "mill"]}
+    async with http_client(pool, tokenizer) as http:
+        refused = await http.post("/v2/rerank", json=body)
+        told = await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": 3})
+        odd = await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": 0})
+    assert refused.json()["error"]["code"] == "context_length_exceeded" and "max_tokens_per_doc" in odd.text
+    prompts = [one.prompt for one in pool.submitted]
+    cut, short = tokenizer.encode_now(["red house old", "mill"], False)
+    documents = prompts[1:] if task.name == "embed" else [[2, *one[3:]] for one in prompts]
+    assert documents == [[2, *cut, 3], [2, *short, 3]]
+    assert {one["document"]["text"] for one in told.json()["results"]} == {long, "mill"}
+
+
 async def test_texts_are_lowered_where_the_checkpoint_says(for_task: Callable[[Task], Tokenizer]) -> None:
     pool = welcomed(play=lambda ids: [1.0, 0.0])
     tokenizer = for_task(Task("embed", encoder=True, lower=True))
