@@ -11,7 +11,7 @@ from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
 from frontend.api.pooling.segments import LongInputs
-from frontend.errors import BadRequest, SluiceError, api_status
+from frontend.errors import BadRequest, SluiceError, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
 from frontend.schema.base import FieldError, Names, RequestModel, ResponseModel, to_json
@@ -116,16 +116,30 @@ async def parse(request: CohereEmbedRequest, context: ModelContext) -> Generatio
     """Makes a GenerationRequest for the vectors. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     names = PROMPTS.get(request.input_type or "", ())
-    cut, side = None, request.truncate or ("END" if request.long_inputs is None or request.max_tokens else "NONE")
-    if side != "NONE":
-        param = "max_tokens" if request.max_tokens else "truncate"
-        cut = Cut(min(request.max_tokens or -1, context.max_seq_len), side == "START", param)
-    return await embedding_request(
-        request, request.listed, context, dimensions=request.output_dimension or 0, cut=cut,
-        param="texts" if request.inputs is None else "inputs",
-        prompt_name=next((name for name in names if name in context.task.prompts), None), format_data=request,
-        long=request.long_inputs,
+    param, most = "texts" if request.inputs is None else "inputs", request.max_tokens
+    made = await embedding_request(
+        request, request.listed, context, dimensions=request.output_dimension or 0, cut=_cut(request, context),
+        param=param, prompt_name=next((name for name in names if name in context.task.prompts), None),
+        format_data=request, long=request.long_inputs,
     )  # fmt: skip
+    for index, ids in enumerate(made.prompts if most is not None else ()):
+        if most is not None and len(ids) > most:
+            raise Unprocessable(
+                f"`{param}[{index}]` has {len(ids)} tokens, and `max_tokens` is {most}", param=param,
+                code="context_length_exceeded",
+            )  # fmt: skip
+    return made
+
+
+def _cut(request: CohereEmbedRequest, context: ModelContext) -> Cut | None:
+    """Returns how texts that are too long are cut; None: they are refused, or read in segments."""
+    side = request.truncate or ("END" if request.long_inputs is None else "NONE")
+    if request.long_inputs is not None and request.max_tokens is not None:
+        return Cut(request.max_tokens, param="max_tokens")  # which `long_inputs` excludes, whatever `truncate` says
+    if side == "NONE":
+        return None
+    param = "truncate" if request.max_tokens is None else "max_tokens"
+    return Cut(min(request.max_tokens or -1, context.max_seq_len), side == "START", param)
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

@@ -109,10 +109,12 @@ async def test_texts_are_cut_as_the_request_says(for_task: Callable[[Task], Toke
         ids = await prompt("/v1/embeddings", input=[list(range(5, 20))], truncate_prompt_tokens=3)
         tei = await prompt("/embed", inputs=words, truncate=True, truncation_direction="Left")
         cohere = await prompt("/v2/embed", texts=[words])
+        await prompt("/v2/embed", texts=["red house"], truncate="NONE", max_tokens=4)
         ollama = await prompt("/api/embed", model="tiny", input=words, truncate=True)
         for path, body in (
             ("/v1/embeddings", {"input": words}), ("/embed", {"inputs": words}), ("/api/embed", {"input": words}),
             ("/v2/embed", {"texts": [words], "truncate": "NONE"}),
+            ("/v2/embed", {"texts": ["red", "red house old"], "truncate": "NONE", "max_tokens": 4}),
             ("/v1/embeddings", {"input": words, "truncate_prompt_tokens": 2}),
             ("/v1/embeddings", {"input": words, "truncate_prompt_tokens": 9}),
         ):  # fmt: skip

@@ -98,6 +98,7 @@ async def test_each_segment_has_the_checkpoints_prompt(tokenizer: Tokenizer) -> 
         ("/embed", {"inputs": "red", "truncate": True}),
         ("/v2/embed", {"texts": ["red"], "truncate": "END"}),
         ("/v2/embed", {"texts": ["red"], "max_tokens": 3}),
+        ("/v2/embed", {"texts": ["red"], "max_tokens": 3, "truncate": "NONE"}),
         ("/api/embed", {"model": "tiny", "input": "red", "truncate": True}),
         ("/embedding", {"content": "red", "pooling": "none"}),
         ("/pooling", {"input": "red", "task": "token_embed"}),
