@@ -249,6 +249,10 @@ def test_embeddings_are_those_of_openais_route(tmp_path_factory: pytest.TempPath
         for path, field in (("/embedding", "content"), ("/embeddings", "input")):
             ours = server.client.post(path, json={field: texts}).json()
             assert [one["embedding"] for one in ours] == [[one["embedding"]] for one in theirs]
+        of_tokens = server.client.post("/embedding", json={"content": texts, "pooling": "none"}).json()
+        body = {"input": texts, "task": "token_embed", "normalize": False}
+        same = server.client.post("/pooling", json=body).json()["data"]
+        assert [one["embedding"] for one in of_tokens] == [one["data"] for one in same] and len(same[0]["data"]) > 2
         answer = server.client.post("/reranking", json={"query": "bridge", "documents": texts, "top_n": 1}).json()
         assert len(answer["results"]) == 1
         refused = server.client.post("/completion", json={"prompt": "a"})

@@ -1,5 +1,6 @@
 """Vectors and scores over HTTP equal those of transformers, pooled as the modules of sentence-transformers state."""
 
+import itertools
 import math
 import os
 import re
@@ -108,6 +109,24 @@ def test_dimensions_keep_the_first_numbers_and_normalize_them_again(served: Serv
     vector = answer["data"][0]["embedding"]
     assert len(vector) == 24 and math.isclose(math.hypot(*vector), 1, abs_tol=1e-6)
     assert differ(vector, served.vector(TEXTS[2], dimensions=24)) < 1e-6
+
+
+@among("lasttoken", "mean")
+def test_long_text_is_the_mean_of_its_segments_with_the_same_bits_in_any_company(served: Served) -> None:
+    post = served.server.client.post
+    longest = served.server.client.get("/v1/models").json()["data"][0]["max_model_len"]
+    ids = (tokens(served.folder, TEXTS[-1]) * longest)[: 2 * longest + 5]
+    body = {"input": ids, "long_inputs": "mean", "normalize": False}
+    assert post("/v1/embeddings", json={"input": ids}).json()["error"]["code"] == "context_length_exceeded"
+    (alone,) = post("/v1/embeddings", json=body).json()["data"]
+    among_others = post("/v1/embeddings", json={**body, "input": [ids[:9], ids, ids[:20]]}).json()["data"]
+    cuts = [len(ids) * at // 3 for at in range(4)]
+    parts = [ids[first:last] for first, last in itertools.pairwise(cuts)]
+    rows = post("/v1/embeddings", json={"input": parts, "normalize": False}).json()["data"]
+    pairs = zip(parts, rows, strict=True)
+    total = torch.tensor([[len(part) * number for number in row["embedding"]] for part, row in pairs])
+    assert alone["segments"] == 3 and among_others[1]["embedding"] == alone["embedding"]
+    assert differ(alone["embedding"], total.sum(0) / len(ids)) < 1e-6
 
 
 @among("lasttoken")
