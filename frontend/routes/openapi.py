@@ -140,6 +140,13 @@ def _pooling() -> dict[str, Any]:
             "Texts as vectors, as Text Embeddings Inference has them", "TeiEmbedRequest", "TeiVectors", tei
         ),
         "/predict": _post("Tell which labels texts have, as TEI does", "TeiPredictRequest", "TeiPredictions", tei),
+        "/v1/embed": _post(
+            "Texts as vectors, as older clients of Cohere expect them",
+            "CohereEmbedRequest",
+            "CohereEmbeddingsV1",
+            cohere,
+            operation="CohereEmbedRequestV1",
+        ),
         "/v2/embed": _post("Texts as vectors, as Cohere has them", "CohereEmbedRequest", "CohereEmbeddings", cohere),
         "/v1/logprobs": arrays,
         "/v1/systemone": _post(

@@ -9,11 +9,11 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
+from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, Vectors, collect
 from frontend.api.pooling.segments import LongInputs
 from frontend.errors import BadRequest, SluiceError, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
-from frontend.request import GenerationRequest
+from frontend.request import GenerationRequest, Usage
 from frontend.schema.base import FieldError, Names, RequestModel, ResponseModel, to_json
 from frontend.schema.request_fields import Positive, Text, doc
 from frontend.schema.responses import Size
@@ -145,6 +145,16 @@ def _cut(request: CohereEmbedRequest, context: ModelContext) -> Cut | None:
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     vectors = await collect(context, arriving)
     request: CohereEmbedRequest = context.request.format_data
+    return to_json(
+        CohereEmbeddings(
+            id=context.id, embeddings=vectors_of(request, vectors), texts=request.listed,
+            meta=meta_of(vectors.usage, "2"),
+        )
+    )  # fmt: skip
+
+
+def vectors_of(request: CohereEmbedRequest, vectors: Vectors) -> CohereVectors:
+    """Returns the vectors in the forms that a request names, or as numbers."""
     floats = [vectors.floats(index) for index in range(len(vectors.packed))]
     forms: dict[str, Any] = {
         "float": lambda: [one.tolist() for one in floats],
@@ -154,14 +164,12 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
         "ubinary": lambda: [signs(one) for one in floats],
         "base64": lambda: [base64.b64encode(packed).decode() for packed in vectors.packed],
     }
-    chosen = {form: forms[form]() for form in request.embedding_types or ("float",)}
-    units = CohereUnits(input_tokens=vectors.usage.prompt_tokens)
-    return to_json(
-        CohereEmbeddings(
-            id=context.id, embeddings=CohereVectors(**chosen), texts=request.listed,
-            meta=CohereMeta(billed_units=units, api_version={"version": "2"}),
-        )
-    )  # fmt: skip
+    return CohereVectors(**{form: forms[form]() for form in request.embedding_types or ("float",)})
+
+
+def meta_of(usage: Usage, version: str) -> CohereMeta:
+    """Returns what a response says of its request. version: of Cohere's API"""
+    return CohereMeta(billed_units=CohereUnits(input_tokens=usage.prompt_tokens), api_version={"version": version})
 
 
 def in_int8(vector: "array[float] | Sequence[float]") -> list[int]:

@@ -190,6 +190,19 @@ def test_int8_keeps_the_cosine_of_two_vectors() -> None:
     assert max(map(abs, in_int8(one))) == 127 and in_int8([0.0, 0.0]) == [0, 0]
 
 
+async def test_older_clients_of_cohere_get_bare_vectors(for_task: Callable[[Task], Tokenizer]) -> None:
+    async with http_client(welcomed(play=lambda ids: [0.5, -0.25]), for_task(EMBED)) as http:
+        bare = (await http.post("/v1/embed", json={"texts": ["red", "mill"]})).json()
+        forms = (await http.post("/v1/embed", json={"texts": ["red"], "embedding_types": ["int8"]})).json()
+        refused = await http.post("/v1/embed", json={"texts": []})
+    assert bare["embeddings"] == [[0.5, -0.25]] * 2 and bare["response_type"] == "embeddings_floats"
+    assert bare["texts"] == ["red", "mill"] and bare["meta"] == {
+        "billed_units": {"input_tokens": 6}, "api_version": {"version": "1"},
+    }  # fmt: skip
+    assert forms["embeddings"] == {"int8": [[127, -64]]} and forms["response_type"] == "embeddings_by_type"
+    assert refused.status_code == 400 and "`texts`" in refused.json()["message"]
+
+
 async def test_inputs_of_cohere_are_texts(for_task: Callable[[Task], Tokenizer]) -> None:
     pool, tokenizer = welcomed(play=lambda ids: [0.5, -0.25]), for_task(EMBED)
     red, mill = ({"type": "text", "text": word} for word in ("red", "mill"))
