@@ -19,8 +19,8 @@ from frontend.api.openai.responses_request import ResponseCountRequest, Response
 from frontend.api.pooling import (
     classify,
     cohere,
-    decisions,
     cohere_v1,
+    decisions,
     embeddings,
     logprobs,
     predict,

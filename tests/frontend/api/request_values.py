@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from frontend.api.llama_cpp.server import LlamaCppEmbeddingRequest
 from frontend.api.ollama.models import ShowRequest
-from frontend.api.pooling.decisions import DecisionRequest
 from frontend.api.pooling.cohere import CohereEmbedRequest
+from frontend.api.pooling.decisions import DecisionRequest
 from frontend.api.pooling.rerank import RerankRequest
 from frontend.api.pooling.systemone import SystemOneRequest
 from frontend.api.sglang.types import GenerateRequest
