@@ -241,6 +241,8 @@ def test_write_that_hangs_loses_nothing(
     other = start()
     found = other.answer(prompt_of())
     assert found.equals(alone) and found.cached == 0, "a torn file was read"
+    assert other.store is not None
+    assert not any(other.store.tiers[0].counts.unusable.values()), "a torn file was visible"
     stuck.released.set()
     process.settle()
     assert not list(tmp_path.glob(f"kv/*/*{TEMPORARY}")), "nothing torn is left"
