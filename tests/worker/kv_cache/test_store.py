@@ -200,6 +200,56 @@ def test_hanging_disk_is_given_up_and_left_alone(
     assert process.answer(prompt_of()).equals(alone)
 
 
+class StuckWrites:
+    """os.write on a disk that hangs in the middle of a file of the store: half of the piece is there, then nothing."""
+
+    def __init__(self) -> None:
+        self.released, self.hangs, self._write = threading.Event(), threading.Event(), os.write
+
+    def __call__(self, fd: int, data: bytes | memoryview) -> int:
+        if threading.current_thread().name.startswith("kv-write") and len(data) > 64:  # not the token
+            if self.hangs.is_set():
+                self.released.wait(PATIENCE_S)
+            else:
+                self.hangs.set()
+                return self._write(fd, data[: len(data) // 2])
+        return self._write(fd, data)
+
+
+def test_write_that_hangs_loses_nothing(
+    start: Start, alone: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests go on while the disk hangs, no other process reads the torn file, and the file is whole in the end."""
+    monkeypatch.setattr(store_tier, "HUNG_S", 0.02)
+    process = start()
+    process.settle()
+    stuck = StuckWrites()
+    monkeypatch.setattr(os, "write", stuck)
+    with caplog.at_level(logging.WARNING, "sluice.kv_store"):
+        (found,) = process.answers([process.sequence(prompt_of())])
+        assert found.equals(alone) and stuck.hangs.wait(PATIENCE_S)
+        until = time.monotonic() + PATIENCE_S
+        assert process.store is not None
+        while process.store.tiers[0].usable:
+            assert time.monotonic() < until, "it is not noticed that the disk hangs"
+            time.sleep(0.001)
+    assert "hangs" in caplog.text
+    process.forget()
+    (again,) = process.answers([process.sequence(prompt_of())])  # the writer is still stuck
+    assert again.equals(alone) and again.cached == 0 and not process.store.is_settled
+    monkeypatch.setattr(os, "write", stuck._write)  # of the processes that come now
+    other = start()
+    found = other.answer(prompt_of())
+    assert found.equals(alone) and found.cached == 0, "a torn file was read"
+    assert other.store is not None
+    assert not any(other.store.tiers[0].counts.unusable.values()), "a torn file was visible"
+    stuck.released.set()
+    process.settle()
+    assert not list(tmp_path.glob(f"kv/*/*{TEMPORARY}")), "nothing torn is left"
+    found = start().answer(prompt_of())
+    assert found.equals(alone) and found.cached == IN_BLOCKS
+
+
 class Held(Disk):
     """A disk that reads files only one by one, when a test lets it."""
 
