@@ -84,20 +84,32 @@ export async function readiness() {
 }
 
 // Yields the chunks of a streamed response. Throws a Failure if the stream ends without [DONE].
-export async function* stream(path, body, signal) {
-  const answer = await reach(path, { method: "POST", body, signal });
+//
+// A server with a store keeps the answer under the `id`, and numbers its events: `chunk.kept` says so. With `again`, it
+// is asked for what it has kept, and for the rest; if it has nothing, the request is sent anew.
+export async function* stream(path, body, signal, { id, again = false }) {
+  const known = again ? await reach(keptPath(id), { signal }) : null;
+  const named = { ...headers(), "X-Conversation-Id": id };
+  const answer = known?.ok ? known : await reach(path, { method: "POST", body, signal, headers: named });
   if (!answer.ok) throw await refusal(answer);
   for await (const block of pieces(answer.body, "\n\n")) {
-    if (!block.startsWith("data: ")) continue; // a comment that keeps the connection open
-    const data = block.slice(6);
+    const [, number, data] = /^(id: .*\n)?data: (.*)$/.exec(block) ?? []; // else a comment that keeps the connection open
+    if (data === undefined) continue;
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Failure(chunk.error.message, chunk.error);
     // A seed has 64 bits and a JavaScript number 53, so the digits are read as text.
     if (chunk.choices?.[0]?.finish_reason) chunk.seed = /"seed":(\d+)/.exec(data)?.[1];
-    yield chunk;
+    yield { ...chunk, kept: number !== undefined };
   }
   throw new Failure("the stream broke off before its end");
+}
+
+const keptPath = (id) => `v1/stream?conv_id=${encodeURIComponent(id)}`;
+
+// Ends a kept answer, which the server would go on with for a while.
+export function forget(id) {
+  reach(keptPath(id), { method: "DELETE", keepalive: true }).catch(() => {});
 }
 
 // Yields the text of a body up to each end of a piece.

@@ -2,8 +2,9 @@
 //
 // The server gives the same bytes for the same request and seed. So if a turn has text from before a reload, the same
 // request is sent again: the new output is compared with this text, and added to the turn from the end of this text on.
+// A server with a store has kept the output, and need not compute it again.
 
-import { stream } from "./api.js";
+import { forget, stream } from "./api.js";
 import { add, beyond, confirmWhole, nothing, plain } from "./turns.js";
 
 const KEEP_EVERY_MS = 1000;
@@ -25,6 +26,7 @@ export class Run {
 
   stop() {
     this.#controller.abort();
+    if (this.turn.kept) forget(this.turn.id);
   }
 
   // Runs the turn to its end. Never throws: the turn's state says whether it is done, stopped or failed.
@@ -47,7 +49,9 @@ export class Run {
   async #receive() {
     const { turn } = this;
     const decoder = new TextDecoder();
-    for await (const chunk of stream(this.#apiFormat.path, turn.request, this.#controller.signal)) {
+    const asked = { id: turn.id, again: turn.kept && turn.taken > 0 };
+    for await (const chunk of stream(this.#apiFormat.path, turn.request, this.#controller.signal, asked)) {
+      turn.kept = chunk.kept;
       const choice = chunk.choices?.[0];
       if (choice) this.#take(this.#piece(choice, decoder));
       if (choice?.finish_reason) Object.assign(turn.end, { finish: choice.finish_reason, stop: choice.stop_reason, seed: chunk.seed });

@@ -28,6 +28,7 @@ const TURN = {
   tokens: [{ text: string, name: maybe(string), logprob: maybe(number), top: maybe([pair(string, number)]), thinks: maybe(boolean) }],
   clock: { sent: number, first: number, last: number, thought: number },
   taken: number,
+  kept: maybe(boolean),
   end: { finish: maybe(string), stop: maybe(stop), seed: maybe(string), usage: maybe(USAGE), timings: maybe(TIMINGS) },
 };
 const CONVERSATION = {

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.frontend.serving import app_over, serving
-from tests.frontend.speaking import Model
 
 
 @contextmanager
-def served(model: Model, port: int = 0, **config: Any) -> Iterator[str]:
-    """Yields the base URL and raises errors of the thread. `port`: 0 for any free port."""
+def served(model: Any, port: int = 0, **config: Any) -> Iterator[str]:
+    """Yields the base URL and raises errors of the thread.
+
+    model: a Model, or another object with a pool and a tokenizer; port: 0 for any free port
+    """
     url: Future[str] = Future()
     stop: Future[asyncio.Event] = Future()
 

@@ -108,7 +108,7 @@ def test_pictures_that_cannot_be_sent_are_refused_in_words(
         attach(ui, "broken.png", png(0)[:300])
         ui.watch.expected_statuses = {400}
         ui.send("What is this?", until="failed")
-        assert "picture 1 is broken" in ui.error
+        assert "the image is broken" in ui.error
     with served(model) as url, open_playground(url) as ui:
         ui.open()
         attach(ui, "one.png", png(0))
