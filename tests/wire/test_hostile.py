@@ -191,8 +191,13 @@ def test_repeated_resync_is_answered_once_an_iteration(bench: Bench) -> None:
     bench.finish()
     bench.told[ME].clear()
     assert bench.say(ME, *[m.Resync(1, 0)] * 10_000, m.Resync(1, 2**32 - 1), m.Resync(9, 2**32 - 1)) < LIMIT_S
-    (step,) = bench.told[ME]
-    assert len(step.tokens) == 4 * 1500 and len(step.ends) == 1 and step.unknown == (9,)
+    iterations = 1
+    while bench.ears.inbox:  # an iteration on a slow machine does not read all of them
+        assert bench.say(ME) < LIMIT_S
+        iterations += 1
+    steps = bench.told[ME]
+    assert len(steps) <= iterations < 100 and len(steps[0].tokens) == 4 * 1500 and len(steps[0].ends) == 1
+    assert all(len(step.tokens) <= 4 * 1500 for step in steps) and steps[-1].unknown == (9,)
 
 
 def test_flood_does_not_stop_the_loop(tmp_path: Path) -> None:
