@@ -45,7 +45,7 @@ class DrainedBench(Bench):
             self.max_in_flight = max(self.max_in_flight, self.loop.in_flight)
 
     def drain(self) -> None:
-        for _ in range(600):
+        for _ in range(1200):
             self.iterate()
             if not self.scheduler.has_work and not self.loop.in_flight:
                 return
