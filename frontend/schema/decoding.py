@@ -251,17 +251,25 @@ def _of_array(node: nodes.ListType) -> Reader:
 
     Errors name an entry (`messages[2].role`) if the entries are objects, and else the whole array.
     """
-    item, most = reader(node.item_type), node.max_length
+    item = reader(node.item_type)
     objects = any(isinstance(bare(one), nodes.StructType) for one in alternatives(node.item_type))
 
     def read(value: list[Any], path: str, unknown: OnUnknown) -> list[Any]:
-        if node.min_length and not value:
-            raise BadRequest(f"`{path}` is empty", param=path, code="empty_prompt")
-        if most is not None and len(value) > most:
-            raise Unprocessable(f"`{path}` may have at most {most} entries", param=path, code="out_of_range")
+        _check_count(path, len(value), node)
         return [item(entry, f"{path}[{i}]" if objects else path, unknown) for i, entry in enumerate(value)]
 
     return read
+
+
+def _check_count(path: str, count: int, node: nodes.ListType | nodes.DictType) -> None:
+    """Raises BadRequest for an array or object that is empty and must not be, Unprocessable for another wrong size."""
+    least, most = node.min_length or 0, node.max_length
+    if least and not count:
+        raise BadRequest(f"`{path}` is empty", param=path, code="empty_prompt")
+    if count < least:
+        raise Unprocessable(f"`{path}` must have at least {least} entries", param=path, code="out_of_range")
+    if most is not None and count > most:
+        raise Unprocessable(f"`{path}` may have at most {most} entries", param=path, code="out_of_range")
 
 
 def _of_token_ids(node: nodes.DictType) -> Reader:
@@ -278,14 +286,11 @@ def _of_token_ids(node: nodes.DictType) -> Reader:
 
 def _of_names(node: nodes.DictType) -> Reader:
     """Returns the reader of an object whose names are the client's own."""
-    item, most = reader(node.value_type), node.max_length
+    item = reader(node.value_type)
     nullable = any(isinstance(one, nodes.NoneType) for one in getattr(bare(node.value_type), "types", ()))
 
     def read(value: dict[str, Any], path: str, unknown: OnUnknown) -> dict[str, Any]:
-        if len(value) < (node.min_length or 0):
-            raise BadRequest(f"`{path}` has fewer than {node.min_length} entries", param=path, code="empty_prompt")
-        if most is not None and len(value) > most:
-            raise Unprocessable(f"`{path}` may have at most {most} entries", param=path, code="out_of_range")
+        _check_count(path, len(value), node)
         return {
             name: None if entry is None and nullable else item(entry, f"{path}.{name:.80}", unknown)
             for name, entry in value.items()

@@ -66,7 +66,7 @@ class _Reader:
         self.ended = False
 
     def read(self, data: bytes) -> list[Part | bytes]:
-        """Returns what has arrived with the next bytes of the form. Those after its end mean nothing."""
+        """Returns what has arrived with the next bytes of the form. Bytes after its end mean nothing."""
         if self.ended:
             return []
         try:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,43 +103,38 @@ def test_reload_in_midstream_takes_the_answer_up_and_gives_the_same_bytes(
     assert ui.turn.locator(".token").count() == (1500 if query else 0)
 
 
-def test_kept_answer_goes_on_after_a_reload_and_is_not_computed_again(
-    model: Model, open_playground: OpenPlayground, tmp_path: Path
-) -> None:
+@pytest.fixture
+def kept(model: Model, open_playground: OpenPlayground, tmp_path: Path) -> Iterator[tuple[Held, Playground]]:
+    """A model that has begun an answer, and the page that shows it; the server keeps answers."""
     held = Held(model.tokenizer, "It was a quick brown fox.")
     held.allowed = 9
-    with (
-        served(SimpleNamespace(pool=held.pool, tokenizer=model.tokenizer), store=str(tmp_path / "answers.db")) as url,
-        open_playground(url) as ui,
-    ):
-        ui.open()
-        sent = bodies(ui.page)
-        ui.send(STORY, until="running")
-        expect(ui.turn.locator(".answer")).to_have_text("It was a")
-        ui.page.reload()
-        expect(ui.turn.locator(".answer")).to_have_text("It was a")
-        held.finish()
-        ui.wait_for_state("done")
-        assert ui.kept_text == ui.answer == "It was a quick brown fox."
-        assert len(sent) == len(held.streams) == 1 and "taken up again" in ui.timing
-
-
-def test_stopped_answer_is_not_kept(model: Model, open_playground: OpenPlayground, tmp_path: Path) -> None:
-    held = Held(model.tokenizer, "It was a quick brown fox.")
-    held.allowed = 9
-    with (
-        served(SimpleNamespace(pool=held.pool, tokenizer=model.tokenizer), store=str(tmp_path / "answers.db")) as url,
-        open_playground(url) as ui,
-    ):
+    slow = SimpleNamespace(pool=held.pool, tokenizer=model.tokenizer)
+    with served(slow, store=str(tmp_path / "answers.db")) as url, open_playground(url) as ui:
         ui.open()
         ui.send(STORY, until="running")
         expect(ui.turn.locator(".answer")).to_have_text("It was a")
-        with ui.page.expect_response(lambda answer: answer.request.method == "DELETE") as gone:
-            ui.button("Stop").click()
-        assert gone.value.status == 204
-        ui.wait_for_state("stopped")
-        (stream,) = held.streams
-        assert stream.end is not None and ui.kept_text == "It was a "
+        yield held, ui
+
+
+def test_kept_answer_goes_on_after_a_reload_and_is_not_computed_again(kept: tuple[Held, Playground]) -> None:
+    held, ui = kept
+    sent = bodies(ui.page)
+    ui.page.reload()
+    expect(ui.turn.locator(".answer")).to_have_text("It was a")
+    held.finish()
+    ui.wait_for_state("done")
+    assert ui.kept_text == ui.answer == "It was a quick brown fox."
+    assert not sent and len(held.streams) == 1 and "taken up again" in ui.timing
+
+
+def test_stopped_answer_is_not_kept(kept: tuple[Held, Playground]) -> None:
+    held, ui = kept
+    with ui.page.expect_response(lambda answer: answer.request.method == "DELETE") as gone:
+        ui.button("Stop").click()
+    assert gone.value.status == 204
+    ui.wait_for_state("stopped")
+    (stream,) = held.streams
+    assert stream.end is not None and ui.kept_text == "It was a "
 
 
 @pytest.mark.parametrize(

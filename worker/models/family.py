@@ -90,7 +90,7 @@ def window_in_every_other(config: Config) -> list[str]:
 
 
 def window_but_every_nth_from_first(config: Config) -> list[str]:
-    """Of every `sliding_window_pattern` layers, the first attends to all positions; the others have a window (CWM)."""
+    """The first of every `sliding_window_pattern` layers attends to all positions, the others have a window (CWM)."""
     nth = nth_of(config, "sliding_window_pattern")
     return [SLIDING if i % nth else FULL for i in range(config["num_hidden_layers"])]
 
@@ -400,7 +400,7 @@ def scaled_by_heads(config: Config) -> Config:
 
 
 def deepseek_v2_settings(config: Config) -> Config:
-    """As shared_expert_size; and neighbouring dimensions rotate together, whatever the config states (DeepSeek-V2).
+    """Does what shared_expert_size does; and neighbouring dimensions rotate together, whatever the config states.
 
     Raises UnsupportedModel if the weights of experts are to be divided by their sum: codes of this model disagree on
     what `routed_scaling_factor` then means.

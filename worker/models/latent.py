@@ -103,8 +103,8 @@ def c_of(rows: Tensor, rank: int) -> Tensor:
 
 
 def _pairs_apart(spec: ModelSpec, rows: int, plain: int) -> Tensor:
-    """Returns the order of `rows` rows of a linear in memory. Of each `plain` + rope rows, the last ones are rotated;
-    the order begins these with the first dimension of every pair.
+    """Returns the order of `rows` rows of a linear in memory. The last `rope` of each `plain` + rope rows are rotated;
+    in the order, they begin with the first dimension of every pair.
     """
     size = plain + latent_of(spec).rope
     own = torch.cat((torch.arange(plain), plain + _pairs(spec).flatten()))

@@ -24,10 +24,9 @@ from frontend.api.pooling.questions import (
     Answer,
     Question,
     answers,
-    check_options,
     questions_request,
 )
-from frontend.api.pooling.systemone import CachedTokens
+from frontend.api.pooling.systemone import DecisionUsage, counted
 from frontend.chat.history import ChatMessage, chat_message, merge_same_role
 from frontend.chat.prompt import MAX_MESSAGES, MAX_PARTS, ROLES, join_text
 from frontend.errors import BadRequest, Unprocessable, api_status
@@ -74,7 +73,7 @@ class Predicate(RequestModel, tag="predicate"):
 
     def question(self, name: str, param: str) -> Question:
         asked = f"Is this true? {join_text(self.instructions)}"
-        return Question(name, param, asked, ((YES, ""), (NO, "")), is_yes_no=True)
+        return Question(name, param, asked, ((YES, ""), (NO, "")), is_yes_no=True, source=self)
 
 
 class Option(RequestModel):
@@ -93,7 +92,7 @@ class Choice(RequestModel, tag="choice"):
 
     def question(self, name: str, param: str) -> Question:
         options = tuple((_shown(one.value), one.description or "") for one in self.choices)
-        return Question(name, f"{param}.choices", join_text(self.instructions), options)
+        return Question(name, f"{param}.choices", join_text(self.instructions), options, source=self)
 
 
 class Level(RequestModel):
@@ -108,7 +107,7 @@ class Score(RequestModel, tag="score"):
 
     def question(self, name: str, param: str) -> Question:
         options = tuple((one.label, one.description or "") for one in self.levels)
-        return Question(name, f"{param}.levels", join_text(self.instructions), options, ordered=True)
+        return Question(name, f"{param}.levels", join_text(self.instructions), options, ordered=True, source=self)
 
 
 class DecisionRequest(PoolingFields):
@@ -164,12 +163,8 @@ class NoReasoning(ResponseModel):
     reasoning_tokens: Size = 0
 
 
-class DecidedUsage(ResponseModel):
-    input_tokens: Size
-    input_tokens_details: CachedTokens
-    output_tokens: Size
+class DecidedUsage(DecisionUsage):
     output_tokens_details: NoReasoning
-    total_tokens: Size
 
 
 class Decision(ResponseModel):
@@ -186,19 +181,14 @@ error = completions.error
 async def parse(request: DecisionRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the answers. Raises NotSupported, TooLarge, BadRequest or Unprocessable."""
     check_model(request.model, context)
-    questions = [
-        check_options(one.question(one.name or "", f"questions[{place}]"))
-        for place, one in enumerate(request.questions)
-    ]
+    questions = [one.question(one.name or "", f"questions[{place}]") for place, one in enumerate(request.questions)]
     for place, one in enumerate(request.questions):
         if not join_text(one.instructions).strip():
             param = f"questions[{place}].instructions"
             raise Unprocessable(f"`{param}` is empty", param=param, code="out_of_range")
-    made = await questions_request(
+    return await questions_request(
         request, _messages(request.input), questions, context, param="input", kwargs=request.chat_template_kwargs
     )
-    made.format_data.bodies.extend(request.questions)
-    return made
 
 
 def _messages(items: str | Sequence[Item]) -> list[ChatMessage]:
@@ -222,21 +212,17 @@ def _shown(value: str | bool) -> str:
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     found, vectors = await answers(context, arriving)
-    bodies, usage = context.request.format_data.bodies, vectors.usage
     return to_json(
         Decision(
             model=context.request.model,
-            answers=[_written(one, body) for one, body in zip(found, bodies, strict=True)],
-            usage=DecidedUsage(
-                input_tokens=usage.prompt_tokens, output_tokens=0, total_tokens=usage.prompt_tokens,
-                input_tokens_details=CachedTokens(cached_tokens=usage.cached_tokens, cache_write_tokens=0),
-                output_tokens_details=NoReasoning(),
-            ),
+            answers=[_written(one) for one in found],
+            usage=DecidedUsage(**counted(vectors.usage, cache_write_tokens=0), output_tokens_details=NoReasoning()),
         )
     )  # fmt: skip
 
 
-def _written(answer: Answer, asked: Predicate | Choice | Score) -> DecidedPredicate | DecidedChoice | DecidedScore:
+def _written(answer: Answer) -> DecidedPredicate | DecidedChoice | DecidedScore:
+    asked: Predicate | Choice | Score = answer.question.source
     shares, name = answer.probabilities, asked.name
     match asked:
         case Predicate():

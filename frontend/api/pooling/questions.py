@@ -8,7 +8,7 @@ token, and the answer is the probabilities of the labels as the next token.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
 from string import ascii_lowercase, ascii_uppercase
@@ -27,7 +27,7 @@ from frontend.output_parser.model_format import Reasoning, ToolFormat
 from frontend.request import GenerationRequest
 from shared.messages import Pooling, PoolingKind
 
-MOST_OPTIONS, FEWEST_LEVELS, MOST_LEVELS = 128, 2, 10
+MOST_OPTIONS, MOST_LEVELS = 128, 10
 MOST_CHARACTERS = 4 * MAX_TOKENS  # limit on the characters of all prompts of a request together
 YES, NO = "yes", "no"
 DIGITS = "0123456789"
@@ -44,6 +44,7 @@ class Question:
     options: the possible answers, in the order of the response, each with a description or ""
     ordered: whether the options are levels from low to high, which keep their order and have numbers as labels
     is_yes_no: whether the options are YES and NO, which are their own labels if they are tokens
+    source: the question as the request has it, if the response needs it
     """
 
     name: str
@@ -52,6 +53,7 @@ class Question:
     options: tuple[tuple[str, str], ...]
     ordered: bool = False
     is_yes_no: bool = False
+    source: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,6 @@ class Asked:
     questions: tuple[Question, ...]
     labels: tuple[tuple[int, ...], ...]
     token_ids: tuple[int, ...]  # all labels, once
-    bodies: list[Any] = field(default_factory=list)  # the questions as the request has them, if its format needs them
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +249,3 @@ async def answers(context: ResponseContext, arriving: AsyncDeltas) -> tuple[list
         total = math.fsum(weights)
         found.append(Answer(question, tuple(one / total for one in weights), min(1.0, mass), int(best) in labels))
     return found, vectors
-
-
-def check_options(question: Question) -> Question:
-    """Raises Unprocessable for too few or too many possible answers."""
-    least, most = (FEWEST_LEVELS, MOST_LEVELS) if question.ordered else (1, MOST_OPTIONS)
-    if not least <= len(question.options) <= most:
-        raise Unprocessable(
-            f"`{question.param}` must have {least} to {most} possible answers, got {len(question.options)}",
-            param=question.param, code="out_of_range",
-        )  # fmt: skip
-    return question

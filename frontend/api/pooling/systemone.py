@@ -19,13 +19,12 @@ from frontend.api.pooling.questions import (
     Answer,
     Question,
     answers,
-    check_options,
     questions_request,
 )
 from frontend.chat.history import chat_message
 from frontend.errors import BadRequest, TooLarge, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
-from frontend.request import GenerationRequest
+from frontend.request import GenerationRequest, Usage
 from frontend.schema.base import MOST, FieldError, Names, RequestModel, ResponseModel, to_json
 from frontend.schema.request_fields import TemplateArguments, Text, doc
 from frontend.schema.responses import Size
@@ -132,6 +131,14 @@ class DecisionUsage(ResponseModel):
     input_tokens_details: CachedTokens
 
 
+def counted(usage: Usage, **cached: int) -> dict[str, Any]:
+    """Returns the fields of a DecisionUsage. cached: further fields of CachedTokens"""
+    return {
+        "input_tokens": usage.prompt_tokens, "output_tokens": 0, "total_tokens": usage.prompt_tokens,
+        "input_tokens_details": CachedTokens(cached_tokens=usage.cached_tokens, **cached),
+    }  # fmt: skip
+
+
 class StructuredDecision(ResponseModel):
     id: str
     object: Literal["structured_decision"] = "structured_decision"
@@ -153,7 +160,7 @@ async def parse(request: SystemOneRequest, context: ModelContext) -> GenerationR
     if len(request.questions) > MOST_QUESTIONS:
         raise TooLarge(f"`questions` may have at most {MOST_QUESTIONS} entries", param="questions", code="out_of_range")
     state = request.state if isinstance(request.state, str) else _json(request.state)
-    questions = [check_options(one.question(name, f"questions.{name:.80}")) for name, one in request.questions.items()]
+    questions = [one.question(name, f"questions.{name:.80}") for name, one in request.questions.items()]
     system = [chat_message("system", request.instructions)] if request.instructions else []
     return await questions_request(
         request, [*system, chat_message("user", state)], questions, context, param="state", seed=request.seed,
@@ -174,7 +181,6 @@ def _json(value: Any) -> str:
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     found, vectors = await answers(context, arriving)
-    usage = vectors.usage
     return to_json(
         StructuredDecision(
             id=context.id, created=context.created, model=context.request.model,
@@ -183,10 +189,7 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
                 one.question.name: Diagnostics(label_mass=one.label_mass, argmax_is_label=one.argmax_is_label)
                 for one in found
             },
-            usage=DecisionUsage(
-                input_tokens=usage.prompt_tokens, output_tokens=0, total_tokens=usage.prompt_tokens,
-                input_tokens_details=CachedTokens(cached_tokens=usage.cached_tokens),
-            ),
+            usage=DecisionUsage(**counted(vectors.usage)),
         )
     )  # fmt: skip
 

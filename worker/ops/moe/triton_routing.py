@@ -46,7 +46,7 @@ def _in_chosen_groups(
     scores, exists, expert, GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BEST: tl.constexpr,
     GROUP_SIZE: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    """Returns which experts are in the groups with the greatest scores. Of equal groups, the first one is chosen.
+    """Returns which experts are in the groups with the greatest scores. The first of equal groups is chosen.
 
     scores: of each expert; a group's score is the sum of its BEST greatest ones, added from the greatest on
     """
