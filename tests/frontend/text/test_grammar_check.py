@@ -90,6 +90,15 @@ def test_check_of_a_grammar_that_takes_too_long_names_the_limit(monkeypatch: pyt
     assert build.json_schema(chain(CHAINS, 149), "x")  # built again, because it was not cached
 
 
+def suspended(child: Sandbox) -> psutil.Process:
+    """Returns the process of a child that has stopped: one thread takes the signal first and stops the others."""
+    process = psutil.Process(child.pid)
+    process.suspend()
+    while process.status() != psutil.STATUS_STOPPED:
+        time.sleep(0.001)
+    return process
+
+
 async def stopped(make: Callable[[], str], tenant: str) -> str:
     turns.tenant.set(tenant)
     return await build.in_thread(make)
@@ -143,7 +152,7 @@ async def test_check_whose_client_leaves_ends_its_child(monkeypatch: pytest.Monk
     ask = Sandbox.call
 
     def hanging(child: Sandbox, *arguments: Any, seconds: float) -> Any:
-        psutil.Process(child.pid).suspend()
+        suspended(child)
         called.set()
         return ask(child, *arguments, seconds=PATIENCE_S)
 
@@ -177,11 +186,7 @@ def test_child_killed_during_a_check_costs_that_request(monkeypatch: pytest.Monk
     ask = Sandbox.call
 
     def killed(child: Sandbox, *arguments: Any, seconds: float) -> Any:
-        process = psutil.Process(child.pid)
-        process.suspend()
-        while process.status() != psutil.STATUS_STOPPED:  # one thread takes the signal first and stops the others
-            time.sleep(0.001)
-        threading.Timer(0.1, process.kill).start()
+        threading.Timer(0.1, suspended(child).kill).start()
         return ask(child, *arguments, seconds=seconds)
 
     with monkeypatch.context() as patch:
