@@ -104,18 +104,22 @@ async def requests(http: httpx.AsyncClient, number: int) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """An attack by some tasks at the same time, and the requests of the other tenant; number → body."""
+    """An attack by some tasks at the same time, and the requests of the other tenant; number → body.
+
+    sees: whether they need a model that takes pictures
+    """
 
     attack: Attack
     tasks: int = 16
     body: Callable[[int], dict[str, Any]] = lambda number: chat(f"Say {number}.")
+    sees: bool = False
 
 
 TRIALS: Mapping[str, Trial] = {
     "slow templates": Trial(templates),
     "slow regular expressions": Trial(grammars, body=lambda number: chat("Say", guided_regex=f"[a-z]{{30}}{number}?")),
     "long GBNF": Trial(gbnf, body=lambda number: chat("Say", guided_grammar=f'root ::= [a-z]+ "{number}"')),
-    "large pictures": Trial(pictures, 6, lambda number: seeing(picture(64, number))),
+    "large pictures": Trial(pictures, 6, lambda number: seeing(picture(64, number)), sees=True),
     "long texts": Trial(texts, body=lambda number: chat(f"Say {number}. " + "word " * 100)),
     "breakers": Trial(breakers, 4),
     "unfinished uploads": Trial(uploads, 300, lambda number: chat(f"Say {number}." + " " * (2 << 20))),
@@ -205,6 +209,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.tenants", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement (default: 60)")
     parser.add_argument("--only", choices=[*TRIALS], action="append", help="only this attack")
+    parser.add_argument("--model", help="a model of texts (default: a tiny one that takes pictures)")
     parser.add_argument("--attack", metavar="URL", help="only attack the server there, until a signal")
     asked = parser.parse_args()
     if asked.attack:
@@ -214,10 +219,11 @@ def main() -> int:
         keys = folder / "keys"
         keys.write_text("sk-hostile hostile\nsk-other other\n")
         keys.chmod(0o600)
-        model = seeing_checkpoint("gemma3", folder / "model")
+        model = asked.model or seeing_checkpoint("gemma3", folder / "model")
+        names = asked.only or [name for name, trial in TRIALS.items() if not (trial.sees and asked.model)]
         flags = ("--api-keys", str(keys), "--trust-request-chat-template", "--access-log", "off")
         with serving(model, folder / "log", *flags) as server:
-            return asyncio.run(run(server.url, asked.only or [*TRIALS], asked.seconds))
+            return asyncio.run(run(server.url, names, asked.seconds))
 
 
 if __name__ == "__main__":

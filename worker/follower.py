@@ -189,7 +189,7 @@ def load_part(
         decoder.count_loads(loads)
     computing = exchange.decoder(decoder, cache)
     send(orders, msgspec.structs.replace(loaded, content=content()))
-    if part.stage.index and not part.lane:
+    if part.stage.index and not part.tp_rank:
         threading.Thread(
             target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
         ).start()

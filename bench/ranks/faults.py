@@ -172,8 +172,8 @@ def measure(asked: argparse.Namespace) -> Seen:
     with serving(asked.model, flags) as url, ThreadPoolExecutor(asked.streams) as pool:
         expected = list(pool.map(lambda seed: ask(url, seed, asked.tokens, unused), range(asked.streams)))
     seen, stop = Seen(), threading.Event()
-    lanes = str(asked.ranks // asked.stages)
-    parallel = ("--tensor-parallel-size", lanes, "--pipeline-parallel-size", str(asked.stages))
+    tp_size = str(asked.ranks // asked.stages)
+    parallel = ("--tensor-parallel-size", tp_size, "--pipeline-parallel-size", str(asked.stages))
     flags = (*flags, *parallel)
     with ExitStack() as stack:
         variables: dict[str, str] = {}

@@ -257,8 +257,8 @@ def _worker(worker: WorkerStatus, pool: Pool) -> dict[str, Any]:
 
 
 def _ranks(status: Status) -> list[Rank]:
-    lanes = max(1, len(status.ranks) // status.stages)
-    return [Rank(rank=rank, pid=pid, stage=rank // lanes) for rank, pid in enumerate(status.ranks)]
+    tp_size = max(1, len(status.ranks) // status.stages)
+    return [Rank(rank=rank, pid=pid, stage=rank // tp_size) for rank, pid in enumerate(status.ranks)]
 
 
 def _pool_worker(worker: WorkerStatus, pool: Pool) -> PoolWorker:

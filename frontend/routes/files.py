@@ -35,13 +35,13 @@ async def upload(app: AppState, request: Request) -> Response:
     boundary = multipart.boundary_of(request.headers.get("content-type", ""))
     coding = coding_of(request.headers.get("content-encoding", ""))
     announced = request.headers.get("content-length", "0")
-    room = await room_of(kept, tenant)
-    _check_size(kept, int(announced) - FORM_BYTES if announced.isdigit() else 0, room)
+    free = await free_space(kept, tenant)
+    _check_size(kept, int(announced) - FORM_BYTES if announced.isdigit() else 0, free)
     file = KeptFile(f"file-{secrets.token_hex(12)}", tenant, int(time.time()), None, "", "", 0, False)
     await kept.store.write(partial(files.insert, one=file))
     try:
         parts = multipart.parts(unpacked(request.stream(), coding), boundary)
-        fields, size = await _received(kept, parts, file.id, room)
+        fields, size = await _received(kept, parts, file.id, free)
         purpose, name = fields.get("purpose", ""), fields["file"]
         if purpose not in PURPOSES:
             given = f", not {purpose!r:.80}" if purpose else ""
@@ -54,15 +54,15 @@ async def upload(app: AppState, request: Request) -> Response:
     return json_response(done.shown())
 
 
-async def room_of(kept: Kept, tenant: str) -> int | None:
+async def free_space(kept: Kept, tenant: str) -> int | None:
     """Returns how many bytes of files and batches a tenant may add; None: there is no limit."""
     most = kept.config.store_max_key_bytes
     return most - await kept.store.read(partial(files.stored_bytes, tenant=tenant)) if most else None
 
 
-def check_room(kept: Kept, size: int, room: int | None) -> None:
+def check_free_space(kept: Kept, size: int, free: int | None) -> None:
     """Raises TooLarge if a tenant may not add so many bytes."""
-    if room is not None and size > room:
+    if free is not None and size > free:
         most = kept.config.store_max_key_bytes
         raise TooLarge(
             f"files and batches of one API key may have {most} bytes together (--store-max-key-bytes): delete some",
@@ -70,14 +70,14 @@ def check_room(kept: Kept, size: int, room: int | None) -> None:
         )  # fmt: skip
 
 
-def _check_size(kept: Kept, size: int, room: int | None) -> None:
+def _check_size(kept: Kept, size: int, free: int | None) -> None:
     most = kept.config.max_file_bytes
     if size > most:
         raise TooLarge(f"the file is larger than {most} bytes (--max-file-bytes)", param="file", code="file_too_large")
-    check_room(kept, size, room)
+    check_free_space(kept, size, free)
 
 
-async def _received(kept: Kept, parts: AsyncIterator[Part | bytes], id: str, room: int | None) -> Upload:
+async def _received(kept: Kept, parts: AsyncIterator[Part | bytes], id: str, free: int | None) -> Upload:
     """Writes the form's file to the store as it arrives. Raises BadRequest and TooLarge."""
     fields: dict[str, str] = {}
     name, written, size, others = "", 0, 0, 0
@@ -96,7 +96,7 @@ async def _received(kept: Kept, parts: AsyncIterator[Part | bytes], id: str, roo
         else:
             held += one
             size += len(one)
-            _check_size(kept, size, room)
+            _check_size(kept, size, free)
             while len(held) >= PART_BYTES:
                 await _write_part(kept.store, id, written, bytes(held[:PART_BYTES]))
                 written += 1

@@ -205,14 +205,14 @@ class Membership:
             if address in known:
                 known[address].leaving = False
         new = [address for address in addresses if address not in known]
-        for address in self._with_room(new):
+        for address in self._not_full(new):
             self._join(address)
         for address in known.keys() - set(addresses):
             if not known[address].leaving:
                 log.info("worker %s leaves the pool when its streams have ended", address.name)
             known[address].leaving = True
 
-    def _with_room(self, new: list[Address]) -> list[Address]:
+    def _not_full(self, new: list[Address]) -> list[Address]:
         """Returns the new addresses, cut to the number that may join. Raises ConfigError if the flags name too many."""
         most = most_workers()
         room = max(0, most - len(self.connections))

@@ -95,14 +95,14 @@ class Connections(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The connections of a rank. lanes: to ranks that share its layers, or None; ring: to other stages, or None
+    """The connections of a rank. shards: to ranks that share its layers, or None; ring: to other stages, or None
 
-    sharing: makes the decoder of a rank that shares layers from a Decoder, its cache, `lanes` and their first rank
+    sharing: makes the decoder of a rank that shares layers from a Decoder, its cache, `shards` and their first rank
     join: connects ranks on GPUs once all have loaded their weights; raises RankLost
     """
 
     part: Part
-    lanes: Connections | None
+    shards: Connections | None
     ring: Ring | None
     sharing: Callable[[Decoder, KVCache, Any, int], RankDecoder] = PartDecoder
     join: Callable[[], None] | None = None
@@ -110,19 +110,19 @@ class Exchange:
     @classmethod
     def of(cls, part: Part, memory: mmap.mmap, rows: Links, *, by_tcp: bool) -> "Exchange":
         """memory: see RanksC. rows: connections to the ranks before and after in the ring; if by_tcp, to all ranks."""
-        lanes, own = None, part.rank - part.lane
-        if part.lanes > 1:
-            links = {other - own: link for other, link in rows.items() if own <= other < own + part.lanes}
-            lanes = RanksC(memory, part.lane, part.lanes, links if by_tcp else None)
-        return cls(part, lanes, _ring(part, rows, CPU))
+        shards, own = None, part.rank - part.tp_rank
+        if part.tp_size > 1:
+            links = {other - own: link for other, link in rows.items() if own <= other < own + part.tp_size}
+            shards = RanksC(memory, part.tp_rank, part.tp_size, links if by_tcp else None)
+        return cls(part, shards, _ring(part, rows, CPU))
 
     @classmethod
-    def on_gpu(cls, part: Part, lanes: "ShardGroup | None", rows: Links, device: torch.device) -> "Exchange":
-        """lanes: the ranks that share the layers, which have not joined yet. rows: see `of`. device: of this rank"""
+    def on_gpu(cls, part: Part, shards: "ShardGroup | None", rows: Links, device: torch.device) -> "Exchange":
+        """shards: the ranks that share the layers, which have not joined yet. rows: see `of`. device: of this rank"""
         from worker.distributed.nccl import GatheringDecoder
 
-        join = (lambda: None) if lanes is None else lanes.join
-        return cls(part, lanes, _ring(part, rows, device), GatheringDecoder, join)
+        join = (lambda: None) if shards is None else shards.join
+        return cls(part, shards, _ring(part, rows, device), GatheringDecoder, join)
 
     def decoder(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
         """Returns the decoder of this rank. decoder: has the rank's spec and weights. Raises CannotShare."""
@@ -130,18 +130,18 @@ class Exchange:
         return own if self.ring is None else StageDecoder(own, self.part, decoder, self.ring)
 
     def _of_stage(self, decoder: Decoder, cache: KVCache) -> RankDecoder:
-        if self.lanes is None:
+        if self.shards is None:
             return AllHeads(decoder, cache)
-        return self.sharing(decoder, cache, self.lanes, self.part.rank - self.part.lane)
+        return self.sharing(decoder, cache, self.shards, self.part.rank - self.part.tp_rank)
 
     @property
     def lost(self) -> bool:
         """Whether the exchange has ended."""
-        return any(one.lost for one in (self.lanes, self.ring) if one is not None)
+        return any(one.lost for one in (self.shards, self.ring) if one is not None)
 
     def end(self) -> None:
         """Makes other ranks stop waiting for this one, now and later. Any thread may call it."""
-        for one in (self.lanes, self.ring):
+        for one in (self.shards, self.ring):
             if one is not None:
                 one.end()
 

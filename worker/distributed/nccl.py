@@ -137,7 +137,7 @@ def shard_group_in_memory(part: Part, memory: int, device: torch.device) -> Shar
 
     memory: the file descriptor of empty memory that these ranks share, in which they find each other
     """
-    return _shard_group(part, device, lambda: FileStore(f"/proc/self/fd/{memory}", part.lanes))
+    return _shard_group(part, device, lambda: FileStore(f"/proc/self/fd/{memory}", part.tp_size))
 
 
 def shard_group_over_tcp(part: Part, host: str, port: int, device: torch.device) -> ShardGroup | None:
@@ -151,7 +151,7 @@ def shard_group_over_tcp(part: Part, host: str, port: int, device: torch.device)
 
 
 def _shard_group(part: Part, device: torch.device, store: Callable[[], Store]) -> ShardGroup | None:
-    return ShardGroup(part.lane, part.lanes, store, device) if part.lanes > 1 else None
+    return ShardGroup(part.tp_rank, part.tp_size, store, device) if part.tp_size > 1 else None
 
 
 # The operations of a rank that has some rows of each weight: around each product, all ranks gather their columns.
@@ -224,11 +224,11 @@ def _experts(
 class GatheringDecoder:
     """The decoder of one rank. All ranks call the same methods with equal arguments, and get equal results."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, lanes: ShardGroup, first: int = 0) -> None:
-        """decoder: has the spec and weights of this rank (model/parts/share.py). first: the first rank of `lanes`"""
+    def __init__(self, decoder: Decoder, cache: KVCache, shards: ShardGroup, first: int = 0) -> None:
+        """decoder: has the spec and weights of this rank (model/parts/share.py). first: the first rank of `shards`"""
         self._decoder = copy(decoder)
-        self._decoder.exchange = gathering(lanes.rank, lanes.count, lanes.gather)
-        self._cache, self._shard_group, self._first = cache, lanes, first
+        self._decoder.exchange = gathering(shards.rank, shards.count, shards.gather)
+        self._cache, self._shard_group, self._first = cache, shards, first
 
     def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "GatheringDecoder":
         """Returns the decoder for a step: this one, as workers with several GPUs are refused to have adapters."""

@@ -145,7 +145,7 @@ class StageDecoder:
         vectors = [] if later is None else [later.flatten(1)]
         onward = taps.onward(earlier, outputs, inputs.logits_indices)
         computed = joined([stream, *([] if stage.is_last else vectors), *onward])
-        if not stage.is_last or not self._part.lane:
+        if not stage.is_last or not self._part.tp_rank:
             ring.give(computed)
         return computed
 

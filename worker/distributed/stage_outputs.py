@@ -163,7 +163,7 @@ def map_loads(memory: int, spec: ModelSpec) -> Tensor:
 
 def own_loads(memory: int, spec: ModelSpec, part: Part) -> Tensor | None:
     """Returns the counts of the layers of a part; None if another rank counts them. spec: of the whole model"""
-    if memory < 0 or part.lane:
+    if memory < 0 or part.tp_rank:
         return None
     return map_loads(memory, spec)[part.stage.first : part.stage.end]
 

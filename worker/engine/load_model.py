@@ -335,7 +335,7 @@ def load_weights(
         return read(), _keep_nothing
     begun = time.perf_counter()
     weights, keep = through_cache(read, worker, folder, formats, part, on_progress)
-    took, resident, peak = time.perf_counter() - begun, *_resident_bytes()
+    took, resident, peak = time.perf_counter() - begun, *_rss_bytes()
     log.info(
         "weights: %.2f GB, loaded in %.1f s; resident memory: %.2f GB, at most %.2f GB",
         weights.nbytes / 1e9, took, resident / 1e9, peak / 1e9,
@@ -365,7 +365,7 @@ def _keep_nothing(on_progress: Progress = lambda done, total: None) -> None:
     pass
 
 
-def _resident_bytes() -> tuple[int, int]:
+def _rss_bytes() -> tuple[int, int]:
     """Returns the resident memory of this process in bytes: the present value and the peak, as Linux reports them."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now, most = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))

@@ -331,7 +331,7 @@ class RequestTable:
         for sequence in self._preparing.expire(now):
             self._end_unqueued(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
         if self._adapters is not None:
-            self._preparing.find_room(self._adapters, self._scheduler.sequences)
+            self._preparing.retry_waiting(self._adapters, self._scheduler.sequences)
         for sequence, problem in self._preparing.take_ready():
             sender, id = sequence.key
             invalid = m.Rejected(id, m.Refusal.INVALID, problem) if problem else None

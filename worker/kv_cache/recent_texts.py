@@ -124,12 +124,12 @@ class RecentTexts:
 
     def _append(self, text: NDArray[np.int32]) -> None:
         if self._end + len(text) > self.capacity:
-            self._make_room(len(text))
+            self._grow(len(text))
         begin, self._end = self._end, self._end + len(text)
         self._view[begin : self._end] = text
         self._index(begin, self._end)
 
-    def _make_room(self, count: int) -> None:
+    def _grow(self, count: int) -> None:
         """Grows the arrays for `count` more tokens. If they would be too large, the oldest tokens are overwritten."""
         wanted = 1 << max(SMALLEST.bit_length(), (self._end + count - 1).bit_length() + 1) - 1
         if wanted > SCOPE_TOKENS and self.capacity == SCOPE_TOKENS:

@@ -102,7 +102,7 @@ class AdapterStore:
             self._kept.move_to_end(adapter)
             return kept.loaded
         self._kept.pop(adapter, None)
-        if behind or not self._make_room(live):
+        if behind or not self._evict_unused(live):
             return None
         number = next(self._numbers)
         future = self._threads.submit(self._read, adapter, number)
@@ -115,7 +115,7 @@ class AdapterStore:
         own = name if name in self.requests or len(self.requests) < MAX_COUNTED else OTHERS
         self.requests[own] = self.requests.get(own, 0) + 1
 
-    def _make_room(self, live: Callable[[], Collection[Sequence]]) -> bool:
+    def _evict_unused(self, live: Callable[[], Collection[Sequence]]) -> bool:
         """Drops an adapter if there are too many. Returns False if all are in use."""
         if len(self._kept) < self.most:
             return True

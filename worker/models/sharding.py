@@ -326,48 +326,48 @@ def _balanced(layers: Sequence[int], beside: int, count: int, cuts: Sequence[int
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of process `rank`. Rank `lanes * s + n` has share n of stage s.
+    """The part of process `rank`. Rank `tp_size * s + n` has share n of stage s.
 
-    lanes: the number of processes that share each layer
+    tp_size: the number of processes that share each layer
     bounds: as in Stage
     """
 
     rank: int
-    lanes: int
+    tp_size: int
     bounds: tuple[int, ...]
 
     @property
     def count(self) -> int:
         """The number of all processes."""
-        return self.lanes * self.stage.count
+        return self.tp_size * self.stage.count
 
     @property
-    def lane(self) -> int:
-        return self.rank % self.lanes
+    def tp_rank(self) -> int:
+        return self.rank % self.tp_size
 
     @property
     def before(self) -> int:
         """The rank with the same share of the stage before this one. The last stage comes before the first one."""
-        return (self.rank - self.lanes) % self.count
+        return (self.rank - self.tp_size) % self.count
 
     @property
     def after(self) -> int:
         """The rank with the same share of the stage after this one. The first stage comes after the last one."""
-        return (self.rank + self.lanes) % self.count
+        return (self.rank + self.tp_size) % self.count
 
     @property
     def stage(self) -> Stage:
-        return Stage(self.rank // self.lanes, self.bounds)
+        return Stage(self.rank // self.tp_size, self.bounds)
 
     @property
     def share(self) -> Share | None:
         """The share that this process has of each layer; None if it has whole layers."""
-        return Share(self.lane, self.lanes) if self.lanes > 1 else None
+        return Share(self.tp_rank, self.tp_size) if self.tp_size > 1 else None
 
     @property
     def next(self) -> "Part":
         """The part of the process with the next rank. Rank 0 comes after the last rank."""
-        return Part((self.rank + 1) % self.count, self.lanes, self.bounds)
+        return Part((self.rank + 1) % self.count, self.tp_size, self.bounds)
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
         """Returns the spec of this part, which has fewer heads and layers than the model."""
@@ -382,7 +382,7 @@ class Part:
         """
         whole, own = _kept(spec.layers, spec), _kept(self.stage.spec(spec).layers, spec)
         parts = min((whole[kind] / size for kind, size in own.items()), default=1.0)
-        return int(nbytes * parts) * parts_of_kv(spec, self.lanes)
+        return int(nbytes * parts) * parts_of_kv(spec, self.tp_size)
 
 
 def parts_of(
@@ -393,11 +393,11 @@ def parts_of(
     sizes: returns the bytes of each layer, and the bytes of the rest of the model, which belongs to the first stage
     for_pictures: as for bounds_of_stages
     """
-    lanes, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
-    if lanes > 1:
-        check(spec, lanes)
+    tp_size, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
+    if tp_size > 1:
+        check(spec, tp_size)
     bounds = (0, len(spec.layers)) if stages == 1 else bounds_of_stages(spec, *sizes(), stages, for_pictures)
-    return tuple(Part(rank, lanes, bounds) for rank in range(worker.ranks))
+    return tuple(Part(rank, tp_size, bounds) for rank in range(worker.ranks))
 
 
 def _kept(layers: Iterable[LayerSpec], spec: ModelSpec) -> dict[object, int]:

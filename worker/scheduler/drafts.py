@@ -208,7 +208,7 @@ class Speculation:
         checkpoint = 0 if self._states is None else self._states.next_checkpoint(sequence, chunk.start)
         if checkpoint:
             most = min(most, checkpoint - length)
-        return min(most, sequence.room - length, tokens)
+        return min(most, sequence.capacity - length, tokens)
 
 
 def _scope(sequence: Sequence) -> Scope:

@@ -112,7 +112,7 @@ class Paging:
             if count + revived > pool.available - (0 if alone else watermark):
                 self._last_refused = (sequence, available)
                 return False
-        if self.states is not None and not self.states.has_room(state):
+        if self.states is not None and not self.states.has_free(state):
             self._last_refused = (sequence, available)
             return False
         self._last_refused = (None, [])
@@ -124,7 +124,7 @@ class Paging:
         sequence.pages = [
             array("i", pages) for pages in shared
         ]  # a new list object, because worker/model_runner recognizes the sequence's pages by the identity of the list
-        sequence.room = self._room(sequence)
+        sequence.capacity = self._capacity(sequence)
         sequence.computed_tokens = sequence.prefix.claimed_tokens = computed
         if self.states is not None:
             self.states.claim(sequence, state)
@@ -140,7 +140,7 @@ class Paging:
         for pool, pages in zip(self.pools, sequence.pages, strict=True):
             if needed > len(pages):
                 pages.extend(pool.acquire(needed - len(pages)) or [])
-        sequence.room = self._room(sequence)
+        sequence.capacity = self._capacity(sequence)
         return True
 
     def publish(self, sequence: Sequence, start: int, end: int) -> None:
@@ -193,7 +193,7 @@ class Paging:
             fresh = array("i", pool.acquire(more) or [])
             moved[group] = array("i", [SCRATCH]) * first + pages[first:] + fresh
         sequence.pages = moved  # new list objects, as in claim()
-        sequence.room = self._room(sequence)
+        sequence.capacity = self._capacity(sequence)
         return True
 
     def _more_pages(self, pool: PagePool, sequence: Sequence, group: int, computed: int) -> int:
@@ -205,7 +205,7 @@ class Paging:
             self.fetching.cancel(sequence)
         for pool, pages in zip(self.pools, sequence.pages, strict=True):
             pool.release(page for page in pages if page != SCRATCH)
-        sequence.pages, sequence.room = [], 0  # a new list: a step in flight may still read the old one
+        sequence.pages, sequence.capacity = [], 0  # a new list: a step in flight may still read the old one
         if self.states is not None:
             self.states.free(sequence)
 
@@ -223,8 +223,9 @@ class Paging:
                 assert len(kept) <= self._most_pages(pool, len(pages) * self.page_size), f"{sequence.key} has too many"
             assert owners == pool.owners(), "the pool's owners are not the running sequences"
         for sequence in running:
-            assert sequence.room == self._room(sequence), f"{sequence.key}: room for {sequence.room} tokens is wrong"
-            assert sequence.computed_tokens <= sequence.room, f"{sequence.key}: more tokens computed than have slots"
+            capacity = sequence.capacity
+            assert capacity == self._capacity(sequence), f"{sequence.key}: a capacity of {capacity} tokens is wrong"
+            assert sequence.computed_tokens <= capacity, f"{sequence.key}: more tokens computed than have slots"
         if self.states is not None:
             self.states.check(running)
 
@@ -264,5 +265,5 @@ class Paging:
             return pages
         return max(pages, min(pool.pages_for(self._chunk), pool.usable // 2))
 
-    def _room(self, sequence: Sequence) -> int:
+    def _capacity(self, sequence: Sequence) -> int:
         return min(map(len, sequence.pages)) * self.page_size

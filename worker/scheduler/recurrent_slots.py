@@ -33,13 +33,13 @@ class States:
         # called with (sequence, end, slot) when a state after `end` tokens is to be published
         self.on_publish: list[Callable[[Sequence, int, int], None]] = []
 
-    def has_room(self, found: int | None) -> bool:
+    def has_free(self, found: int | None) -> bool:
         """Whether a sequence has enough slots to join. found: the published slot that the sequence begins with."""
         revived = found is not None and not self.pool.owned(found)
         return self._own + revived <= self.pool.available
 
     def claim(self, sequence: Sequence, found: int | None) -> None:
-        """Gives a sequence its slots. Call it after has_room() and after setting the sequence's computed_tokens."""
+        """Gives a sequence its slots. Call it after has_free() and after setting the sequence's computed_tokens."""
         if found is not None:
             self.pool.share(found)
         at = {} if found is None else {sequence.computed_tokens: found}

@@ -388,15 +388,16 @@ class Planner:
                     continue
                 length = sequence.known_len
             if length - start > 1 or sequence.check is not None:
-                if sequence.room < length:  # layers with a window did not get pages for the whole prompt
+                if sequence.capacity < length:  # layers with a window did not get pages for the whole prompt
                     chunk = self._length(sequence, start, length - start, budget, inf)
                     budget -= chunk
-                    if sequence.room < start + chunk and not self._add_pages(sequence, start + chunk, preempted, now):
+                    end = start + chunk
+                    if sequence.capacity < end and not self._add_pages(sequence, end, preempted, now):
                         continue
                 prompts.append(sequence)
             elif length <= start or (sequence.pending_outputs and self._state.at_max_length(sequence, length)):
                 continue
-            elif start < sequence.room or self._add_pages(sequence, start + 1, preempted, now):
+            elif start < sequence.capacity or self._add_pages(sequence, start + 1, preempted, now):
                 decodes.append(sequence)
         return self._stages.share_of(decodes) if self._stages else decodes, prompts
 
@@ -457,7 +458,7 @@ class Planner:
         length = self._length(sequence, start, known + len(drafts), budget, most) if len(chunks) < limit else 0
         length = self.host.fitting(sequence, length, known, samples=samples)
         # A prompt that waits leaves more of the step to this one than _running_work() gave pages for.
-        if sequence.room < start + length and not self._state.paging.grow(sequence, start + length):
+        if sequence.capacity < start + length and not self._state.paging.grow(sequence, start + length):
             return 0
         if length:
             chunks.append(Chunk(sequence, start, length, samples and length >= known, drafts[: max(0, length - known)]))

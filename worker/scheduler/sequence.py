@@ -203,7 +203,7 @@ class Sequence:
 
     # memory
     pages: "list[array[int]]" = field(default_factory=list)  # page numbers, one array of C ints per group
-    room: int = 0  # how many tokens the pages of all groups have slots for
+    capacity: int = 0  # how many tokens the pages of all groups have slots for
 
     fetch: "Fetch | None" = None  # the sequence waits for pages from the K/V store, and is in no plan
 

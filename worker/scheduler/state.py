@@ -151,7 +151,7 @@ class SchedulerState:
         for sequence in waiting:
             work = (
                 sequence.pages,
-                sequence.room,
+                sequence.capacity,
                 sequence.computed_tokens,
                 sequence.in_flight_tokens,
                 sequence.pending_outputs,

@@ -104,18 +104,18 @@ class GrammarCompiler:
             future.cancel()
 
     def _run(self, text: str, tenant: str, future: "Future[Grammar]") -> None:
-        before = resident_bytes()
+        before = rss_bytes()
         try:
             self._try(text)
-            before = resident_bytes()
+            before = rss_bytes()
             grammar = _compile(text, self._vocabulary)
-            if (grown := resident_bytes() - before) > 0 and text in self._cache:
+            if (grown := rss_bytes() - before) > 0 and text in self._cache:
                 self._grown[text] = grown
             future.set_result(grammar)
         except BaseException as error:  # a panic in Rust is a BaseException, but not an Exception
             future.set_exception(error)
         finally:
-            if resident_bytes() - before >= TRIMMED_BYTES:
+            if rss_bytes() - before >= TRIMMED_BYTES:
                 return_memory()  # of grammars that left the cache, or could not be compiled
             self._turns.leave(tenant)
 
@@ -142,7 +142,7 @@ class GrammarCompiler:
         return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=list(self._eos_ids) or None)
 
 
-def resident_bytes() -> int:
+def rss_bytes() -> int:
     """Returns the memory of this process that is in RAM; 0 where the system does not tell."""
     try:
         with open("/proc/self/statm") as file:

@@ -84,9 +84,9 @@ class PendingSequences:
         self._pending[sequence.key] = Preparing(sequence, grammar, waits=use is not None)
         if use is not None and adapters is not None:
             adapters.count(use.adapter.name)
-            self.find_room(adapters, live)
+            self.retry_waiting(adapters, live)
 
-    def find_room(self, adapters: "AdapterStore", live: Callable[[], list[Sequence]]) -> None:
+    def retry_waiting(self, adapters: "AdapterStore", live: Callable[[], list[Sequence]]) -> None:
         """Has the adapters of waiting sequences read, in order of arrival, as far as there is room. live: see begin"""
         waiting = [one for one in self._pending.values() if one.waits]
         ahead: set[Adapter] = set()  # adapters for which there is no room

@@ -167,7 +167,7 @@ class BetweenSteps:
         self.publish()
         in_flight = [other for other in self.scheduler.state.running if other.in_flight_tokens]
         self.record_step([sequence, *in_flight])
-        self._encode(sequence, picture, self._room(plan) * self.token_cost)
+        self._encode(sequence, picture, self._tokens_left(plan) * self.token_cost)
         return True
 
     def _next(self, waiting: list[tuple[Sequence, Picture]]) -> tuple[Sequence, Picture]:
@@ -188,7 +188,7 @@ class BetweenSteps:
             self.check_device()  # raises before the sequence is reported as failed
             self.fail(sequence, error)
 
-    def _room(self, plan: Plan) -> int:
+    def _tokens_left(self, plan: Plan) -> int:
         """Returns how many more prompt tokens would have fitted in the step."""
         prompts = sum(chunk.length for chunk in plan.chunks if chunk.length > 1)
         if len(plan.chunks) == 0 or prompts == plan.tokens:  # no stream waits for its next token

@@ -76,9 +76,9 @@ def whole(model: Model) -> list[Tensor]:
         return [decoder.forward(inputs, cache) for inputs in steps(cache)]
 
 
-def shared(model: Model, lanes: ShardGroup) -> list[Tensor]:
-    decoder, cache = decoder_for(model, Share(lanes.rank, lanes.count))
-    part = GatheringDecoder(decoder, cache, lanes)
+def shared(model: Model, shards: ShardGroup) -> list[Tensor]:
+    decoder, cache = decoder_for(model, Share(shards.rank, shards.count))
+    part = GatheringDecoder(decoder, cache, shards)
     with torch.inference_mode():
         return [
             part.logits(part.hidden(inputs, checked=number == CHECKED)) for number, inputs in enumerate(steps(cache))
@@ -87,10 +87,10 @@ def shared(model: Model, lanes: ShardGroup) -> list[Tensor]:
 
 def main(job: Job) -> None:
     torch.set_num_threads(1)
-    lanes = shard_group_over_tcp(Part(job.rank, job.count, (0, 1)), "127.0.0.1", job.port, CPU)
-    assert lanes is not None
-    lanes.join()
-    torch.save([shared(model, lanes) for model in job.models], job.out)
+    shards = shard_group_over_tcp(Part(job.rank, job.count, (0, 1)), "127.0.0.1", job.port, CPU)
+    assert shards is not None
+    shards.join()
+    torch.save([shared(model, shards) for model in job.models], job.out)
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ def alone(own: Tensor) -> Tensor:
 
 def without_others(parts: Any, *rest: Any) -> Any:
     """Replaces the start of the other ranks."""
-    lanes: Any = SimpleNamespace(rank=0, count=RANKS, gather=alone, settle=torch.cuda.synchronize, join=lambda: None,
+    shards: Any = SimpleNamespace(rank=0, count=RANKS, gather=alone, settle=torch.cuda.synchronize, join=lambda: None,
                                  lost=False, end=lambda: None)  # fmt: skip
-    return Exchange.on_gpu(parts[0], lanes, {}, torch.device("cuda")), []
+    return Exchange.on_gpu(parts[0], shards, {}, torch.device("cuda")), []
 
 
 def rank_0(machine: Machine, folder: Path, settings: dict[str, Any]) -> None:

@@ -39,8 +39,8 @@ def spec_of(folder: Path) -> ModelSpec:
     return spec_from_config(read_config(folder))
 
 
-def parts_for(spec: ModelSpec, stages: int, lanes: int = 1) -> tuple[Part, ...]:
-    worker = WorkerConfig(pipeline_parallel_size=stages, tensor_parallel_size=lanes)
+def parts_for(spec: ModelSpec, stages: int, tp_size: int = 1) -> tuple[Part, ...]:
+    worker = WorkerConfig(pipeline_parallel_size=stages, tensor_parallel_size=tp_size)
     return parts_of(spec, worker, lambda: ([1] * len(spec.layers), 0))
 
 

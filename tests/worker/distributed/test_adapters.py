@@ -148,7 +148,7 @@ def test_ranks_that_share_layers_give_the_bits_of_one_process(
     checkpoints: Checkpoints, tmp_path: Path, kind: str, dtype: torch.dtype
 ) -> None:
     base = checkpoints(kind)
-    check_bits(base, parts_for(spec_of(base), 1, lanes=2), two(base, tmp_path), dtype)
+    check_bits(base, parts_for(spec_of(base), 1, tp_size=2), two(base, tmp_path), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -160,12 +160,12 @@ def test_stages_give_the_bits_of_one_process(
     check_bits(base, parts_for(spec_of(base), 3), two(base, tmp_path), dtype)
 
 
-@pytest.mark.parametrize(("lanes", "stages"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize(("tp_size", "stages"), [(4, 1), (2, 2)])
 def test_more_ranks_give_the_bits_of_one_process(
-    checkpoints: Checkpoints, tmp_path: Path, lanes: int, stages: int
+    checkpoints: Checkpoints, tmp_path: Path, tp_size: int, stages: int
 ) -> None:
     base = checkpoints("llama-biased")
-    check_bits(base, parts_for(spec_of(base), stages, lanes), two(base, tmp_path), torch.bfloat16)
+    check_bits(base, parts_for(spec_of(base), stages, tp_size), two(base, tmp_path), torch.bfloat16)
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4-g32"])
@@ -173,21 +173,21 @@ def test_adapters_of_weights_in_few_bits_give_the_bits_of_one_process(
     checkpoints: Checkpoints, tmp_path: Path, bits: str
 ) -> None:
     base = checkpoints("llama-biased")
-    parts = parts_for(spec_of(base), 2, lanes=2)
+    parts = parts_for(spec_of(base), 2, tp_size=2)
     check_bits(base, parts, two(base, tmp_path), torch.bfloat16, in_memory(None, bits, CPU))
 
 
-@pytest.mark.parametrize(("stages", "lanes"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("stages", "tp_size"), [(2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("qwen2-moe", torch.bfloat16), ("lfm2-moe", torch.float32), ("qwen3-moe", torch.bfloat16)]
 )
 def test_adapters_of_experts_give_the_bits_of_one_process(
-    checkpoints: Checkpoints, tmp_path: Path, kind: str, dtype: torch.dtype, stages: int, lanes: int
+    checkpoints: Checkpoints, tmp_path: Path, kind: str, dtype: torch.dtype, stages: int, tp_size: int
 ) -> None:
     """The loop over the layers is in Python. Some rows have no adapter, and those of one adapter change no expert."""
     base = checkpoints(kind)
     files = [draw_adapter(base, tmp_path / str(n), n, experts=not n) for n in range(2)]
-    check_bits(base, parts_for(spec_of(base), stages, lanes), files, dtype)
+    check_bits(base, parts_for(spec_of(base), stages, tp_size), files, dtype)
 
 
 def test_stage_without_a_layer_that_an_adapter_changes_computes_it(checkpoints: Checkpoints, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_adapters_come_in_pieces_between_steps_and_go(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.distributed.lora.PIECE_BYTES", PIECE_BYTES >> 4)
-    parts = parts_for(spec_of(base), 1, lanes=2)
+    parts = parts_for(spec_of(base), 1, tp_size=2)
     files = [read_files(str(one)) for one in two(base, tmp_path)]
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -295,7 +295,7 @@ def test_adapters_come_in_pieces_between_steps_and_go(
 
 def test_an_adapter_that_rank_0_refuses_leaves_nothing_behind(base: Path, tmp_path: Path) -> None:
     """An empty file has no piece, and one that cannot be used fails in all ranks."""
-    parts = parts_for(spec_of(base), 1, lanes=2)
+    parts = parts_for(spec_of(base), 1, tp_size=2)
     folder = draw_adapter(base, tmp_path / "a", 0)
     other_layers = partial(rename, "layers.2.", "layers.9.")
     bad = read_files(str(rewritten(draw_adapter(base, tmp_path / "b", 0), other_layers)))

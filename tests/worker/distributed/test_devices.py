@@ -25,7 +25,7 @@ def test_a_rank_tries_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lanes", "stages", "here", "found", "words"),
+    ("tp_size", "stages", "here", "found", "words"),
     [
         (4, 1, 0, 2, "--tensor-parallel-size 4 needs 4 GPUs, one for each process, and there are 2"),
         (1, 2, 0, 1, "--pipeline-parallel-size 2 needs 2 GPUs, one for each process, and there is 1"),
@@ -34,14 +34,14 @@ def test_a_rank_tries_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_more_ranks_than_gpus_are_refused_with_both_numbers(
-    lanes: int, stages: int, here: int, found: int, words: str, monkeypatch: pytest.MonkeyPatch
+    tp_size: int, stages: int, here: int, found: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    worker = WorkerConfig(tensor_parallel_size=lanes, pipeline_parallel_size=stages)
+    worker = WorkerConfig(tensor_parallel_size=tp_size, pipeline_parallel_size=stages)
     with pytest.raises(ConfigError) as refused:
         check_count(worker, found, here)
     assert str(refused.value).startswith(words)
-    check_count(worker, here or lanes * stages, here)
+    check_count(worker, here or tp_size * stages, here)
 
 
 def test_a_refusal_names_the_variable_that_hides_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

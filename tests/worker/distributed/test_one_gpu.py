@@ -41,7 +41,7 @@ KINDS = (
 
 
 class Meeting:
-    """The lanes of ranks in threads."""
+    """The shards of ranks in threads."""
 
     count = RANKS
 
@@ -88,8 +88,8 @@ def compare(folder: Path, quantization: str, device: torch.device) -> None:
     given, barrier = [torch.empty(0)] * RANKS, threading.Barrier(RANKS, timeout=PATIENCE_S)
     parts = []
     for rank in range(RANKS):
-        lanes: Any = Meeting(rank, given, barrier)
-        parts.append(GatheringDecoder(*decoder_for(folder, quantization, device, Share(rank, RANKS)), lanes))
+        shards: Any = Meeting(rank, given, barrier)
+        parts.append(GatheringDecoder(*decoder_for(folder, quantization, device, Share(rank, RANKS)), shards))
     for number, inputs in enumerate(steps(cache, whole.weights.embed)):
         with torch.inference_mode():
             expected = whole.forward(inputs, cache)

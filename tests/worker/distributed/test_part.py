@@ -33,18 +33,18 @@ def no_store() -> Any:
 
 
 def test_ranks_that_do_not_find_each_other_are_lost() -> None:
-    lanes = ShardGroup(1, 2, no_store, CPU)
+    shards = ShardGroup(1, 2, no_store, CPU)
     with pytest.raises(RankLost, match="the ranks of a stage do not find each other: no such file"):
-        lanes.join()
+        shards.join()
 
 
 def test_nothing_is_used_that_was_computed_when_the_exchange_ended() -> None:
-    lanes = ShardGroup(0, 2, no_store, CPU)
-    lanes.settle()
-    lanes.end()
-    assert lanes.lost
+    shards = ShardGroup(0, 2, no_store, CPU)
+    shards.settle()
+    shards.end()
+    assert shards.lost
     with pytest.raises(RankLost, match="has died"):
-        lanes.settle()
+        shards.settle()
 
 
 class Repeating:
@@ -66,16 +66,16 @@ class Repeating:
 
 
 def test_rank_that_differs_is_named(checkpoints: Checkpoints) -> None:
-    folder, share, lanes = checkpoints("llama"), Share(0, 2), Repeating()
+    folder, share, shards = checkpoints("llama"), Share(0, 2), Repeating()
     spec = spec_from_config(read_config(folder))
     decoder = Decoder(share.spec(spec), load(folder, spec, torch.float32, CPU, invariant=True, share=share), 512, TORCH)
-    given: Any = lanes
+    given: Any = shards
     part = GatheringDecoder(decoder, cache_for(decoder, tokens=64), given, first=4)
     (row,) = rows_for(part._cache, prompts_of([9]), 0)
     inputs = pack([(row, 9)], 16)
     with torch.inference_mode():
         assert part.logits(part.hidden(inputs, checked=True)).shape == (1, spec.vocab_size)
-        lanes.wrong = 1
+        shards.wrong = 1
         with pytest.raises(RankDiffers, match="rank 5 has another residual stream than most ranks"):
             part.hidden(inputs, checked=True)
 

@@ -107,7 +107,7 @@ def test_stages_of_two_ranks_each_give_the_bits_of_the_whole_model(
     checkpoints: Checkpoints, kind: str, stages: int
 ) -> None:
     folder = checkpoints(kind)
-    check_bits(folder, parts_for(spec_of(folder), stages, lanes=2), torch.bfloat16)
+    check_bits(folder, parts_for(spec_of(folder), stages, tp_size=2), torch.bfloat16)
 
 
 @needs_library
@@ -209,7 +209,7 @@ def test_stage_that_is_gone_ends_the_wait_of_all_others(checkpoints: Checkpoints
 def test_rank_of_a_later_stage_that_differs_is_named_and_no_row_of_it_is_used(checkpoints: Checkpoints) -> None:
     folder = checkpoints("llama")
     (row,) = rows_for(whole_model(folder, torch.float32, AS_STORED)[1], prompts_of([40]), 0)
-    with exchanges(parts_for(spec_of(folder), 2, lanes=2)) as ranks:
+    with exchanges(parts_for(spec_of(folder), 2, tp_size=2)) as ranks:
         stages = [decoder_of(folder, one, torch.float32)[1] for one in ranks]
         assert isinstance(stages[3], StageDecoder)
         wrong = stages[3]._own
@@ -278,8 +278,8 @@ def test_the_stage_with_most_of_a_kind_of_layers_limits_the_pools(checkpoints: C
 
 
 def test_every_rank_has_a_share_of_a_stage(checkpoints: Checkpoints) -> None:
-    parts = parts_for(spec_of(checkpoints("llama")), 3, lanes=2)
-    assert [(one.stage.index, one.lane, one.before, one.after) for one in parts] == [
+    parts = parts_for(spec_of(checkpoints("llama")), 3, tp_size=2)
+    assert [(one.stage.index, one.tp_rank, one.before, one.after) for one in parts] == [
         (0, 0, 4, 2), (0, 1, 5, 3), (1, 0, 0, 4), (1, 1, 1, 5), (2, 0, 2, 0), (2, 1, 3, 1),
     ]  # fmt: skip
 

@@ -13,11 +13,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("lanes", "stages", "killed"), [(2, 1, 1), (1, 2, 1), (2, 2, 2)])
+@pytest.mark.parametrize(("tp_size", "stages", "killed"), [(2, 1, 1), (1, 2, 1), (2, 2, 2)])
 def test_ranks_give_the_tokens_of_one_gpu_and_end_together(
-    checkpoints: Checkpoints, lanes: int, stages: int, killed: int
+    checkpoints: Checkpoints, tp_size: int, stages: int, killed: int
 ) -> None:
-    if torch.cuda.device_count() < lanes * stages:
-        pytest.skip(f"needs {lanes * stages} CUDA devices")
-    job = Job(str(checkpoints("llama")), lanes, stages, killed, device="cuda")
+    if torch.cuda.device_count() < tp_size * stages:
+        pytest.skip(f"needs {tp_size * stages} CUDA devices")
+    job = Job(str(checkpoints("llama")), tp_size, stages, killed, device="cuda")
     check(job, started(job))

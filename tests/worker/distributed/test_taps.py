@@ -69,4 +69,4 @@ def test_they_are_beside_per_layer_embeddings(checkpoints: Checkpoints) -> None:
 
 def test_stages_of_two_ranks_each_hand_them_on(checkpoints: Checkpoints) -> None:
     folder = checkpoints("llama")
-    check_taps(folder, parts_for(spec_of(folder), 3, lanes=2), (0, 1, 2))
+    check_taps(folder, parts_for(spec_of(folder), 3, tp_size=2), (0, 1, 2))

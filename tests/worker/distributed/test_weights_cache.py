@@ -49,14 +49,14 @@ def tensors(weights: Weights) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "stages", "lanes"),
+    ("kind", "stages", "tp_size"),
     [("llama-biased", 1, 2), ("qwen2-moe", 2, 2), ("qwen3_5", 2, 1), ("gemma4-inputs", 3, 1)],
 )
 def test_every_rank_reads_what_it_has_written(
-    checkpoints: Checkpoints, tmp_path: Path, kind: str, stages: int, lanes: int
+    checkpoints: Checkpoints, tmp_path: Path, kind: str, stages: int, tp_size: int
 ) -> None:
     reader = Reader(checkpoints(kind), tmp_path)
-    parts = (None, *parts_for(reader.spec, stages, lanes))
+    parts = (None, *parts_for(reader.spec, stages, tp_size))
     written = [reader.weights(part) for part in parts]
     assert len(list(tmp_path.iterdir())) == reader.packed == len(parts)
     for part, expected in zip(parts, written, strict=True):

@@ -40,13 +40,13 @@ def check(job: Job, rank_0: "subprocess.Popen[str]") -> None:
 
 @needs_library
 def test_ranks_give_the_tokens_of_one_process_and_end_together(checkpoints: Checkpoints) -> None:
-    job = Job(str(checkpoints("llama")), lanes=2, stages=2, killed=3)
+    job = Job(str(checkpoints("llama")), tp_size=2, stages=2, killed=3)
     check(job, started(job))
 
 
 @needs_library
 def test_ranks_of_several_hosts_find_each_other_and_end_together(checkpoints: Checkpoints) -> None:
-    job = Job(str(checkpoints("llama")), lanes=2, killed=1, port=free_ports(2))
+    job = Job(str(checkpoints("llama")), tp_size=2, killed=1, port=free_ports(2))
     other, rank_0 = started(msgspec.structs.replace(job, rank=1)), started(job)
     try:
         check(job, rank_0)

@@ -29,7 +29,7 @@ class Job(msgspec.Struct, frozen=True):
     """killed: the rank to kill once the tokens are computed. rank, port: of this process in --rank-group"""
 
     folder: str
-    lanes: int = 1
+    tp_size: int = 1
     stages: int = 1
     killed: int = 0
     rank: int = 0
@@ -38,7 +38,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def hosts(self) -> Hosts | None:
-        group = Group(self.rank, self.lanes * self.stages, "127.0.0.1", self.port)
+        group = Group(self.rank, self.tp_size * self.stages, "127.0.0.1", self.port)
         return Hosts(group, b"") if self.port else None
 
 
@@ -53,7 +53,7 @@ class Result(msgspec.Struct, frozen=True):
 
 def settings_of(job: Job) -> Settings:
     worker = WorkerConfig(
-        device=job.device, dtype="float32", kv_cache_gb=0.01, threads=1, tensor_parallel_size=job.lanes,
+        device=job.device, dtype="float32", kv_cache_gb=0.01, threads=1, tensor_parallel_size=job.tp_size,
         pipeline_parallel_size=job.stages,
     )  # fmt: skip
     return Settings(model=ModelConfig(model=job.folder, max_seq_len=64), worker=worker)

@@ -33,15 +33,15 @@ def test_cache_layer_is_a_view() -> None:
     assert (cache.v[0][1, 0] == 9.0).all() and cache.v[0].count_nonzero() == v[0].numel()
 
 
-def resident_bytes() -> int:
+def rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_cache_pages_never_written_take_no_memory() -> None:
-    before = resident_bytes()
+    before = rss_bytes()
     cache = KVCache(SPEC, pages=(1 << 15,), page_size=16, dtype=torch.float32, device="cpu")
     cache.k[0][:, 7] = 1.0
-    assert resident_bytes() - before < 64 << 20 < cache.k[0].nbytes
+    assert rss_bytes() - before < 64 << 20 < cache.k[0].nbytes
 
 
 def test_bytes_per_page_counts_k_and_v_of_all_layers() -> None:

@@ -106,23 +106,23 @@ def test_triton_bits_of_a_row_do_not_depend_on_the_others(
         assert torch.equal(sum_split_k(part, 2, dtype), whole[begin:end])
 
 
-@pytest.mark.parametrize("chains", ["together", "split", "parked"])
+@pytest.mark.parametrize("chains", ["together", "split", "spilled"])
 def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
     chains: Chains, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With parked sums, one program computes several tiles."""
-    from worker.ops.linear.tiles import CANDIDATES, PARKED_ELEMENTS
+    """With spilled sums, one program computes several tiles."""
+    from worker.ops.linear.tiles import CANDIDATES, SPILLED_ELEMENTS
     from worker.ops.linear.triton import linear_triton
 
     monkeypatch.setattr("worker.ops.linear.triton_accumulate.multiprocessors", lambda device: 1)
-    columns, depth = (130, 800) if chains == "parked" else (40, 520)
+    columns, depth = (130, 800) if chains == "spilled" else (40, 520)
     x, weight = (random(*shape, dtype=torch.float16, device=device) for shape in ((20, depth), (columns, depth)))
     bias = random(columns, dtype=torch.float16, device=device, seed=2)
     sizes = {(tile.rows, tile.columns): tile for tile in CANDIDATES["linear"]}
-    large = [size for size in sizes if size[0] * size[1] >= PARKED_ELEMENTS]
+    large = [size for size in sizes if size[0] * size[1] >= SPILLED_ELEMENTS]
     assert large and len(sizes) > 8
     expected = linear_triton(x, weight, bias)
-    for size in large if chains == "parked" else sizes:
+    for size in large if chains == "spilled" else sizes:
         with poisoned():
             found = linear_triton(x, weight, bias, split_k=True, tile=replace(sizes[size], chains=chains))
         assert found.ndim == (3 if chains == "split" else 2)

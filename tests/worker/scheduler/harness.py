@@ -302,7 +302,7 @@ class Rig:
                 "a row beyond its length"
             )
             assert not sequence.pending_outputs or length < config.max_seq_len, "a row beyond its length"
-            assert end <= sequence.room, "no page to write to"
+            assert end <= sequence.capacity, "no page to write to"
             assert end == length or not chunk.samples
             for pool, pages in zip(self.pools, sequence.pages, strict=True):
                 shared = pages[chunk.start // pool.page_size :]
@@ -344,7 +344,7 @@ class Rig:
                 assert chunk.samples and chunk.start + chunk.length - drafts - 1 == last >= sequence.prompt_len
                 assert chunk.start + chunk.length <= self.cut(chunk), "drafts cross a checkpoint"
                 assert not sequence.in_flight_tokens, "the token before them is not known yet"
-                assert chunk.start + chunk.length <= sequence.room, "no page to write to"
+                assert chunk.start + chunk.length <= sequence.capacity, "no page to write to"
                 assert sequence.output_len + drafts < sequence.sampling.max_tokens, "a row beyond its length"
                 assert len(sequence.tokens) + drafts < self.config.max_seq_len, "a row beyond its length"
 

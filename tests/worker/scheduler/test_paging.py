@@ -169,7 +169,7 @@ def kept(sequence: Sequence, group: int) -> list[int]:
 def test_window_is_claimed_for_the_next_chunk_and_returned_behind(windowed: Rig) -> None:
     a = windowed.submit(LONG)
     windowed.plan()
-    assert kept(a, 0) == list(range(10)) and kept(a, 1) == [0, 1, 2, 3] and a.room == 16
+    assert kept(a, 0) == list(range(10)) and kept(a, 1) == [0, 1, 2, 3] and a.capacity == 16
     windowed.step()  # positions 0 .. 7
     windowed.step()
     # the row at position 16 attends to 11 .. 16, and its kernel reads from 10 on: page 2

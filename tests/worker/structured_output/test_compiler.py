@@ -50,7 +50,7 @@ def test_compile_caches_the_most_recently_used_grammars(bench: Bench) -> None:
 
 def test_memory_of_large_grammars_is_returned_to_the_system(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, trims = [0], list[str]()
-    monkeypatch.setattr(compiler, "resident_bytes", lambda: memory[0])
+    monkeypatch.setattr(compiler, "rss_bytes", lambda: memory[0])
     monkeypatch.setattr(compiler, "return_memory", lambda: trims.append("now"))
     compiled = compiler._compile
 

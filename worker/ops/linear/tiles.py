@@ -26,7 +26,7 @@ from worker.ops.triton_common import FORMAT_CODES
 
 NUM_SMS = 132  # multiprocessors of an H200, for which the tiles are chosen; other GPUs give the same bits
 ANY = 1 << 62  # as a number of rows or programs: no limit
-Chains = Literal["auto", "together", "split", "parked"]
+Chains = Literal["auto", "together", "split", "spilled"]
 Product = Literal["linear", "gated"]
 
 
@@ -36,7 +36,7 @@ class Tile:
 
     chains: how the chains are computed if K has several
         together: by one program, with two sums in its registers
-        parked: by one program, with the sum of finished chains in memory (triton_accumulate.py)
+        spilled: by one program, with the sum of finished chains in memory (triton_accumulate.py)
         split: by one program for each chain if the caller can add partial sums, else like "together"
         auto: like "split" if "together" would give too few programs, else like "together"
     """
@@ -168,7 +168,7 @@ CANDIDATES: Mapping[Product, tuple[Tile, ...]] = {  # the tiles that a sweep com
         Tile(64, 64, 4, 4), Tile(64, 128, 8, 4), SMALL, Tile(128, 64, 4, 4), Tile(128, 128, 8, 3), SQUARE,
     ),
 }  # fmt: skip
-PARKED_ELEMENTS = 256 * 128  # if a tile has so many elements, registers cannot hold a second sum
+SPILLED_ELEMENTS = 256 * 128  # if a tile has so many elements, registers cannot hold a second sum
 
 
 def candidates(product: Product, shape: Shape) -> Iterator[Tile]:
@@ -183,7 +183,7 @@ def candidates(product: Product, shape: Shape) -> Iterator[Tile]:
 def _ways(tile: Tile, shape: Shape) -> tuple[Chains, ...]:
     if shape.chains == 1:
         return ("auto",)
-    together: Chains = "parked" if tile.rows * tile.columns >= PARKED_ELEMENTS else "together"
+    together: Chains = "spilled" if tile.rows * tile.columns >= SPILLED_ELEMENTS else "together"
     return (together, "split")
 
 

@@ -42,7 +42,7 @@ from worker.ops.linear.triton_accumulate import (
     accumulate_chain,
     accumulate_gated_chain,
     apply_scales,
-    launch_parked,
+    launch_spilled,
     load_bias,
     load_scales,
     tile_index,
@@ -184,8 +184,8 @@ def linear_triton(
         "num_stages": tiles.stages_that_fit(tile, tile.columns, x, weight),
         **tiles.tile_constants(tile, columns, depth, x.dtype, weight.dtype),
     }  # fmt: skip
-    if tile.chains == "parked" and chains > 1:
-        launch_parked(tile, count, operands, out, (rows, columns, depth, chain, x.stride(0)), constants)
+    if tile.chains == "spilled" and chains > 1:
+        launch_spilled(tile, count, operands, out, (rows, columns, depth, chain, x.stride(0)), constants)
         return out
     _linear_kernel[(count, chains if use_split_k else 1)](
         *operands, out, rows, columns, depth, chain, x.stride(0),

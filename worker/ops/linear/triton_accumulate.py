@@ -2,7 +2,7 @@
 
 A product whose K is split into several chains needs two sums at a time: of the current chain, and of all finished
 chains. With a tile of 256 x 128, there are no registers for the second sum. So the sum of the finished chains waits in
-memory ("parked"): a program stores it at the end of a chain, and adds it at the end of the next chain. Additions have
+memory ("spilled"): a program stores it at the end of a chain, and adds it at the end of the next chain. Additions have
 the same order as in triton.py, so the bits are the same.
 
 Each multiprocessor runs one program, which computes one tile after another. So on an H200, the waiting sums take 17 MB,
@@ -34,14 +34,14 @@ def _halves(acc):
 
 
 @triton.jit
-def _park(acc, parked_ptr, waiting):
-    """Adds acc [N, M] to the parked sum and stores the new sum, a quarter at a time, to need few registers.
+def _spill(acc, spilled_ptr, waiting):
+    """Adds acc [N, M] to the spilled sum and stores the new sum, a quarter at a time, to need few registers.
 
-    waiting: if false, there is no parked sum yet, and acc is stored
+    waiting: if false, there is no spilled sum yet, and acc is stored
     """
     parts = _quarters(acc)
     for index in tl.static_range(4):
-        pointers = _parked_pointers(parts[index], parked_ptr, index)
+        pointers = _spilled_pointers(parts[index], spilled_ptr, index)
         total = tl.load(pointers, mask=waiting, other=-0.0) + parts[index]  # -0.0 + x has the bits of x for every x
         tl.debug_barrier()
         tl.store(pointers, total)
@@ -49,14 +49,15 @@ def _park(acc, parked_ptr, waiting):
 
 
 @triton.jit
-def _parked_pointers(part, parked_ptr, index: tl.constexpr):
+def _spilled_pointers(part, spilled_ptr, index: tl.constexpr):
     n, m = tl.arange(0, part.shape[0]), tl.arange(0, part.shape[1])
-    return parked_ptr + index * part.shape[0] * part.shape[1] + n[:, None] + m[None, :] * part.shape[0]
+    return spilled_ptr + index * part.shape[0] * part.shape[1] + n[:, None] + m[None, :] * part.shape[0]
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _parked_linear_kernel(
-    x_ptr, weight_ptr, bias_ptr, scale_ptr, token_scale_ptr, parked_ptr, out_ptr, rows, columns, depth, chain, x_stride,
+def _spilled_linear_kernel(
+    x_ptr, weight_ptr, bias_ptr, scale_ptr, token_scale_ptr, spilled_ptr, out_ptr, rows, columns, depth, chain,
+    x_stride,
     BIAS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +65,7 @@ def _parked_linear_kernel(
     the weight.
     """
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    parked_ptr += tl.program_id(0) * (BLOCK_M * BLOCK_N)
+    spilled_ptr += tl.program_id(0) * (BLOCK_M * BLOCK_N)
     tiles_m, tiles_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
         tile_m, tile_n = tile_index(tile, tiles_m, tiles_n, GROUP)
@@ -82,28 +83,28 @@ def _parked_linear_kernel(
             )  # fmt: skip
             if BIAS:
                 acc += tl.where(begin == 0, load_bias(bias_ptr + first_n, n, mask_n), -0.0)
-            _park(acc, parked_ptr, begin > 0)
+            _spill(acc, spilled_ptr, begin > 0)
         acc = accumulate_chain(
             weight_ptrs, x_ptrs, mask_n, mask_m, last, depth, depth, scale, token_scale, EVEN, FORMAT, DYNAMIC,
             BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        _store(acc, parked_ptr, out_ptr + (first_m * columns + first_n), mask_n, rows - first_m, columns)
+        _store(acc, spilled_ptr, out_ptr + (first_m * columns + first_n), mask_n, rows - first_m, columns)
 
 
 @triton.jit
-def _store(acc, parked_ptr, out_ptr, mask_n, rows, columns):
-    """Adds acc [N, M] to the parked sum, and stores the total as the result."""
+def _store(acc, spilled_ptr, out_ptr, mask_n, rows, columns):
+    """Adds acc [N, M] to the spilled sum, and stores the total as the result."""
     parts = _quarters(acc)
     n, m = tl.arange(0, parts[0].shape[0]), tl.arange(0, parts[0].shape[1])
     for index in tl.static_range(4):
-        total = tl.load(_parked_pointers(parts[index], parked_ptr, index)) + parts[index]
+        total = tl.load(_spilled_pointers(parts[index], spilled_ptr, index)) + parts[index]
         row = index * parts[index].shape[1] + m
         mask = mask_n[:, None] & (row < rows)[None, :]
         tl.store(out_ptr + row[None, :] * columns + n[:, None], total.to(out_ptr.dtype.element_ty), mask=mask)
         tl.debug_barrier()
 
 
-def launch_parked(
+def launch_spilled(
     tile: Tile,
     count: int,
     operands: Sequence[Tensor],
@@ -117,8 +118,8 @@ def launch_parked(
     sizes: rows, columns, depth, chain and stride of x, as in triton.py
     """
     programs = min(count, multiprocessors(out.device))
-    parked = torch.empty(programs * tile.rows * tile.columns, dtype=torch.float32, device=out.device)
-    _parked_linear_kernel[(programs,)](*operands, parked, out, *sizes, **constants)
+    spilled = torch.empty(programs * tile.rows * tile.columns, dtype=torch.float32, device=out.device)
+    _spilled_linear_kernel[(programs,)](*operands, spilled, out, *sizes, **constants)
 
 
 # Functions for kernels that multiply by weights of 16 or 8 bits: they compute one chain of additions for a tile.

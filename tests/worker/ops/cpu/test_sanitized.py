@@ -1,5 +1,9 @@
-"""The C library under AddressSanitizer touches no memory beyond its arrays, with any size that a config may have."""
+"""The C library under AddressSanitizer touches no memory beyond its arrays, with any size that a config may have.
 
+Each day for one of the instruction sets that this machine has.
+"""
+
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -8,22 +12,23 @@ from tests.worker.ops.cpu import sanitized
 from tests.worker.ops.harness.cpu_tiers import needs_library
 
 pytestmark = needs_library
+TIER = sanitized.tier_of(date.today())
 TESTS = "tests/worker/models/test_cpu_decoder_bounds.py"
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sanitized.compiled(tmp_path_factory.mktemp("library"))
+    return sanitized.compiled(tmp_path_factory.mktemp("library"), TIER)
 
 
 @pytest.mark.slow
 def test_sizes_at_the_bounds_stay_within_their_arrays(library: Path) -> None:
-    done = sanitized.run(library, TESTS, "-k", "not emulated")
+    done = sanitized.run(library, TIER, TESTS, "-k", "not emulated")
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-6000:]
 
 
 @pytest.mark.parametrize(("limit", "model"), [("MAX_CHOSEN", "experts"), ("MAX_TAPS", "taps")])
 def test_size_beyond_a_bound_is_reported(library: Path, limit: str, model: str) -> None:
     """Shows that the test above can fail: a size beyond a bound is reported."""
-    done = sanitized.run(library, TESTS, "-k", f"{model} and not emulated", "-s", beyond=limit)
+    done = sanitized.run(library, TIER, TESTS, "-k", f"{model} and not emulated", "-s", beyond=limit)
     assert done.returncode == sanitized.FAULT and "AddressSanitizer" in done.stderr, done.stdout[-2000:]

@@ -12,7 +12,7 @@ LOWEST = ROOT / ".venv" / "triton-3.6"  # made by `make test FULL=1`
 PARTS = {  # module of the harness → how many kernels it names
     "attention": 3, "dense": 15, "dependent": 0, "experts": 9, "launched": 14, "quantized": 2, "sampling": 6,
 }  # fmt: skip
-DRAWN = ("experts", "quantized")  # these compile each kernel for many formats, and half of them on any day
+DRAWN = ("attention", "experts", "quantized")  # compile kernels for many formats or shapes, half of them a day
 
 
 def compiled(*command: str, path: Path | None = None) -> set[str]:

@@ -148,14 +148,14 @@ def products() -> Iterable[Tensor]:
         yield linear_triton(x, values, None, scale, dynamic=True, split_k=True)
 
 
-def parked_products() -> Iterable[Tensor]:
+def spilled_products() -> Iterable[Tensor]:
     """Yields a product with three tiles in two programs."""
     from worker.ops.linear.tiles import Tile
     from worker.ops.linear.triton import linear_triton
 
     weight, bias = random(70, 800, dtype=HALF, seed=1), random(70, dtype=HALF, seed=2)
     with patch("worker.ops.linear.triton_accumulate.multiprocessors", lambda device: 2):
-        yield linear_triton(strided(33, 800), weight, bias, tile=Tile(16, 128, 4, 1, "parked"))
+        yield linear_triton(strided(33, 800), weight, bias, tile=Tile(16, 128, 4, 1, "spilled"))
 
 
 def gated_products() -> Iterable[Tensor]:
@@ -307,7 +307,7 @@ KERNELS: dict[Run, set[str]] = {
     writes: {"_rotary_kernel", "_store_kv_kernel"},
     heads: {"_qkv_rope_write_kernel"},
     products: {"_linear_kernel", "_quantize_tokens_kernel"},
-    parked_products: {"_parked_linear_kernel"},
+    spilled_products: {"_spilled_linear_kernel"},
     products_with_norms: {"_linear_norm_kernel"},
     prefetches: {"_prefetch_kernel"},
     adapters: {"_multiply_a_kernel", "_add_b_kernel"},

@@ -2,11 +2,12 @@
 
 Checks what the interpreter cannot show: products use wgmma, keys and values are copied 16 bytes at a time, no register
 is spilled in the loop over keys, two programs of the split kernel fit on a multiprocessor, and both kernels compute a
-row in the same way.
+row in the same way. `python -m tests.worker.ops.harness.compile_attention [DAY]`: with a day, half of the shapes.
 """
 
 import re
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from itertools import product
@@ -24,6 +25,7 @@ from bench.gpu.offline.triton_offline import (
     tensor_core_steps,
     usage,
 )
+from tests.worker.ops.harness.compile_quantized import drawn
 from worker.ops.attention import triton as attention
 
 X, F, N, F8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
@@ -133,8 +135,9 @@ def check_overlap(shape: tuple[int, int, int]) -> None:
     assert spilled_in_loop(made) == 0 and usage(made).stack <= 2 * FEW_BYTES and usage(made).shared <= SHARED[90]
 
 
-def check() -> None:
-    for shape, extended in product(SHAPES, (False, True)):
+def check(day: str) -> None:
+    """Compiles the shapes that are drawn by `day`, or all."""
+    for shape, extended in drawn([*product(SHAPES, (False, True))], day):
         split, prefill = (
             way_of_a_row(compiled(attend(kernel, *shape, extended=extended, sequences=200)))
             for kernel in (attention._split_kernel, attention._prefill_kernel)
@@ -163,4 +166,4 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    check()
+    check(*sys.argv[1:] or ["all"])

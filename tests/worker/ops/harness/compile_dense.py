@@ -64,7 +64,7 @@ NORMS = [(3072, False, 3), (1152, True, 8)]  # size, whether there is a norm bef
 HEADS = [(32, 8, 128, True, False, 2), (4, 1, 256, True, True, 4)]
 
 
-PARKED = [(Tile(256, 128, 8, 4), 3072, 8192), (Tile(128, 256, 8, 4), 5120, 3072)]
+SPILLED = [(Tile(256, 128, 8, 4), 3072, 8192), (Tile(128, 256, 8, 4), 5120, 3072)]
 ELSEWHERE = (80, 86, 89, 100, 120)  # compute capabilities of other GPUs than Hopper
 
 
@@ -90,9 +90,9 @@ def linear(
     )  # fmt: skip
 
 
-def parked(tile: Tile, columns: int, depth: int) -> Variant:
+def spilled(tile: Tile, columns: int, depth: int) -> Variant:
     return Variant(
-        triton_accumulate._parked_linear_kernel, [X, X, X, F, F, F, X] + ["i32"] * 5,
+        triton_accumulate._spilled_linear_kernel, [X, X, X, F, F, F, X] + ["i32"] * 5,
         {"BIAS": False} | tiles.tile_constants(tile, columns, depth, BF16),
         EXACT | {"num_warps": tile.warps, "num_stages": tile.stages}, ("rows",), product=True,
     )  # fmt: skip
@@ -217,7 +217,7 @@ SMALL = [
 
 def check() -> None:
     plain = [linear(*shape) for shape in PRODUCTS] + [gated(*shape) for shape in GATED]
-    plain += [parked(*product) for product in PARKED]
+    plain += [spilled(*product) for product in SPILLED]
     products(plain + widened(), "16.f32.bf16.bf16")
     products(dynamic(INT8), "32.s32.s8.s8")
     for compiled in products(dynamic(FP8), "32.f32.e4m3.e4m3"):

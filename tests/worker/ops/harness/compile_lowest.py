@@ -52,7 +52,7 @@ def kernels() -> list[Kernel]:
     variants = [
         dense.linear(100, 5120, 3072, "terms", capability=80), dense.gated(1, 8192, 3072),
         dense.tokens(3072, dense.INT8), *dense.SMALL[5:6],
-        dependent.fused(*dependent.FUSED[0]), dense.parked(*dense.PARKED[0]),
+        dependent.fused(*dependent.FUSED[0]), dense.spilled(*dense.SPILLED[0]),
         quantized.linear(1, 16384, 3072, quantized.FORMATS[0], capability=80),
         quantized.gated(1, 16384, 3072, quantized.FORMATS[0]), attend.combine(96), *VARIANTS, PREFETCH,
         *(attend.attend(kernel, 64, 4, 16, gpu=89) for kernel in (attention._split_kernel, attention._prefill_kernel)),

@@ -97,7 +97,7 @@ def test_products_of_up_to_256_rows_have_a_program_for_every_multiprocessor(capa
 
 
 def test_measured_tiles_hold_up_to_their_rows_and_beyond_the_last() -> None:
-    few, many = Tile(16, 64, 4, 6, "split"), Tile(256, 128, 8, 4, "parked")
+    few, many = Tile(16, 64, 4, 6, "split"), Tile(256, 128, 8, 4, "spilled")
     name = product_name("linear", "bfloat16", 5120, 3072)
     table = {"NVIDIA H200": {name: [measured_entry(16, few), measured_entry(512, many)]}}
     found = [measured_tile(table, "NVIDIA H200", name, rows) for rows in (1, 16, 17, 512, 8192)]
@@ -113,7 +113,7 @@ def test_candidates_have_about_the_rows_of_the_product_and_a_way_to_add_its_chai
             assert all(tile.rows < max(32, 2 * rows) for tile in found)
             ways = {tile.chains for tile in found}
             assert ways == {"auto"} if chains == 1 else {"together", "split"} <= ways
-            assert ("parked" in ways) == (chains > 1 and rows > 64)
+            assert ("spilled" in ways) == (chains > 1 and rows > 64)
 
 
 def test_measured_tiles_of_the_repository_are_tiles() -> None:
