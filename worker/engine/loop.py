@@ -92,7 +92,10 @@ class Loop:
         return busy
 
     def _idle(self, now: float) -> None:
-        self._request_table.crash_journal.record_idle()
+        if self._scheduler.masked:
+            self._request_table.crash_journal.record_step(self._scheduler.masked)
+        else:
+            self._request_table.crash_journal.record_idle()
         self._stats.speed.idle()
         if self._canary_s and now - self._last_computed >= self._canary_s:
             self._check_device()
@@ -113,7 +116,8 @@ class Loop:
     def _launch(self, plan: Plan) -> None:
         """Launches a step after those in flight, or recovers when the launch fails."""
         before = self._in_flight[-1] if self._in_flight else None
-        self._request_table.crash_journal.record_step(_sequences(plan, [step.plan for step in self._in_flight]))
+        to_blame = _sequences(plan, [step.plan for step in self._in_flight])
+        self._request_table.crash_journal.record_step(to_blame + self._scheduler.masked)
         try:
             step = self._runner.launch(plan, before)
         except Exception as error:

@@ -19,6 +19,7 @@ from torch import Tensor
 from worker.model_runner.inputs import to_device
 from worker.model_runner.sampler import stop_ids
 from worker.scheduler.sequence import Row, Sequence
+from worker.structured_output.masks_ahead import mask_bytes
 from worker.structured_output.matcher import Restriction
 
 if TYPE_CHECKING:
@@ -79,8 +80,13 @@ class GrammarMask:
         Large batches use the threads of llguidance. Notes in each sequence how long its row took.
         """
         began = time.perf_counter()
-        bits = np.zeros((len(rows), (self._vocab_size + 31) // 32 * 4), np.uint8)
-        jobs = [(one.state, row) for row, one in enumerate(constraints) if one.state is not None]
+        bits = np.zeros((len(rows), mask_bytes(self._vocab_size)), np.uint8)
+        known = [one.prepared() for one in constraints]
+        jobs = [
+            (one.state, row)
+            for row, (one, mask) in enumerate(zip(constraints, known, strict=True))
+            if one.state is not None and mask is None
+        ]
         address, width = bits.ctypes.data, bits.shape[1]
         if len(jobs) == len(rows) and self._cores > 2 and bits.size > MIN_PARALLEL_BYTES:
             self._executor.unsafe_compute_mask_ptr(jobs, address, width, len(jobs))
@@ -88,19 +94,22 @@ class GrammarMask:
             seconds = [each] * len(rows)
         else:
             seconds = [0.0] * len(rows)
+            for row, mask in enumerate(known):
+                if mask is not None:
+                    bits[row], seconds[row] = mask
             for matcher, row in jobs:
                 began = time.perf_counter()
                 matcher.unsafe_compute_mask_ptr(address + row * width, width)
                 seconds[row] = time.perf_counter() - began
-        for mask, took, (sequence, output, _), constraint in zip(bits, seconds, rows, constraints, strict=True):
+        for allowed, took, (sequence, output, _), constraint in zip(bits, seconds, rows, constraints, strict=True):
             began = time.perf_counter()
             if constraint.state is None:
-                mask[:] = 0xFF
-            constraint.narrow(mask)
+                allowed[:] = 0xFF
+            constraint.narrow(allowed)
             if output < sequence.sampling.min_tokens:
-                _forbid_end(mask, list(stop_ids(sequence, self._eos_ids)))
+                _forbid_end(allowed, list(stop_ids(sequence, self._eos_ids)))
             if sequence.host is not None:
-                sequence.host.mask = took + time.perf_counter() - began
+                sequence.host.mask, sequence.host.rules = took, time.perf_counter() - began
         return bits
 
     @cached_property

@@ -82,10 +82,11 @@ class Speculation:
         short = sum([chunk.length for chunk in prefills]) < self._rows
         return short and all(one.start >= one.sequence.prompt_len and one.sequence.check is None for one in prefills)
 
-    def add_drafts(self, decodes: list[Chunk], costs: RowCosts) -> list[Chunk]:
+    def add_drafts(self, decodes: list[Chunk], costs: RowCosts, *, crowded: bool = False) -> list[Chunk]:
         """Returns the decodes, with drafts where drafts pay. Each decode may use the same share of the free rows.
 
         decodes: all chunks of the step. costs: the measured costs of one more row and of a draft model's drafts.
+        crowded: whether rows with heavy masks have no drafts, because of other tenants
         """
         free = self._rows - sum([chunk.length for chunk in decodes])
         if free <= 0 or not decodes:
@@ -98,7 +99,7 @@ class Speculation:
             limit, own_cost = min(free // left, self._limit(chunk)) if chunk.samples else 0, cost
             if limit > 0 and chunk.sequence.host is not None and (row_s := chunk.sequence.host.row):
                 own_cost += MARGIN * costs.of_host(len(decodes), row_s) * len(decodes)
-                limit = min(limit, int(host_s / left / row_s))
+                limit = 0 if crowded and chunk.sequence.host.heavy else min(limit, int(host_s / left / row_s))
                 host_s -= limit * row_s
             if limit > 0:
                 chunk = self._with_drafts(chunk, limit, own_cost)

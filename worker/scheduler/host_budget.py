@@ -10,7 +10,8 @@ with the one that has waited longest.
 If several tenants have sequences, or had some a few steps ago, heavy rows of one (whose masks, chains or
 log-probabilities take longer than HEAVY_S) may not make the steps of the others much longer than the forward: together
 they get only as much time as the forward takes. A row that takes more than its tenant has left puts the tenant in debt,
-and its heavy rows wait until enough steps have paid for it. A step always has at least one row, though.
+and its heavy rows wait until enough steps have paid for it. A step always has at least one row, though. A heavy mask is
+computed outside of the steps, and its row waits for it; such a row has no drafts, because each would need a mask.
 
 Chunks of prompts have a limit of their own, so that neither kind keeps the other one out. In each kind, every tenant
 may always have one row, so that every sequence advances. On a CPU, all prompts of a step together have at most LOGITS
@@ -49,15 +50,17 @@ FEW = 128
 class HostWork:
     """Seconds that the host takes for one row of a sequence.
 
-    chain, mask, scores: for a row that is sampled: its chain of samplers, the mask of its grammar or token rules, its
-    log-probabilities. draw: its random draw on a CPU. checked: for a row of an answer that is checked, whose rows are
-    all sampled in one step: the draw and the chain together. prompt: for a row that scores a token of the prompt.
+    chain, mask, rules, scores: for a row that is sampled: its chain of samplers, the mask of its grammar, what its
+    token rules change in it, its log-probabilities. draw: its random draw on a CPU. checked: for a row of an answer
+    that is checked, whose rows are all sampled in one step: the draw and the chain together. prompt: for a row that
+    scores a token of the prompt.
     measured, chained, drawn: whether `prompt`, `chain` and `draw` were measured
     """
 
     chain: float = 0.0
     draw: float = 0.0
     mask: float = 0.0
+    rules: float = 0.0
     scores: float = 0.0
     checked: float = 0.0
     prompt: float = 0.0
@@ -68,12 +71,22 @@ class HostWork:
     @property
     def heavy(self) -> bool:
         """Whether a row takes unusually long. Draws do not count: the plainest request has them."""
-        return self.chain + self.mask + self.scores > HEAVY_S
+        return self.masked_elsewhere or self.heavy_in_step
+
+    @property
+    def masked_elsewhere(self) -> bool:
+        """Whether the mask takes so long that it is computed outside of the steps if there are other tenants."""
+        return self.mask > HEAVY_S
+
+    @property
+    def heavy_in_step(self) -> bool:
+        """Whether a row takes unusually long when such a mask is there."""
+        return self.chain + self.rules + self.scores + (0.0 if self.masked_elsewhere else self.mask) > HEAVY_S
 
     @property
     def row(self) -> float:
         """Seconds for a row that is sampled."""
-        return max(self.chain + self.draw, self.checked) + self.mask + self.scores
+        return max(self.chain + self.draw, self.checked) + self.mask + self.rules + self.scores
 
 
 def host_work(sampling: Sampling, *, checked: bool = False) -> HostWork | None:
@@ -106,6 +119,7 @@ def drafts_host_s(chunks: Iterable[Chunk]) -> float:
 
 
 HEAVY_S = 0.003  # a mask of 152,000 tokens usually takes 0.05 to 0.5 ms
+COPIED_S = 1e-6  # for a mask that is there
 LEAST_HEAVY_S = 0.005  # for all heavy rows in a step with other tenants, if the forward takes less
 SEEN_STEPS = 50  # between two requests of a tenant, the heavy rows of others do not take its place
 STEP_S = 0.1  # for the rows of all decodes in a step
@@ -135,6 +149,7 @@ class HostBudget:
         self._draws: _Assumed[tuple[bool, bool, bool]] = _Assumed(DECAY)  # by the filters of plain sampling
         self._forward = Median()  # seconds of a step of decodes without the host's work for their rows
         self._seen: dict[str, int] = {}  # tenant → for how many steps it still counts as one that has sequences
+        self.masked: list[Sequence] = []  # whose masks are computed outside of the step that was planned last
         self._credit: dict[str, float] = {}  # tenant → seconds that its heavy rows may take; negative: a debt
 
     def entered(self, sequence: Sequence) -> None:
@@ -151,12 +166,17 @@ class HostBudget:
         """Begins a step. Returns the decodes that it may have, in the same order. running: also those without one"""
         self._left, self._rows_left = PREFILL_S, self._most_rows
         self._used.clear()
+        self.masked = []
         self._learn()
         costs = {one: self._row(one, one.host) for one in decodes if one.host is not None}
-        waits = self._waiting(costs, running or decodes)
-        if waits:
-            if len(waits) == len(decodes):  # a step without rows would not bring the next one
+        self._count_tenants(costs, running or decodes)
+        if self.crowded:
+            masked = {one for one in costs if self._waits_for_mask(one)}  # the mask of each wakes the loop
+            costs = {one: self._in_step(one, cost) for one, cost in costs.items() if one not in masked}
+            waits = self._waiting(costs)
+            if waits and len(waits) == len(decodes):  # a step without rows would not bring the next one
                 waits.remove(min(waits, key=lambda one: one.history.last_token or one.history.arrival))
+            waits |= masked
             decodes = [one for one in decodes if one not in waits]
             costs = {one: cost for one, cost in costs.items() if one not in waits}
         if sum(costs.values()) <= STEP_S:
@@ -172,20 +192,47 @@ class HostBudget:
             left -= sum([own[one] for one in served])
         return [one for one in decodes if one.host is None or one in chosen]
 
-    def _waiting(self, costs: dict[Sequence, float], running: Iterable[Sequence]) -> set[Sequence]:
-        """Returns the sequences whose heavy rows wait, because sequences of other tenants are running, too."""
-        heavy: dict[str, dict[Sequence, float]] = {}
-        for one, cost in costs.items():
-            if one.host is not None and one.host.heavy:
-                heavy.setdefault(one.turn.tenant, {})[one] = cost
-        if not heavy:
+    @property
+    def crowded(self) -> bool:
+        """Whether there are heavy rows, and several tenants."""
+        return len(self._seen) > 1
+
+    def _count_tenants(self, costs: dict[Sequence, float], running: Iterable[Sequence]) -> None:
+        """Notes who has sequences, if there are heavy rows."""
+        if not any([one.host is not None and one.host.heavy for one in costs]):
             self._seen.clear()
             self._credit.clear()
-            return set()
+            return
         self._seen |= {one.turn.tenant: SEEN_STEPS for one in running}
         self._seen = {tenant: left - 1 for tenant, left in self._seen.items() if left}
         if len(self._seen) < 2:
             self._credit.clear()
+
+    def _waits_for_mask(self, sequence: Sequence) -> bool:
+        """Whether a row must wait for its mask, which is computed outside of the steps. Begins to compute it."""
+        constraint = sequence.constraint
+        if constraint is None or not self._is_masked_elsewhere(sequence) or constraint.prepare(sequence.turn.tenant):
+            return False
+        self.masked.append(sequence)
+        return True
+
+    def _in_step(self, sequence: Sequence, cost: float) -> float:
+        """Returns what a row with this cost costs in a step, if its mask may have been computed before."""
+        host = sequence.host
+        return cost if host is None or not self._is_masked_elsewhere(sequence) else max(COPIED_S, cost - host.mask)
+
+    def _is_masked_elsewhere(self, sequence: Sequence) -> bool:
+        """False if the sequence is suspected of having crashed a worker: all it does is done in steps of its own."""
+        host = sequence.host
+        return self.crowded and host is not None and host.masked_elsewhere and not sequence.history.crashes
+
+    def _waiting(self, costs: dict[Sequence, float]) -> set[Sequence]:
+        """Returns the sequences whose heavy rows wait. costs: seconds of rows, without masks that are there"""
+        heavy: dict[str, dict[Sequence, float]] = {}
+        for one, cost in costs.items():
+            if one.host is not None and one.host.heavy_in_step:
+                heavy.setdefault(one.turn.tenant, {})[one] = cost
+        if not heavy:
             return set()
         share = min(STEP_S, max(LEAST_HEAVY_S, self._forward.value)) / len(heavy)
         self._credit = {tenant: min(share, self._credit.get(tenant, 0.0) + share) for tenant in heavy}
@@ -210,7 +257,8 @@ class HostBudget:
         length = self._scored(sequence, host, length)
         rows, row = length - known + 1 if samples else 0, self._row(sequence, host)
         if rows > 0 and row:
-            most = self._most(sequence, row)
+            row = self._in_step(sequence, row)
+            most = 0 if self._waits_for_mask(sequence) else self._most(sequence, row)
             splits_picture = most == 0 and sequence.pictures is not None  # whose last row must not be missing
             if rows > most and not splits_picture:
                 length -= rows - most

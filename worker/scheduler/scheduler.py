@@ -96,6 +96,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.state.live)
 
+    @property
+    def masked(self) -> list[Sequence]:
+        """The sequences whose masks are computed outside of the step that was planned last."""
+        return self._planner.host.masked
+
     def sequences(self) -> list[Sequence]:
         """Returns all live sequences, in order of arrival."""
         return list(self.state.live.values())
@@ -363,7 +368,9 @@ class Planner:
         plan.chunks.extend(prefills)
         if self._speculation is not None and self._speculation.may_draft(prefills):
             prefill_tokens = 0
-            plan.chunks[:] = self._speculation.add_drafts(plan.chunks, self.step_time.row_cost)
+            plan.chunks[:] = self._speculation.add_drafts(
+                plan.chunks, self.step_time.row_cost, crowded=self.host.crowded
+            )
         self.step_time.planned(now, len(plan.chunks), plan.tokens - prefill_tokens, prefill_tokens)
         return plan
 

@@ -388,6 +388,9 @@ class Constraint(Protocol):
     def forced(self, limit: int) -> Ids:
         """Returns at most `limit` ids that the output must continue with, as far as that is known."""
 
+    def prepare(self, tenant: str) -> bool:
+        """Begins to compute the mask of the present position outside of the steps. Returns whether it is there."""
+
     def after(self, ids: Ids) -> "tuple[Constraint, int]":
         """Returns a copy of the constraint after the longest allowed prefix of `ids`, and the length of this prefix."""
 

@@ -24,6 +24,7 @@ from shared import grammar_trial
 from shared.checkpoint import spelled
 from shared.machine import return_memory
 from shared.sandbox import Killed, Lost, NotStarted, Raised, Sandbox, TookTooLong, TurnQueue
+from worker.structured_output.masks_ahead import Mask, MasksAhead, computed, mask_bytes
 from worker.structured_output.matcher import Matcher, error_text
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class GrammarCompiler:
         self._eos_ids = eos_ids
         self._pool = _roomy_threads()
         self._turns = TurnQueue(THREADS)
+        self._ahead = MasksAhead(vocab_size, lambda: self.wake())
         self._trials = threading.local()  # each thread has its own child process
         self._vocabulary = self._pool.submit(self._load)
         self._cache: OrderedDict[str, Future[Grammar]] = OrderedDict()
@@ -108,7 +110,7 @@ class GrammarCompiler:
         try:
             self._try(text)
             before = rss_bytes()
-            grammar = _compile(text, self._vocabulary)
+            grammar = _compile(text, self._vocabulary, self._vocab_size, self._ahead)
             if (grown := rss_bytes() - before) > 0 and text in self._cache:
                 self._grown[text] = grown
             future.set_result(grammar)
@@ -134,6 +136,7 @@ class GrammarCompiler:
     def close(self) -> None:
         """Cancels compilations that have not started. Does not wait for running compilations."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._ahead.close()
 
     def _load(self) -> "LLTokenizer":
         from llguidance import LLTokenizer
@@ -191,7 +194,7 @@ def _is_byte_level(tokenizer: dict[str, Any]) -> bool:
     return any(one.get("type") == "ByteLevel" for one in (decoder, *decoder.get("decoders", ())))
 
 
-def _compile(text: str, vocabulary: "Future[LLTokenizer]") -> Grammar:
+def _compile(text: str, vocabulary: "Future[LLTokenizer]", vocab_size: int, ahead: MasksAhead) -> Grammar:
     from llguidance import LLMatcher
 
     try:
@@ -202,4 +205,6 @@ def _compile(text: str, vocabulary: "Future[LLTokenizer]") -> Grammar:
     matcher.compute_bitmask()  # the first bitmask is the most expensive one, and shows whether any token is allowed
     if matcher.is_error():
         raise InvalidGrammar(f"the grammar cannot be enforced: {error_text(matcher)}")
-    return Grammar(Matcher(matcher))
+    mask = Mask()  # computed again, because the first one took longer than those to come will take
+    mask.set_result(computed(matcher.deep_copy(), mask_bytes(vocab_size)))
+    return Grammar(Matcher(matcher, ahead, mask))

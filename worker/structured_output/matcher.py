@@ -14,6 +14,8 @@ from worker.scheduler.sequence import Constraint, Ids
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+    from worker.structured_output.masks_ahead import Mask, MasksAhead
+
 
 MAX_ERROR_CHARS = 300
 Bits = NDArray[np.uint8]  # one row: one bit per token, the lowest bit of a byte first; 1: the token is allowed
@@ -29,6 +31,13 @@ class Restriction(Constraint):
 
     def narrow(self, bits: Bits) -> None:
         """Clears the bits of tokens that other rules than the grammar forbid."""
+
+    def prepare(self, tenant: str) -> bool:
+        return True
+
+    def prepared(self) -> tuple[Bits, float] | None:
+        """Returns the mask of the grammar, and its seconds, if `prepare` has begun it or it was known before."""
+        return None
 
     def copy(self) -> "Restriction":
         """Returns an independent copy of this constraint, in the same state."""
@@ -49,15 +58,34 @@ class Restriction(Constraint):
 class Matcher(Restriction):
     """The state of one output in its grammar."""
 
-    __slots__ = ()
+    __slots__ = ("_ahead", "_mask")
 
     state: "LLMatcher"
 
-    def __init__(self, state: "LLMatcher") -> None:
+    def __init__(self, state: "LLMatcher", ahead: "MasksAhead | None" = None, mask: "Mask | None" = None) -> None:
+        """ahead: computes masks that take long. mask: that of this state, if it is known"""
         self.state = state
+        self._ahead, self._mask = ahead, mask
 
     def copy(self) -> "Matcher":
-        return Matcher(self.state.deep_copy())
+        self.prepared()  # the state may be copied only while no thread computes its mask
+        return Matcher(self.state.deep_copy(), self._ahead, self._mask)
+
+    def prepare(self, tenant: str) -> bool:
+        if self._mask is None and self._ahead is not None:
+            self._mask = self._ahead.begin(self.state, self, tenant)
+        return self._mask is None or self._mask.done()
+
+    def prepared(self) -> tuple[Bits, float] | None:
+        if self._mask is not None and self._mask.cancel():
+            self._mask = None
+        return None if self._mask is None else self._mask.result()
+
+    @property
+    def _is_computed(self) -> bool:
+        """Whether a thread computes the mask, so that nobody else may use the state. It begins only if a token may
+        follow."""
+        return self._mask is not None and not self._mask.done()
 
     @property
     def masks(self) -> bool:
@@ -68,15 +96,17 @@ class Matcher(Restriction):
         return False
 
     def accept(self, token: int) -> bool:
+        self.prepared()
+        self._mask = None
         return self.state.consume_token(token) and not self.state.is_error()  # eos is consumed even after an error
 
     @property
     def ended(self) -> bool:
-        return self.state.is_stopped() and not self.state.is_error()
+        return not self._is_computed and self.state.is_stopped() and not self.state.is_error()
 
     @property
     def error(self) -> str:
-        return error_text(self.state)
+        return "" if self._is_computed else error_text(self.state)
 
     def forced(self, limit: int) -> Ids:
         return tuple(self.state.compute_ff_tokens()[:limit])
@@ -161,6 +191,12 @@ class TokenRules(Restriction):
         other.state = None if other._grammar is None else other._grammar.state
         other._tail, other._thinking = copy(self._tail), copy(self._thinking)
         return other
+
+    def prepare(self, tenant: str) -> bool:
+        return self._grammar is None or self._grammar.prepare(tenant)
+
+    def prepared(self) -> tuple[Bits, float] | None:
+        return None if self._grammar is None else self._grammar.prepared()
 
     @property
     def masks(self) -> bool:

@@ -86,6 +86,41 @@ def test_heavy_rows_of_a_tenant_take_no_longer_than_the_forward_beside_others(ro
     )
 
 
+class SlowMask:
+    """A constraint whose masks take long. ready: whether the next one is there"""
+
+    def __init__(self) -> None:
+        self.ready, self.asked = False, list[str]()
+
+    def prepare(self, tenant: str) -> bool:
+        self.asked.append(tenant)
+        return self.ready
+
+
+def masked(tenant: str) -> tuple[Sequence, SlowMask]:
+    one, mask = sequence(0.0, tenant=tenant), SlowMask()
+    one.host, constraint = HostWork(mask=0.1), mask
+    one.constraint = constraint  # type: ignore[assignment]
+    return one, mask
+
+
+def test_row_waits_for_a_heavy_mask_that_is_computed_elsewhere_and_then_costs_nothing() -> None:
+    budget, other = HostBudget(), sequence(None, tenant="b")
+    (one, mask), (suspect, never) = masked("a"), masked("a")
+    suspect.history.crashes = 1
+    assert budget.affordable([one]) == [one] and not mask.asked, "alone, a tenant's rows wait for nobody"
+    for _ in range(5):
+        assert budget.affordable([one], [one, other]) == [] and budget.masked == [one], "the mask wakes the loop"
+        assert one not in budget.affordable([one, other]) and budget.crowded
+        assert budget.fitting(one, 7, 7, samples=True) == 6, "the rest of a prompt needs no mask"
+    mask.ready = True
+    assert all(budget.affordable([one, other]) == [one, other] for _ in range(9)) and not budget.masked
+    assert budget.fitting(one, 7, 7, samples=True) == 7 and set(mask.asked) == {"a"}
+    assert suspect in budget.affordable([suspect, other]) and not never.asked, "it is computed in a step of its own"
+    one.host = HostWork(mask=0.1, rules=0.1)
+    assert sum(one in budget.affordable([one, other]) for _ in range(60)) < 9, "what is left for the step is limited"
+
+
 def test_heavy_rows_advance_if_no_other_sequence_can() -> None:
     budget, heavy, prompt = HostBudget(), sequence(1.0, tenant="a"), sequence(None, tenant="b")
     assert all(budget.affordable([heavy], [heavy, prompt]) == [heavy] for _ in range(9))
