@@ -178,8 +178,13 @@ class _Child:
         return _receive(self._socket, deadline)
 
     def _yield(self) -> None:
-        """Lowers the priority of the child's threads, so that long calls take less time from streams."""
+        """Lowers the priority of the child's threads, so that long calls take less time from streams.
+
+        Where Linux groups processes by session to schedule them, the priority of the group counts, too.
+        """
         self.yields = True
+        with suppress(OSError), open(f"/proc/{self.process.pid}/autogroup", "w") as file:
+            file.write(str(NICENESS))
         with suppress(OSError):  # the child has ended, or a thread of it
             for thread in os.listdir(f"/proc/{self.process.pid}/task"):
                 os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)

@@ -14,6 +14,8 @@ from shared import sandbox as expendable
 from shared.sandbox import Killed, Lost, NotStarted, Raised, Sandbox, TookTooLong
 from tests.patience import PATIENCE_S
 
+AUTOGROUP = Path("/proc/self/autogroup")  # Linux schedules the processes of a session together
+
 CHILD_CODE = """
 import os, signal, time
 def act(what, value=None):
@@ -146,15 +148,24 @@ def test_long_call_goes_on_with_a_lower_priority_and_the_next_call_has_another_c
     """Short calls, which are all that honest clients send, keep the priority of the parent."""
     monkeypatch.setattr(expendable, "YIELD_S", 0.05)
     child = Sandbox("tests.shared.test_expendable:priority_after", megabytes=64)
+    group = Sandbox("tests.shared.test_expendable:group_priority_after", megabytes=64)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         assert child.call(0.0, seconds=PATIENCE_S) == own
         first = child.pid
         assert child.call(0.0, seconds=PATIENCE_S) == own and child.pid == first
         assert child.call(1.0, seconds=PATIENCE_S) == min(19, own + expendable.NICENESS)
+        assert expendable.NICENESS == group.call(1.0, seconds=PATIENCE_S) or not AUTOGROUP.exists()
         assert child.call(0.0, seconds=PATIENCE_S) == own and child.pid not in (0, first)
     finally:
         child.close()
+        group.close()
+
+
+def group_priority_after(seconds: float) -> int:
+    """Runs in the child."""
+    time.sleep(seconds)
+    return int(AUTOGROUP.read_text().split()[-1]) if AUTOGROUP.exists() else 0
 
 
 def priority_after(seconds: float) -> int:
