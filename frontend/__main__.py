@@ -222,6 +222,8 @@ def _worker_pool(settings: Settings, tokenizer: asyncio.Future[Tokenizer]) -> Wo
         recovery_timeout=config.recovery_timeout,
         model=settings.model.name,
         tokenizer_hash=tokenizer_hash,
+        remote_prefill_tokens=config.remote_prefill_tokens,
+        remote_prefill_timeout=config.remote_prefill_timeout,
     )
 
 

@@ -118,12 +118,13 @@ def _serve(
     reporter.heartbeat.phase = Phase.SERVING
     if engine.scheduler.speculation is not None:
         metrics.collectors.append(DraftCollector(settings.frontend.metrics_prefix, engine.scheduler.speculation))
-    store = reporter.kv_store = _kv_store(settings, engine, server, metrics)
+    store = reporter.kv_store = _kv_store(settings, engine, server, metrics, request_table)
     if settings.worker.worker_metrics_port:
         _serve_metrics(metrics, server, settings)
     server.identity = Identity(
-        server.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits, engine.fingerprint
-    )
+        server.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits, engine.fingerprint,
+        "" if store is None else store.pages.space.hex(),
+    )  # fmt: skip
     state = engine.scheduler.state
     if state.paging.prefix is not None:
         server.prefixes = PrefixReport.of(state.paging, state.live).take
@@ -203,16 +204,20 @@ def _kv_events(settings: Settings, engine: Engine) -> "KvEventPublisher | None":
     return start(settings, engine.scheduler.state.paging)
 
 
-def _kv_store(settings: Settings, engine: Engine, server: WireServer, metrics: Metrics) -> "KvStore | None":
+def _kv_store(
+    settings: Settings, engine: Engine, server: WireServer, metrics: Metrics, request_table: RequestTable
+) -> "KvStore | None":
     """Opens the K/V store; returns None if the settings name no folder."""
     if not settings.worker.kv_store:
         return None
+    from worker.engine.hand_over import HandOver
     from worker.engine.kv_store import StoreCollector, open_store
 
     store = open_store(settings.worker, engine, server.awake.set)
     fetching = engine.scheduler.state.paging.fetching
     if store is not None and fetching is not None:
         metrics.collectors.append(StoreCollector(settings.frontend.metrics_prefix, store, fetching))
+        request_table.hand_over = HandOver(store)
     return store
 
 

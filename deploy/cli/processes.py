@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 def serve(settings: Settings, namespace: argparse.Namespace) -> int:
     if namespace.parent > 0:
         die_with(namespace.parent)
-    if settings.launch.workers:
+    if settings.launch.processes:
         require_worker_packages()
     _check_instruction_set()
-    if settings.launch.workers:
+    if settings.launch.processes:
         _begin_kernels(settings)
     from deploy.launcher import serve as launch
     from deploy.launcher.run_dir import ListenError, RunDirError
@@ -216,7 +216,7 @@ def check_before_start(settings: Settings) -> None:
     settings: the settings of all processes; their `model` is a folder or a hub id.
     """
     folder, frontend = Path(settings.model.model), settings.frontend
-    if settings.launch.workers and folder.is_dir() and (problem := folder_problem(folder)):
+    if settings.launch.processes and folder.is_dir() and (problem := folder_problem(folder)):
         raise CliError(f"--model: {problem}", 3)
     for address in (settings.wire.requests, *frontend.worker_addresses.split(",")):
         keys_for(address.strip(), settings.wire, worker=False)

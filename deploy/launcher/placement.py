@@ -32,8 +32,8 @@ def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[
     free_port: returns the given port, or another one if it is taken.
     Raises ConfigError if there are too few GPUs.
     """
-    count, port = settings.launch.workers, settings.worker.worker_metrics_port
-    if count == 1:
+    count, port = settings.launch.processes, settings.worker.worker_metrics_port
+    if count == settings.launch.workers == 1:
         own = with_values(settings, {"worker_metrics_port": free_port(port) if port else 0})
         return [WorkerPlacement("worker", "worker.heartbeat", own, {})]
     if not count:
@@ -42,7 +42,7 @@ def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[
     if len(devices) < count * each and (devices or settings.worker.device == "cuda"):
         needs = "one GPU" if each == 1 else f"{each} GPUs"
         raise ConfigError(
-            f"--workers {count} needs {needs} per worker, but there are {len(devices)}; or use --device cpu"
+            f"{_asked(settings)} needs {needs} per worker, but there are {len(devices)}; or use --device cpu"
         )
     if set(settings.wire.run_dir) & set(", \t\n"):
         raise ConfigError(
@@ -51,13 +51,14 @@ def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[
     shared = _divide(settings, count, on_cpu=not devices)
     return [
         WorkerPlacement(
-            f"worker {i}",
+            f"{'prefill' if i >= settings.launch.workers else 'worker'} {i}",
             f"worker-{i}.heartbeat",
             with_values(
                 shared,
                 {
                     "run_dir": str(folder(settings, i)),
                     "worker_metrics_port": free_port(port + i) if port else 0,
+                    **_role(settings, i),
                     **_kv_events(settings, i),
                 },
             ),
@@ -65,6 +66,20 @@ def place_workers(settings: Settings, gpus: Sequence[str], free_port: Callable[[
         )
         for i in range(count)
     ]
+
+
+def _asked(settings: Settings) -> str:
+    """Returns the flags that say how many workers there are."""
+    launch = settings.launch
+    more = f" with --prefill-workers {launch.prefill_workers}" if launch.prefill_workers else ""
+    return f"--workers {launch.workers}{more}"
+
+
+def _role(settings: Settings, index: int) -> dict[str, str]:
+    """Returns the role of worker `index`: those of --prefill-workers come after the workers that generate."""
+    if not settings.launch.prefill_workers:
+        return {}
+    return {"role": "decode" if index < settings.launch.workers else "prefill"}
 
 
 def folder(settings: Settings, index: int) -> Path:
@@ -77,8 +92,8 @@ def addresses(settings: Settings) -> str:
 
     The list is empty if there is only a single worker under --run-dir.
     """
-    external, count = settings.frontend.worker_addresses, settings.launch.workers
-    if count == 1:
+    external, count = settings.frontend.worker_addresses, settings.launch.processes
+    if count == settings.launch.workers == 1:
         has_external = external or settings.frontend.workers_file
         own = [f"ipc://{settings.wire.run_dir}"] if has_external else []
     else:

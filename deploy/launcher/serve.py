@@ -20,6 +20,7 @@ from deploy.launcher.many_manager import Manager
 from deploy.launcher.many_plan import Plan, plan
 from deploy.launcher.placement import WorkerPlacement, addresses, place_workers
 from deploy.launcher.run_dir import RunDirError, is_taken, listen, reachable, run_dir, url
+from deploy.launcher.store_dir import with_store
 from deploy.launcher.supervisor import Supervisor
 from deploy.launcher.watchdog import Readiness, Timeouts, Watchdog, poll_ready, ready_message
 from shared.config.flags import secret_variables
@@ -72,6 +73,7 @@ def serve(settings: Settings, explicit: Collection[str]) -> int:
         if settings.many:
             planned = plan(settings, explicit)
             return asyncio.run(_supervise(planned.for_frontends(), listeners, [], folder, planned))
+        settings = stack.enter_context(with_store(settings, explicit))
         workers = place_workers(settings, visible_gpus(), lambda port: _metrics_port(settings, port, explicit))
         return asyncio.run(_supervise(settings, listeners, workers, folder))
 

@@ -100,7 +100,7 @@ class Choice:
         end: None while the choice runs, or if a stop string ended it; this process then measures the decoding time
         """
         sent = len(self.prompt) + self._brought
-        timings = self.stream.started if end is None else end.timings
+        timings = self.stream.whole(self.stream.started if end is None else end.timings)
         if timings.cached_tokens > sent:  # a worker continued the output of another worker
             timings = msgspec.structs.replace(timings, cached_tokens=sent)
         if end is not None:

@@ -27,6 +27,7 @@ ITL_BUCKETS_S = (
 ABORTED = (
     "client", "stop", "deadline_exceeded", "write_timeout", "invalid_grammar", "worker_error", "aborted", "shutdown",
 )  # fmt: skip
+PREFILLS = ("done", "failed", "lost", "late", "refused", "ended")  # see frontend/workers/remote_prefill.py
 M = TypeVar("M", BulkHistogram, Counter)
 
 
@@ -58,6 +59,7 @@ class ModelFamilies:
             "lost": counter("streams_lost", "Streams that could not be continued"),
             "moved": counter("streams_moved", "Streams that continued at another worker"),
         }
+        self.prefills = counter("remote_prefills", "Prompts given to a prefill worker, by how that ended", "result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class ModelMetrics(RequestMetrics):
         }
         self._aborted = families.aborted
         self._wire = {event: self._own(counter) for event, counter in families.wire.items()}
+        self._wire |= {f"prefill_{how}": families.prefills.labels(*self._label, how) for how in PREFILLS}
         self._flushed_wire = WireCounters()
         self._new_tokens = [0, 0]  # prompt tokens and generated tokens since the last flush
         for reason in ABORTED:

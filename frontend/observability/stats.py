@@ -146,6 +146,7 @@ class PoolWorker(Worker, kw_only=True):
     reason: str
     streams: Count
     load: Count
+    role: str
     running: Count
     waiting: Count
     pages: Pages
@@ -270,6 +271,7 @@ def _pool_worker(worker: WorkerStatus, pool: Pool) -> PoolWorker:
         reason=worker.reason,
         streams=worker.streams,
         load=worker.load,
+        role=status.role.value,
         running=status.running,
         waiting=status.waiting,
         pages=_pages(status),

@@ -42,6 +42,13 @@ class WireCounters:
     moved: int = 0  # resumed streams that went to another worker
     lost: int = 0  # streams that could not be resumed
     garbage: int = 0  # frames that could not be decoded
+    # Streams whose prompt was given to a prefill worker, by how that ended; see remote_prefill.py.
+    prefill_done: int = 0
+    prefill_failed: int = 0
+    prefill_lost: int = 0
+    prefill_late: int = 0
+    prefill_refused: int = 0
+    prefill_ended: int = 0
 
 
 class ConnectionListener(Protocol):
@@ -116,6 +123,11 @@ class WorkerConnection:
     def __repr__(self) -> str:
         state = f"{self.state.name}, epoch {self.epoch}, {len(self.streams)} streams"
         return f"<WorkerConnection [{self.address.name}, {state}]>"
+
+    @property
+    def role(self) -> m.Role:
+        """The role that the worker reports."""
+        return self.status.role if self.status else m.Role.BOTH
 
     def open(self, context: "zmq.Context[zmq.Socket[bytes]]", wire: WireConfig) -> None:
         self._requests = connect(context, zmq.DEALER, self.address.requests, wire, identity=self._id)

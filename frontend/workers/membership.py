@@ -117,6 +117,7 @@ class Membership:
     ) -> None:
         self.connections: list[WorkerConnection] = []
         self.welcome: m.Welcome | None = None  # what every worker must match; None until the first handshake
+        self.has_roles = False  # whether a worker has reported that it is a prefill worker
         self._wire = wire
         self._discovery = discovery or Discovery([Address(wire.requests, wire.requests, wire.events)])
         self._connect = connect
@@ -150,6 +151,14 @@ class Membership:
             and connection not in excluding
             and (not fingerprint or connection.fingerprint == fingerprint)
         ]
+
+    def generating(self, excluding: Collection[WorkerConnection] = (), fingerprint: str = "") -> list[WorkerConnection]:
+        """Returns the workers of ready() without prefill workers, which only stand in while there is no other one."""
+        found = self.ready(() if self.has_roles else excluding, fingerprint)
+        if not self.has_roles:
+            return found
+        found = [one for one in found if one.role is not m.Role.PREFILL] or found
+        return [one for one in found if one not in excluding]
 
     def may_return(self, fingerprint: str) -> bool:
         """Whether the pool has a worker whose latest fingerprint is this one, even if the worker is lost now."""

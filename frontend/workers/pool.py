@@ -8,6 +8,7 @@ Knows streams and connections; nothing of sockets, of addresses, or of how a wor
     it drains or leaves                                it gets nothing new; its streams finish
     it returns with another fingerprint                waiting streams fail: no answer mixes two fingerprints
     it is full                                         the next worker is tried; a stream that was admitted waits
+    it has computed the prompt for another worker      the stream moves to a worker that generates (remote_prefill.py)
 """
 
 import asyncio
@@ -16,9 +17,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import msgspec
+
 from frontend.errors import Overloaded, SluiceError, Unprocessable
 from frontend.workers.connection import NO_EPOCH, WireCounters, WorkerConnection
 from frontend.workers.membership import RESOLVE_S, Discovery, Membership
+from frontend.workers.remote_prefill import TIMEOUT_S, TOKENS, RemotePrefill
 from frontend.workers.routing import Router, load
 from frontend.workers.stream import Stream
 from shared import messages as m
@@ -49,12 +53,15 @@ class WorkerPool:
         model: str = "",
         tokenizer_hash: Callable[[], str] = str,
         resolve_s: float = RESOLVE_S,
+        remote_prefill_tokens: int = TOKENS,
+        remote_prefill_timeout: float = TIMEOUT_S,
     ) -> None:
         """
         discovery: finds the workers, every `resolve_s` seconds; None means one worker, at the addresses of `wire`
         stall_timeout: seconds without progress after which a worker's streams move
         recovery_timeout: seconds that a stream waits for a worker before it fails
         model, tokenizer_hash: a worker with another value is not used; empty accepts any
+        remote_prefill_tokens, remote_prefill_timeout: see RemotePrefill
         """
         self.id = secrets.token_bytes(m.TOPIC_BYTES)
         self.counters = WireCounters()
@@ -67,6 +74,7 @@ class WorkerPool:
         self._waiting: dict[Stream, float] = {}  # stream without a worker → when its wait began
         self._tried: dict[Stream, list[WorkerConnection]] = {}  # new stream → workers that did not admit it
         self._router = Router()
+        self._prefill = RemotePrefill(self.counters, tokens=remote_prefill_tokens, timeout=remote_prefill_timeout)
         self._next_id = 0
         self._retried_at = 0.0
         self._ticker: asyncio.Task[None] | None = None
@@ -96,7 +104,7 @@ class WorkerPool:
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the least loaded ready worker, for sequences that must all have the same fingerprint."""
-        ready = self.membership.ready()
+        ready = self.membership.generating()
         loads = zip(self._placement.loads(ready), [one.fingerprint for one in ready], strict=True)
         return min(loads, default=(0, ""))[1]
 
@@ -109,7 +117,7 @@ class WorkerPool:
         return self._sum_of("max_batch")
 
     def _sum_of(self, limit: str, fingerprint: str = "") -> int:
-        ready = [one.welcome for one in self.membership.ready(fingerprint=fingerprint)]
+        ready = [one.welcome for one in self.membership.generating(fingerprint=fingerprint)]
         known = [getattr(welcome.limits, limit) if welcome else 0 for welcome in ready]
         return sum(known) if all(known) else 0
 
@@ -144,8 +152,8 @@ class WorkerPool:
         """
         if pictures:
             check_memory(pictures, (stream.submit.pictures for stream in self._placement))
-        ready = self.membership.ready(fingerprint=fingerprint)
-        if not ready:
+        takers = self.membership.generating(fingerprint=fingerprint)
+        if not takers:
             reason = self.membership.readiness
             text = f"no worker has the fingerprint {fingerprint} any more" if reason.ready else reason.text
             raise Overloaded(f"not ready: {text}", code="not_ready", retry_after=1.0)
@@ -157,7 +165,7 @@ class WorkerPool:
             prediction=None if predicted is None else pack_u32(predicted), second_from=second_from,
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
-        self._put(stream, *self._choose(stream, ready))
+        self._begin(stream, takers)
         try:
             await stream.admission
         except asyncio.CancelledError:
@@ -186,19 +194,41 @@ class WorkerPool:
         self._next_id = self._next_id % 0xFFFFFFFF + 1
         return self._next_id
 
-    def _choose(self, stream: Stream, connections: Sequence[WorkerConnection]) -> tuple[WorkerConnection, int]:
+    def _begin(self, stream: Stream, takers: Sequence[WorkerConnection]) -> None:
+        """Gives a new stream to one of the `takers`, or first to a prefill worker if its prompt is long and new."""
+        if not self.membership.has_roles or len(stream.submit.prompt) < 4 * self._prefill.tokens:
+            self._put(stream, *self._choose(stream, takers))
+            return
+        submit, ready = stream.submit, self.membership.ready(fingerprint=stream.fingerprint)
+        prompt, names = _keyed(submit), [one.address.name for one in takers]
+        helpers = self._prefill.helpers(
+            submit, prompt, takers, ready, lambda: self._router.cached(prompt, submit.cache_salt, names)
+        )
+        if not helpers:
+            self._generate(stream, takers)
+            return
+        stream.submit = msgspec.structs.replace(submit, prefill=m.Prefill.ONLY)
+        self._prefill.begin(stream)
+        self._put(stream, *self._choose(stream, helpers, self._prefill.router))
+
+    def _generate(self, stream: Stream, takers: Sequence[WorkerConnection]) -> None:
+        """Gives a stream to one of the `takers`, which generates."""
+        self._put(stream, *self._choose(stream, takers))
+        if self.membership.has_roles:
+            self._prefill.generates(_keyed(stream.submit), stream.submit.cache_salt)
+
+    def _choose(
+        self, stream: Stream, connections: Sequence[WorkerConnection], router: Router | None = None
+    ) -> tuple[WorkerConnection, int]:
         """Returns a worker, and how many prompt tokens it may have cached. Sequences of a prompt stay on one worker."""
         if len(connections) == 1:
             return connections[0], 0
-        submit, prompt = stream.submit, stream.submit.prompt
+        submit, router = stream.submit, router or self._router
         if (home := self._placement.group_home(submit.group)) is not None and home in connections:
             return home, len(submit.prompt) // 4
-        if submit.pictures is not None:
-            from shared.images import with_digests
-
-            prompt = with_digests(prompt, submit.pictures)
         names = [one.address.name for one in connections]
-        chosen, saved = self._router.choose(prompt, submit.cache_salt, names, self._placement.loads(connections))
+        loads = self._placement.loads(connections)
+        chosen, saved = router.choose(_keyed(submit), submit.cache_salt, names, loads)
         return connections[chosen], saved
 
     def _put(self, stream: Stream, connection: WorkerConnection, saved: int) -> None:
@@ -210,6 +240,7 @@ class WorkerPool:
         if home is not None:
             home.release([stream])
         self._waiting.pop(stream, None)
+        self._prefill.end(stream, "ended")
 
     def _fail(self, stream: Stream, outcome: m.Outcome, error: str, code: str = "") -> None:
         self._remove(stream)
@@ -221,11 +252,16 @@ class WorkerPool:
 
     def reported(self, connection: WorkerConnection, status: m.Status) -> None:
         if len(self.membership.connections) > 1:
-            self._router.learn(connection.address.name, status.prefixes)
+            self._router_of(connection).learn(connection.address.name, status.prefixes)
+        if status.role is m.Role.PREFILL:
+            self.membership.has_roles = True
+
+    def _router_of(self, connection: WorkerConnection) -> Router:
+        return self._prefill.router if connection.role is m.Role.PREFILL else self._router
 
     def connected(self, connection: WorkerConnection) -> None:
         self.membership.check_compatible()
-        self._router.forget(connection.address.name)
+        self._router_of(connection).forget(connection.address.name)
         for stream in list(connection.streams.values()):
             self._record_death(stream, connection)
             del connection.streams[stream.id]
@@ -239,6 +275,9 @@ class WorkerPool:
                 self._fail_unadmitted(stream)
 
     def stream_rejected(self, connection: WorkerConnection, stream: Stream, rejected: m.Rejected) -> None:
+        if stream.submit.prefill is m.Prefill.ONLY:  # the worker that generates decides whether it is refused
+            self._leave_prefill(stream, "refused")
+            return
         final = rejected.reason in (m.Refusal.TOO_LONG, m.Refusal.INVALID)
         if stream.admission.done():
             if final:
@@ -249,7 +288,7 @@ class WorkerPool:
             return
         tried = self._tried.setdefault(stream, [])
         tried.append(connection)
-        others = [] if final else self.membership.ready(tried, stream.fingerprint)
+        others = [] if final else self.membership.generating(tried, stream.fingerprint)
         if others:
             stream.resubmit(self._new_id())
             self._put(stream, *self._choose(stream, others))
@@ -261,6 +300,13 @@ class WorkerPool:
         self._resume(stream)
 
     def stream_ended(self, stream: Stream, end: m.End) -> None:
+        if end.outcome is m.Outcome.PREFILLED:
+            stream.prefill_done(end.timings)
+            self._leave_prefill(stream, "done")
+            return
+        if stream.submit.prefill is m.Prefill.ONLY and end.outcome not in (m.Outcome.ABORTED, m.Outcome.DEADLINE):
+            self._leave_prefill(stream, "failed")
+            return
         others = len(self.membership.connections) > 1
         if end.outcome is m.Outcome.SHUTDOWN and others:  # the worker stopped before it finished the stream
             self._resume(stream)
@@ -271,6 +317,21 @@ class WorkerPool:
         stream.finish(end)
 
     # moving streams
+
+    def _leave_prefill(self, stream: Stream, how: str) -> None:
+        """Moves a stream from a prefill worker, which has done with it, to a worker that generates, or lets it wait.
+
+        how: how the attempt ended, see remote_prefill.py
+        """
+        self._prefill.end(stream, how)
+        takers = self.membership.generating(fingerprint=stream.fingerprint)
+        stream.resubmit(self._new_id())
+        if takers:
+            self._generate(stream, takers)
+        elif not stream.admission.done():
+            self._fail_unadmitted(stream)
+        else:
+            self._wait(stream)
 
     def _evacuate(self, connection: WorkerConnection) -> None:
         """Moves the streams of an unresponsive worker to ready workers that compute the same bits."""
@@ -290,7 +351,8 @@ class WorkerPool:
 
     def _resume(self, stream: Stream) -> None:
         """Submits a stream to a ready worker, or lets it wait. A stream not yet admitted tries two workers at most."""
-        ready = self.membership.ready(fingerprint=stream.fingerprint)
+        self._prefill.end(stream, "lost")
+        ready = self.membership.generating(fingerprint=stream.fingerprint)
         if not stream.admission.done() and (len(self._tried.get(stream, ())) > 1 or not ready):
             self._fail_unadmitted(stream)
         elif not self.membership.may_return(stream.fingerprint):
@@ -323,9 +385,20 @@ class WorkerPool:
             self.membership.check_compatible()
             for connection in list(self.membership.connections):
                 self._check(connection, now)
+            self._end_late_prefills()
             if self._waiting and now - self._retried_at > RETRY_S:
                 self._retry(now)
             await asyncio.sleep(TICK_S)
+
+    def _end_late_prefills(self) -> None:
+        """Has prompts computed by the workers that generate, if there are any, if prefill workers take too long."""
+        for stream in self._prefill.late() if self._prefill else ():
+            home = self._placement.home(stream)
+            if home is not None and any(
+                one.role is not m.Role.PREFILL for one in self.membership.generating(fingerprint=stream.fingerprint)
+            ):
+                home.release([stream])
+                self._leave_prefill(stream, "late")
 
     def _check(self, connection: WorkerConnection, now: float) -> None:
         if connection.welcome is None or connection.stalled:
@@ -333,7 +406,7 @@ class WorkerPool:
         if connection.welcome is None and now - connection.lost_since > self._recovery_timeout:
             self._fail_all(list(connection.streams.values()))
         if connection.leaving and not connection.streams:
-            self._router.forget(connection.address.name)
+            self._router_of(connection).forget(connection.address.name)
             self.membership.remove(connection)
 
     def _retry(self, now: float) -> None:
@@ -346,6 +419,15 @@ class WorkerPool:
         for stream in streams:
             self.counters.lost += 1
             self._fail(stream, m.Outcome.ERROR, f"the worker did not come back within {self._recovery_timeout:g} s")
+
+
+def _keyed(submit: m.Submit) -> bytes:
+    """Returns the packed ids of a prompt, with the digests of its pictures in the place of their tokens."""
+    if submit.pictures is None:
+        return submit.prompt
+    from shared.images import with_digests
+
+    return with_digests(submit.prompt, submit.pictures)
 
 
 def rejection_error(rejected: m.Rejected) -> SluiceError:

@@ -12,7 +12,7 @@ from heapq import nlargest
 from itertools import repeat
 
 from frontend.workers.stream import Stream
-from shared.messages import EXPECTED_TOKENS, CachedPrefixes, Status
+from shared.messages import EXPECTED_TOKENS, CachedPrefixes, Prefill, Status
 from shared.prefix_identity import PREFIX_LENGTHS, prefix_keys
 from shared.wire import unpack_u32
 
@@ -35,7 +35,8 @@ def load(streams: Iterable[Stream], status: Status | None, saved: Mapping[Stream
     """
     tokens = cached = 0
     for stream in streams:
-        tokens += min(EXPECTED_TOKENS, max(0, stream.submit.sampling.max_tokens - len(stream.output)))
+        if stream.submit.prefill is not Prefill.ONLY:
+            tokens += min(EXPECTED_TOKENS, max(0, stream.submit.sampling.max_tokens - len(stream.output)))
         if not stream.output:
             tokens += len(stream.submit.prompt) // 4
             cached += saved.get(stream, 0)
@@ -162,6 +163,12 @@ class Router:
         saved = next((length for who, length in zip(known, lengths, strict=True) if chosen in who), 0)
         self._affinity.remember(keys, names[chosen])
         return chosen, saved
+
+    def cached(self, prompt: bytes, identity: str, names: list[str]) -> int:
+        """Returns how many tokens of a prompt one of these workers is expected to have cached, and chooses none."""
+        if names != self._names:
+            self._know(names)
+        return next(iter(self._known(prefix_keys(prompt, identity)[::-1])[1]), 0)
 
     def learn(self, worker: str, report: CachedPrefixes) -> None:
         """Applies a worker's report of its prefix cache; raises ValueError if the report is broken."""

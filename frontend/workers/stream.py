@@ -43,6 +43,7 @@ class Stream:
     output: list[int] = field(default_factory=list)  # tokens in the Submit and all received ones; a resubmit sends them
     started: m.Timings = field(default_factory=m.Timings)  # the worker's timings up to the first token
     end: m.End | None = None
+    prefilled: m.Timings | None = None  # of the worker that has computed the prompt, if that was another one
     vector: bytes = b""  # the pooled vector (packed float32) if the Submit has `pooling`; arrives with the end
     deaths: set[tuple[str, int]] = field(default_factory=set)  # workers (address, epoch) lost since the last token
     submitted_at: float = field(default_factory=time.monotonic)
@@ -74,15 +75,36 @@ class Stream:
             self.admission.set_result(seed)
 
     def resubmit(self, id: int) -> None:
-        """Replaces `submit` by a message that continues after the received output, under a new id."""
+        """Replaces `submit` by a message that continues after the received output, under a new id.
+
+        A prompt that another worker should have computed is computed by the worker that gets this message.
+        """
         sampling, now = self.submit.sampling, time.monotonic()
+        prefill = m.Prefill.HERE if self.submit.prefill is m.Prefill.ONLY else self.submit.prefill
         if self.admission.done():
             sampling = msgspec.structs.replace(sampling, seed=self.seed)
         self.submit = msgspec.structs.replace(
             self.submit, id=id, sampling=sampling, generated=pack_u32(self.output), crashes=len(self.deaths),
-            deadline_ms=self._remaining_ms(now), original_id=self.submit.original_id or self.submit.id,
+            deadline_ms=self._remaining_ms(now), original_id=self.submit.original_id or self.submit.id, prefill=prefill,
         )  # fmt: skip
         self.submitted_at, self.acknowledged = now, False
+
+    def prefill_done(self, timings: m.Timings) -> None:
+        """Notes that a worker has computed the prompt for another one, which gets the next Submit."""
+        self.prefilled = timings
+        self.submit = msgspec.structs.replace(self.submit, prefill=m.Prefill.DONE)
+
+    def whole(self, timings: m.Timings) -> m.Timings:
+        """Returns the timings of the request, from those of the worker that generates.
+
+        What was cached is what the worker that computed the prompt found: its pages were computed for this request.
+        """
+        if self.prefilled is None:
+            return timings
+        return msgspec.structs.replace(
+            timings, cached_tokens=self.prefilled.cached_tokens, queue_ms=self.prefilled.queue_ms + timings.queue_ms,
+            prefill_ms=self.prefilled.prefill_ms + timings.prefill_ms,
+        )  # fmt: skip
 
     def _remaining_ms(self, now: float) -> int:
         """Returns the milliseconds left until the deadline, at least 1; 0 if there is no deadline."""

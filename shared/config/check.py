@@ -42,6 +42,7 @@ def check(settings: Settings, explicit: Collection[str] | None = None) -> Settin
         _stopping,
         _ports,
         _kv_events,
+        _roles,
         _kv_store,
     ):
         settings = with_values(settings, rule(settings, explicit))
@@ -107,7 +108,7 @@ def _check_wire(wire: WireConfig) -> None:
 
 
 def _check_workers(settings: Settings) -> None:
-    wire, frontend, count = settings.wire, settings.frontend, settings.launch.workers
+    wire, frontend, count = settings.wire, settings.frontend, settings.launch.processes
     try:
         external = parse_all(frontend.worker_addresses)
     except ValueError as error:
@@ -116,9 +117,11 @@ def _check_workers(settings: Settings) -> None:
         raise ConfigError("tcp:// in --worker-addresses needs keys in --curve-dir, or --insecure")
     has_external = bool(external or frontend.workers_file)
     if wire.request_address and (has_external or count != 1):
-        other = "--workers" if count != 1 else "--worker-addresses" if external else "--workers-file"
+        other = "--worker-addresses" if external else "--workers-file"
+        if count != 1:
+            other = "--prefill-workers" if settings.launch.prefill_workers else "--workers"
         raise ConfigError(f"--request-address is for a single worker and cannot be combined with {other}")
-    if not count and not has_external:
+    if not settings.launch.workers and not has_external:
         raise ConfigError("--workers 0 needs workers started elsewhere: --worker-addresses or --workers-file")
 
 
@@ -236,7 +239,7 @@ def _stopping(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 
 def _kv_events(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     """Checks that a server that publishes K/V events has a prefix cache, and a port for each socket."""
-    worker, last = settings.worker, max(0, settings.launch.workers - 1)
+    worker, last = settings.worker, max(0, settings.launch.processes - 1)
     if worker.kv_events_replay_endpoint and not worker.kv_events_endpoint:
         raise ConfigError("--kv-events-replay-endpoint has no effect without --kv-events-endpoint")
     if worker.kv_events_endpoint and settings.many:
@@ -254,12 +257,40 @@ def _kv_events(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     return {}
 
 
+def _roles(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
+    """Checks that workers with roles can hand prompts over, and has them take these from the store in any case.
+
+    The folder that the launcher makes for --prefill-workers is named later (deploy/launcher/store_dir.py).
+    """
+    worker, launch = settings.worker, settings.launch
+    if not launch.prefill_workers and worker.role == "both":
+        return {}
+    if launch.prefill_workers and worker.role != "both":
+        raise ConfigError(f"--role {worker.role} and --prefill-workers both say what the workers do: give one of them")
+    flag = "--prefill-workers" if launch.prefill_workers else f"--role {worker.role}"
+    if settings.many:
+        raise ConfigError(f"{flag} does not work with --models, --models-dir and several --model")
+    if settings.model.task not in ("auto", "generate"):
+        raise ConfigError(f"{flag} needs --task generate, not {settings.model.task}: other tasks generate nothing")
+    if not worker.prefix_cache or worker.kv_cache_backend != "paged":
+        raise ConfigError(f"{flag} needs --prefix-cache: prompts are handed over as its pages")
+    if worker.ranks > 1:
+        raise ConfigError(
+            f"{flag} does not work with {worker.ranks_flag} yet: --kv-store, which hands prompts over, does not"
+        )
+    if not worker.kv_store and (not launch.prefill_workers or not launch.workers):
+        raise ConfigError(f"{flag} needs --kv-store: a folder that the workers of both roles share")
+    return {} if "kv_store_fetch" in explicit else {"kv_store_fetch": "always"}
+
+
 def _kv_store(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     """Checks that a server that keeps K/V has a prefix cache, and one process for each model."""
     worker = settings.worker
     if len({*words(worker.kv_store)}) < len(words(worker.kv_store)):
         raise ConfigError("--kv-store names a folder twice")
     if not worker.kv_tiers:
+        if settings.launch.prefill_workers:
+            return {}
         if given := [name for name in ("kv_store_gb", "kv_store_fetch") if name in explicit]:
             raise ConfigError(f"{flag_name(given[0])} has no effect without --kv-store")
         return {}

@@ -119,6 +119,14 @@ class FrontendConfig:
     recovery_timeout: float = setting(
         120.0, "how long streams wait for a lost worker to return", unit="seconds", at_least=0
     )
+    remote_prefill_tokens: int = setting(
+        1024, "a prompt of which probably at least so many tokens are in no cache is computed by a prefill worker "
+        "first, if there is one (--role, --prefill-workers)", unit="tokens", at_least=1,
+    )  # fmt: skip
+    remote_prefill_timeout: float = setting(
+        60.0, "a prompt that a prefill worker has not computed after so long is computed by the worker that generates, "
+        "from where the K/V store has it", unit="seconds", above=0,
+    )  # fmt: skip
     access_log: str = setting(
         "text", "one line per finished request, but none for successful health checks and metrics scrapes; text: "
         "readable, among the other log lines if --log-level is info; json: one object each, on stdout",

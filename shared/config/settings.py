@@ -23,11 +23,21 @@ class LaunchConfig:
         1, "worker processes, each with the whole model: one per GPU; on the CPU they divide --threads; "
         "0: only the workers of --worker-addresses or --workers-file", unit="processes", at_least=0,
     )  # fmt: skip
+    prefill_workers: int = setting(
+        0, "further worker processes, which compute the long prompts of the other workers and hand them over through "
+        "--kv-store; without that flag through a folder in /dev/shm of --kv-store-gb GiB, by default 2 or half of what "
+        "is free there, which is removed at the end (docs/fleets.md)", unit="processes", at_least=0,
+    )  # fmt: skip
     stop_timeout: float = setting(40.0, "time after SIGTERM before child processes are killed", unit="seconds", above=0)
     load_timeout: float = setting(
         600.0, "a loading process that makes no progress and prints nothing for this long is restarted",
         unit="seconds", above=0,
     )  # fmt: skip
+
+    @property
+    def processes(self) -> int:
+        """The number of workers that the launcher starts."""
+        return self.workers + self.prefill_workers
 
 
 # The settings of the served model.

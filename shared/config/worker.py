@@ -144,6 +144,12 @@ class WorkerConfig:
         "wherever it is there",
         choices=("auto", "always"),
     )  # fmt: skip
+    role: str = setting(
+        "both", "what frontends ask of this worker; prefill: to compute long prompts, whose K/V goes to --kv-store, "
+        "for workers that generate; decode: to generate, from K/V that prefill workers have computed if the prompt is "
+        "long; both: all of it; sluice serve --prefill-workers gives workers their roles itself",
+        choices=("both", "prefill", "decode"),
+    )  # fmt: skip
     state_checkpoint_tokens: int = setting(
         512, "models with recurrent layers: the prefix cache keeps their state after every so many tokens of a "
         "sequence, and near the end of its prompt; rounded up to whole pages",

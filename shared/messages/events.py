@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
-from shared.messages.requests import PROTOCOL_VERSION, Message, Outcome, Refusal
+from shared.messages.requests import PROTOCOL_VERSION, Message, Outcome, Refusal, Role
 
 # The state of a worker, which it broadcasts.
 
@@ -162,6 +162,7 @@ class Status(Message, frozen=True):
     steps: int = 0
     stages: int = 1  # stages of the pipeline; `ranks` lists stage after stage, equally many ranks for each
     kv_store: tuple[KVStoreTier, ...] = ()  # the folders of --kv-store
+    role: Role = Role.BOTH
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -187,6 +188,7 @@ class Welcome(Message, frozen=True):
     version: int = PROTOCOL_VERSION
     seq: int = 0  # sequence number of the next Step for this frontend
     fingerprint: str = ""  # a hash of everything that decides the worker's bits; "": the worker makes none
+    kv_space: str = ""  # workers with equal texts can read each other's files of the K/V store; "": it uses none
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True):

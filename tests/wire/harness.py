@@ -17,7 +17,7 @@ from frontend.workers.pool import WorkerPool
 from frontend.workers.stream import Batch, Stream
 from shared import messages as m
 from shared.config.settings import WireConfig
-from shared.messages import Limits, Outcome, Sampling, Status, WorkerState
+from shared.messages import Limits, Outcome, Role, Sampling, Status, WorkerState
 from tests.patience import PATIENCE_S
 from worker.engine.loop import Loop
 from worker.engine.metrics import Metrics
@@ -90,6 +90,9 @@ class Worker:
     max_seq_len: int = 2048
     tokenizer_hash: str = "hash"
     fingerprint: str = "fp_worker"
+    role: Role = Role.BOTH
+    kv_space: str = "space"
+    usable: bool = True  # whether its K/V store works
 
     @property
     def wire(self) -> WireConfig:
@@ -104,7 +107,7 @@ class Worker:
         self.request_table = RequestTable(self.scheduler, stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0))
         self.server = WireServer(
             self.wire,
-            Identity(self.epoch, self.model, self.tokenizer_hash, limits, self.fingerprint),
+            Identity(self.epoch, self.model, self.tokenizer_hash, limits, self.fingerprint, self.kv_space),
             self.lease_timeout,
             self.status,
         )
@@ -123,7 +126,8 @@ class Worker:
             WorkerState.DRAINING if self.request_table.draining else WorkerState.READY,
             running=self.scheduler.status.running, waiting=self.scheduler.status.waiting,
             pages=self.pool.counts(), prefix_cache_reset=self.scheduler.status.prefix_cache_reset,
-            expected_tokens=self.scheduler.state.expected_tokens,
+            expected_tokens=self.scheduler.state.expected_tokens, role=self.role,
+            kv_store=(m.KVStoreTier("kv", self.usable),),
         )  # fmt: skip
 
     def __exit__(

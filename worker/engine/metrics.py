@@ -39,7 +39,7 @@ TOTALS = {
     "leases_reaped": "Frontends that disconnected or fell silent; their requests were ended.",
     "wire_refused": "Connections and messages refused because their key is not allowed.",
 }
-SUCCESSES = (Outcome.EOS, Outcome.STOP, Outcome.LENGTH, Outcome.POOLED, Outcome.CHECKED)
+SUCCESSES = (Outcome.EOS, Outcome.STOP, Outcome.LENGTH, Outcome.POOLED, Outcome.CHECKED, Outcome.PREFILLED)
 FAILURES = tuple(outcome for outcome in Outcome if outcome not in SUCCESSES)
 
 ExpertLoads = dict[int, list[int]]  # layer → for each expert, the number of rows that chose it
@@ -203,6 +203,11 @@ class StatusCollector:
         for one in status.kv_cache:
             owned.add_metric([one.kind], float(one.bytes))
         yield owned
+        role = GaugeMetricFamily(
+            self._prefix + "worker_role_info", "Always 1; the label is the worker's --role.", labels=["role"]
+        )
+        role.add_metric([status.role.value], 1.0)
+        yield role
         sizes = GaugeMetricFamily(
             self._prefix + "cache_config_info",
             "Always 1; the labels are the K/V pages of the device, and the tokens of one.",

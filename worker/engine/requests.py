@@ -34,6 +34,7 @@ from worker.scheduler.sequence import Key, PrefixState, RequestStats, Scheduling
 from worker.structured_output.pending import PendingSequences, constrain
 
 if TYPE_CHECKING:
+    from worker.engine.hand_over import HandOver
     from worker.lora.store import AdapterStore
     from worker.model_runner.logprobs import PromptVector
     from worker.structured_output.compiler import GrammarCompiler
@@ -108,6 +109,8 @@ class RequestTable:
         clock: seconds, which limit how long messages are handled
         """
         self.draining, self._clock = False, clock
+        # waits until the K/V store has what was computed for other workers; None: there is no store
+        self.hand_over: HandOver | None = None
         self.crash_journal = crash_journal or CrashJournal()
         self._scheduler = scheduler
         self._stats = stats
@@ -151,6 +154,9 @@ class RequestTable:
             self._enqueue_prepared(now)
         for sequence in self._scheduler.expire(now):
             self.end(sequence, m.Outcome.DEADLINE, now, "the deadline passed")
+        if self.hand_over is not None:
+            for sequence in self.hand_over.take(now):
+                self.end(sequence, m.Outcome.PREFILLED, now)
 
     def _submit(self, sender: bytes, submit: m.Submit, now: float) -> None:
         key = (sender, submit.id)
@@ -227,6 +233,8 @@ class RequestTable:
             self.end(sequence, m.Outcome.ABORTED, now)
         elif unqueued := self._preparing.remove(key):
             self._end_unqueued(unqueued, m.Outcome.ABORTED, now)
+        elif self.hand_over is not None and (computed := self.hand_over.remove(key)):
+            self.end(computed, m.Outcome.ABORTED, now)
 
     # results for frontends
 
@@ -251,11 +259,19 @@ class RequestTable:
                 record.vector.add(start, rows)
 
     def end(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
-        """Ends a request. Later calls for the same request change nothing."""
+        """Ends a request. Later calls for the same request change nothing.
+
+        A request whose prompt is computed for another worker ends when the K/V store has the prompt's pages.
+        """
         sender, id = sequence.key
         record = self._records.get(sequence.key)
         if record is None or record.end is not None:
             return
+        if sequence.history.prefill is m.Prefill.ONLY and outcome in (m.Outcome.LENGTH, m.Outcome.EOS, m.Outcome.STOP):
+            if self.hand_over is not None:
+                self.hand_over.begin(sequence, now)
+                return
+            outcome = m.Outcome.PREFILLED
         if outcome is m.Outcome.POOLED:
             outcome, error = record.finish_vector(self._builders[sender])
         record.vector = sequence.adapter = sequence.pictures = sequence.mirostat = None
@@ -317,6 +333,8 @@ class RequestTable:
 
     def end_all(self, outcome: m.Outcome, now: float, error: str) -> None:
         """Ends every request that has not ended. Requests that were not admitted yet are rejected."""
+        for sequence in self.hand_over.clear() if self.hand_over is not None else ():
+            self.end(sequence, m.Outcome.PREFILLED, now)
         for record in [record for record in self._records.values() if record.end is None]:
             self._scheduler.abort(record.sequence.key)
             self.end(record.sequence, outcome, now, error)
@@ -369,23 +387,31 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
     now: seconds of the loop's clock; crashes: how many workers the request is suspected of having crashed. Raises
     ImportError if the worker lacks the module of a feature.
     """
-    prompt = unpack_u32(submit.prompt).tolist()
+    prompt, sampling = unpack_u32(submit.prompt).tolist(), submit.sampling
+    if submit.prefill is m.Prefill.ONLY:
+        sampling = msgspec.structs.replace(sampling, max_tokens=0)
     deadline = now + submit.deadline_ms / 1e3 if submit.deadline_ms else inf
     sequence = Sequence(
         key,
         prompt + unpack_u32(submit.generated).tolist(),
         len(prompt),
-        submit.sampling,
+        sampling,
         seed,
         turn=SchedulingParams(submit.group, submit.priority, deadline, submit.tenant),
-        history=RequestStats(now, crashes=crashes, resumed=submit.crashes > 0, original_id=submit.original_id),
+        history=RequestStats(
+            now,
+            crashes=crashes,
+            resumed=submit.crashes > 0 or submit.prefill is m.Prefill.DONE,
+            original_id=submit.original_id,
+            prefill=submit.prefill,
+        ),
         prefix=PrefixState(submit.cache_salt),
         pooling=submit.pooling,
         second_from=submit.second_from,
         host=host_work(submit.sampling, checked=submit.answer is not None),
     )
     if submit.sampling.logit_bias:  # the arrays of `sequence.logits_processing` take a tenth of the memory
-        sequence.sampling = msgspec.structs.replace(submit.sampling, logit_bias=())
+        sequence.sampling = msgspec.structs.replace(sampling, logit_bias=())
     if submit.adapter is not None:
         from worker.scheduler.sequence import AdapterUse
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shared.config.settings import Settings
 from shared.heartbeat import Heartbeat
-from shared.messages import KVStoreTier, KVUsage, Status, WorkerState, by_kind
+from shared.messages import KVStoreTier, KVUsage, Role, Status, WorkerState, by_kind
 from worker.engine.build import Engine
 from worker.engine.metrics import Metrics
 from worker.engine.stats import Stats
@@ -46,11 +46,13 @@ class StatusReporter:
         self.phase, self.progress = phase, done / max(1, total)
 
     def status(self) -> Status:
-        model, engine = self.settings.model.name, self.engine
+        model, engine, role = self.settings.model.name, self.engine, Role(self.settings.worker.role)
         if engine is None:
             device, dtype = self.settings.worker.device, self.settings.worker.dtype
             phase = WorkerState.FAILED if self.failed else self.phase
-            return Status(self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed)
+            return Status(
+                self.epoch, os.getpid(), model, device, dtype, phase, self.progress, error=self.failed, role=role
+            )
         now, scheduler, stats = time.monotonic(), engine.scheduler.status, self.stats
         speculation = engine.scheduler.speculation
         self._update_totals(scheduler)
@@ -90,6 +92,7 @@ class StatusReporter:
             drafted_at=tuple(speculation.drafted_at) if speculation else (),
             accepted_at=tuple(speculation.accepted_at) if speculation else (),
             kv_store=() if self.kv_store is None else tiers_of(self.kv_store),
+            role=role,
         )
 
     def _state(self) -> WorkerState:

@@ -140,6 +140,7 @@ class Identity:
     tokenizer_hash: str = ""
     limits: m.Limits | None = None
     fingerprint: str = ""
+    kv_space: str = ""  # of Welcome
 
 
 @dataclass(slots=True)
@@ -359,7 +360,7 @@ class WireServer:
         mine = self.identity
         welcome = m.Welcome(
             hello.nonce, mine.epoch, os.getpid(), mine.model, mine.tokenizer_hash, limits, seq=seq,
-            fingerprint=mine.fingerprint,
+            fingerprint=mine.fingerprint, kv_space=mine.kv_space,
         )  # fmt: skip
         self._send(sender, welcome)
 

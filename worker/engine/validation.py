@@ -100,6 +100,8 @@ def no_pictures(sequence: Sequence, submit: m.Submit) -> None:
 
 def _check_features(submit: m.Submit, prompt_len: int, vocab_size: int) -> str:
     sampling = submit.sampling
+    if submit.prefill is m.Prefill.ONLY and (submit.pooling or submit.answer is not None or sampling.prompt_logprobs):
+        return "`prompt_logprobs`: a prompt whose rows are the result cannot be computed for another worker"
     if submit.second_from >= max(1, prompt_len):
         return "`prompt`: its second text begins beyond its end"
     if submit.scored_from >= max(1, prompt_len):

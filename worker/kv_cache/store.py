@@ -148,6 +148,23 @@ class KvStore:
                 tier.counts.dropped += 1
                 self._forget(run.digest, run.kind)
 
+    def flush(self) -> Callable[[], bool]:
+        """Returns a function that says whether a tier has written all that it was given until now.
+
+        Tiers that cannot be used now do not count: if there are only these, there is nothing to wait for. The loop is
+        woken when the answer changes.
+        """
+        written = []
+        for writer, tier in zip(self._writers, self.tiers, strict=True):
+            if tier.usable:
+                written.append(event := threading.Event())
+                writer.do(partial(self._flushed, event))
+        return lambda: not written or any([event.is_set() for event in written])
+
+    def _flushed(self, event: threading.Event) -> None:
+        event.set()
+        self._wake()
+
     def remember(self, digest: bytes, kind: bytes) -> None:
         """Notes that a file exists, so that it need not be written."""
         self._written[kind + digest] = None
@@ -166,7 +183,12 @@ class KvStore:
     @property
     def can_fetch(self) -> bool:
         """Whether a fetch would begin at once."""
-        return self._idle > len(self._asked) and any([tier.usable for tier in self.tiers])
+        return self._idle > len(self._asked) and self.usable
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a tier that neither failed a moment ago nor hangs."""
+        return any([tier.usable for tier in self.tiers])
 
     def fetch(self, fetch: Fetch) -> None:
         """Looks for a prefix. Its parts, in order, and a Done come as results."""

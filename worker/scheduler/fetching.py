@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
+from shared.messages import Prefill
 from worker.kv_cache.pages import SCRATCH
 from worker.kv_cache.store import Fetch, KvStore, Part, Run
 from worker.kv_cache.store_tier import PAGES, STATE
@@ -101,7 +102,10 @@ class Fetching:
     def begins(self, sequence: Sequence) -> bool:
         """Whether a sequence that has computed nothing yet waits for the store from now on."""
         stored, size = sequence.prefix.stored, self._paging.page_size
-        if stored is None or stored.asked or stored.resets != self._resets or not self._store.can_fetch:
+        if stored is None or stored.asked or stored.resets != self._resets:
+            return False
+        handed_over = sequence.history.prefill is Prefill.DONE  # it waits even until a thread can read for it
+        if not (self._store.usable if handed_over else self._store.can_fetch):
             return False
         start = sequence.computed_tokens // size
         full = min(len(sequence.tokens) - 1, sequence.cacheable_tokens) // size
@@ -309,7 +313,7 @@ class Fetching:
         ends = range(size, count + 1, size)
         if not any(pool.window for pool in self._paging.pools):  # windows have only their last pages in memory
             missing = [end for end in ends if self._store.wants(stored.digests[end - 1], PAGES)]
-            for end in missing[:MOST_REPAIRED]:
+            for end in missing if sequence.history.prefill is Prefill.ONLY else missing[:MOST_REPAIRED]:
                 self._write(sequence, PAGES, range(end - size, end))
         files = [(stored.digests[end - 1], PAGES) for end in ends]
         if self._states is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from shared.messages import Adapter, Outcome, Picture, Pooling, Sampling
+from shared.messages import Adapter, Outcome, Picture, Pooling, Prefill, Sampling
 from worker.kv_cache.prefix_cache import Mark
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class RequestStats:
     crashes: int = 0  # number of worker crashes that the sequence is suspected of having caused
     resumed: bool = False  # whether a worker that is gone had admitted the sequence before
     original_id: int = 0  # the request id at the sequence's first worker; 0 if this is its first worker
+    prefill: Prefill = Prefill.HERE  # whether this worker only computes the prompt, or another worker has done so
 
 
 # The data with which a sequence finds and shares pages in the prefix cache (worker/kv_cache/prefix_cache.py).
