@@ -42,6 +42,21 @@ from tests.shared.harness import parse, refuse
         ("--kv-events-endpoint udp://*:1", ("--kv-events-endpoint", "tcp://HOST:PORT")),
         ("--kv-events-endpoint tcp://*:65535 --workers 2", ("--kv-events-endpoint", "65535", "2 workers")),
         ("--kv-events-endpoint tcp://*:1 --kv-events-pod a@b", ("--kv-events-pod", "@")),
+        ("--kv-events-endpoint tcp://*:65535 --prefill-workers 1", ("--kv-events-endpoint", "65535")),
+        ("--role prefill", ("--role prefill", "--kv-store")),
+        ("--role decode --prefill-workers 1", ("--role decode", "--prefill-workers")),
+        ("--role decode --kv-store d --models f", ("--role decode", "--models")),
+        ("--role decode --kv-store d --task embed", ("--role decode", "--task generate", "embed")),
+        ("--prefill-workers 1 --no-prefix-cache", ("--prefill-workers", "--prefix-cache")),
+        ("--prefill-workers 1 --kv-cache-backend contiguous", ("--prefill-workers", "--prefix-cache")),
+        ("--prefill-workers 1 --tensor-parallel-size 2", ("--prefill-workers", "--tensor-parallel-size")),
+        ("--prefill-workers 1 --workers 0", ("--workers 0", "--worker-addresses")),
+        ("--prefill-workers 1 --workers 0 --workers-file f", ("--prefill-workers", "--kv-store")),
+        ("--prefill-workers 1 --kv-store-gb x", ("--kv-store-gb",)),
+        (
+            "--prefill-workers 1 --insecure --request-address tcp://h:1 --event-address tcp://h:2",
+            ("--request-address", "--prefill-workers"),
+        ),
         ("--port 9000 --worker-metrics-port 9000", ("--port", "--worker-metrics-port")),
         ("--request-address tcp://h:1 --event-address ipc:///e", ("--request-address", "--event-address")),
         ("--request-address tcp://h:1 --event-address tcp://h:2", ("--request-address", "--curve-dir", "--insecure")),
@@ -75,6 +90,15 @@ def test_variable_counts_as_an_explicit_setting() -> None:
 def test_default_gives_way_to_an_explicit_setting(argv: str, expected: dict[str, Any]) -> None:
     worker = parse(*argv.split()).worker
     assert {name: getattr(worker, name) for name in expected} == expected
+
+
+def test_workers_with_roles_take_prompts_from_the_store_in_any_case() -> None:
+    for argv in ("--role decode --kv-store d", "--role prefill --kv-store d", "--prefill-workers 2"):
+        settings = parse(*argv.split())
+        assert settings.worker.kv_store_fetch == "always" and check(settings) == settings
+    assert parse("--prefill-workers", "1", "--kv-store-fetch", "auto").worker.kv_store_fetch == "auto"
+    assert parse("--kv-store", "d").worker.kv_store_fetch == "auto"
+    assert parse("--prefill-workers", "1", "--kv-store-gb", "4").worker.kv_store == ""  # the launcher makes the folder
 
 
 def test_stop_timeout_exceeds_drain_timeout() -> None:

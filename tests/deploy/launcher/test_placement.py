@@ -46,6 +46,24 @@ def test_workers_on_the_cpu_divide_threads_and_memory() -> None:
     assert (second.kv_cache_gb, second.worker_metrics_port) == (1.5, 0)
 
 
+def test_prefill_workers_come_after_those_that_generate() -> None:
+    settings = settings_with(workers=1, prefill_workers=2, threads=8, worker_metrics_port=9000)
+    placements = place_workers(settings, [], same_port)
+    assert [one.name for one in placements] == ["worker 0", "prefill 1", "prefill 2"]
+    assert [one.settings.worker.role for one in placements] == ["decode", "prefill", "prefill"]
+    assert [one.settings.worker.threads for one in placements] == [2, 2, 2]
+    assert [one.settings.worker.worker_metrics_port for one in placements] == [9000, 9001, 9002]
+    assert [f"ipc://{one.settings.wire.run_dir}" for one in placements] == addresses(settings).split(",")
+    elsewhere = settings_with(workers=0, prefill_workers=1, kv_store="/kv", workers_file="f")
+    [only] = place_workers(elsewhere, [], same_port)
+    assert only.settings.worker.role == "prefill" and addresses(elsewhere) == f"ipc://{only.settings.wire.run_dir}"
+    with pytest.raises(ConfigError, match="--workers 1 with --prefill-workers 2 needs one GPU per worker"):
+        place_workers(settings, ["0", "1"], same_port)
+    with_gpus = place_workers(settings, ["0", "1", "2"], same_port)
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in with_gpus] == ["0", "1", "2"]
+    assert {one.settings.worker.role for one in place_workers(settings_with(workers=2), [], same_port)} == {"both"}
+
+
 def test_worker_publishes_its_pages_on_its_own_port() -> None:
     endpoints = {"kv_events_endpoint": "tcp://*:5557", "kv_events_replay_endpoint": "tcp://[::]:5657"}
     placements = place_workers(settings_with(workers=3, **endpoints), [], same_port)
