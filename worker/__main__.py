@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.lora.store import AdapterStore
 
 log = logging.getLogger("sluice.worker")
+FEW_TOKENS = 8192  # a warning says so if --role is given and --kv-store has room for fewer tokens
 
 
 def run(
@@ -123,7 +124,7 @@ def _serve(
         _serve_metrics(metrics, server, settings)
     server.identity = Identity(
         server.identity.epoch, settings.model.name, engine.tokenizer_hash, engine.limits, engine.fingerprint,
-        "" if store is None else store.pages.space.hex(),
+        "" if store is None else store.pages.space.hex(), 0 if store is None else store.most_tokens,
     )  # fmt: skip
     state = engine.scheduler.state
     if state.paging.prefix is not None:
@@ -218,6 +219,8 @@ def _kv_store(
     if store is not None and fetching is not None:
         metrics.collectors.append(StoreCollector(settings.frontend.metrics_prefix, store, fetching))
         request_table.hand_over = HandOver(store)
+        if settings.worker.role != "both" and store.most_tokens < FEW_TOKENS:
+            log.warning("--kv-store has room for %d tokens: no longer prompt is handed over", store.most_tokens)
     return store
 
 

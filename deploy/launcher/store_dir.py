@@ -16,7 +16,7 @@ from shared.config.declaration import ConfigError
 from shared.config.settings import Settings, with_values
 
 SHARED_MEMORY = Path("/dev/shm")
-MOST_GB, SHARE = 2.0, 0.5  # its size without --kv-store-gb: 2 GiB, or half of what is free, if that is less
+MOST_GB, SHARE = 4.0, 0.5  # its size without --kv-store-gb: 4 GiB, or half of what is free, if that is less
 LEAST_GB = 0.03  # less room hands nothing over
 _PREFIX, _GIB = "sluice-kv-", 1 << 30
 

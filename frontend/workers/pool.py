@@ -255,6 +255,8 @@ class WorkerPool:
             self._router_of(connection).learn(connection.address.name, status.prefixes)
         if status.role is m.Role.PREFILL:
             self.membership.has_roles = True
+        if self.membership.has_roles:
+            self._prefill.reported(connection.address.name, status)
 
     def _router_of(self, connection: WorkerConnection) -> Router:
         return self._prefill.router if connection.role is m.Role.PREFILL else self._router

@@ -44,6 +44,7 @@ class RemotePrefill:
         self._counters, self._timeout, self._clock = counters, timeout, clock
         self._until: dict[Stream, float] = {}
         self._prompts = RecentPrompts()
+        self._resets: dict[str, int] = {}  # worker → the latest reset of its prefix cache that it reported
 
     def __len__(self) -> int:
         return len(self._until)
@@ -61,11 +62,18 @@ class RemotePrefill:
         if len(prompt) < 4 * self.tokens or not is_generated(submit):
             return []
         spaces = {(one.fingerprint, kv_space(one)) for one in takers if one.role is not m.Role.PREFILL}
-        found = [one for one in ready if hands_over(one) and (one.fingerprint, kv_space(one)) in spaces]
+        length = len(prompt) // 4
+        found = [one for one in ready if hands_over(one, length) and (one.fingerprint, kv_space(one)) in spaces]
         if not found:
             return []
         known = max(self._prompts.longest(prompt, submit.cache_salt), cached())
-        return found if len(prompt) // 4 - known >= self.tokens else []
+        return found if length - known >= self.tokens else []
+
+    def reported(self, worker: str, status: m.Status) -> None:
+        """Forgets all prompts if a worker has emptied its prefix cache, and with it the store."""
+        if status.prefix_cache_reset not in (0, self._resets.get(worker)):
+            self._resets[worker] = status.prefix_cache_reset
+            self._prompts.clear()
 
     def begin(self, stream: Stream) -> None:
         """Notes that a stream goes to a prefill worker."""
@@ -94,10 +102,12 @@ def is_generated(submit: m.Submit) -> bool:
     return asks and submit.sampling.max_tokens > 0
 
 
-def hands_over(connection: WorkerConnection) -> bool:
-    """Whether a worker is a prefill worker with a K/V store that works."""
-    status = connection.status
-    return status is not None and status.role is m.Role.PREFILL and any([tier.usable for tier in status.kv_store])
+def hands_over(connection: WorkerConnection, tokens: int) -> bool:
+    """Whether a worker is a prefill worker with a K/V store that works, and has room for so many tokens."""
+    status, welcome = connection.status, connection.welcome
+    if status is None or welcome is None or status.role is not m.Role.PREFILL:
+        return False
+    return tokens <= welcome.kv_store_tokens and any([tier.usable for tier in status.kv_store])
 
 
 def kv_space(connection: WorkerConnection) -> str:
@@ -114,6 +124,9 @@ class RecentPrompts:
     def __init__(self, most: int = MOST_STEPS) -> None:
         self._most = most
         self._known: OrderedDict[bytes, None] = OrderedDict()  # hashes of the first tokens of prompts
+
+    def clear(self) -> None:
+        self._known.clear()
 
     def longest(self, prompt: bytes, identity: str) -> int:
         """Returns how many of the first tokens a prompt has in common with one that was remembered."""

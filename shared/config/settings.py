@@ -25,7 +25,7 @@ class LaunchConfig:
     )  # fmt: skip
     prefill_workers: int = setting(
         0, "further worker processes, which compute the long prompts of the other workers and hand them over through "
-        "--kv-store; without that flag through a folder in /dev/shm of --kv-store-gb GiB, by default 2 or half of what "
+        "--kv-store; without that flag through a folder in /dev/shm of --kv-store-gb GiB, by default 4 or half of what "
         "is free there, which is removed at the end (docs/fleets.md)", unit="processes", at_least=0,
     )  # fmt: skip
     stop_timeout: float = setting(40.0, "time after SIGTERM before child processes are killed", unit="seconds", above=0)

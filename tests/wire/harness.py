@@ -92,6 +92,7 @@ class Worker:
     fingerprint: str = "fp_worker"
     role: Role = Role.BOTH
     kv_space: str = "space"
+    kv_store_tokens: int = 1 << 20
     usable: bool = True  # whether its K/V store works
 
     @property
@@ -107,7 +108,15 @@ class Worker:
         self.request_table = RequestTable(self.scheduler, stats, self.metrics, vocab_size=VOCAB, seeds=random.Random(0))
         self.server = WireServer(
             self.wire,
-            Identity(self.epoch, self.model, self.tokenizer_hash, limits, self.fingerprint, self.kv_space),
+            Identity(
+                self.epoch,
+                self.model,
+                self.tokenizer_hash,
+                limits,
+                self.fingerprint,
+                self.kv_space,
+                self.kv_store_tokens,
+            ),
             self.lease_timeout,
             self.status,
         )

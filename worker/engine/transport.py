@@ -140,7 +140,8 @@ class Identity:
     tokenizer_hash: str = ""
     limits: m.Limits | None = None
     fingerprint: str = ""
-    kv_space: str = ""  # of Welcome
+    kv_space: str = ""  # see Welcome
+    kv_store_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -360,7 +361,7 @@ class WireServer:
         mine = self.identity
         welcome = m.Welcome(
             hello.nonce, mine.epoch, os.getpid(), mine.model, mine.tokenizer_hash, limits, seq=seq,
-            fingerprint=mine.fingerprint, kv_space=mine.kv_space,
+            fingerprint=mine.fingerprint, kv_space=mine.kv_space, kv_store_tokens=mine.kv_store_tokens,
         )  # fmt: skip
         self._send(sender, welcome)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from worker.kv_cache.store_file import Head, packed_head
 from worker.kv_cache.store_pages import HostBytes, StoredPages
-from worker.kv_cache.store_tier import PAGES, STATE, TOKEN_BYTES, Tier
+from worker.kv_cache.store_tier import PAGES, ROOM, STATE, TOKEN_BYTES, Tier
 from worker.kv_cache.window import first_kept
 
 log = logging.getLogger("sluice.kv_store")
@@ -147,6 +147,13 @@ class KvStore:
             else:
                 tier.counts.dropped += 1
                 self._forget(run.digest, run.kind)
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens' pages the largest tier has room for, with the states between them."""
+        room = max([tier.limit for tier in self.tiers]) * (1 - ROOM)
+        shares = 2 if self.pages.state_bytes else 1  # states take no more room than the pages between them
+        return int(room * self.pages.page_size / (shares * sum(self.pages.page_bytes)))
 
     def flush(self) -> Callable[[], bool]:
         """Returns a function that says whether a tier has written all that it was given until now.

@@ -82,6 +82,7 @@ async def test_long_new_prompt_is_computed_by_the_prefill_worker_and_continues_a
     "options",
     [
         {"kv_space": ""}, {"kv_space": "another"}, {"fingerprint": "another"}, {"usable": False},
+        {"kv_store_tokens": 299},
     ],
 )  # fmt: skip
 async def test_prefill_worker_that_cannot_hand_over_is_not_asked(tmp_path: Path, options: dict[str, object]) -> None:
@@ -89,6 +90,17 @@ async def test_prefill_worker_that_cannot_hand_over_is_not_asked(tmp_path: Path,
         async with pool_of(generating, computing, remote_prefill_tokens=TOKENS) as pool:
             await answer(pool, LONG)
             assert computed(computing) == 0 and not attempts(pool)
+
+
+async def test_prompt_is_new_again_after_a_reset(two: tuple[Worker, Worker]) -> None:
+    async with pool_of(*two, remote_prefill_tokens=TOKENS) as pool:
+        await answer(pool, LONG)
+        for connection in pool.membership.connections:
+            connection.reset_prefix_cache(7)
+        await until(lambda: all(one.status and one.status.prefix_cache_reset for one in pool.membership.connections))
+        await until(lambda: not pool._router.cached(pack_u32(LONG), "", [pool.membership.connections[0].address.name]))
+        await answer(pool, LONG)
+        assert attempts(pool) == {"done": 2}
 
 
 async def test_requests_whose_prompt_is_part_of_the_result_stay_whole(two: tuple[Worker, Worker]) -> None:

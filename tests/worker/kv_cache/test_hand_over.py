@@ -59,6 +59,9 @@ def test_answer_has_the_bits_of_one_worker(
     (answer,) = generating.answers([sequence])
     assert answer.equals(alone) and answer.cached == found
     handed_over(computing, prompt_of())  # again, from memory
+    assert computing.store is not None
+    (tier,) = computing.store.tiers
+    assert tier.counts.nbytes * computing.store.most_tokens <= tier.limit * PROMPT, "the room is not overestimated"
     for process in (computing, generating):
         process.close()
 
