@@ -43,6 +43,10 @@ FOREIGN = (
         vllm="--data-parallel-size -dp", sglang="--data-parallel-size --dp-size --dp",
     ),
     Foreign(
+        "use --prefill-workers N, or --role prefill and --role decode of sluice worker",
+        vllm="--kv-transfer-config", sglang="--disaggregation-mode --disaggregation-transfer-backend",
+    ),
+    Foreign(
         "use --frontends N",
         vllm="--api-server-count -asc", sglang="--tokenizer-worker-num", llama_cpp="--threads-http",
     ),
