@@ -129,6 +129,7 @@ def test_child_environment_has_no_settings() -> None:
     assert {flag.name for flag in select(("launch",), ("port",))} == {
         "frontends",
         "workers",
+        "prefill_workers",
         "stop_timeout",
         "load_timeout",
         "port",
