@@ -47,6 +47,7 @@ CASES = {  # folder, file or function → how many parametrized cases of each te
     "tests/frontend/server/test_http_protocol.py": 4,
     "tests/frontend/test_main.py": 1,
     "tests/fuzz/test_kinds.py": 2,
+    "tests/releases/test_releases.py::test_release_is_served_as_the_page_says": 6,
     "tests/shared/gguf": 3,
     "tests/worker/lora": 3,
     "tests/worker/ops": 2,

@@ -347,14 +347,16 @@ def weight_files(folder: Path) -> list[Path]:
 # by one. For example, `mlp.experts.gate_up_proj_blocks` [E, N, K / 32, 16] of gpt-oss is read as
 # `mlp.experts.0.gate_up_proj.weight_blocks` [N, K / 32, 16] for expert 0, and so on.
 
-# A name with a number after `experts` does not match: it belongs to a single expert.
-STACKED = re.compile(r"(.+\.experts)\.([a-z]\w*?)(?:_(bias|blocks|scales|scale|input_scale))?")
-GRANITE = re.compile(r"(.+\.block_sparse_moe\.(?:in|out)put_linear)\.weight")
-ONE_NUMBER = ("scale", "input_scale")  # kinds of which an expert has one number: the stored tensor is a vector
 KINDS: Mapping[str | None, str] = {
     None: "weight", "bias": "bias", "blocks": "weight_blocks", "scales": "weight_scales",
-    "scale": "scale", "input_scale": "input_scale",
+    "scale": "scale", "input_scale": "input_scale", "scale_inv": "weight_scale_inv",
+    "activation_scale": "activation_scale",
 }  # fmt: skip
+# A name with a number after `experts` does not match: it belongs to a single expert.
+STACKED = re.compile(rf"(.+\.experts)\.([a-z]\w*?)(?:_({'|'.join(kind for kind in KINDS if kind)}))?")
+GRANITE = re.compile(r"(.+\.block_sparse_moe\.(?:in|out)put_linear)\.weight")
+# kinds of which an expert may have one number: the stored tensor is then a vector
+ONE_NUMBER = ("scale", "input_scale", "scale_inv", "activation_scale")
 MOST = 4096  # the most experts of a layer; a tensor with more keeps its own name and is refused later
 
 

@@ -525,6 +525,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmo3": Family(
         {**OLMO, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500_000.0},
         layer_types=window_but_every_nth, pre_norms=False, post_norms=True, qk_norm=True, whole_qk_norm=True,
+        local_rope=True, names={"rope_local_base_freq": "rope_theta"},  # layers with a window are not scaled
     ),
     "glm4": Family(
         GLM4, biases=as_attention_bias_without_output, post_norms=True, partial_rotary=True, rotates_neighbours=True

@@ -274,6 +274,7 @@ SPELLINGS = (
     ExpertNames("mlp.gate", _FUSED, _DOWN),  # the names that transformers 5 has in memory and may save
     ExpertNames("router.proj", ("experts.{}.gate_up_proj",), "experts.{}.down_proj"),  # Gemma 4
     ExpertNames("router.proj", ("experts.{}.gate_proj", "experts.{}.up_proj"), "experts.{}.down_proj"),
+    ExpertNames("router.proj", ("moe.experts.{}.gate_proj", "moe.experts.{}.up_proj"), "moe.experts.{}.down_proj"),
 )  # fmt: skip
 # The names of the tensor with the biases by which experts are chosen. GGUF files have the first one.
 CHOICE_BIASES = (

@@ -177,11 +177,15 @@ class Fp8:
 def scaled_weight(name: str, shape: Shape, tensors: StoredTensors, scale: str, block: Block) -> ScaledWeight:
     """Returns an e4m3 weight with scales in the tensor `scale`.
 
-    block: how many values share a scale; if all do by the config, each row may have a scale of its own all the same
+    block: how many values share a scale. If all do by the config, each row may have a scale of its own all the same, or
+        each half of the rows: the gate and the up projection of an expert, stacked.
     """
     stored = tensors.shape(scale)
-    by_row = block == Block(0, 0) and stored in (shape[:1], (shape[0], 1)) and shape[0] > 1
-    block = Block(1, 0) if by_row else block
+    if block == Block(0, 0) and shape[0] > 1:
+        if stored in (shape[:1], (shape[0], 1)):
+            block = Block(1, 0)
+        elif stored == (2, 1) and shape[0] % 2 == 0:
+            block = Block(shape[0] // 2, 0)
     return ScaledWeight(
         name, shape, tensors, block, E4M3, 0, ExpectedTensor(name, shape, ("F8_E4M3",)),
         ExpectedTensor(scale, block.grid_shape(shape, stored)),

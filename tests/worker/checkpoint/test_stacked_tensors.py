@@ -10,18 +10,23 @@ LAYER = "model.layers.0."
 @pytest.mark.parametrize(
     ("stored", "kind"),
     [("gate_up_proj", "weight"), ("gate_up_proj_bias", "bias"), ("down_proj_blocks", "weight_blocks"),
-     ("down_proj_scales", "weight_scales")],
+     ("down_proj_scales", "weight_scales"), ("gate_up_proj_scale_inv", "weight_scale_inv")],
 )  # fmt: skip
 def test_tensor_of_all_experts_is_cut(stored: str, kind: str) -> None:
-    module = stored.removesuffix("_bias").removesuffix("_blocks").removesuffix("_scales")
+    module = stored.removesuffix("_bias").removesuffix("_blocks").removesuffix("_scales").removesuffix("_scale_inv")
     names = names_of_experts(f"{LAYER}mlp.experts.{stored}", (3, 8, 4))
     assert names == [f"{LAYER}mlp.experts.{expert}.{module}.{kind}" for expert in range(3)]
 
 
-@pytest.mark.parametrize("kind", ["scale", "input_scale"])
+@pytest.mark.parametrize("kind", ["scale", "input_scale", "activation_scale"])
 def test_vector_with_a_number_for_each_expert_is_cut(kind: str) -> None:
     names = names_of_experts(f"{LAYER}mlp.experts.up_proj_{kind}", (3,))
     assert names == [f"{LAYER}mlp.experts.{expert}.up_proj.{kind}" for expert in range(3)]
+
+
+def test_scale_of_a_whole_expert_is_cut_from_a_vector() -> None:
+    names = names_of_experts(f"{LAYER}mlp.experts.down_proj_scale_inv", (2,))
+    assert names == [f"{LAYER}mlp.experts.{expert}.down_proj.weight_scale_inv" for expert in range(2)]
 
 
 def test_granites_linears_are_cut() -> None:

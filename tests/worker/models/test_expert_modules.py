@@ -190,6 +190,8 @@ def test_spelling_is_that_of_most_modules() -> None:
     assert expert_names(["block_sparse_moe.gate"]) is mixtral
     assert expert_names(["mlp.router"]) is gpt_oss
     assert expert_names(["mlp.gate", "mlp.experts.0.gate_up_proj"]) is fused
+    deeper = expert_names(["router.proj", "moe.experts.0.gate_proj", "moe.experts.0.up_proj"])
+    assert deeper.down == "moe.experts.{}.down_proj", "as some exports of Gemma 4 name their experts"
 
 
 LIES: list[tuple[str, str, Callable[[State], Any], list[str]]] = [

@@ -1,12 +1,14 @@
 """The rotary settings of a config become a RopeSpec."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 
 from worker.checkpoint.checkpoint import UnsupportedModel
+from worker.models.config import spec_from_config
 from worker.models.config_values import rope_spec
-from worker.spec import RopeSpec
+from worker.spec import ModelSpec, RopeSpec
 
 CONFIG = {"max_position_embeddings": 4096}
 
@@ -49,3 +51,16 @@ def test_partial_rotation_needs_a_family_that_has_it() -> None:
 def test_unknown_kind_is_named() -> None:
     with pytest.raises(UnsupportedModel, match="rotary scaling 'other' is not supported; supported are default"):
         rope_spec({"rope_theta": 1, "rope_type": "other"}, CONFIG, 64, partial=False)
+
+
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+def test_scaling_of_olmo_3_is_not_for_layers_with_a_window(spelling: str) -> None:
+    """The published config states YaRN for all layers, as the name of the setting says; it is for every fourth one."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.2}
+    config = {"model_type": "olmo3", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    layers = [*config_layers(spec_from_config({**config, "rope_theta": 500_000, spelling: yarn}))]
+    assert [(layer.kind, layer.theta) for layer in layers] == [("default", 500_000.0)] * 3 + [("yarn", 500_000.0)]
+
+
+def config_layers(spec: ModelSpec) -> Iterator[RopeSpec]:
+    return (spec.ropes[layer.rope] for layer in spec.layers)
