@@ -6,13 +6,18 @@ The exit code is 1 if any stream was lost or wrong, or any resource leaked.
 import argparse
 import json
 import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.faults import kept
 from tests.faults.catalog import FAULTS
 from tests.faults.fault import Fault
 from tests.faults.soak import soak
 from tests.faults.trial import Row, Size, table, trial
+
+KEPT_TOKENS = 60  # of a kept answer
 
 
 def main() -> int:
@@ -33,7 +38,15 @@ def main() -> int:
     )
     parser.add_argument("--model", default="", help="instead of the toy, for faults of a whole `sluice serve`")
     parser.add_argument("--json", type=Path, help="write the figures and notes to this file")
+    parser.add_argument(
+        "--kept", nargs="*", metavar="NAME", help=f"instead: faults of kept answers, from {', '.join(kept.FAULTS)}"
+    )
+    parser.add_argument("--copies", type=int, default=4, help="kept answers of each kind and form")
     args = parser.parse_args()
+    if args.kept is not None:
+        if unknown := [name for name in args.kept if name not in kept.FAULTS]:
+            parser.error(f"no such fault of kept answers: {', '.join(unknown)}")
+        return _run_kept(args.kept or list(kept.FAULTS), args.copies)
     if unknown := [name for name in args.fault if name not in FAULTS]:
         parser.error(f"no such fault: {', '.join(unknown)}")
     faults = {name: FAULTS[name] for name in args.fault or FAULTS}
@@ -44,6 +57,18 @@ def main() -> int:
     print(table(rows))
     if args.json:
         args.json.write_text(json.dumps([row.figures() | {"notes": row.notes} for row in rows], indent=1))
+    return 0 if all(row.good for row in rows) else 1
+
+
+def _run_kept(names: Sequence[str], copies: int) -> int:
+    rows: list[kept.KeptRow] = []
+    with tempfile.TemporaryDirectory(prefix="faults-model-") as folder:
+        flags = kept.model(Path(folder))
+        for name in names:
+            found = kept.trial(name, flags, copies, KEPT_TOKENS)
+            print(name, *(note for row in found for note in row.notes), sep="\n    ", file=sys.stderr, flush=True)
+            rows += found
+    print(kept.table(rows), kept.summary(rows), sep="\n\n")
     return 0 if all(row.good for row in rows) else 1
 
 

@@ -76,6 +76,7 @@ class ServerUnderTest:
     host: Host | None = None  # the other host, on which the frontend of the last of `urls` runs
     hold: Hold | None = None  # holds or slows the server's workers, if the plan asks for it
     restart: Callable[[], None] | None = None  # restarts a killed process that has no launcher
+    start_again: Callable[[], None] = lambda: None  # starts a whole server again, all of whose processes were killed
 
     @property
     def url(self) -> str:
@@ -189,7 +190,8 @@ def running(plan: ServerPlan) -> Iterator[ServerUnderTest]:
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True)))
         environment = plan.prepare(home)
-        stack.callback(_unmount, home / "run")
+        for folder in ("run", "kept"):
+            stack.callback(_unmount, home / folder)
         start = _distant if plan.remote else _split if plan.split else _whole
         server = start(plan, home, environment, stack)
         asyncio.run(_started(server, plan.frontends))
@@ -210,7 +212,10 @@ def _whole(plan: ServerPlan, home: Path, environment: Mapping[str, str], stack: 
         [f"http://127.0.0.1:{port}"], home / "run", Path(plan.log or home / "log"), hold=_hold(plan, home)
     )
     words = ["serve", *_MODEL, *_SPEECH, *_THREADS, "--port", str(port), "--frontends", str(plan.frontends)]
-    _start(server, stack, environment, [*words, "--run-dir", str(home / "run"), *plan.flags])
+    server.start_again = lambda: _start(
+        server, stack, environment, [*words, "--run-dir", str(home / "run"), *plan.flags]
+    )
+    server.start_again()
     return server
 
 
