@@ -63,9 +63,9 @@ def main() -> int:
 def _run_kept(names: Sequence[str], copies: int) -> int:
     rows: list[kept.KeptRow] = []
     with tempfile.TemporaryDirectory(prefix="faults-model-") as folder:
-        flags = kept.model(Path(folder))
+        model = kept.write_model(Path(folder))
         for name in names:
-            found = kept.trial(name, flags, copies, KEPT_TOKENS)
+            found = kept.trial(name, model, copies, KEPT_TOKENS)
             print(name, *(note for row in found for note in row.notes), sep="\n    ", file=sys.stderr, flush=True)
             rows += found
     print(kept.table(rows), kept.summary(rows), sep="\n\n")
@@ -79,9 +79,7 @@ def _run_soak(seconds: float, size: Size) -> Row:
 
 
 def _serving(fault: Fault, model: str) -> Fault:
-    plan = fault.plan
-    # if a flag is given twice, the last one counts
-    return replace(fault, plan=replace(plan, flags=(*plan.flags, "--model", model)))
+    return replace(fault, plan=replace(fault.plan, model=model))
 
 
 def _run_fault(name: str, fault: Fault, size: Size) -> Row:

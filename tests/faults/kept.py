@@ -28,14 +28,24 @@ FULL_S = 4.0  # how long the store cannot be written
 STORE = "kept"  # the folder of the store, in the home folder of the server
 
 
-def model(folder: Path) -> tuple[str, ...]:
-    """Writes a model that sees pictures, and an adapter of it. Returns the flags of a server for both."""
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that sees pictures, and an adapter of it."""
+
+    base: Path
+    adapter: Path
+
+    def plan(self, fault: "KeptFault") -> ServerPlan:
+        flags = (
+            "--chat-template", "", "--dtype", "float32", "--lora-modules", f"{ADAPTER}={self.adapter}",
+            "--kv-cache-gb", "0.05", "--resume-window", "600", *fault.flags,
+        )  # fmt: skip
+        return ServerPlan(flags, held=True, prepare=fault.prepare, model=str(self.base))
+
+
+def write_model(folder: Path) -> Model:
     base = seeing_checkpoint("qwen3_vl", folder / "model")
-    adapter = draw_adapter(base, folder / "adapter", 1)
-    return (
-        "--model", str(base), "--chat-template", "", "--dtype", "float32", "--lora-modules", f"{ADAPTER}={adapter}",
-        "--kv-cache-gb", "0.05", "--resume-window", "600",
-    )  # fmt: skip
+    return Model(base, draw_adapter(base, folder / "adapter", 1))
 
 
 def plain_folder(home: Path) -> dict[str, str]:
@@ -48,10 +58,6 @@ def small_disk(home: Path) -> dict[str, str]:
     options = "size=16m,mode=0700"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(home / STORE)], check=True)
     return plain_folder(home)
-
-
-def plan(flags: tuple[str, ...], prepare: Callable[[Path], dict[str, str]] = plain_folder) -> ServerPlan:
-    return ServerPlan(flags, held=True, prepare=prepare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +271,10 @@ async def disturbed(
     return list(rows.values())
 
 
-def trial(name: str, flags: tuple[str, ...], copies: int, tokens: int) -> list[KeptRow]:
-    """Starts a server with the flags of model(), and disturbs it once."""
-    fault = FAULTS[name]
+def trial(name: str, model: Model, copies: int, tokens: int) -> list[KeptRow]:
+    """Starts a server, and disturbs it once."""
     asked = all_asked(copies, tokens)
-    with running(plan((*flags, *fault.flags), fault.prepare)) as server:
+    with running(model.plan(FAULTS[name])) as server:
         expected = asyncio.run(undisturbed(server.url, asked))
         return asyncio.run(disturbed(name, server, asked, expected, name))
 

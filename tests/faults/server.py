@@ -176,7 +176,13 @@ class ServerPlan:
     held: bool = False
     log: str = ""
     frontends: int = 2
+    model: str = "demo"
     prepare: Callable[[Path], dict[str, str]] = lambda home: {}  # gets the home folder, returns environment variables
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The flags that name the model."""
+        return "--model", self.model, "--served-model-name", "m"
 
     @property
     def is_whole(self) -> bool:
@@ -211,7 +217,7 @@ def _whole(plan: ServerPlan, home: Path, environment: Mapping[str, str], stack: 
     server = ServerUnderTest(
         [f"http://127.0.0.1:{port}"], home / "run", Path(plan.log or home / "log"), hold=_hold(plan, home)
     )
-    words = ["serve", *_MODEL, *_SPEECH, *_THREADS, "--port", str(port), "--frontends", str(plan.frontends)]
+    words = ["serve", *plan.named, *_SPEECH, *_THREADS, "--port", str(port), "--frontends", str(plan.frontends)]
     server.start_again = lambda: _start(
         server, stack, environment, [*words, "--run-dir", str(home / "run"), *plan.flags]
     )
@@ -229,11 +235,11 @@ def _split(plan: ServerPlan, home: Path, environment: Mapping[str, str], stack: 
         [f"http://127.0.0.1:{port}" for port in ports], home / "run", home / "log", hold=_hold(plan, home)
     )
     server.restart = lambda: _start(server, stack, environment, worker)
-    worker = ["worker", *_MODEL, *_THREADS, "--run-dir", str(home / "run"), *plan.flags]
+    worker = ["worker", *plan.named, *_THREADS, "--run-dir", str(home / "run"), *plan.flags]
     _start(server, stack, environment, worker)
     server.proxy = stack.enter_context(Proxy(home / "run", home / "front"))
     for port in ports:
-        words = ["frontend", *_MODEL, *_SPEECH, "--run-dir", str(home / "front"), "--port", str(port)]
+        words = ["frontend", *plan.named, *_SPEECH, "--run-dir", str(home / "front"), "--port", str(port)]
         _start(server, stack, environment, words)
     return server
 
@@ -248,17 +254,16 @@ def _distant(plan: ServerPlan, home: Path, environment: Mapping[str, str], stack
     server = ServerUnderTest([f"http://{ip}:{port}" for ip, port in (near, far)], home / "run", home / "log", host=host)
 
     def frontend(ip: str, port: int, where: Host | None) -> None:
-        words = ["frontend", *_MODEL, *_SPEECH, *wire, "--host", ip, "--port", str(port)]
+        words = ["frontend", *plan.named, *_SPEECH, *wire, "--host", ip, "--port", str(port)]
         _start(server, stack, environment, words, where)
 
     server.restart = lambda: frontend(*far, host)
-    _start(server, stack, environment, ["worker", *_MODEL, *_THREADS, *wire, *plan.flags])
+    _start(server, stack, environment, ["worker", *plan.named, *_THREADS, *wire, *plan.flags])
     frontend(*near, None)
     frontend(*far, host)
     return server
 
 
-_MODEL = ("--model", "demo", "--served-model-name", "m")
 # because the demo model's template does not support tools
 _SPEECH = ("--chat-template", str(Path(__file__).with_name("tools.jinja")))
 _POOL = ("--kv-cache-gb", "0.1")  # a pool so small that it is soon full, so that later growth of memory is not K/V
