@@ -17,10 +17,11 @@ from typing import Any
 
 import msgspec
 
-from frontend.kept.store import DEAD_S
+from frontend.kept.store import DEAD_S, Damaged, packed, unpacked
 
 RUNNING = "in_progress"
 QUEUED = "queued"
+FAILED = "failed"
 _COLUMNS = (
     "id, tenant, stream_id, path, created, status, ended, background, listed, body, recipe, response, owner, epoch, "
     "cancelled"
@@ -97,7 +98,7 @@ def insert(db: sqlite3.Connection, one: KeptAnswer) -> list[str]:
         f"INSERT INTO answers ({_COLUMNS}) VALUES ({', '.join('?' * 15)})",
         (
             one.id, one.tenant, one.stream_id, one.path, one.created, one.status, one.ended, one.background, one.listed,
-            zlib.compress(one.body, 1), zlib.compress(msgspec.json.encode(one.recipe), 1), one.response, one.owner,
+            packed(one.body), packed(msgspec.json.encode(one.recipe)), packed(one.response), one.owner,
             one.epoch, one.cancelled,
         ),
     )  # fmt: skip
@@ -127,9 +128,8 @@ def _row(db: sqlite3.Connection, which: str, *values: str) -> KeptAnswer | None:
     if found is None:
         return None
     one = KeptAnswer(*found)
-    one.body, recipe = zlib.decompress(one.body), zlib.decompress(found[10])
-    one.recipe = msgspec.json.decode(recipe, type=Recipe)
-    one.response = one.response or b""
+    one.body, one.response = unpacked(one.body), unpacked(one.response or b"")
+    one.recipe = msgspec.json.decode(unpacked(found[10]), type=Recipe)
     return one
 
 
@@ -141,10 +141,15 @@ def append(db: sqlite3.Connection, id: str, epoch: int, pieces: Sequence[Piece])
     if not changed.rowcount:
         return False
     db.executemany(
-        "INSERT INTO pieces VALUES (?, ?, ?, ?, ?)",
-        [(id, one.number, one.at, one.data, _packed(one.arrivals)) for one in pieces],
-    )
+        "INSERT INTO pieces (answer, number, at, data, tokens, crc) VALUES (?, ?, ?, ?, ?, ?)",
+        [(id, one.number, one.at, one.data, tokens, _checksum(one.number, one.at, one.data, tokens))
+         for one in pieces for tokens in (_tokens(one.arrivals),)],
+    )  # fmt: skip
     return True
+
+
+def _checksum(number: int, at: int, data: bytes, tokens: bytes) -> int:
+    return zlib.crc32(tokens, zlib.crc32(data, zlib.crc32(b"%d %d" % (number, at))))
 
 
 def end(db: sqlite3.Connection, id: str, epoch: int, status: str, response: bytes | None) -> bool:
@@ -152,9 +157,16 @@ def end(db: sqlite3.Connection, id: str, epoch: int, status: str, response: byte
     changed = db.execute(
         "UPDATE answers SET status = ?, response = coalesce(?, response), ended = ?, owner = '' "
         "WHERE id = ? AND epoch = ? AND ended IS NULL",
-        (status, response, time.time(), id, epoch),
+        (status, None if response is None else packed(response), time.time(), id, epoch),
     )  # fmt: skip
     return bool(changed.rowcount)
+
+
+def fail(db: sqlite3.Connection, id: str) -> None:
+    """Ends an answer that is damaged in the file, so that no process tries to go on with it."""
+    db.execute(
+        "UPDATE answers SET status = ?, ended = ?, owner = '' WHERE id = ? AND ended IS NULL", (FAILED, time.time(), id)
+    )
 
 
 def release(db: sqlite3.Connection, id: str, epoch: int) -> None:
@@ -200,23 +212,32 @@ def delete(db: sqlite3.Connection, id: str) -> None:
 
 
 def pieces_of(db: sqlite3.Connection, id: str, start: int = 0) -> list[Piece]:
-    """Returns the pieces of a stream that have bytes from the offset `start` on, in order; 0: all pieces."""
+    """Returns the pieces of a stream that have bytes from the offset `start` on, in order; 0: all pieces.
+
+    Raises Damaged if one has other bytes than were written.
+    """
     found = db.execute(
-        "SELECT number, at, data, tokens FROM pieces WHERE answer = ? AND (? = 0 OR at + length(data) > ?) "
+        "SELECT number, at, data, tokens, crc FROM pieces WHERE answer = ? AND (? = 0 OR at + length(data) > ?) "
         "ORDER BY number",
         (id, start, start),
     )  # fmt: skip
-    return [Piece(number, at, data, _unpacked(tokens)) for number, at, data, tokens in found]
+    return [_piece(*row) for row in found]
 
 
-def _packed(arrivals: Sequence[Arrival]) -> bytes:
+def _piece(number: int, at: int, data: bytes, tokens: bytes, crc: int | None) -> Piece:
+    if crc is not None and crc != _checksum(number, at, data, tokens):
+        raise Damaged
+    return Piece(number, at, data, _arrivals(tokens))
+
+
+def _tokens(arrivals: Sequence[Arrival]) -> bytes:
     flat = array("I")
     for index, ids, ended in arrivals:
         flat.extend((index, ended, len(ids), *ids))
     return flat.tobytes()
 
 
-def _unpacked(data: bytes) -> list[Arrival]:
+def _arrivals(data: bytes) -> list[Arrival]:
     flat, found, at = array("I", data).tolist(), [], 0
     while at < len(flat):
         index, ended, count = flat[at : at + 3]

@@ -19,7 +19,7 @@ from frontend.kept import answers
 from frontend.kept.answers import KeptAnswer
 from frontend.kept.batch_runner import BatchRunner
 from frontend.kept.run import CANCELLED, Run, with_fields
-from frontend.kept.store import Store, StoreError
+from frontend.kept.store import Damaged, Store, StoreError
 from shared.config.frontend import FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
@@ -148,8 +148,7 @@ class Kept:
             if claimed is None:
                 return self.runs.get(answer.id)
             if claimed.cancelled:
-                ended = partial(_end_cancelled, claimed)
-                await self.store.write(ended)
+                await self.store.write(partial(_end_cancelled, claimed))
                 return None
             self._resuming[answer.id] = asyncio.create_task(self._resumed(claimed))
         return await asyncio.shield(self._resuming[answer.id])
@@ -158,8 +157,11 @@ class Kept:
         """Goes on with a claimed answer. If this is not possible now, gives it up again."""
         try:
             run = self.runs[claimed.id] = await self._resume(claimed)
+        except Damaged:
+            self.store.insist(partial(answers.fail, id=claimed.id))
+            raise
         except BaseException:
-            self.store.post(partial(answers.release, id=claimed.id, epoch=claimed.epoch), lambda done, error: None)
+            self.store.insist(partial(answers.release, id=claimed.id, epoch=claimed.epoch))
             raise
         finally:
             self._resuming.pop(claimed.id, None)
@@ -176,12 +178,15 @@ class Kept:
             if (run := self.runs.get(id)) is not None:
                 run.cancel()
         for id in await self.store.read(answers.orphans) if ready else ():
-            found = await self.store.read(partial(answers.any_of, id=id))
-            if found is not None:
-                try:
+            try:
+                found = await self.store.read(partial(answers.any_of, id=id))
+                if found is not None:
                     await self._own(found)
-                except SluiceError as exc:
-                    log.warning("answer %s waits to be continued: %s", id, exc)
+            except Damaged:
+                log.error("answer %s has failed: it is damaged in the store", id)
+                await self.store.write(partial(answers.fail, id=id))
+            except SluiceError as exc:
+                log.warning("answer %s waits to be continued: %s", id, exc)
 
 
 def _end_cancelled(answer: KeptAnswer, db: sqlite3.Connection) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from frontend.api.answer import ResponseContext
 from frontend.api.formats import ApiFormat, api_format
@@ -32,13 +33,13 @@ from frontend.generation.service import Earlier
 from frontend.kept import answers, conversations
 from frontend.kept.answers import KeptAnswer, Piece, Recipe
 from frontend.kept.kept import Kept
-from frontend.kept.run import Manner, Run, offset_after, with_fields
+from frontend.kept.run import Cut, Manner, Run, offset_after, with_fields
 from frontend.kept.store import StoreError
 from frontend.model_context import check_task
 from frontend.request import GenerationRequest
 from frontend.routes.generate import WhileConnected, while_connected
 from frontend.schema.base import RequestModel, to_json
-from frontend.server.middleware import RECORD, client_error
+from frontend.server.middleware import DIRECT, RECORD, client_error
 
 STREAM_ID = "x-conversation-id"
 LAST_EVENT = "last-event-id"
@@ -268,7 +269,19 @@ def _event_stream(data: AsyncIterator[bytes], media_type: str, problem: str = ""
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if problem:
         headers["X-Sluice-Not-Kept"] = problem.encode("ascii", "replace").decode()[:256]
-    return StreamingResponse(data, headers=headers, media_type=media_type)
+    return _KeptStream(data, headers=headers, media_type=media_type)
+
+
+class _KeptStream(StreamingResponse):
+    """A stream whose connection is cut when another process goes on with its answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except Cut:
+            scope[DIRECT].cut()
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
 
 async def _stream_again(kept: Kept, request: Request, answer: KeptAnswer) -> Response:

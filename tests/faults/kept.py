@@ -6,12 +6,14 @@ clients of kept_clients.py come back until all answers have ended.
 
 import asyncio
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +27,8 @@ from tests.pictures import seeing_checkpoint
 
 STEP_S = 0.05  # of a worker before and while there is a fault
 FULL_S = 4.0  # how long the store cannot be written
+SPARE = 256 << 10  # bytes that are left on the disk of the store when it is filled
+FULL = "answers are not kept, but given"  # a line in the log of a server that cannot write its store
 STORE = "kept"  # the folder of the store, in the home folder of the server
 
 
@@ -123,11 +127,16 @@ async def _restart_host(scene: Scene) -> None:
 
 
 async def _fill(scene: Scene) -> None:
-    """Fills the disk of the store, lets answers end meanwhile, and makes room again."""
+    """Fills the disk of the store but for SPARE bytes, waits until it is full, and makes room some seconds later."""
     filler = scene.folder / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
+    os.truncate(filler, max(0, filler.stat().st_size - SPARE))
+    deadline = time.monotonic() + PATIENCE_S
+    while FULL not in scene.server.log.read_text():
+        assert time.monotonic() < deadline, "the disk was never full"
+        await asyncio.sleep(0.05)
     scene.server.release()
     await asyncio.sleep(FULL_S)
     filler.unlink()
@@ -135,18 +144,28 @@ async def _fill(scene: Scene) -> None:
 
 async def _read_only(scene: Scene) -> None:
     """Kills the frontends, of which the next ones find a read-only store; later it can be written again."""
+    await _between_frontends(scene, lambda: _mount(scene.folder, "ro"))
+    scene.server.release()
+    await asyncio.sleep(FULL_S)
+    _mount(scene.folder, "rw")
+
+
+def _mount(folder: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], check=True)
+
+
+async def _between_frontends(scene: Scene, work: Callable[[], None]) -> None:
+    """Kills the frontends, does the work while nobody has the store open, and has the launcher start others."""
     launcher = scene.server.processes[0]
     launcher.send_signal(signal.SIGSTOP)
     pids = [psutil.Process(pid) for pid in await scene.server.frontends()]
     for process in pids:
         process.kill()
-    await asyncio.sleep(0.3)
-    subprocess.run(["mount", "-o", "remount,ro", str(scene.folder)], check=True)
+    while any(process.status() != psutil.STATUS_ZOMBIE for process in pids):
+        await asyncio.sleep(0.02)
+    work()
     launcher.send_signal(signal.SIGCONT)
     await scene.server.until(lambda stats: len(stats["frontends"]) == 2)
-    scene.server.release()
-    await asyncio.sleep(FULL_S)
-    subprocess.run(["mount", "-o", "remount,rw", str(scene.folder)], check=True)
 
 
 async def _destroy(scene: Scene) -> None:
@@ -161,20 +180,22 @@ async def _destroy(scene: Scene) -> None:
 
 
 async def _damage(scene: Scene) -> None:
-    """Changes a byte in each text of an answer that the file has, and kills all frontends."""
+    """Kills the frontends, and changes a byte of each event in the file before others start."""
     await asyncio.sleep(1.0)
-    for path in scene.folder.glob("answers.db*"):
-        if not path.name.endswith("-shm"):
-            data = path.read_bytes()
-            with path.open("r+b") as file:
-                at = -1
-                while (at := data.find(b'"content":"', at + 1)) >= 0:
-                    file.seek(at + 2)
-                    file.write(b"0")
-    await _kill("frontend")(scene)
+    await _between_frontends(scene, lambda: _change_texts(scene.folder / "answers.db"))
     scene.server.release()
-    await asyncio.sleep(10.0)
-    scene.clients.give_up.set()
+
+
+def _change_texts(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    data = path.read_bytes()
+    places = [found.end() for mark in (b'"content":"', b'"delta":"') for found in re.finditer(mark, data)]
+    assert places, "the file has no event"
+    with path.open("r+b") as file:
+        for at in places:
+            file.seek(at)
+            file.write(b"?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ KINDS = ("plain", "grammar", "n", "pictures", "adapters")
 FORMS = ("stream", "background", "batch")
 ADAPTER = "tuned"  # the name of the server's adapter
 RETRY_S, AWAY_S = 0.1, 1.0
+DAMAGED = "damaged in the file"
 NOT_KEPT = b": this answer is not kept"
 COUNT = 2  # choices of a request with several
 
@@ -150,7 +151,8 @@ class KeptClients:
             except Refused as exc:
                 words = str(exc)
                 if exc.status not in (429, 503):
-                    return Received("error" if exc.status == 404 and follow.unkept else "lost", words=words)
+                    said = (exc.status == 404 and follow.unkept) or DAMAGED in words
+                    return Received("error" if said else "lost", words=words)
             except httpx.TransportError as exc:
                 words = repr(exc)
             if follow.ended:
@@ -307,6 +309,8 @@ class _Response:
         answer = response_answer(end["response"])
         if again.status_code == 200 and response_answer(again.json()) != answer:
             return Received("lost", words=f"kept {again.text[:300]}")
+        if DAMAGED in again.text:
+            return Received("error", words=again.text[:300])
         if again.status_code not in (200, 503):
             return Received("error" if self.unkept else "lost", words=again.text[:300])
         numbers = [event["sequence_number"] for event in self.events]

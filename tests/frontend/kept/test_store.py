@@ -1,5 +1,6 @@
 """The store: whose it is, what is deleted, and what happens when its file cannot be used."""
 
+import random
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -59,7 +60,7 @@ async def test_old_and_large_answers_are_deleted_but_no_running_one(store: Store
     def fill(db: sqlite3.Connection) -> None:
         for number in range(200):
             ended = None if number == 0 else float(number)
-            answers.insert(db, answer(str(number), ended=ended, response=bytes(range(256)) * 40))
+            answers.insert(db, answer(str(number), ended=ended, response=random.Random(number).randbytes(10240)))
 
     await store.write(fill)
     most = 1 << 20
