@@ -249,8 +249,7 @@ class _Stream:
         """Returns the answer. It is lost if the server has now kept other bytes than it has sent."""
         if b'data: {"error"' in self.data:
             return Received("error", words=bytes(self.data[-300:]).decode())
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
-            again = await http.get("/v1/stream", params={"conv_id": self.id, "from": 0})
+        again = await _got(url, "/v1/stream", {"conv_id": self.id, "from": 0})
         if again.status_code == 200 and again.content != self.data and not self.unkept:
             return Received("lost", words=f"kept {again.content[-300:]!r}, sent {bytes(self.data[-300:])!r}")
         numbers = [int(number) for number in re.findall(rb"^id: (\d+)$", self.data, re.MULTILINE)]
@@ -304,8 +303,7 @@ class _Response:
         end = self.events[-1]
         if end["type"] not in ("response.completed", "response.incomplete"):
             return Received("error", words=str(end)[:300])
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
-            again = await http.get(f"/v1/responses/{self.id}")
+        again = await _got(url, f"/v1/responses/{self.id}")
         answer = response_answer(end["response"])
         if again.status_code == 200 and response_answer(again.json()) != answer:
             return Received("lost", words=f"kept {again.text[:300]}")
@@ -318,6 +316,16 @@ class _Response:
         if text != answer[0]:
             return Received("lost", words=f"deltas {text!r}, response {answer[0]!r}")
         return Received("whole", answer, doubled="" if numbers == list(range(len(numbers))) else f"events {numbers}")
+
+
+async def _got(url: str, path: str, query: Mapping[str, Any] | None = None) -> httpx.Response:
+    """Returns the first response that comes whole."""
+    for _ in range(100):
+        with suppress(httpx.TransportError):
+            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+                return await http.get(path, params=query)
+        await asyncio.sleep(RETRY_S)
+    raise Refused(0, f"{path} never came whole")
 
 
 def _events(data: bytes) -> list[dict[str, Any]]:

@@ -129,7 +129,8 @@ async def test_unusable_store_answers_unkept_and_says_so(qwen: Model, tmp_path: 
 @pytest.mark.parametrize("when", ["full", "read-only"])
 async def test_store_that_fails_while_a_stream_is_kept(qwen: Model, tmp_path: Path, when: str) -> None:
     """What was kept before can still be read; the stream that is cut off from the store says so, and goes on."""
-    long = "word " * 400
+    draw = random.Random(0)
+    long = " ".join(draw.randbytes(6).hex() for _ in range(800))
     qwen.says, path = ["One", long, long], tmp_path / "answers.db"
     spoil = {"full": "PRAGMA max_page_count = 1", "read-only": "PRAGMA query_only = 1"}[when]
     apps: list[Starlette] = []
