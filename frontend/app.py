@@ -232,6 +232,7 @@ def _start_kept(kept: "Kept", state: AppState, ended: EndHooks, live: Live) -> N
     def ready() -> bool:
         return state.models.readiness.ready and not state.models.draining
 
+    state.metrics.stored = lambda: kept.stored
     kept.start(partial(resume, state), lambda: state.models.readiness.ready)
     lines = Lines(Router(routes(state)), partial(error_format, config=state.config), partial(_ended, ended))
     kept.batches.start(lines, batches.formats(state.config), ready, lambda: live.count > 0, state.metrics.batch_lines)

@@ -94,12 +94,12 @@ def insert(db: sqlite3.Connection, one: KeptAnswer) -> list[str]:
         replaced = [id for (id,) in found]
         for id in replaced:
             _replace(db, id)
+    texts = packed(one.body), packed(msgspec.json.encode(one.recipe)), packed(one.response)
     db.execute(
-        f"INSERT INTO answers ({_COLUMNS}) VALUES ({', '.join('?' * 15)})",
+        f"INSERT INTO answers ({_COLUMNS}, bytes) VALUES ({', '.join('?' * 16)})",
         (
             one.id, one.tenant, one.stream_id, one.path, one.created, one.status, one.ended, one.background, one.listed,
-            packed(one.body), packed(msgspec.json.encode(one.recipe)), packed(one.response), one.owner,
-            one.epoch, one.cancelled,
+            *texts, one.owner, one.epoch, one.cancelled, sum(map(len, texts)),
         ),
     )  # fmt: skip
     return replaced
@@ -155,9 +155,12 @@ def _checksum(number: int, at: int, data: bytes, tokens: bytes) -> int:
 def end(db: sqlite3.Connection, id: str, epoch: int, status: str, response: bytes | None) -> bool:
     """Ends an answer. Returns False if it is deleted or has another owner."""
     changed = db.execute(
-        "UPDATE answers SET status = ?, response = coalesce(?, response), ended = ?, owner = '' "
-        "WHERE id = ? AND epoch = ? AND ended IS NULL",
-        (status, None if response is None else packed(response), time.time(), id, epoch),
+        "UPDATE answers SET status = :status, response = coalesce(:response, response), ended = :now, owner = '', "
+        "bytes = length(body) + length(recipe) + coalesce(length(coalesce(:response, response)), 0) + "
+        "(SELECT coalesce(sum(length(data) + length(tokens)), 0) FROM pieces WHERE answer = :id) "
+        "WHERE id = :id AND epoch = :epoch AND ended IS NULL",
+        {"status": status, "response": None if response is None else packed(response), "now": time.time(), "id": id,
+         "epoch": epoch},
     )  # fmt: skip
     return bool(changed.rowcount)
 

@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS answers (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, stream_id TEXT, path TEXT NOT NULL, created INTEGER NOT NULL,
     status TEXT NOT NULL, ended REAL, background INTEGER NOT NULL, listed INTEGER NOT NULL,
     body BLOB NOT NULL, recipe BLOB NOT NULL, response BLOB, owner TEXT NOT NULL, epoch INTEGER NOT NULL,
-    cancelled INTEGER NOT NULL DEFAULT 0
+    cancelled INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS answers_stream ON answers (tenant, stream_id) WHERE stream_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS answers_running ON answers (owner) WHERE ended IS NULL;
@@ -329,6 +329,12 @@ def _raise_version(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
     if "crc" not in [column[1] for column in db.execute("PRAGMA table_info(pieces)")]:
         db.execute("ALTER TABLE pieces ADD COLUMN crc INTEGER")
+        db.execute("ALTER TABLE answers ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0")
+        db.execute(
+            "UPDATE answers SET bytes = length(body) + length(recipe) + coalesce(length(response), 0) + "
+            "(SELECT coalesce(sum(length(data) + length(tokens)), 0) FROM pieces WHERE answer = id)"
+        )
+    db.execute("CREATE INDEX IF NOT EXISTS answers_stored ON answers (tenant, bytes)")
     db.execute(f"PRAGMA user_version = {VERSION}")
     db.execute("COMMIT")
 

@@ -16,6 +16,7 @@ from functools import partial
 from frontend.kept import files
 from frontend.kept.store import SWEEP_ROWS, Store, StoreError
 
+STORAGE_LIMIT = "storage_limit"  # the code of errors
 KNOWN_S = 2.0  # how long a count of a key's bytes is used
 REFRESH_S = 10.0  # pause between two counts of all keys, for metrics
 
@@ -75,8 +76,8 @@ class Usage:
         self._store, self.most = store, most
         self._known: dict[str, tuple[float, int]] = {}  # tenant → when it was counted, and its bytes
 
-    async def problem(self, tenant: str) -> str:
-        """Returns why no further answer of a tenant is kept; empty if it is."""
+    async def problem(self, tenant: str, size: int) -> str:
+        """Returns why a further answer of a tenant is not kept; empty if it is. size: bytes of its request"""
         if not self.most:
             return ""
         now = time.monotonic()
@@ -84,15 +85,19 @@ class Usage:
         if now - at >= KNOWN_S:
             try:
                 stored = await self._store.read(partial(of_tenant, tenant=tenant))
-                if stored > self.most:
-                    stored = await self._store.write(partial(make_room, tenant=tenant, most=self.most))
+                if stored + size > self.most:
+                    most = max(0, self.most - size)
+                    stored = await self._store.write(partial(make_room, tenant=tenant, most=most))
             except StoreError:
                 return ""  # the answer says itself that it is not kept
             if len(self._known) >= 4096:
                 self._known.clear()
             self._known[tenant] = now, stored
-        return f"{limit_text(self.most)}: delete some" if stored > self.most else ""
+        return f"{limit_text(self.most)}: delete some" if stored + size > self.most else ""
 
 
 def limit_text(most: int) -> str:
-    return f"files, batches, conversations and answers of one API key may have {most} bytes together (--store-max-key-bytes)"
+    return (
+        f"files, batches, conversations and answers of one API key may have {most} bytes together "
+        "(--store-max-key-bytes)"
+    )

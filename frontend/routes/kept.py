@@ -27,7 +27,7 @@ from frontend.api.openai import responses
 from frontend.api.openai.responses_request import STATEFUL, ConversationId, ResponseRequest
 from frontend.app_state import AppState, json_response
 from frontend.chat.reasoning import without_effect
-from frontend.errors import BadRequest, Internal, NotFound, NotSupported
+from frontend.errors import BadRequest, Internal, NotFound, NotSupported, TooLarge
 from frontend.generation.generation import Generation
 from frontend.generation.service import Earlier
 from frontend.kept import answers, conversations
@@ -35,6 +35,7 @@ from frontend.kept.answers import KeptAnswer, Piece, Recipe
 from frontend.kept.kept import Kept
 from frontend.kept.run import Cut, Manner, Run, offset_after, with_fields
 from frontend.kept.store import StoreError
+from frontend.kept.usage import STORAGE_LIMIT
 from frontend.model_context import check_task
 from frontend.request import GenerationRequest
 from frontend.routes.generate import WhileConnected, while_connected
@@ -107,6 +108,10 @@ async def generate_kept(
         return await _stream_again(kept, request, await kept.find_stream(wish.stream_id, wish.tenant))
     if wish.background and kept.store.problem:
         raise StoreError(kept.store.problem)
+    if full := await kept.usage.problem(wish.tenant, len(body)):
+        app.metrics.storage_refused(request.scope[RECORD].tenant)
+        if wish.background:
+            raise TooLarge(full, code=STORAGE_LIMIT)
     whole, earlier = await whole_request(kept, wish, body)
     decoded = await app.decode(request, whole, chosen.REQUEST)
     model = await app.usable_model(request, decoded)
@@ -131,6 +136,7 @@ async def generate_kept(
     recipe = _recipe(response_context, generation, dict(record.admission), echoed, earlier)
     run = _run(kept, wish, chosen, response_context, generation, recipe, whole, request.scope["path"])
     run.also = _conversation_of(run.answer)
+    run.problem = full
     await kept.begin(run)
     if run.problem and wish.background:
         run.cancel()
