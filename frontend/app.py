@@ -123,6 +123,7 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("DELETE", "/v1/messages/batches/{id}", "frontend.routes.batches:delete_messages"),
     ("POST", "/v1/messages/batches/{id}/cancel", "frontend.routes.batches:cancel_messages"),
     ("GET", "/v1/messages/batches/{id}/results", "frontend.routes.batches:results"),
+    ("GET", "/v1/streams", "frontend.routes.kept:list_streams"),
     ("GET", "/v1/stream", "frontend.routes.kept:get_stream"),
     ("DELETE", "/v1/stream", "frontend.routes.kept:delete_stream"),
     ("GET", "/v1/stream/{id:path}", "frontend.routes.kept:get_stream"),

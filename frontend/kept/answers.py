@@ -12,6 +12,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,20 @@ def find(db: sqlite3.Connection, id: str, tenant: str) -> KeptAnswer | None:
 
 def find_stream(db: sqlite3.Connection, stream_id: str, tenant: str) -> KeptAnswer | None:
     return _row(db, "stream_id = ? AND tenant = ?", stream_id, tenant)
+
+
+def streams_of(db: sqlite3.Connection, tenant: str, most: int) -> list[KeptAnswer]:
+    """Returns the newest answers of a tenant whose streams have an id, newest first. A damaged one is left out."""
+    found = db.execute(
+        "SELECT id FROM answers WHERE tenant = ? AND stream_id IS NOT NULL ORDER BY created DESC, rowid DESC LIMIT ?",
+        (tenant, most),
+    ).fetchall()  # fmt: skip
+    rows = []
+    for (id,) in found:
+        with suppress(Damaged):
+            if (row := any_of(db, id)) is not None:
+                rows.append(row)
+    return rows
 
 
 def any_of(db: sqlite3.Connection, id: str) -> KeptAnswer | None:

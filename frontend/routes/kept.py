@@ -27,7 +27,7 @@ from frontend.api.openai import responses
 from frontend.api.openai.responses_request import STATEFUL, ConversationId, ResponseRequest
 from frontend.app_state import AppState, json_response
 from frontend.chat.reasoning import without_effect
-from frontend.errors import BadRequest, Internal, NotFound, NotSupported, TooLarge
+from frontend.errors import BadRequest, Forbidden, Internal, NotFound, NotSupported, TooLarge
 from frontend.generation.generation import Generation
 from frontend.generation.service import Earlier
 from frontend.kept import answers, conversations
@@ -45,6 +45,7 @@ from frontend.server.middleware import DIRECT, RECORD, client_error
 STREAM_ID = "x-conversation-id"
 LAST_EVENT = "last-event-id"
 MAX_ID_CHARS = 256
+LISTED, MAX_QUESTION = 50, 4000  # streams of a list, and characters of a question in it
 RECOMPUTE_S = 600.0  # how long an answer may take to be computed up to where it was
 
 
@@ -312,6 +313,38 @@ def _number(name: str, text: str) -> int:
 async def get_stream(app: AppState, request: Request) -> Response:
     kept = store_of(app)
     return await _stream_again(kept, request, await _asked_stream(kept, request))
+
+
+async def list_streams(app: AppState, request: Request) -> Response:
+    """Lists the newest streams of the key. Raises Forbidden where there are no keys: every client would see all."""
+    kept = store_of(app)
+    if not app.config.keyed:
+        raise Forbidden(
+            "streams are listed by the API key that asked for them, and this server has no keys (--api-keys)"
+        )
+    found = await kept.store.read(partial(answers.streams_of, tenant=tenant_of(request), most=LISTED))
+    return json_response({"object": "list", "data": [_listed_stream(one) for one in found]})
+
+
+def _listed_stream(answer: KeptAnswer) -> dict[str, Any]:
+    body = msgspec.json.decode(answer.body)
+    return {
+        "id": answer.stream_id, "object": "stream", "created_at": answer.created, "path": answer.path,
+        "model": body.get("model"), "status": answer.status if answer.ended is not None else answers.RUNNING,
+        "question": _question(body)[:MAX_QUESTION],
+    }  # fmt: skip
+
+
+def _question(body: dict[str, Any]) -> str:
+    """Returns the text that was asked last."""
+    given = body.get("messages") or body.get("input") or body.get("prompt") or ""
+    if isinstance(given, list):
+        given = given[-1].get("content", "") if given and isinstance(given[-1], dict) else ""
+    if isinstance(given, list):
+        given = "\n".join(
+            part["text"] for part in given if isinstance(part, dict) and isinstance(part.get("text"), str)
+        )
+    return given if isinstance(given, str) else ""
 
 
 async def delete_stream(app: AppState, request: Request) -> Response:

@@ -268,3 +268,35 @@ async def test_background_answer_waits_for_a_store_that_cannot_be_written(
     assert found["output"][0]["content"][0]["text"] == TEXT and len(held.streams) == 2
     numbers = [int(number) for number in re.findall(r'"sequence_number":(\d+)', events.text)]
     assert numbers == list(range(len(numbers)))
+
+
+async def test_list_has_the_streams_of_the_key_alone(qwen: Any, store: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k1 ann\nk2 bob\n")
+    keys.chmod(0o600)
+    held = Held(qwen.tokenizer, TEXT)
+    held.allowed, held.ends = 99, True
+    path = "/v1/chat/completions"
+    async with keeping(held.pool, qwen.tokenizer, store, api_keys=str(keys)) as url:
+        ann, bob = (
+            httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer k{number}"}) for number in (1, 2)
+        )
+        async with ann, bob:
+            assert (await ann.get("/v1/streams")).json() == {"object": "list", "data": []}
+            await ann.post(path, json=body(path), headers=NAMED)
+            parts = [{"type": "text", "text": "See"}, {"type": "text", "text": "this"}]
+            asked = body(path, messages=[{"role": "user", "content": parts}])
+            await ann.post(path, json=asked, headers={"X-Conversation-Id": "second"})
+            first, second = (await ann.get("/v1/streams")).json()["data"]
+            assert first["id"] == "second" and first["question"] == "See\nthis" and first["status"] == "completed"
+            assert second["id"] == NAMED["X-Conversation-Id"] and second["question"] == "Hi"
+            assert (await bob.get("/v1/streams")).json()["data"] == []
+            del bob.headers["Authorization"]
+            assert (await bob.get("/v1/streams")).status_code == 401
+
+
+async def test_list_is_refused_where_all_clients_are_one_owner(qwen: Any, store: Path) -> None:
+    held = Held(qwen.tokenizer, TEXT)
+    async with keeping(held.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
+        refused = await http.get("/v1/streams")
+        assert refused.status_code == 403 and "--api-keys" in refused.json()["error"]["message"]
