@@ -100,8 +100,8 @@ class Damaged(StoreError):
 
     status, kind = Internal.status, Internal.kind
 
-    def __init__(self) -> None:
-        super().__init__("it is damaged in the file")
+    def __init__(self, problem: str = "it is damaged in the file") -> None:
+        super().__init__(problem)
         self.code = "answer_damaged"
 
 

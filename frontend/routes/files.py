@@ -85,7 +85,7 @@ async def _free_space(kept: Kept, tenant: str) -> int | None:
 def _check_free_space(kept: Kept, size: int, free: int | None) -> None:
     """Raises TooLarge if a tenant may not add so many bytes."""
     if free is not None and size > free:
-        raise TooLarge(f"{limit_text(kept.usage.most)}: delete some", code=STORAGE_LIMIT)
+        raise TooLarge(f"{limit_text(kept.usage.most)}: delete some", code="storage_limit")
 
 
 def _check_size(kept: Kept, size: int, free: int | None) -> None:

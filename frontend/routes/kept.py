@@ -35,7 +35,6 @@ from frontend.kept.answers import KeptAnswer, Piece, Recipe
 from frontend.kept.kept import Kept
 from frontend.kept.run import Cut, Manner, Run, offset_after, with_fields
 from frontend.kept.store import StoreError
-from frontend.kept.usage import STORAGE_LIMIT
 from frontend.model_context import check_task
 from frontend.request import GenerationRequest
 from frontend.routes.generate import WhileConnected, while_connected
@@ -112,7 +111,7 @@ async def generate_kept(
     if full := await kept.usage.problem(wish.tenant, len(body)):
         app.metrics.storage_refused(request.scope[RECORD].tenant)
         if wish.background:
-            raise TooLarge(full, code=STORAGE_LIMIT)
+            raise TooLarge(full, code="storage_limit")
     whole, earlier = await whole_request(kept, wish, body)
     decoded = await app.decode(request, whole, chosen.REQUEST)
     model = await app.usable_model(request, decoded)
