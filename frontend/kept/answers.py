@@ -150,11 +150,13 @@ def _row(db: sqlite3.Connection, which: str, *values: str) -> KeptAnswer | None:
 
 def append(db: sqlite3.Connection, id: str, epoch: int, pieces: Sequence[Piece]) -> bool:
     """Adds pieces. Returns False, and adds none, if the answer is deleted or has another owner."""
-    changed = db.execute(
-        "UPDATE answers SET status = ? WHERE id = ? AND epoch = ? AND ended IS NULL", (RUNNING, id, epoch)
-    )
-    if not changed.rowcount:
+    found = db.execute(
+        "SELECT status FROM answers WHERE id = ? AND epoch = ? AND ended IS NULL", (id, epoch)
+    ).fetchone()
+    if found is None:
         return False
+    if found[0] != RUNNING:  # written once: the row has the whole request
+        db.execute("UPDATE answers SET status = ? WHERE id = ?", (RUNNING, id))
     db.executemany(
         "INSERT INTO pieces (answer, number, at, data, tokens, crc) VALUES (?, ?, ?, ?, ?, ?)",
         [(id, one.number, one.at, one.data, tokens, _checksum(one.number, one.at, one.data, tokens))
