@@ -123,6 +123,7 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("DELETE", "/v1/messages/batches/{id}", "frontend.routes.batches:delete_messages"),
     ("POST", "/v1/messages/batches/{id}/cancel", "frontend.routes.batches:cancel_messages"),
     ("GET", "/v1/messages/batches/{id}/results", "frontend.routes.batches:results"),
+    ("GET", "/v1/streams", "frontend.routes.kept:list_streams"),
     ("GET", "/v1/stream", "frontend.routes.kept:get_stream"),
     ("DELETE", "/v1/stream", "frontend.routes.kept:delete_stream"),
     ("GET", "/v1/stream/{id:path}", "frontend.routes.kept:get_stream"),
@@ -232,6 +233,7 @@ def _start_kept(kept: "Kept", state: AppState, ended: EndHooks, live: Live) -> N
     def ready() -> bool:
         return state.models.readiness.ready and not state.models.draining
 
+    state.metrics.stored = lambda: kept.stored
     kept.start(partial(resume, state), lambda: state.models.readiness.ready)
     lines = Lines(Router(routes(state)), partial(error_format, config=state.config), partial(_ended, ended))
     kept.batches.start(lines, batches.formats(state.config), ready, lambda: live.count > 0, state.metrics.batch_lines)

@@ -89,8 +89,8 @@ def started(words: Sequence[str], ready: str) -> Iterator[Process]:
 
 
 @contextmanager
-def frontends(count: int) -> Iterator[tuple[ScriptedWorker, list[Process]]]:
-    """Starts real frontends and their scripted worker."""
+def frontends(count: int, *flags: str) -> Iterator[tuple[ScriptedWorker, list[Process]]]:
+    """Starts real frontends, with these flags, and their scripted worker."""
     tokenizer = Tokenizer.load(MODEL)
     words = [id for id in tokenizer.encode_now([TEXT])[0] if tokenizer.token_text(id).isprintable()]
     with contextlib.ExitStack() as stack:
@@ -106,6 +106,7 @@ def frontends(count: int) -> Iterator[tuple[ScriptedWorker, list[Process]]]:
             "demo",
             "--access-log",
             "off",
+            *flags,
             "--port",
         ]
         yield worker, [stack.enter_context(started(command, "/ready")) for _ in range(count)]

@@ -109,6 +109,11 @@ class StreamReaders:
         for socket_ in self._sockets.values():
             socket_.sendall(request)
 
+    def send_each(self, request: Callable[[int], bytes]) -> None:
+        """Sends to each stream a request of its own. request: gets the number of the stream"""
+        for number, socket_ in enumerate(self._sockets.values()):
+            socket_.sendall(request(number))
+
     def read(self, events: int, mark: bytes = b"\n\n", meanwhile: Callable[[], object] = lambda: None) -> list[float]:
         """Reads until every stream has received `events` more marks. Returns the seconds that each stream took, in
         ascending order.
@@ -141,11 +146,11 @@ class StreamReaders:
             raise BenchError(f"a stream was not served: {data[:300].decode(errors='replace') or 'it was cut off'}")
 
 
-def request(path: str, body: dict[str, Any] | None = None) -> bytes:
-    """Encodes an HTTP request: POST, or GET if there is no body."""
+def request(path: str, body: dict[str, Any] | None = None, headers: str = "") -> bytes:
+    """Encodes an HTTP request: POST, or GET if there is no body. headers: further ones, each with its line break"""
     data = json.dumps(body).encode() if body is not None else b""
     head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
-    return head.encode() + b"content-type: application/json\r\n\r\n" + data
+    return (head + headers).encode() + b"content-type: application/json\r\n\r\n" + data
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from deploy.generate.docs_api import sentence, table
 from deploy.launcher.child_command import FRONTEND_FLAGS, WORKER_FLAGS
 from frontend.api.ollama.types import Options
 from frontend.api.sglang.types import SamplingParams
+from frontend.kept.usage import Stored
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.routes.openapi_types import REQUESTS
 from frontend.schema.base import RequestModel, bare, fields_of
@@ -186,6 +187,7 @@ def frontend_metrics() -> str:
     metrics = PrometheusMetrics()
     members = [WorkerStatus(address, ConnectionState.READY, "ready", STATUS) for address in "ab"]
     metrics.models[""].flush(WireCounters(), members)
+    metrics.stored = lambda: {"name": Stored()}
     return _metrics(metrics.text(), declared_labels(metrics.registry))
 
 

@@ -12,15 +12,17 @@ import time
 import zlib
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from frontend.kept.store import DEAD_S
+from frontend.kept.store import DEAD_S, Damaged, packed, unpacked
 
 RUNNING = "in_progress"
 QUEUED = "queued"
+FAILED = "failed"
 _COLUMNS = (
     "id, tenant, stream_id, path, created, status, ended, background, listed, body, recipe, response, owner, epoch, "
     "cancelled"
@@ -93,12 +95,12 @@ def insert(db: sqlite3.Connection, one: KeptAnswer) -> list[str]:
         replaced = [id for (id,) in found]
         for id in replaced:
             _replace(db, id)
+    texts = packed(one.body), packed(msgspec.json.encode(one.recipe)), packed(one.response)
     db.execute(
-        f"INSERT INTO answers ({_COLUMNS}) VALUES ({', '.join('?' * 15)})",
+        f"INSERT INTO answers ({_COLUMNS}, bytes) VALUES ({', '.join('?' * 16)})",
         (
             one.id, one.tenant, one.stream_id, one.path, one.created, one.status, one.ended, one.background, one.listed,
-            zlib.compress(one.body, 1), zlib.compress(msgspec.json.encode(one.recipe), 1), one.response, one.owner,
-            one.epoch, one.cancelled,
+            *texts, one.owner, one.epoch, one.cancelled, sum(map(len, texts)),
         ),
     )  # fmt: skip
     return replaced
@@ -117,6 +119,20 @@ def find_stream(db: sqlite3.Connection, stream_id: str, tenant: str) -> KeptAnsw
     return _row(db, "stream_id = ? AND tenant = ?", stream_id, tenant)
 
 
+def streams_of(db: sqlite3.Connection, tenant: str, most: int) -> list[KeptAnswer]:
+    """Returns the newest answers of a tenant whose streams have an id, newest first. A damaged one is left out."""
+    found = db.execute(
+        "SELECT id FROM answers WHERE tenant = ? AND stream_id IS NOT NULL ORDER BY created DESC, rowid DESC LIMIT ?",
+        (tenant, most),
+    ).fetchall()  # fmt: skip
+    rows = []
+    for (id,) in found:
+        with suppress(Damaged):
+            if (row := any_of(db, id)) is not None:
+                rows.append(row)
+    return rows
+
+
 def any_of(db: sqlite3.Connection, id: str) -> KeptAnswer | None:
     """Returns an answer of any tenant, for its owner."""
     return _row(db, "id = ?", id)
@@ -127,34 +143,50 @@ def _row(db: sqlite3.Connection, which: str, *values: str) -> KeptAnswer | None:
     if found is None:
         return None
     one = KeptAnswer(*found)
-    one.body, recipe = zlib.decompress(one.body), zlib.decompress(found[10])
-    one.recipe = msgspec.json.decode(recipe, type=Recipe)
-    one.response = one.response or b""
+    one.body, one.response = unpacked(one.body), unpacked(one.response or b"")
+    one.recipe = msgspec.json.decode(unpacked(found[10]), type=Recipe)
     return one
 
 
 def append(db: sqlite3.Connection, id: str, epoch: int, pieces: Sequence[Piece]) -> bool:
     """Adds pieces. Returns False, and adds none, if the answer is deleted or has another owner."""
-    changed = db.execute(
-        "UPDATE answers SET status = ? WHERE id = ? AND epoch = ? AND ended IS NULL", (RUNNING, id, epoch)
-    )
-    if not changed.rowcount:
+    found = db.execute(
+        "SELECT status FROM answers WHERE id = ? AND epoch = ? AND ended IS NULL", (id, epoch)
+    ).fetchone()
+    if found is None:
         return False
+    if found[0] != RUNNING:  # written once: the row has the whole request
+        db.execute("UPDATE answers SET status = ? WHERE id = ?", (RUNNING, id))
     db.executemany(
-        "INSERT INTO pieces VALUES (?, ?, ?, ?, ?)",
-        [(id, one.number, one.at, one.data, _packed(one.arrivals)) for one in pieces],
-    )
+        "INSERT INTO pieces (answer, number, at, data, tokens, crc) VALUES (?, ?, ?, ?, ?, ?)",
+        [(id, one.number, one.at, one.data, tokens, _checksum(one.number, one.at, one.data, tokens))
+         for one in pieces for tokens in (_tokens(one.arrivals),)],
+    )  # fmt: skip
     return True
+
+
+def _checksum(number: int, at: int, data: bytes, tokens: bytes) -> int:
+    return zlib.crc32(tokens, zlib.crc32(data, zlib.crc32(b"%d %d" % (number, at))))
 
 
 def end(db: sqlite3.Connection, id: str, epoch: int, status: str, response: bytes | None) -> bool:
     """Ends an answer. Returns False if it is deleted or has another owner."""
     changed = db.execute(
-        "UPDATE answers SET status = ?, response = coalesce(?, response), ended = ?, owner = '' "
-        "WHERE id = ? AND epoch = ? AND ended IS NULL",
-        (status, response, time.time(), id, epoch),
+        "UPDATE answers SET status = :status, response = coalesce(:response, response), ended = :now, owner = '', "
+        "bytes = length(body) + length(recipe) + coalesce(length(coalesce(:response, response)), 0) + "
+        "(SELECT coalesce(sum(length(data) + length(tokens)), 0) FROM pieces WHERE answer = :id) "
+        "WHERE id = :id AND epoch = :epoch AND ended IS NULL",
+        {"status": status, "response": None if response is None else packed(response), "now": time.time(), "id": id,
+         "epoch": epoch},
     )  # fmt: skip
     return bool(changed.rowcount)
+
+
+def fail(db: sqlite3.Connection, id: str) -> None:
+    """Ends an answer that is damaged in the file, so that no process tries to go on with it."""
+    db.execute(
+        "UPDATE answers SET status = ?, ended = ?, owner = '' WHERE id = ? AND ended IS NULL", (FAILED, time.time(), id)
+    )
 
 
 def release(db: sqlite3.Connection, id: str, epoch: int) -> None:
@@ -200,23 +232,32 @@ def delete(db: sqlite3.Connection, id: str) -> None:
 
 
 def pieces_of(db: sqlite3.Connection, id: str, start: int = 0) -> list[Piece]:
-    """Returns the pieces of a stream that have bytes from the offset `start` on, in order; 0: all pieces."""
+    """Returns the pieces of a stream that have bytes from the offset `start` on, in order; 0: all pieces.
+
+    Raises Damaged if one has other bytes than were written.
+    """
     found = db.execute(
-        "SELECT number, at, data, tokens FROM pieces WHERE answer = ? AND (? = 0 OR at + length(data) > ?) "
+        "SELECT number, at, data, tokens, crc FROM pieces WHERE answer = ? AND (? = 0 OR at + length(data) > ?) "
         "ORDER BY number",
         (id, start, start),
     )  # fmt: skip
-    return [Piece(number, at, data, _unpacked(tokens)) for number, at, data, tokens in found]
+    return [_piece(*row) for row in found]
 
 
-def _packed(arrivals: Sequence[Arrival]) -> bytes:
+def _piece(number: int, at: int, data: bytes, tokens: bytes, crc: int | None) -> Piece:
+    if crc is not None and crc != _checksum(number, at, data, tokens):
+        raise Damaged
+    return Piece(number, at, data, _arrivals(tokens))
+
+
+def _tokens(arrivals: Sequence[Arrival]) -> bytes:
     flat = array("I")
     for index, ids, ended in arrivals:
         flat.extend((index, ended, len(ids), *ids))
     return flat.tobytes()
 
 
-def _unpacked(data: bytes) -> list[Arrival]:
+def _arrivals(data: bytes) -> list[Arrival]:
     flat, found, at = array("I", data).tolist(), [], 0
     while at < len(flat):
         index, ended, count = flat[at : at + 3]

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from frontend.errors import NotFound
 from frontend.kept import batches, files
 from frontend.kept.batches import Batch, Line
@@ -36,6 +38,11 @@ class Answer:
     body: bytes
     request_id: str
     passing: bool = False
+
+
+DAMAGED = Answer(
+    500, msgspec.json.encode({"error": {"message": "the line is damaged in the store", "code": "line_damaged"}}), ""
+)  # fmt: skip
 
 
 class LineReader(Protocol):
@@ -160,7 +167,7 @@ class BatchRunner:
     async def _answer(self, batch: Batch, line: Line) -> None:
         failed, ended = False, False
         try:
-            answer = await self._call(batch, line)
+            answer = await self._call(batch, line) if line.body else DAMAGED
             failed = answer.status >= 500 and not answer.passing
             if answer.passing or (failed and line.failures + 1 < MAX_FAILURES):
                 self._paused_until = time.monotonic() + BACK_OFF_S

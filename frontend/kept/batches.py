@@ -70,7 +70,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that a process has taken. failures: how often the server failed on it before"""
+    """A line that a process has taken. failures: how often the server failed on it before
+
+    body: empty if it is damaged in the store
+    """
 
     batch: str
     number: int
@@ -200,9 +203,14 @@ def take(db: sqlite3.Connection, id: str, owner: str, most: int) -> list[Line]:
     db.executemany(
         "UPDATE batch_lines SET owner = ? WHERE batch = ? AND number = ?", [(owner, id, row[1]) for row in found]
     )
-    return [
-        Line(batch, number, custom, zlib.decompress(body), failures) for batch, number, custom, body, failures in found
-    ]
+    return [Line(batch, number, custom, _body(body), failures) for batch, number, custom, body, failures in found]
+
+
+def _body(data: bytes) -> bytes:
+    try:
+        return zlib.decompress(data)
+    except zlib.error:
+        return b""
 
 
 def give_back(db: sqlite3.Connection, line: Line, owner: str, *, failed: bool) -> None:

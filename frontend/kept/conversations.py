@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from frontend.errors import BadRequest, NotFound
-from frontend.kept.store import Store
+from frontend.kept.store import Store, packed, unpacked
 
 MAX_PAGE, PAGE = 100, 20  # items of a page: at most, and without `limit`
 PREFIXES = {
@@ -71,12 +71,12 @@ def add(db: sqlite3.Connection, id: str, items: Sequence[Any], nonce: str) -> No
     (count,) = db.execute("SELECT coalesce(max(at) + 1, 0) FROM items WHERE conversation = ?", (id,)).fetchone()
     for at, item in enumerate(items, count):
         named = {"type": "message", **item, "id": item.get("id") or f"{prefix(item)}_{nonce}{at:08x}"}
-        db.execute("INSERT INTO items VALUES (?, ?, ?, ?)", (id, at, named["id"], msgspec.json.encode(named)))
+        db.execute("INSERT INTO items VALUES (?, ?, ?, ?)", (id, at, named["id"], packed(msgspec.json.encode(named))))
 
 
 def items(db: sqlite3.Connection, id: str) -> list[Any]:
     found = db.execute("SELECT item FROM items WHERE conversation = ? ORDER BY at", (id,))
-    return [msgspec.json.decode(item) for (item,) in found]
+    return [msgspec.json.decode(unpacked(item)) for (item,) in found]
 
 
 async def existing(store: Store, id: str, tenant: str, param: str | None = None) -> Conversation:

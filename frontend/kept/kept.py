@@ -9,17 +9,19 @@ import logging
 import os
 import secrets
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from frontend.errors import NotFound, SluiceError
-from frontend.kept import answers
+from frontend.kept import answers, usage
 from frontend.kept.answers import KeptAnswer
 from frontend.kept.batch_runner import BatchRunner
 from frontend.kept.run import CANCELLED, Run, with_fields
-from frontend.kept.store import Store, StoreError
+from frontend.kept.store import Damaged, Store, StoreError
+from frontend.kept.usage import REFRESH_S, Stored, Usage
 from shared.config.frontend import FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
@@ -35,6 +37,8 @@ class Kept:
         owner = f"{os.getpid()}-{secrets.token_hex(8)}"
         self.store = Store(Path(config.store), owner, max_age_s=config.store_max_age, max_bytes=config.store_max_bytes)
         self.batches = BatchRunner(self.store, config.batch_lines)
+        self.usage = Usage(self.store, config.store_max_key_bytes)
+        self.stored: dict[str, Stored] = {}  # what each key has, as it was counted last
         self.config = config
         self.window_s, self.keepalive_s = config.resume_window, config.keepalive_s
         self.runs: dict[str, Run] = {}
@@ -60,9 +64,14 @@ class Kept:
             del self.runs[run.answer.id]
 
     async def begin(self, run: Run) -> None:
-        """Writes a run's answer before its first byte, if its stream is to be kept, and starts it."""
+        """Writes a run's answer before its first byte, if its stream is to be kept, and starts it.
+
+        A run that has a problem already is not kept.
+        """
         answer, self.runs[run.answer.id] = run.answer, run
-        if run.manner.logged:
+        if run.problem:
+            pass
+        elif run.manner.logged:
             try:
                 replaced = await self.store.write(partial(answers.insert, one=answer))
             except StoreError as exc:
@@ -148,8 +157,7 @@ class Kept:
             if claimed is None:
                 return self.runs.get(answer.id)
             if claimed.cancelled:
-                ended = partial(_end_cancelled, claimed)
-                await self.store.write(ended)
+                await self.store.write(partial(_end_cancelled, claimed))
                 return None
             self._resuming[answer.id] = asyncio.create_task(self._resumed(claimed))
         return await asyncio.shield(self._resuming[answer.id])
@@ -158,30 +166,40 @@ class Kept:
         """Goes on with a claimed answer. If this is not possible now, gives it up again."""
         try:
             run = self.runs[claimed.id] = await self._resume(claimed)
+        except Damaged:
+            self.store.insist(partial(answers.fail, id=claimed.id))
+            raise
         except BaseException:
-            self.store.post(partial(answers.release, id=claimed.id, epoch=claimed.epoch), lambda done, error: None)
+            self.store.insist(partial(answers.release, id=claimed.id, epoch=claimed.epoch))
             raise
         finally:
             self._resuming.pop(claimed.id, None)
         return run
 
     async def _watch(self, ready: Callable[[], bool]) -> None:
+        counted = -REFRESH_S
         while True:
             await asyncio.sleep(WATCH_S)
             with suppress(StoreError):
                 await self._look(ready())
+                if self.config.keyed and time.monotonic() - counted >= REFRESH_S:
+                    counted = time.monotonic()
+                    self.stored = await self.store.read(usage.of_all)
 
     async def _look(self, ready: bool) -> None:
         for id in await self.store.read(partial(answers.to_cancel, owner=self.store.owner)) if self.runs else ():
             if (run := self.runs.get(id)) is not None:
                 run.cancel()
         for id in await self.store.read(answers.orphans) if ready else ():
-            found = await self.store.read(partial(answers.any_of, id=id))
-            if found is not None:
-                try:
+            try:
+                found = await self.store.read(partial(answers.any_of, id=id))
+                if found is not None:
                     await self._own(found)
-                except SluiceError as exc:
-                    log.warning("answer %s waits to be continued: %s", id, exc)
+            except Damaged:
+                log.error("answer %s has failed: it is damaged in the store", id)
+                await self.store.write(partial(answers.fail, id=id))
+            except SluiceError as exc:
+                log.warning("answer %s waits to be continued: %s", id, exc)
 
 
 def _end_cancelled(answer: KeptAnswer, db: sqlite3.Connection) -> None:

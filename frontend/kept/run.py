@@ -6,6 +6,9 @@ byte that another process could not go on from, however the timing has cut the s
 the answer goes on without it, and a comment in the stream says so.
 
 Readers come and go. When the last one has left, the generation runs on for `window_s`.
+
+Every byte that a reader gets is a byte of the kept stream, so that it can go on behind it. So when this process stops,
+or has lost the answer to another one, its readers get no last event: their streams are cut.
 """
 
 import asyncio
@@ -34,7 +37,10 @@ COMPLETED, INCOMPLETE, FAILED, CANCELLED = "completed", "incomplete", "failed", 
 SHUTDOWN = "shutdown"  # the code of the error by which a process that stops ends its generations
 FIRST_READER_S = 10.0  # how long a run waits for the reader that has asked for it, at least
 NOT_KEPT = b": this answer is not kept: %s\n\n"
-TAKEN_OVER = b": another process goes on with this answer; ask for it again\n\n"
+
+
+class Cut(Exception):
+    """This process does not go on with an answer; another one does."""
 
 
 class EventLog:
@@ -111,6 +117,7 @@ class Run:
         """gone: called when the run is over and nobody reads it"""
         self.answer, self.generation, self.manner = answer, generation, manner
         self.shown, self.over = 0, False
+        self.cut = False  # whether another process goes on with the answer
         self.problem = ""  # why the answer is not kept
         self.also: Callable[[sqlite3.Connection, bytes], None] | None = None  # written with a response that succeeded
         self.response = b""  # the finished response of an answer that is listed
@@ -175,12 +182,14 @@ class Run:
                 self._wait_for_readers()
 
     async def read(self, offset: int) -> AsyncIterator[bytes]:
-        """Yields the stream's bytes from `offset` on, as they come."""
+        """Yields the stream's bytes from `offset` on, as they come. Raises Cut if another process goes on with it."""
         with self._reading():
             while True:
                 if offset < self.shown:
                     start, offset = offset, self.shown
                     yield bytes(self._events.data[start:offset])
+                elif self.cut:
+                    raise Cut
                 elif self.over:
                     return
                 else:
@@ -231,7 +240,7 @@ class Run:
             if data or arrivals:
                 self._add(data, arrivals)
         elif getattr(error, "code", "") == SHUTDOWN and self.manner.logged and not self.problem:
-            self._release(data)
+            self._release()
         else:
             self._close(data, arrivals, COMPLETED if error is None else FAILED)
 
@@ -260,12 +269,22 @@ class Run:
         return Piece(self._number - 1, at, self._events.add(data), arrivals)
 
     def _committed(self, length: int, owned: bool, error: StoreError | None) -> None:
+        if self.cut:
+            return
+        if error is not None and self.answer.background:
+            self._wait_for_store(error)
+            return
         if error is not None:
             self._not_kept(error)
         elif not owned and not self.problem:
             self._lost()
             return
         self._show(length)
+
+    def _wait_for_store(self, error: StoreError) -> None:
+        """Leaves an answer in the background, which is nowhere but in the store, until the store can be written."""
+        log.error("answer %s waits for the store: %s", self.answer.id, error.message)
+        self._release()
 
     def _show(self, length: int) -> None:
         self.shown = max(self.shown, length)
@@ -277,7 +296,7 @@ class Run:
         if not self.problem:
             self.problem = error.message
             log.error("answer %s is not kept: %s", self.answer.id, error.message)
-            self._store.post(partial(answers.delete, id=self.answer.id), _ignored)
+            self._store.insist(partial(answers.delete, id=self.answer.id))
             if self.manner.framing.keep_alive and not self._closing:
                 self._events.add(NOT_KEPT % error.message.encode())
                 self._show(len(self._events.data))
@@ -285,17 +304,21 @@ class Run:
     def _lost(self) -> None:
         """Ends here: the answer was deleted, or another process owns it."""
         if not self.over:
-            self._closing = True
+            self._closing = self.cut = True
             self.generation.close("client")
-            self._events.add(TAKEN_OVER if self.manner.framing.keep_alive else b"")
-            self._end(len(self._events.data))
+            self._end(self.shown)
 
-    def _release(self, data: bytes) -> None:
-        """Leaves the answer to another process, because this one stops. The readers get the error."""
-        self._closing = True
+    def _release(self) -> None:
+        """Leaves the answer to another process, because this one stops, or cannot write."""
+        self._closing = self.cut = True
+        self.generation.close("shutdown")
         work = partial(answers.release, id=self.answer.id, epoch=self.answer.epoch)
-        self._events.add(data)
-        self._store.post(work, lambda done, error: self._end(len(self._events.data)))
+        self._store.post(work, partial(self._released, work))
+
+    def _released(self, work: Callable[[sqlite3.Connection], None], done: None, error: StoreError | None) -> None:
+        if error is not None:
+            self._store.insist(work)
+        self._end(self.shown)
 
     def _close(self, data: bytes, arrivals: list[Arrival], status: str) -> None:
         """Writes the end, and only then shows the last bytes."""
@@ -327,6 +350,11 @@ class Run:
         return True
 
     def _end_committed(self, piece: Piece, owned: bool, error: StoreError | None) -> None:
+        if self.cut:
+            return
+        if error is not None and self.answer.background:
+            self._wait_for_store(error)
+            return
         if error is not None and not self.problem:
             self._not_kept(error)
             if self.manner.framing.keep_alive:  # before the end, after which clients read nothing
@@ -362,10 +390,6 @@ class Run:
             self._add(self.manner.framing.keep_alive, [])
             silence = 0.0
         self._silence = self._loop.call_later(self.manner.keepalive_s - silence, self._check_silence)
-
-
-def _ignored(value: object, error: StoreError | None) -> None:
-    """Nothing follows from this write."""
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:

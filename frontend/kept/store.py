@@ -18,13 +18,14 @@ import queue
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from frontend.errors import Overloaded
+from frontend.errors import Internal, Overloaded
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -35,14 +36,14 @@ CREATE TABLE IF NOT EXISTS answers (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, stream_id TEXT, path TEXT NOT NULL, created INTEGER NOT NULL,
     status TEXT NOT NULL, ended REAL, background INTEGER NOT NULL, listed INTEGER NOT NULL,
     body BLOB NOT NULL, recipe BLOB NOT NULL, response BLOB, owner TEXT NOT NULL, epoch INTEGER NOT NULL,
-    cancelled INTEGER NOT NULL DEFAULT 0
+    cancelled INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS answers_stream ON answers (tenant, stream_id) WHERE stream_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS answers_running ON answers (owner) WHERE ended IS NULL;
 CREATE INDEX IF NOT EXISTS answers_ended ON answers (ended);
 CREATE TABLE IF NOT EXISTS pieces (
     answer TEXT NOT NULL, number INTEGER NOT NULL, at INTEGER NOT NULL, data BLOB NOT NULL, tokens BLOB NOT NULL,
-    PRIMARY KEY (answer, number)
+    crc INTEGER, PRIMARY KEY (answer, number)
 );
 CREATE TABLE IF NOT EXISTS conversations (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created INTEGER NOT NULL, used REAL NOT NULL, metadata BLOB NOT NULL
@@ -74,7 +75,7 @@ CREATE INDEX IF NOT EXISTS batch_lines_waiting ON batch_lines (batch, number) WH
 CREATE INDEX IF NOT EXISTS batch_lines_states ON batch_lines (batch, state, bytes);
 CREATE TABLE IF NOT EXISTS owners (id TEXT PRIMARY KEY, seen REAL NOT NULL);
 """
-VERSION = 1  # of the schema, in the file's user_version
+VERSION = 2  # of the schema, in the file's user_version
 AT_ONCE = 1024  # how many functions share a transaction at most
 BEAT_S = 1.0  # interval at which a process shows that it lives
 DEAD_S = 6.0  # a process that has not shown itself for this long has lost its answers to the others
@@ -92,6 +93,16 @@ class StoreError(Overloaded):
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"the store of answers cannot be used: {problem}", code="store_unavailable", retry_after=5.0)
+
+
+class Damaged(StoreError):
+    """What is asked for has other bytes in the file than were written."""
+
+    status, kind = Internal.status, Internal.kind
+
+    def __init__(self, problem: str = "it is damaged in the file") -> None:
+        super().__init__(problem)
+        self.code = "answer_damaged"
 
 
 @dataclass(slots=True)
@@ -142,6 +153,15 @@ class Store:
     def post(self, work: Work[T], done: Callable[[T, StoreError | None], None]) -> None:
         """Runs `work` in a transaction; then calls `done` in the loop with the result, or with an error."""
         self._jobs.put(_Job(work, True, done))
+
+    def insist(self, work: Work[Any]) -> None:
+        """Runs `work` in a transaction, as soon as the store can be written."""
+
+        def done(value: Any, error: StoreError | None) -> None:
+            if error is not None:
+                self._loop.call_later(RETRY_S, self.insist, work)
+
+        self.post(work, done)
 
     async def _awaited(self, work: Work[T], *, writes: bool) -> T:
         result: asyncio.Future[T] = self._loop.create_future()
@@ -272,6 +292,8 @@ def _attempt(db: sqlite3.Connection, job: _Job) -> None:
         job.value = job.work(db)
     except sqlite3.Error:
         raise
+    except Damaged as exc:
+        job.error = exc
     except Exception as exc:
         log.exception("a read or write of the store failed")
         job.error = StoreError(f"{type(exc).__name__}: {exc}")
@@ -290,14 +312,31 @@ def open_file(path: Path) -> sqlite3.Connection:
         _log_ahead(db)
         db.execute("PRAGMA synchronous = NORMAL")
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, VERSION):
+        if version not in (0, 1, VERSION):
             raise sqlite3.DatabaseError(f"the file has version {version} of the store, this server has {VERSION}")
         # A transaction that begins as a writer waits for others; one that becomes a writer fails at once beside them.
-        db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+        db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
+        if version != VERSION:
+            _raise_version(db)
     except sqlite3.Error:
         db.close()
         raise
     return db
+
+
+def _raise_version(db: sqlite3.Connection) -> None:
+    """Gives a new file its version, and a file of version 1 what it lacks. Pieces that it has are not checked."""
+    db.execute("BEGIN IMMEDIATE")
+    if "crc" not in [column[1] for column in db.execute("PRAGMA table_info(pieces)")]:
+        db.execute("ALTER TABLE pieces ADD COLUMN crc INTEGER")
+        db.execute("ALTER TABLE answers ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0")
+        db.execute(
+            "UPDATE answers SET bytes = length(body) + length(recipe) + coalesce(length(response), 0) + "
+            "(SELECT coalesce(sum(length(data) + length(tokens)), 0) FROM pieces WHERE answer = id)"
+        )
+    db.execute("CREATE INDEX IF NOT EXISTS answers_stored ON answers (tenant, bytes)")
+    db.execute(f"PRAGMA user_version = {VERSION}")
+    db.execute("COMMIT")
 
 
 def _log_ahead(db: sqlite3.Connection) -> None:
@@ -312,6 +351,21 @@ def _log_ahead(db: sqlite3.Connection) -> None:
             time.sleep(LOCKED_S)
         else:
             return
+
+
+def packed(text: bytes) -> bytes:
+    """Returns a text as the file has it: compressed, with a checksum. An empty one stays empty."""
+    return zlib.compress(text, 1) if text else b""
+
+
+def unpacked(data: bytes) -> bytes:
+    """Returns a text of the file. Raises Damaged if its bytes have changed there."""
+    if data[:1] in (b"", b"{", b"["):  # JSON, as files of version 1 have it
+        return data
+    try:
+        return zlib.decompress(data)
+    except zlib.error:
+        raise Damaged from None
 
 
 def used_bytes(db: sqlite3.Connection) -> int:

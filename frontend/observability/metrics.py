@@ -7,12 +7,13 @@ and the counts of a process that died remain.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from frontend.observability.model_metrics import BufferedHistogram, ModelFamilies, ModelMetrics, WorkerGauges
@@ -65,10 +66,15 @@ class PrometheusMetrics:
             counter("key_prompt_tokens", "Prompt tokens of requests made with the API key of this name", "key"),
             counter("key_generation_tokens", "Tokens generated for the API key of this name", "key"),
         )
+        self._storage_refused = counter(
+            "key_storage_refused", "Requests of this API key that --store-max-key-bytes kept out of the store",
+            "key",
+        )  # fmt: skip
+        self.stored: Callable[[], Mapping[str, Stored]] = dict  # what each key has in the store
         self._pictures = PictureMetrics(prefix, self.registry)
         self._new_by_key: dict[str, list[int]] = {}
         counted: Collector = _Multiprocess() if "PROMETHEUS_MULTIPROC_DIR" in os.environ else self.registry
-        sources: list[Collector] = [counted, WorkerGauges(prefix, self.models.values())]
+        sources: list[Collector] = [counted, WorkerGauges(prefix, self.models.values()), StoredGauges(prefix, self)]
         if on_demand:
             from frontend.observability.aliases import LoadMetrics, WorkerSums
 
@@ -103,6 +109,12 @@ class PrometheusMetrics:
     def batch_lines(self, state: str, count: int) -> None:
         """Counts lines of batches to which this process has given their outcome."""
         self._batch_lines.labels(state).inc(count)
+
+    def storage_refused(self, key: str | None) -> None:
+        """Counts a request, of the key of this name, that the limit of stored bytes has kept from the store."""
+        if key is not None:
+            known = self._new_by_key
+            self._storage_refused.labels(key if key in known or len(known) < MAX_KEYS else OTHER_KEYS).inc()
 
     def request_ended(self, key: str | None, prompt_tokens: int | None, generation_tokens: int | None) -> None:
         """Counts an HTTP request that has ended. `key` is the name of its API key, None if the server has no keys."""
@@ -143,6 +155,38 @@ class PrometheusMetrics:
         begins, own = f"{self._prefix}key_".encode(), f'key="{reader}"'.encode()
         lines = page.splitlines(keepends=True)
         return b"".join(line for line in lines if own in line or not line.startswith(begins))
+
+
+class Stored(Protocol):
+    """What a key has in the store: bytes, and kept answers."""
+
+    bytes: int
+    answers: int
+
+
+class StoredGauges:
+    """Collects what each API key has in the store. All frontends with the same store tell the same."""
+
+    def __init__(self, prefix: str, metrics: PrometheusMetrics) -> None:
+        self._prefix, self._metrics = prefix, metrics
+
+    def collect(self) -> Iterable[Metric]:
+        sums = [
+            GaugeMetricFamily(self._prefix + name, text, labels=["key"])
+            for name, text in (
+                ("key_stored_bytes", "Bytes that the API key of this name has in the store"),
+                ("key_kept_answers", "Kept answers of the API key of this name"),
+            )
+        ]
+        counts: dict[str, list[int]] = {}
+        for key, stored in self._metrics.stored().items():
+            known = counts.setdefault(key if len(counts) < MAX_KEYS else OTHER_KEYS, [0, 0])
+            known[0] += stored.bytes
+            known[1] += stored.answers
+        for gauge, values in zip(sums, zip(*counts.values(), strict=True), strict=False):
+            for key, value in zip(counts, values, strict=True):
+                gauge.add_metric([key], value)
+        yield from sums
 
 
 class _Multiprocess:

@@ -164,7 +164,7 @@ class Frontend(msgspec.Struct, kw_only=True):
 class BatchesWaiting(msgspec.Struct, kw_only=True):
     """What waits in the batches of the server's store: batches that have not ended, and their lines.
 
-    stored_bytes: what files and batches of the key that asks have in the store
+    stored_bytes: what the key that asks has in the store: files, batches, conversations and kept answers
     max_stored_bytes: how many they may have; 0: there is no limit
     """
 

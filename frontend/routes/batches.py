@@ -21,7 +21,7 @@ from frontend.kept import batches, conversations, files
 from frontend.kept.batch_runner import BatchFormat
 from frontend.kept.batches import Batch
 from frontend.kept.kept import Kept
-from frontend.routes.files import check_free_space, free_space
+from frontend.routes.files import check_stored
 from frontend.routes.kept import store_of, tenant_of
 from frontend.server.middleware import largest_body
 from shared.config.frontend import FrontendConfig
@@ -41,7 +41,7 @@ async def create(app: AppState, request: Request) -> Response:
     file = await files.existing(kept.store, body.input_file_id, tenant, "input_file_id")
     if file.purpose != "batch":
         raise BadRequest("`input_file_id`: the file's purpose is not batch", param="input_file_id", code="out_of_range")
-    check_free_space(kept, file.bytes, await free_space(kept, tenant))
+    await check_stored(app, request, file.bytes)
     one = _new(tenant, openai.NAME, batches.VALIDATING, body.endpoint, "batch_", openai.WINDOW_S)
     one.input_file, one.metadata = file.id, body.metadata
     if body.output_expires_after is not None:
@@ -80,7 +80,7 @@ async def create_messages(app: AppState, request: Request) -> Response:
     kept, tenant = store_of(app), tenant_of(request)
     body = await app.decode(request, await app.body(request), MessageBatchRequest)
     lines = [(number, id, zlib.compress(data, 1)) for number, id, data in anthropic.lines_of(body)]
-    check_free_space(kept, sum(len(data) for _, _, data in lines), await free_space(kept, tenant))
+    await check_stored(app, request, sum(len(data) for _, _, data in lines))
     one = _new(tenant, anthropic.NAME, batches.VALIDATING, anthropic.ENDPOINT, "msgbatch_", anthropic.WINDOW_S)
     one.owner = kept.store.owner
     await kept.store.write(partial(_insert_whole, one, lines))

@@ -14,6 +14,7 @@ from frontend.app_state import AppState, json_response
 from frontend.kept import conversations
 from frontend.kept.conversations import Conversation
 from frontend.kept.store import Store
+from frontend.routes.files import check_stored
 from frontend.routes.kept import store_of, tenant_of
 from frontend.schema.base import RequestModel
 from frontend.schema.request_fields import doc
@@ -42,6 +43,7 @@ async def create(app: AppState, request: Request) -> Response:
     body = await app.decode(request, raw, ConversationRequest)
     id, tenant = f"conv_{secrets.token_hex(16)}", tenant_of(request)
     items = msgspec.json.decode(raw).get("items") or []
+    await check_stored(app, request, len(raw))
     work = partial(conversations.create, id=id, tenant=tenant, metadata=body.metadata or {}, items=items)
     await store.write(work)
     return json_response((await conversations.existing(store, id, tenant)).shown())
@@ -76,6 +78,7 @@ async def add_items(app: AppState, request: Request) -> Response:
     store, found = await _asked(app, request)
     raw = await app.body(request)
     await app.decode(request, raw, ItemsRequest)
+    await check_stored(app, request, len(raw))
     before = len(await store.read(partial(conversations.items, id=found.id)))
     work = partial(conversations.add, id=found.id, items=msgspec.json.decode(raw)["items"], nonce=secrets.token_hex(8))
     await store.write(work)

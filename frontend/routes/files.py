@@ -4,7 +4,8 @@ import asyncio
 import secrets
 import time
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -14,13 +15,15 @@ from starlette.responses import Response, StreamingResponse
 from frontend.api.openai.batches import MAX_EXPIRY_S, MIN_EXPIRY_S
 from frontend.app_state import AppState, json_response
 from frontend.errors import BadRequest, TooLarge
-from frontend.kept import conversations, files
+from frontend.kept import conversations, files, usage
 from frontend.kept.files import PART_BYTES, KeptFile
 from frontend.kept.kept import Kept
 from frontend.kept.store import Store
+from frontend.kept.usage import STORAGE_LIMIT, limit_text
 from frontend.routes.kept import store_of, tenant_of
 from frontend.server import multipart
 from frontend.server.content_coding import coding_of, unpacked
+from frontend.server.middleware import RECORD
 from frontend.server.multipart import Part
 
 PURPOSES = ("batch",)
@@ -35,13 +38,15 @@ async def upload(app: AppState, request: Request) -> Response:
     boundary = multipart.boundary_of(request.headers.get("content-type", ""))
     coding = coding_of(request.headers.get("content-encoding", ""))
     announced = request.headers.get("content-length", "0")
-    free = await free_space(kept, tenant)
-    _check_size(kept, int(announced) - FORM_BYTES if announced.isdigit() else 0, free)
+    free = await _free_space(kept, tenant)
+    with _counted(app, request):
+        _check_size(kept, int(announced) - FORM_BYTES if announced.isdigit() else 0, free)
     file = KeptFile(f"file-{secrets.token_hex(12)}", tenant, int(time.time()), None, "", "", 0, False)
     await kept.store.write(partial(files.insert, one=file))
     try:
         parts = multipart.parts(unpacked(request.stream(), coding), boundary)
-        fields, size = await _received(kept, parts, file.id, free)
+        with _counted(app, request):
+            fields, size = await _received(kept, parts, file.id, free)
         purpose, name = fields.get("purpose", ""), fields["file"]
         if purpose not in PURPOSES:
             given = f", not {purpose!r:.80}" if purpose else ""
@@ -54,27 +59,40 @@ async def upload(app: AppState, request: Request) -> Response:
     return json_response(done.shown())
 
 
-async def free_space(kept: Kept, tenant: str) -> int | None:
-    """Returns how many bytes of files and batches a tenant may add; None: there is no limit."""
-    most = kept.config.store_max_key_bytes
-    return most - await kept.store.read(partial(files.stored_bytes, tenant=tenant)) if most else None
+async def check_stored(app: AppState, request: Request, size: int) -> None:
+    """Raises TooLarge if the key of a request may not add so many bytes to the store, and counts that."""
+    kept = store_of(app)
+    with _counted(app, request):
+        _check_free_space(kept, size, await _free_space(kept, tenant_of(request)))
 
 
-def check_free_space(kept: Kept, size: int, free: int | None) -> None:
+@contextmanager
+def _counted(app: AppState, request: Request) -> Iterator[None]:
+    try:
+        yield
+    except TooLarge as exc:
+        if exc.code == STORAGE_LIMIT:
+            app.metrics.storage_refused(request.scope[RECORD].tenant)
+        raise
+
+
+async def _free_space(kept: Kept, tenant: str) -> int | None:
+    """Returns how many bytes of files, batches and conversations a tenant may add; None: there is no limit."""
+    most = kept.usage.most
+    return most - await kept.store.read(partial(usage.of_tenant, tenant=tenant)) if most else None
+
+
+def _check_free_space(kept: Kept, size: int, free: int | None) -> None:
     """Raises TooLarge if a tenant may not add so many bytes."""
     if free is not None and size > free:
-        most = kept.config.store_max_key_bytes
-        raise TooLarge(
-            f"files and batches of one API key may have {most} bytes together (--store-max-key-bytes): delete some",
-            code="storage_limit",
-        )  # fmt: skip
+        raise TooLarge(f"{limit_text(kept.usage.most)}: delete some", code="storage_limit")
 
 
 def _check_size(kept: Kept, size: int, free: int | None) -> None:
     most = kept.config.max_file_bytes
     if size > most:
         raise TooLarge(f"the file is larger than {most} bytes (--max-file-bytes)", param="file", code="file_too_large")
-    check_free_space(kept, size, free)
+    _check_free_space(kept, size, free)
 
 
 async def _received(kept: Kept, parts: AsyncIterator[Part | bytes], id: str, free: int | None) -> Upload:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from frontend.api.answer import ResponseContext
 from frontend.api.formats import ApiFormat, api_format
@@ -26,23 +27,24 @@ from frontend.api.openai import responses
 from frontend.api.openai.responses_request import STATEFUL, ConversationId, ResponseRequest
 from frontend.app_state import AppState, json_response
 from frontend.chat.reasoning import without_effect
-from frontend.errors import BadRequest, Internal, NotFound, NotSupported
+from frontend.errors import BadRequest, Forbidden, Internal, NotFound, NotSupported, TooLarge
 from frontend.generation.generation import Generation
 from frontend.generation.service import Earlier
 from frontend.kept import answers, conversations
 from frontend.kept.answers import KeptAnswer, Piece, Recipe
 from frontend.kept.kept import Kept
-from frontend.kept.run import Manner, Run, offset_after, with_fields
+from frontend.kept.run import Cut, Manner, Run, offset_after, with_fields
 from frontend.kept.store import StoreError
 from frontend.model_context import check_task
 from frontend.request import GenerationRequest
 from frontend.routes.generate import WhileConnected, while_connected
 from frontend.schema.base import RequestModel, to_json
-from frontend.server.middleware import RECORD, client_error
+from frontend.server.middleware import DIRECT, RECORD, client_error
 
 STREAM_ID = "x-conversation-id"
 LAST_EVENT = "last-event-id"
 MAX_ID_CHARS = 256
+LISTED, MAX_QUESTION = 50, 4000  # streams of a list, and characters of a question in it
 RECOMPUTE_S = 600.0  # how long an answer may take to be computed up to where it was
 
 
@@ -106,6 +108,10 @@ async def generate_kept(
         return await _stream_again(kept, request, await kept.find_stream(wish.stream_id, wish.tenant))
     if wish.background and kept.store.problem:
         raise StoreError(kept.store.problem)
+    if full := await kept.usage.problem(wish.tenant, len(body)):
+        app.metrics.storage_refused(request.scope[RECORD].tenant)
+        if wish.background:
+            raise TooLarge(full, code="storage_limit")
     whole, earlier = await whole_request(kept, wish, body)
     decoded = await app.decode(request, whole, chosen.REQUEST)
     model = await app.usable_model(request, decoded)
@@ -130,6 +136,7 @@ async def generate_kept(
     recipe = _recipe(response_context, generation, dict(record.admission), echoed, earlier)
     run = _run(kept, wish, chosen, response_context, generation, recipe, whole, request.scope["path"])
     run.also = _conversation_of(run.answer)
+    run.problem = full
     await kept.begin(run)
     if run.problem and wish.background:
         run.cancel()
@@ -268,7 +275,19 @@ def _event_stream(data: AsyncIterator[bytes], media_type: str, problem: str = ""
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if problem:
         headers["X-Sluice-Not-Kept"] = problem.encode("ascii", "replace").decode()[:256]
-    return StreamingResponse(data, headers=headers, media_type=media_type)
+    return _KeptStream(data, headers=headers, media_type=media_type)
+
+
+class _KeptStream(StreamingResponse):
+    """A stream whose connection is cut when another process goes on with its answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except Cut:
+            scope[DIRECT].cut()
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
 
 async def _stream_again(kept: Kept, request: Request, answer: KeptAnswer) -> Response:
@@ -293,6 +312,38 @@ def _number(name: str, text: str) -> int:
 async def get_stream(app: AppState, request: Request) -> Response:
     kept = store_of(app)
     return await _stream_again(kept, request, await _asked_stream(kept, request))
+
+
+async def list_streams(app: AppState, request: Request) -> Response:
+    """Lists the newest streams of the key. Raises Forbidden where there are no keys: every client would see all."""
+    kept = store_of(app)
+    if not app.config.keyed:
+        raise Forbidden(
+            "streams are listed by the API key that asked for them, and this server has no keys (--api-keys)"
+        )
+    found = await kept.store.read(partial(answers.streams_of, tenant=tenant_of(request), most=LISTED))
+    return json_response({"object": "list", "data": [_listed_stream(one) for one in found]})
+
+
+def _listed_stream(answer: KeptAnswer) -> dict[str, Any]:
+    body = msgspec.json.decode(answer.body)
+    return {
+        "id": answer.stream_id, "object": "stream", "created_at": answer.created, "path": answer.path,
+        "model": body.get("model"), "status": answer.status if answer.ended is not None else answers.RUNNING,
+        "question": _question(body)[:MAX_QUESTION],
+    }  # fmt: skip
+
+
+def _question(body: dict[str, Any]) -> str:
+    """Returns the text that was asked last."""
+    given = body.get("messages") or body.get("input") or body.get("prompt") or ""
+    if isinstance(given, list):
+        given = given[-1].get("content", "") if given and isinstance(given[-1], dict) else ""
+    if isinstance(given, list):
+        given = "\n".join(
+            part["text"] for part in given if isinstance(part, dict) and isinstance(part.get("text"), str)
+        )
+    return given if isinstance(given, str) else ""
 
 
 async def delete_stream(app: AppState, request: Request) -> Response:

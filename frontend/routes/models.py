@@ -158,13 +158,13 @@ async def _batches(app: AppState, request: Request) -> statistics.BatchesWaiting
     """Returns what waits in batches; None without a store, and while it cannot be read."""
     if app.kept is None:
         return None
-    from frontend.kept import batches, files
+    from frontend.kept import batches, usage
     from frontend.kept.store import StoreError
     from frontend.routes.kept import tenant_of
 
     try:
         found = await app.kept.store.read(batches.counts)
-        stored = await app.kept.store.read(partial(files.stored_bytes, tenant=tenant_of(request)))
+        stored = await app.kept.store.read(partial(usage.of_tenant, tenant=tenant_of(request)))
     except StoreError:
         return None
     return statistics.BatchesWaiting(

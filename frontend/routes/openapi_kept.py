@@ -29,6 +29,21 @@ class ItemList(ResponseModel):
     has_more: bool
 
 
+class ListedStream(ResponseModel):
+    id: str
+    object: Literal["stream"]
+    created_at: Size
+    path: str
+    model: str | None
+    status: str
+    question: str
+
+
+class StreamList(ResponseModel):
+    object: Literal["list"]
+    data: list[ListedStream]
+
+
 KEPT_REQUESTS: Mapping[str, type[RequestModel]] = {
     "ConversationRequest": ConversationRequest,
     "ConversationUpdate": ConversationUpdate,
@@ -36,6 +51,7 @@ KEPT_REQUESTS: Mapping[str, type[RequestModel]] = {
 }
 KEPT_RESPONSES: Mapping[str, Any] = {
     "Deleted": Deleted, "ConversationObject": ConversationObject, "ItemList": ItemList,
+    "ListedStream": ListedStream, "StreamList": StreamList,
 }  # fmt: skip
 Describe = Callable[..., dict[str, Any]]
 _NAME = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -86,6 +102,7 @@ def kept_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str
             **one("The items of a conversation", items, *pages),
             **post("Add items to a conversation", "ItemsRequest", "ItemList", error), **named,
         },
+        "/v1/streams": get("The newest answers of the key whose streams have an id", _json(ref("StreamList")), missing),
         "/v1/stream": {**one(again, stream, "conv_id", "from"), **_emptied(one(ended, {}, "conv_id", method="delete"))},
         "/v1/stream/{id}": {**one(again, stream, "from"), **_emptied(one(ended, {}, method="delete")), **named},
     }  # fmt: skip

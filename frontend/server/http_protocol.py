@@ -358,6 +358,10 @@ class DirectWriter:
     def write(self, body: bytes) -> None:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
+    def cut(self) -> None:
+        """Closes the connection in the middle of the response, so that no client takes what it has for the whole."""
+        self._cycle.transport.close()
+
 
 class CloseAfterResponse:
     """A transport for the last response of a connection. Its `close` is the given function."""

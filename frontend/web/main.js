@@ -7,7 +7,7 @@
 // The scripts of the page (the head of each script says more):
 //
 // conversations    turns (a turn as plain data), tree (the turns of one conversation), store (all of them, in the browser's
-//                  database), transfer and shapes (as a file, which is checked), sidebar (their list)
+//                  database), transfer and shapes (as a file, which is checked), sidebar (their list), kept (the server's)
 // requests         api (HTTP and streams), api_formats (chat and completion), request (the body), knobs (the settings),
 //                  run (one answer), runs (all answers of this tab)
 // one tab          panel (the whole), composer (the next question), files (for it), extras (system prompt, tools),
@@ -18,6 +18,7 @@
 
 import "./access.js";
 import * as apiFormats from "./api_formats.js";
+import "./kept.js";
 import { keepSettings, setProbabilities } from "./knobs.js";
 import { Live } from "./live.js";
 import { Panel } from "./panel.js";
@@ -135,6 +136,7 @@ function onReady() {
 
 const live = new Live(onReady, (stats) => names.forEach((name) => panels[name].sayWaiting(stats.waiting)));
 
+$("kept").addEventListener("chosen", ({ detail }) => runs.takeUpLater(detail.turn));
 $("theme").addEventListener("click", () => {
   const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
   localStorage.setItem("theme", theme);

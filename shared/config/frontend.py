@@ -160,8 +160,9 @@ class FrontendConfig:
         at_least=0,
     )  # fmt: skip
     store_max_key_bytes: int = setting(
-        512 << 20, "bytes that one API key may have in the store as files and as lines of batches, beyond which new "
-        "ones are refused; 0: no limit", unit="bytes", at_least=0,
+        512 << 20, "bytes that one API key may have in the store; its oldest answers make room, and new files, "
+        "batches, conversations and answers that still do not fit are refused or not kept; 0: no limit", unit="bytes",
+        at_least=0,
     )  # fmt: skip
     max_file_bytes: int = setting(
         200 << 20, "largest file that may be uploaded, with --store", unit="bytes", at_least=1

@@ -6,13 +6,18 @@ The exit code is 1 if any stream was lost or wrong, or any resource leaked.
 import argparse
 import json
 import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.faults import kept
 from tests.faults.catalog import FAULTS
 from tests.faults.fault import Fault
 from tests.faults.soak import soak
 from tests.faults.trial import Row, Size, table, trial
+
+KEPT_TOKENS = 60  # of a kept answer
 
 
 def main() -> int:
@@ -33,7 +38,15 @@ def main() -> int:
     )
     parser.add_argument("--model", default="", help="instead of the toy, for faults of a whole `sluice serve`")
     parser.add_argument("--json", type=Path, help="write the figures and notes to this file")
+    parser.add_argument(
+        "--kept", nargs="*", metavar="NAME", help=f"instead: faults of kept answers, from {', '.join(kept.FAULTS)}"
+    )
+    parser.add_argument("--copies", type=int, default=4, help="kept answers of each kind and form")
     args = parser.parse_args()
+    if args.kept is not None:
+        if unknown := [name for name in args.kept if name not in kept.FAULTS]:
+            parser.error(f"no such fault of kept answers: {', '.join(unknown)}")
+        return _run_kept(args.kept or list(kept.FAULTS), args.copies)
     if unknown := [name for name in args.fault if name not in FAULTS]:
         parser.error(f"no such fault: {', '.join(unknown)}")
     faults = {name: FAULTS[name] for name in args.fault or FAULTS}
@@ -47,6 +60,18 @@ def main() -> int:
     return 0 if all(row.good for row in rows) else 1
 
 
+def _run_kept(names: Sequence[str], copies: int) -> int:
+    rows: list[kept.KeptRow] = []
+    with tempfile.TemporaryDirectory(prefix="faults-model-") as folder:
+        model = kept.write_model(Path(folder))
+        for name in names:
+            found = kept.trial(name, model, copies, KEPT_TOKENS)
+            print(name, *(note for row in found for note in row.notes), sep="\n    ", file=sys.stderr, flush=True)
+            rows += found
+    print(kept.table(rows), kept.summary(rows), sep="\n\n")
+    return 0 if all(row.good for row in rows) else 1
+
+
 def _run_soak(seconds: float, size: Size) -> Row:
     row, measurements = soak(seconds, size)
     print(*measurements, *row.notes, sep="\n", file=sys.stderr, flush=True)
@@ -54,9 +79,7 @@ def _run_soak(seconds: float, size: Size) -> Row:
 
 
 def _serving(fault: Fault, model: str) -> Fault:
-    plan = fault.plan
-    # if a flag is given twice, the last one counts
-    return replace(fault, plan=replace(plan, flags=(*plan.flags, "--model", model)))
+    return replace(fault, plan=replace(fault.plan, model=model))
 
 
 def _run_fault(name: str, fault: Fault, size: Size) -> Row:

@@ -76,6 +76,7 @@ class ServerUnderTest:
     host: Host | None = None  # the other host, on which the frontend of the last of `urls` runs
     hold: Hold | None = None  # holds or slows the server's workers, if the plan asks for it
     restart: Callable[[], None] | None = None  # restarts a killed process that has no launcher
+    start_again: Callable[[], None] = lambda: None  # starts a whole server again, all of whose processes were killed
 
     @property
     def url(self) -> str:
@@ -175,7 +176,13 @@ class ServerPlan:
     held: bool = False
     log: str = ""
     frontends: int = 2
+    model: str = "demo"
     prepare: Callable[[Path], dict[str, str]] = lambda home: {}  # gets the home folder, returns environment variables
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The flags that name the model."""
+        return "--model", self.model, "--served-model-name", "m"
 
     @property
     def is_whole(self) -> bool:
@@ -189,7 +196,8 @@ def running(plan: ServerPlan) -> Iterator[ServerUnderTest]:
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True)))
         environment = plan.prepare(home)
-        stack.callback(_unmount, home / "run")
+        for folder in ("run", "kept"):
+            stack.callback(_unmount, home / folder)
         start = _distant if plan.remote else _split if plan.split else _whole
         server = start(plan, home, environment, stack)
         asyncio.run(_started(server, plan.frontends))
@@ -209,8 +217,11 @@ def _whole(plan: ServerPlan, home: Path, environment: Mapping[str, str], stack: 
     server = ServerUnderTest(
         [f"http://127.0.0.1:{port}"], home / "run", Path(plan.log or home / "log"), hold=_hold(plan, home)
     )
-    words = ["serve", *_MODEL, *_SPEECH, *_THREADS, "--port", str(port), "--frontends", str(plan.frontends)]
-    _start(server, stack, environment, [*words, "--run-dir", str(home / "run"), *plan.flags])
+    words = ["serve", *plan.named, *_SPEECH, *_THREADS, "--port", str(port), "--frontends", str(plan.frontends)]
+    server.start_again = lambda: _start(
+        server, stack, environment, [*words, "--run-dir", str(home / "run"), *plan.flags]
+    )
+    server.start_again()
     return server
 
 
@@ -224,11 +235,11 @@ def _split(plan: ServerPlan, home: Path, environment: Mapping[str, str], stack: 
         [f"http://127.0.0.1:{port}" for port in ports], home / "run", home / "log", hold=_hold(plan, home)
     )
     server.restart = lambda: _start(server, stack, environment, worker)
-    worker = ["worker", *_MODEL, *_THREADS, "--run-dir", str(home / "run"), *plan.flags]
+    worker = ["worker", *plan.named, *_THREADS, "--run-dir", str(home / "run"), *plan.flags]
     _start(server, stack, environment, worker)
     server.proxy = stack.enter_context(Proxy(home / "run", home / "front"))
     for port in ports:
-        words = ["frontend", *_MODEL, *_SPEECH, "--run-dir", str(home / "front"), "--port", str(port)]
+        words = ["frontend", *plan.named, *_SPEECH, "--run-dir", str(home / "front"), "--port", str(port)]
         _start(server, stack, environment, words)
     return server
 
@@ -243,17 +254,16 @@ def _distant(plan: ServerPlan, home: Path, environment: Mapping[str, str], stack
     server = ServerUnderTest([f"http://{ip}:{port}" for ip, port in (near, far)], home / "run", home / "log", host=host)
 
     def frontend(ip: str, port: int, where: Host | None) -> None:
-        words = ["frontend", *_MODEL, *_SPEECH, *wire, "--host", ip, "--port", str(port)]
+        words = ["frontend", *plan.named, *_SPEECH, *wire, "--host", ip, "--port", str(port)]
         _start(server, stack, environment, words, where)
 
     server.restart = lambda: frontend(*far, host)
-    _start(server, stack, environment, ["worker", *_MODEL, *_THREADS, *wire, *plan.flags])
+    _start(server, stack, environment, ["worker", *plan.named, *_THREADS, *wire, *plan.flags])
     frontend(*near, None)
     frontend(*far, host)
     return server
 
 
-_MODEL = ("--model", "demo", "--served-model-name", "m")
 # because the demo model's template does not support tools
 _SPEECH = ("--chat-template", str(Path(__file__).with_name("tools.jinja")))
 _POOL = ("--kv-cache-gb", "0.1")  # a pool so small that it is soon full, so that later growth of memory is not K/V

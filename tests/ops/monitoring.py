@@ -18,6 +18,7 @@ from tests.ops.programs import Prometheus, prometheus, until
 INITIALLY_ABSENT = {"submits_rejected_total", "rejected_total", "aborts_total"}
 INITIALLY_ABSENT |= {"http_refused_total", "request_failed_total"}
 INITIALLY_ABSENT |= {"key_requests_total", "key_prompt_tokens_total", "key_generation_tokens_total"}
+INITIALLY_ABSENT |= {"key_storage_refused_total", "key_stored_bytes", "key_kept_answers"}
 
 
 def monitoring(folder: Path) -> None:

@@ -127,6 +127,51 @@ def test_kept_answer_goes_on_after_a_reload_and_is_not_computed_again(kept: tupl
     assert not sent and len(held.streams) == 1 and "taken up again" in ui.timing
 
 
+def test_answers_kept_for_the_key_are_listed_and_opened_in_another_browser(
+    model: Model, open_playground: OpenPlayground, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k1 ann\nk2 bob\n")
+    keys.chmod(0o600)
+    held = Held(model.tokenizer, "It was a quick brown fox.")
+    held.allowed = 9
+    slow = SimpleNamespace(pool=held.pool, tokenizer=model.tokenizer)
+    rows = "#kept-list li"
+
+    def enter(ui: Playground, key: str) -> None:
+        ui.watch.expected_statuses.add(401)
+        ui.open()
+        expect(ui.page.locator("#kept")).to_be_hidden()
+        ui.page.locator("#secret").fill(key)
+        ui.page.get_by_role("button", name="Use it").click()
+
+    def opened(ui: Playground) -> None:
+        ui.page.locator("#kept > summary").click()
+
+    with served(slow, store=str(tmp_path / "answers.db"), api_keys=str(keys)) as url:
+        with open_playground(url) as ui:
+            enter(ui, "k1")
+            ui.send(STORY, until="running")
+            expect(ui.turn.locator(".answer")).to_have_text("It was a")
+        with open_playground(url) as other:
+            enter(other, "k2")
+            opened(other)
+            expect(other.page.locator("#kept-said")).to_contain_text("keeps no answer")
+            expect(other.page.locator(rows)).to_have_count(0)
+        with open_playground(url) as again:
+            enter(again, "k1")
+            opened(again)
+            expect(again.page.locator(rows)).to_have_count(1)
+            expect(again.page.locator(f"{rows} .status")).to_contain_text("running")
+            again.page.locator(f"{rows} button").click()
+            expect(again.turn.locator(".question")).to_have_text(STORY)
+            expect(again.turn.locator(".answer")).to_have_text("It was a")
+            held.finish()
+            again.wait_for_state("done")
+            assert again.kept_text == "It was a quick brown fox." and len(held.streams) == 1
+            assert titles(again) == [STORY]
+
+
 def test_stopped_answer_is_not_kept(kept: tuple[Held, Playground]) -> None:
     held, ui = kept
     with ui.page.expect_response(lambda answer: answer.request.method == "DELETE") as gone:

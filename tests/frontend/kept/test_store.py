@@ -1,5 +1,6 @@
 """The store: whose it is, what is deleted, and what happens when its file cannot be used."""
 
+import random
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -59,7 +60,7 @@ async def test_old_and_large_answers_are_deleted_but_no_running_one(store: Store
     def fill(db: sqlite3.Connection) -> None:
         for number in range(200):
             ended = None if number == 0 else float(number)
-            answers.insert(db, answer(str(number), ended=ended, response=bytes(range(256)) * 40))
+            answers.insert(db, answer(str(number), ended=ended, response=random.Random(number).randbytes(10240)))
 
     await store.write(fill)
     most = 1 << 20
@@ -128,7 +129,8 @@ async def test_unusable_store_answers_unkept_and_says_so(qwen: Model, tmp_path: 
 @pytest.mark.parametrize("when", ["full", "read-only"])
 async def test_store_that_fails_while_a_stream_is_kept(qwen: Model, tmp_path: Path, when: str) -> None:
     """What was kept before can still be read; the stream that is cut off from the store says so, and goes on."""
-    long = "word " * 400
+    draw = random.Random(0)
+    long = " ".join(draw.randbytes(6).hex() for _ in range(800))
     qwen.says, path = ["One", long, long], tmp_path / "answers.db"
     spoil = {"full": "PRAGMA max_page_count = 1", "read-only": "PRAGMA query_only = 1"}[when]
     apps: list[Starlette] = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from frontend.errors import Overloaded
 from tests.frontend.kept.harness import Held, blocks, ids_of, keeping
@@ -216,3 +217,86 @@ async def test_background_answer_of_a_lost_process_is_finished_unasked(qwen: Any
                 while (found := (await other.get(f"/v1/responses/{made['id']}")).json())["status"] != "completed":
                     await asyncio.sleep(0.02)
     assert found["output"][0]["content"][0]["text"] == TEXT
+
+
+async def test_reader_of_a_lost_answer_is_cut_and_has_only_bytes_that_are_kept(qwen: Any, store: Path) -> None:
+    first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
+    first.allowed = 9
+    data = b""
+
+    async def read(http: httpx.AsyncClient) -> None:
+        nonlocal data
+        async with http.stream("POST", "/v1/completions", json=body("/v1/completions"), headers=NAMED) as answer:
+            async for piece in answer.aiter_raw():
+                data += piece
+
+    async with (
+        keeping(first.pool, qwen.tokenizer, store) as one,
+        keeping(second.pool, qwen.tokenizer, store) as two,
+        httpx.AsyncClient(base_url=one) as http,
+        httpx.AsyncClient(base_url=two) as other,
+    ):
+        reading = asyncio.create_task(read(http))
+        await until(lambda: bool(first.streams) and len(first.streams[0].output) == 9 and data.count(b"data: ") > 1)
+        gone(store)
+        second.finish()
+        whole = await again(other)
+        first.finish()
+        with pytest.raises(httpx.RemoteProtocolError):
+            await reading
+        assert whole.startswith(data) and whole[len(data) :] == await again(other, len(data))
+
+
+async def test_background_answer_waits_for_a_store_that_cannot_be_written(
+    qwen: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.kept.store.RETRY_S", 0.5)
+    monkeypatch.setattr("frontend.kept.kept.WATCH_S", 0.1)
+    held, apps = Held(qwen.tokenizer, TEXT), list[Starlette]()
+    held.allowed = 9
+    asked = {"model": "tiny", "input": "Hi", "background": True, "max_output_tokens": 400}
+    async with keeping(held.pool, qwen.tokenizer, store, apps) as url, httpx.AsyncClient(base_url=url) as http:
+        made = (await http.post("/v1/responses", json=asked)).json()
+        await until(lambda: bool(held.streams) and len(held.streams[0].output) == 9)
+        await apps[0].state.kept.store.read(lambda db: db.execute("PRAGMA query_only = 1").fetchall())
+        held.finish()
+        await until(lambda: bool(apps[0].state.kept.store.problem))
+        async with asyncio.timeout(60):
+            while (found := (await http.get(f"/v1/responses/{made['id']}")).json()).get("status") != "completed":
+                await asyncio.sleep(0.02)
+        events = await http.get(f"/v1/responses/{made['id']}", params={"stream": "true"})
+    assert found["output"][0]["content"][0]["text"] == TEXT and len(held.streams) == 2
+    numbers = [int(number) for number in re.findall(r'"sequence_number":(\d+)', events.text)]
+    assert numbers == list(range(len(numbers)))
+
+
+async def test_list_has_the_streams_of_the_key_alone(qwen: Any, store: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k1 ann\nk2 bob\n")
+    keys.chmod(0o600)
+    held = Held(qwen.tokenizer, TEXT)
+    held.allowed, held.ends = 99, True
+    path = "/v1/chat/completions"
+    async with keeping(held.pool, qwen.tokenizer, store, api_keys=str(keys)) as url:
+        ann, bob = (
+            httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer k{number}"}) for number in (1, 2)
+        )
+        async with ann, bob:
+            assert (await ann.get("/v1/streams")).json() == {"object": "list", "data": []}
+            await ann.post(path, json=body(path), headers=NAMED)
+            parts = [{"type": "text", "text": "See"}, {"type": "text", "text": "this"}]
+            asked = body(path, messages=[{"role": "user", "content": parts}])
+            await ann.post(path, json=asked, headers={"X-Conversation-Id": "second"})
+            first, second = (await ann.get("/v1/streams")).json()["data"]
+            assert first["id"] == "second" and first["question"] == "See\nthis" and first["status"] == "completed"
+            assert second["id"] == NAMED["X-Conversation-Id"] and second["question"] == "Hi"
+            assert (await bob.get("/v1/streams")).json()["data"] == []
+            del bob.headers["Authorization"]
+            assert (await bob.get("/v1/streams")).status_code == 401
+
+
+async def test_list_is_refused_where_all_clients_are_one_owner(qwen: Any, store: Path) -> None:
+    held = Held(qwen.tokenizer, TEXT)
+    async with keeping(held.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
+        refused = await http.get("/v1/streams")
+        assert refused.status_code == 403 and "--api-keys" in refused.json()["error"]["message"]

@@ -1,0 +1,74 @@
+"""Measures what a store costs a frontend: CPU time a token and time to the first token, off and on, in pairs.
+
+`python -m bench.micro.kept --streams 256 --rounds 5` starts a frontend for each kind in each round: without a store,
+with one and requests that keep nothing, and with one and streams that all have an id. The order turns with each round.
+CPU time has all threads of the frontend, that of the store included.
+"""
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from bench.micro.frontend import DONE, REQUESTS, frontends
+from bench.micro.scripted_worker import connected_streams, request
+
+KINDS = ("no store", "store, nothing kept", "store, all streams kept")
+WARM = 3  # steps before those that are measured
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """token_us: CPU time; first_ms, last_ms: median and last first token of streams that all come at once"""
+
+    token_us: float
+    first_ms: float
+    last_ms: float
+
+
+def measure(kind: str, streams: int, steps: int, store: Path) -> Sample:
+    path, body = REQUESTS["completions"]
+    flags = () if kind == KINDS[0] else ("--store", str(store))
+
+    def asked(number: int) -> bytes:
+        return request(path, body, f"x-conversation-id: {number}\r\n" if kind == KINDS[2] else "")
+
+    with frontends(1, *flags) as (worker, (server,)), connected_streams([server.port], streams) as clients:
+        clients.send_each(asked)
+        first = clients.read(1, meanwhile=lambda: worker.receive(0.0, first=True))
+        for _ in range(WARM):
+            worker.step()
+            clients.read(1)
+        before = server.cpu()
+        for _ in range(steps):
+            worker.step()
+            clients.read(1)
+        spent = server.cpu() - before
+        worker.step(last=True)
+        clients.read(1, DONE)
+    return Sample(1e6 * spent / (steps * streams), 1e3 * first[streams // 2], 1e3 * first[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    samples: dict[str, list[Sample]] = {kind: [] for kind in KINDS}
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(args.rounds):
+            for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:
+                store = Path(folder) / f"{turn}-{KINDS.index(kind)}.db"
+                samples[kind].append(measure(kind, args.streams, args.steps, store))
+    print("| | CPU µs a token | to no store, median of pairs | first token p50, ms | last, ms |\n|---|--:|--:|--:|--:|")
+    for kind, found in samples.items():
+        ratios = [one.token_us / base.token_us for one, base in zip(found, samples[KINDS[0]], strict=True)]
+        each = [median(getattr(one, name) for one in found) for name in ("token_us", "first_ms", "last_ms")]
+        spread = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        print(f"| {kind} | {each[0]:.1f} | {spread} | {each[1]:.0f} | {each[2]:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

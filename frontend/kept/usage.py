@@ -1,0 +1,103 @@
+"""How much each API key has in the store, and how much it may have.
+
+A key's bytes are those of its files, of the lines of its batches, of its conversations, and of its answers. The pieces
+of an answer count when it has ended. When a new answer does not fit, the oldest ended ones of the key make room;
+files, batches and conversations, which are only deleted by their owner or their age, do not.
+
+The functions without `async` are the `work` of a Store (see answers.py).
+"""
+
+import sqlite3
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+
+from frontend.kept import files
+from frontend.kept.store import SWEEP_ROWS, Store, StoreError
+
+STORAGE_LIMIT = "storage_limit"  # the code of errors
+KNOWN_S = 2.0  # how long a count of a key's bytes is used
+REFRESH_S = 10.0  # pause between two counts of all keys, for metrics
+
+
+@dataclass(slots=True)
+class Stored:
+    """What a key has. answers: kept answers, running ones included"""
+
+    bytes: int = 0
+    answers: int = 0
+
+
+def of_tenant(db: sqlite3.Connection, tenant: str) -> int:
+    """Returns the bytes of a tenant."""
+    (own,) = db.execute("SELECT coalesce(sum(bytes), 0) FROM answers WHERE tenant = ?", (tenant,)).fetchone()
+    (items,) = db.execute(
+        "SELECT coalesce(sum(length(item)), 0) FROM items WHERE conversation IN "
+        "(SELECT id FROM conversations WHERE tenant = ?)",
+        (tenant,),
+    ).fetchone()  # fmt: skip
+    return files.stored_bytes(db, tenant) + int(own + items)
+
+
+def of_all(db: sqlite3.Connection) -> dict[str, Stored]:
+    """Returns what each key has, by its name. A fairness id of a gateway, behind the name, does not count."""
+    tenants = db.execute(
+        "SELECT tenant FROM answers UNION SELECT tenant FROM conversations UNION SELECT tenant FROM files "
+        "UNION SELECT tenant FROM batches"
+    ).fetchall()
+    found: dict[str, Stored] = defaultdict(Stored)
+    for (tenant,) in tenants:
+        stored = found[tenant.partition("/")[0]]
+        stored.bytes += of_tenant(db, tenant)
+        stored.answers += db.execute("SELECT count(*) FROM answers WHERE tenant = ?", (tenant,)).fetchone()[0]
+    return dict(found)
+
+
+def make_room(db: sqlite3.Connection, tenant: str, most: int) -> int:
+    """Deletes the oldest ended answers of a tenant until it has at most `most` bytes. Returns the bytes it has then."""
+    while (stored := of_tenant(db, tenant)) > most:
+        rows = db.execute(
+            f"SELECT id FROM answers WHERE tenant = ? AND ended IS NOT NULL ORDER BY ended LIMIT {SWEEP_ROWS}",
+            (tenant,),
+        ).fetchall()  # fmt: skip
+        if not rows:
+            break
+        db.executemany("DELETE FROM pieces WHERE answer = ?", rows)
+        db.executemany("DELETE FROM answers WHERE id = ?", rows)
+    return stored
+
+
+class Usage:
+    """The bytes of the keys, as this process knows them."""
+
+    def __init__(self, store: Store, most: int) -> None:
+        """most: bytes that a key may have; 0: there is no limit"""
+        self._store, self.most = store, most
+        self._known: dict[str, tuple[float, int]] = {}  # tenant → when it was counted, and its bytes
+
+    async def problem(self, tenant: str, size: int) -> str:
+        """Returns why a further answer of a tenant is not kept; empty if it is. size: bytes of its request"""
+        if not self.most:
+            return ""
+        now = time.monotonic()
+        at, stored = self._known.get(tenant, (-KNOWN_S, 0))
+        if now - at >= KNOWN_S:
+            try:
+                stored = await self._store.read(partial(of_tenant, tenant=tenant))
+                if stored + size > self.most:
+                    most = max(0, self.most - size)
+                    stored = await self._store.write(partial(make_room, tenant=tenant, most=most))
+            except StoreError:
+                return ""  # the answer says itself that it is not kept
+            if len(self._known) >= 4096:
+                self._known.clear()
+            self._known[tenant] = now, stored
+        return f"{limit_text(self.most)}: delete some" if stored + size > self.most else ""
+
+
+def limit_text(most: int) -> str:
+    return (
+        f"files, batches, conversations and answers of one API key may have {most} bytes together "
+        "(--store-max-key-bytes)"
+    )

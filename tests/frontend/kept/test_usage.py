@@ -1,0 +1,123 @@
+"""How much a key has in the store: what is counted, who makes room, who is refused, and who sees it."""
+
+import asyncio
+import random
+import sqlite3
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from frontend.kept import answers, usage
+from frontend.kept.answers import KeptAnswer, Piece
+from frontend.kept.store import SCHEMA, Damaged, Store, open_file
+from tests.frontend.kept.harness import keeping
+from tests.frontend.kept.test_store import answer, store  # noqa: F401
+from tests.frontend.speaking import Model
+
+ASKED: dict[str, Any] = {"model": "tiny", "input": "A", "max_output_tokens": 400}
+BODY = random.Random(0).randbytes(1000)
+
+
+def filled(db: sqlite3.Connection, one: KeptAnswer) -> None:
+    answers.insert(db, one)
+    answers.append(db, one.id, 1, [Piece(0, 0, BODY, [(0, [5], True)])])
+    answers.end(db, one.id, 1, "completed", None)
+
+
+async def test_oldest_answers_of_the_key_alone_make_room(store: Store) -> None:  # noqa: F811
+    for number in range(4):
+        await store.write(partial(filled, one=answer(f"a{number}", tenant="ann")))
+    await store.write(partial(filled, one=answer("b", tenant="bob/team")))
+    each = await store.read(partial(usage.of_tenant, tenant="bob/team"))
+    assert 1000 < each < 1200
+    assert await store.read(partial(usage.of_tenant, tenant="ann")) == 4 * each
+    found = await store.read(usage.of_all)
+    assert found == {"ann": usage.Stored(4 * each, 4), "bob": usage.Stored(each, 1)}
+    assert await usage.Usage(store, each).problem("bob/team", 0) == ""
+    tight = usage.Usage(store, each - 1)
+    # all answers are as old as one another within the clock's resolution, and at most 64 go at a time
+    assert "--store-max-key-bytes" not in await tight.problem("ann", 0)
+    assert await store.read(partial(usage.of_tenant, tenant="ann")) == 0
+    assert await store.read(partial(answers.find, id="b", tenant="bob/team"))
+
+
+async def test_what_cannot_make_room_is_not_kept_and_the_background_is_refused(
+    qwen: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WATCH_S", "REFRESH_S"):
+        monkeypatch.setattr(f"frontend.kept.kept.{name}", 0.02)
+    keys = tmp_path / "keys"
+    admins = tmp_path / "admins"
+    keys.write_text("k1 ann\nk2 bob\n")
+    admins.write_text("k3 admin\n")
+    for file in (keys, admins):
+        file.chmod(0o600)
+    qwen.says = ["One", "Two", "Three", "Four"]
+    flags = {"api_keys": str(keys), "admin_keys": str(admins), "store_max_key_bytes": 700}
+    async with keeping(qwen.pool, qwen.tokenizer, tmp_path / "a.db", **flags) as url:  # type: ignore[arg-type]
+        ann, bob, admin = (
+            httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer k{number}"}) for number in (1, 2, 3)
+        )
+        async with ann, bob, admin:
+            item = {"type": "message", "role": "user", "content": "x" * 20 + random.Random(1).randbytes(400).hex()}
+            large = await ann.post("/v1/conversations", json={"items": [item]})
+            assert large.status_code == 413 and "--store-max-key-bytes" in large.json()["error"]["message"]
+            assert (await ann.post("/v1/conversations", json={"items": [item | {"content": "y" * 400}]})).is_success
+            stored = (await ann.get("/stats")).json()["batches"]["stored_bytes"]
+            data = {"file": ("a", "x" * (700 - stored - 20))}
+            assert (await ann.post("/v1/files", files=data, data={"purpose": "batch"})).is_success
+            kept = await ann.post("/v1/responses", json=ASKED)
+            assert kept.json()["store"] is False
+            named = {"X-Conversation-Id": "a"}
+            streamed = await ann.post("/v1/completions", json={"prompt": "A", "stream": True}, headers=named)
+            assert "--store-max-key-bytes" in streamed.headers["X-Sluice-Not-Kept"]
+            assert streamed.content.endswith(b"data: [DONE]\n\n")
+            refused = await ann.post("/v1/responses", json={**ASKED, "background": True})
+            assert refused.status_code == 413 and refused.json()["error"]["code"] == "storage_limit"
+            assert (await bob.post("/v1/responses", json=ASKED)).json()["store"] is True
+            async with asyncio.timeout(60):
+                while 'key_kept_answers{key="bob"' not in (page := (await admin.get("/metrics")).text):
+                    await asyncio.sleep(0.02)
+            assert 'sluice_key_storage_refused_total{key="ann"} 4.0' in page
+            assert 'sluice_key_stored_bytes{key="ann"' in page
+            own = (await bob.get("/metrics")).text
+            assert 'key_stored_bytes{key="bob"' in own and "ann" not in own
+
+
+@pytest.mark.parametrize("column", ["data", "tokens"])
+async def test_changed_bytes_of_a_piece_are_found(store: Store, column: str) -> None:  # noqa: F811
+    await store.write(partial(filled, one=answer("a")))
+    assert len(await store.read(partial(answers.pieces_of, id="a"))) == 1
+    await store.write(lambda db: db.execute(f"UPDATE pieces SET {column} = x'00'"))
+    with pytest.raises(Damaged):
+        await store.read(partial(answers.pieces_of, id="a"))
+
+
+@pytest.mark.parametrize("column", ["body", "recipe", "response"])
+async def test_changed_texts_of_an_answer_are_found(store: Store, column: str) -> None:  # noqa: F811
+    await store.write(partial(filled, one=answer("a")))
+    await store.write(lambda db: db.execute(f"UPDATE answers SET {column} = x'78010203040506'"))
+    with pytest.raises(Damaged) as error:
+        await store.read(partial(answers.find, id="a", tenant=""))
+    assert error.value.status == 500
+
+
+def test_file_of_version_1_is_read_and_counted(tmp_path: Path) -> None:
+    old = SCHEMA.replace(", bytes INTEGER NOT NULL DEFAULT 0", "").replace("crc INTEGER, ", "")
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        db.executescript(f"{old} PRAGMA user_version = 1;")
+        db.execute(
+            "INSERT INTO answers VALUES ('a', '', NULL, '/p', 1, 'completed', 2.0, 0, 1, ?, ?, ?, '', 1, 0)",
+            (answers.packed(b"{}"), answers.packed(b'{"prompts":[],"seeds":[],"fingerprint":"","nonce":"",'
+             b'"created":1,"admission":{}}'), b'{"a":1}'),
+        )  # fmt: skip
+        db.execute("INSERT INTO pieces VALUES ('a', 0, 0, x'6162', x'')")
+    db.close()
+    db = open_file(tmp_path / "a.db")
+    found = answers.find(db, "a", "")
+    assert found is not None and found.response == b'{"a":1}' and answers.pieces_of(db, "a")[0].data == b"ab"
+    assert usage.of_tenant(db, "") > 20
+    db.close()
