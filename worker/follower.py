@@ -194,7 +194,7 @@ def load_part(
             target=tell_progress, args=(decoder.layers_started, orders), name="progress", daemon=True
         ).start()
     adapters = OwnAdapters(files.folder, files.spec, weights, part, worker.max_lora_rank)
-    return LoadedPart(computing, adapters, weights.embed, keep)
+    return LoadedPart(computing, adapters, weights.embed.like, keep)
 
 
 def _loaded(files: ModelFiles, worker: WorkerConfig, weights: Weights, part: Part) -> Loaded:

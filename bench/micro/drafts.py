@@ -239,7 +239,7 @@ def mtp_head(engine: Engine, *, in_few_bits: bool) -> HeadDrafter:
     made = torch.randn(hidden, 2 * hidden).to(dtype)
     quantized = in_few_bits and spec.stored is not None  # a four-bit file has the head's own linears in four bits, too
     join = head_drafter.pack(made, dtype) if quantized else pack_stacked([made], dtype=dtype, invariant=True)
-    vocabulary = head_drafter.pack(weights.embed, dtype) if in_few_bits else weights.head
+    vocabulary = head_drafter.pack(weights.embed.table(), dtype) if in_few_bits else weights.head
     own = Weights(weights.embed, [weights.layers[at]], weights.norm, vocabulary)
     decoder = Decoder(replace(spec, layers=(spec.layers[at],)), own, engine.limits.max_seq_len)
     return HeadDrafter(MtpHead(decoder, join, weights.norm, weights.norm), spec, 1 << 28)

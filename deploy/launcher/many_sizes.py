@@ -46,8 +46,15 @@ GGUF_LAYOUTS = {
     "IQ2_XXS": (4, 32, 1, 4), "IQ1_M": (4, 16, 1, 4), "IQ1_S": (4, 32, 1, 4), "TQ2_0": (4, 64, 1, 2),
     "TQ1_0": (4, 64, 1, 2),
 }  # fmt: skip
+# type of a GGUF tensor → numbers of a block, and the bytes of it that an embedding keeps if a tied head has its codes
+GGUF_SCALES = {
+    "Q8_0": (32, 2), "Q4_0": (32, 2), "Q4_1": (32, 4), "Q5_0": (32, 2), "Q5_1": (32, 4), "Q3_K": (256, 14),
+    "Q4_K": (256, 16), "Q5_K": (256, 16), "Q6_K": (256, 18), "IQ4_NL": (32, 2), "IQ4_XS": (256, 8), "MXFP4": (32, 1),
+    "NVFP4": (64, 4), "TQ2_0": (256, 2), "TQ1_0": (256, 2),
+}  # fmt: skip
 ONE_BYTE, SCALES = ("U8", "F8_E4M3"), ("_scale", "_scales")  # scales of NVFP4, MXFP4 and MXFP8
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+GGUF_EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")  # tables of which rows are read
 # parts of the names of layers' tensors that are not quantized
 NOT_QUANTIZED = ("norm", "conv", "router", "gate.weight", "embed", "vision", "visual")
 
@@ -87,17 +94,19 @@ class Kept:
             return 4 if stored == "F16" and self.on_cpu else STORED_BYTES[stored]
         return FLAG_BYTES[self.dtype]
 
-    def embedding(self, plain: int, codes: int | None, *, tied: bool) -> int:
+    def embedding(self, plain: int, codes: int | None, *, tied: bool, stored: int = 0) -> int:
         """Returns the bytes in memory of the token embedding, and of the LM head if both are the same tensor.
 
-        The embedding is kept unquantized, even if the file has codes of a few bits. A tied head takes memory of its
-        own: the codes of the file or, on a CPU, a copy of the embedding, packed for the matrix product.
+        An embedding in blocks of a GGUF file stays in them on a CPU, or shares the codes of a tied head. Elsewhere it
+        is kept unquantized, even if the file has codes of a few bits. A tied head takes memory of its own: the codes of
+        the file or, on a CPU, a copy of the embedding, packed for the matrix product.
 
         plain: bytes of the unquantized embedding
         codes: bytes of its codes of a few bits, if the file has codes that are not widened
+        stored: bytes of its blocks that it keeps on a CPU, if it has codes
         """
-        copy = plain if self.on_cpu else 0
-        return plain + ((copy if codes is None else codes) if tied else 0)
+        copy, in_blocks = plain if self.on_cpu else 0, codes is not None and self.on_cpu
+        return (stored if in_blocks else plain) + ((copy if codes is None else codes) if tied else 0)
 
 
 def weights_bytes(files: Sequence[Path], kept: Kept) -> int:
@@ -136,8 +145,13 @@ def _gguf(files: Sequence[Path], kept: Kept) -> int:
     for name, tensor in container.tensors.items():
         plain = math.prod(tensor.shape) * width
         codes = None if kept.widens_codes or tensor.type in STORED_BYTES else _codes(tensor, kept, width)
-        is_embedding = name == "token_embd.weight"
-        total += kept.embedding(plain, codes, tied=tied) if is_embedding else plain if codes is None else codes
+        if name in GGUF_EMBEDDINGS:
+            own_head = name == GGUF_EMBEDDINGS[0] and tied
+            scales = GGUF_SCALES.get(tensor.type) if own_head else None
+            stored = tensor.nbytes if scales is None else math.prod(tensor.shape) // scales[0] * scales[1]
+            total += kept.embedding(plain, codes, tied=own_head, stored=stored)
+        else:
+            total += plain if codes is None else codes
     return max(sum(file.stat().st_size for file in files), total)
 
 

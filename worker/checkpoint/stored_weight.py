@@ -6,7 +6,7 @@ weight is stored: as one tensor of plain numbers, or quantized. `read` returns a
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from worker.checkpoint.checkpoint import CheckpointError
+from worker.ops.block_rows import BlockFormat, BlockRows
 from worker.ops.quantized_weight import E4M3, INT8, CodeMap, Kind, QuantizedWeight, quantize_groups
 from worker.ops.quantized_weight import quantize as quantize_rows
 
@@ -39,11 +40,13 @@ class Layout:
     code_map: what a code means
     group_size: how many inputs of a row share a scale; 0: all
     minimum: if true, each group also has a minimum, which is added to its numbers
+    blocks: the block format in which one tensor of a file has the whole weight, unchanged; None: it is stored otherwise
     """
 
     code_map: CodeMap
     group_size: int = 0
     minimum: bool = False
+    blocks: BlockFormat | None = field(default=None, compare=False)
 
     @property
     def shared(self) -> str:
@@ -156,8 +159,19 @@ def check_finite(numbers: Tensor, name: str, tensors: StoredTensors) -> Tensor:
     """Returns the numbers. Raises CheckpointError if any number is NaN or infinite."""
     # aminmax() returns NaN if any number is NaN. It reads memory once, whereas isfinite() would make two more tensors.
     if numbers.numel() and not all(math.isfinite(end.item()) for end in numbers.aminmax()):
-        raise CheckpointError(f"{tensors.where(name)}: tensor {name} contains a number that is not finite")
+        raise _not_finite(name, tensors)
     return numbers
+
+
+def check_finite_blocks(rows: BlockRows, name: str, tensors: StoredTensors) -> BlockRows:
+    """Returns the rows. Raises CheckpointError if any scale or minimum is NaN or infinite."""
+    if not math.isfinite(largest := rows.largest()):
+        raise _not_finite(name, tensors)
+    return replace(rows, known=largest)
+
+
+def _not_finite(name: str, tensors: StoredTensors) -> CheckpointError:
+    return CheckpointError(f"{tensors.where(name)}: tensor {name} contains a number that is not finite")
 
 
 class WeightSource(Protocol):

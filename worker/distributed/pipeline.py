@@ -122,7 +122,7 @@ class StageDecoder:
 
     def __init__(self, own: RankDecoder, part: Part, decoder: Decoder, ring: Ring) -> None:
         """own: the decoder of this rank. decoder: has the same layers and weights."""
-        self._own, self._part, self._like, self._ring = own, part, decoder.weights.embed, ring
+        self._own, self._part, self._like, self._ring = own, part, decoder.weights.embed.like, ring
         self._vectors = LayerVectors(decoder, part.stage)
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor:

@@ -62,7 +62,7 @@ class Encoder:
 
     def _embedded(self, texts: Texts) -> Tensor:
         spec, weights = self.spec, self.weights
-        x = embedding(texts.token_ids, weights.embed)
+        x = weights.embed.rows(texts.token_ids)
         x = x if self._embed_scale == 1.0 else x * self._embed_scale
         if weights.types is not None:
             x = x + (weights.types[0] if texts.types is None else embedding(texts.types, weights.types))

@@ -32,6 +32,7 @@ from worker.kv_cache.sizing import WeightsSize
 from worker.models.decoder import Layer
 from worker.models.layer_kinds import norm_weights
 from worker.models.load import FileSource, Keeper, Kept, Loader, open_source
+from worker.ops.embedding import Embedding
 from worker.ops.linear.packed import PackedLinear, pack_stacked
 from worker.ops.quantized_weight import QuantizedWeight
 from worker.quantization.methods import InMemory, method_of
@@ -55,7 +56,7 @@ class Head:
 class EncoderWeights:
     """All weights of an encoder, on one device. Tables and norms are None where the encoder has none."""
 
-    embed: Tensor  # [vocab, H]
+    embed: Embedding  # [vocab, H]
     positions: Tensor | None  # [positions, H]
     types: Tensor | None  # [token types, H]
     embed_norm: Tensor | None
@@ -118,6 +119,10 @@ class EncoderLoader(Loader):
         self.head = None  # vectors need no output head, also if a checkpoint has one
 
     @property
+    def _is_read_from_head(self) -> bool:
+        return False
+
+    @property
     def own(self) -> EncoderSpec:
         assert self.encoder is not None
         return self.encoder
@@ -140,11 +145,10 @@ class EncoderLoader(Loader):
         for prefix, layer in self._layers():
             weights += self.weights_of_layer(prefix, layer)
         self.total = check_tensors(self.source, [weight for weight, _ in weights], self.prefix, self._unread())
-        self.on_size(WeightsSize(Keeper(self.dtype, self.device).nbytes(weights)))
+        self.on_size(WeightsSize(Keeper(self.dtype, self.device).nbytes(weights) - self.spared))
         self.source.tensors.expect(tensor.name for weight, _ in weights for tensor in weight.tensors())
         self.on_progress(0, self.total)
-        embed = self.read(self.embed)
-        embed = embed.dequantize(self.dtype) if isinstance(embed, QuantizedWeight) else embed
+        embed = self.as_embedding(self._widened(self.embed))
         read = [self._vector(table) for table in tables]
         norms = [self.norm(parts) if parts else None for parts in (embed_norm, last_norm)]
         return EncoderWeights(

@@ -20,6 +20,7 @@ from worker.model_runner.check_bits import keeps_bits
 from worker.model_runner.check_kernels import choose_operations
 from worker.models.decoder import Decoder, Weights
 from worker.models.sharding import Part
+from worker.ops.embedding import plain
 from worker.ops.linear.packed import pack_stacked
 from worker.ops.table import Operations
 from worker.spec import ModelSpec
@@ -72,4 +73,4 @@ def _with_tokens(part: Part, spec: ModelSpec, weights: Weights) -> tuple[ModelSp
     generator = torch.Generator(like.device).manual_seed(0)
     table = torch.randn(shape, generator=generator, device=like.device).to(like.dtype)
     head = pack_stacked([table[: TOKENS // part.tp_size]], dtype=like.dtype, invariant=weights.head.invariant)
-    return replace(spec, vocab_size=TOKENS), replace(weights, embed=table, head=head)
+    return replace(spec, vocab_size=TOKENS), replace(weights, embed=plain(table), head=head)

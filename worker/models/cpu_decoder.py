@@ -455,7 +455,7 @@ class CpuDecoder:
         assert cache is self._cache and (inputs.read_slots is not None or not cache.states)
         decoder, layers = self._decoder, self._layers
         x = layers.embeddings(len(inputs.token_ids))
-        torch.index_select(decoder.weights.embed, 0, inputs.token_ids, out=x)
+        decoder.weights.embed.rows(inputs.token_ids, out=x)
         if decoder.embed_scale != 1.0:
             x *= decoder.embed_scale
         if inputs.replaced is not None:

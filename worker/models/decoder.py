@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import pad
 
 from worker.kv_cache.tensors import KVCache
 from worker.models.forward_inputs import ForwardInputs
@@ -26,6 +26,7 @@ from worker.models.per_layer_embeddings import (
     vectors_of_layers,
     write_aux_hidden_states,
 )
+from worker.ops.embedding import Embedding
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe.packed import PackedExperts
 from worker.ops.table import FAST, Exchange, Operations, alone
@@ -97,7 +98,7 @@ class Layer:
 class Weights:
     """All weights of a model, on one device."""
 
-    embed: Tensor  # embed_tokens [vocab, H]
+    embed: Embedding  # embed_tokens [vocab, H]
     layers: list[Layer]
     norm: Tensor  # norm [H]
     head: PackedLinear  # lm_head: H → vocab
@@ -171,7 +172,7 @@ class Decoder:
 
     def embedded(self, inputs: ForwardInputs) -> Tensor:
         """Returns the scaled embeddings of all rows, [T, H], or what replaces them."""
-        x = embedding(inputs.token_ids, self.weights.embed)
+        x = self.weights.embed.rows(inputs.token_ids)
         x = x if self.embed_scale == 1.0 else x * self.embed_scale
         return x if inputs.replaced is None else x.index_copy(0, *inputs.replaced)
 

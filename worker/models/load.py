@@ -30,6 +30,7 @@ from worker.checkpoint.stored_weight import (
     StoredWeight,
     WeightSource,
     check_finite,
+    check_finite_blocks,
     check_tensors,
     find_embedding,
     find_head,
@@ -47,6 +48,8 @@ from worker.models.per_layer_embeddings import (
 )
 from worker.models.sharding import Share, Stage
 from worker.ops import native as c_library
+from worker.ops.block_rows import BlockFormat, BlockRows
+from worker.ops.embedding import Embedding, in_head, plain
 from worker.ops.linear.packed import PackedLinear, pack_quantized, pack_stacked
 from worker.ops.moe.packed import PackedExperts, pack_experts, pack_quantized_experts
 from worker.ops.native import Pieces
@@ -57,6 +60,7 @@ from worker.spec import LayerSpec, ModelSpec
 HEAD, NORM = "lm_head", "norm"
 CLASSIFIER = "score"  # the head of a classifier
 GATES = "gates"  # the field for rows marked `apart`, in the weights of a mixer or feed-forward network
+Part = Tensor | QuantizedWeight | BlockRows  # a weight that has been read, or some of its rows
 # a weight, and the layout to which it is quantized in memory (None: full precision)
 Kept = tuple[StoredWeight, Layout | None]
 
@@ -80,8 +84,9 @@ def load(
     memory: how the linears of the layers are kept in memory. Embedding and head are never quantized here: the head
         decides between tokens with close logits, and a tied head is the embedding, whose rows are looked up. A head
         that the checkpoint stores quantized stays quantized unless all linears are widened to `dtype`; an embedding
-        is always widened. Inputs of the head are never rounded to 8 bits: this would be a third of the loss, and a
-        head reads so much memory that the conversion of its codes hides behind it.
+        is widened unless it can stay in the blocks of a GGUF file (worker/ops/embedding). Inputs of the head are never
+        rounded to 8 bits: this would be a third of the loss, and a head reads so much memory that the conversion of its
+        codes hides behind it.
     on_progress: called with (done, total) bytes of the checkpoint, from (0, total) to (total, total)
     on_size: called before on_progress with the size of the weights in memory; it may raise to end the load
     share: which part of each layer this process loads; None: all of it
@@ -139,18 +144,35 @@ class Loader:
         if self.stage is not None and self.stage.index:
             return self._without_embedding()
         embed = self._widened(self.embed)
-        table = embed.dequantize(self.dtype) if isinstance(embed, QuantizedWeight) else embed
-        shared = embed if self.head is None or self.spec.tied else table
+        if self._is_read_from_head and isinstance(embed, BlockRows):
+            return self._with_embedding_in_head(embed)
+        table = self.as_embedding(embed)
+        shared: Part = embed if self.head is None or self.spec.tied else table.stored
         del embed  # frees the quantized codes unless a tied head uses them
         inputs, layers = self._per_layer_inputs(), self._read_layers()
         last = self.norm(self._last_norm())
         return Weights(table, layers, last, self._head(shared), inputs)
 
+    @property
+    def _is_read_from_head(self) -> bool:
+        """Whether the embedding is in blocks and its codes are read from the head, which is tied and whole."""
+        format = self._blocks_of(self.embed)
+        return format is not None and format.scales is not None and self.head is None and self.share is None
+
+    def _with_embedding_in_head(self, rows: BlockRows) -> Weights:
+        """Packs the head first, so that the rows are not in memory while the layers are read."""
+        head = self._head(rows)
+        assert head.cpu is not None
+        table = in_head(rows, head.cpu, self.dtype)
+        del rows
+        inputs, layers = self._per_layer_inputs(), self._read_layers()
+        return Weights(table, layers, self.norm(self._last_norm()), head, inputs)
+
     def _without_embedding(self) -> Weights:
         """Reads the weights of a stage behind the first one."""
         table = torch.zeros(1, self.spec.hidden_size, dtype=self.dtype, device=self.device)
         head = pack_stacked([table], dtype=self.dtype, invariant=self.invariant)
-        return Weights(table, self._read_layers(), self.norm(self._last_norm()), head)
+        return Weights(plain(table), self._read_layers(), self.norm(self._last_norm()), head)
 
     def _read_layers(self) -> list[Layer]:
         with kept_free_memory():
@@ -234,8 +256,10 @@ class Loader:
 
     def _unpacked(self, linear: StackedLinear, prefix: str) -> Tensor:
         """Reads a linear that stays in full precision (StackedLinear.exact): its rows, in memory order."""
-        parts = self._parts(linear, prefix)
-        return torch.cat([part.dequantize(self.dtype) if isinstance(part, QuantizedWeight) else part for part in parts])
+        return torch.cat([self._dequantized(part) for part in self._parts(linear, prefix)])
+
+    def _dequantized(self, part: Part) -> Tensor:
+        return part if isinstance(part, Tensor) else part.dequantize(self.dtype)
 
     def _own(self, field: str, linear: StackedLinear, layer: LayerSpec) -> StackedLinear:
         return linear if self.share is None else self.share.cut(field, linear, self.spec, layer)
@@ -243,7 +267,7 @@ class Loader:
     def _per_layer_inputs(self) -> PerLayerInputs | None:
         if self.inputs is None:
             return None
-        table = self.inputs.read_table(self._tensor)
+        table = self.as_embedding(self._blocks(self.inputs.table) or self.inputs.read_table(self._tensor))
         return PerLayerInputs(table, self.linear(self.inputs.projection, self.prefix), self._vector(self.inputs.norm))
 
     def _packed(self, experts: Sequence[StackedLinear], prefix: str) -> PackedExperts:
@@ -263,7 +287,7 @@ class Loader:
             rows, bias, count=count, dtype=self.dtype, invariant=self.invariant, dynamic=by_row.dynamic
         )
 
-    def _rows(self, parts: Sequence[Tensor | QuantizedWeight]) -> tuple[Tensor, Tensor]:
+    def _rows(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         rows = self.memory.rows(parts)
         assert rows is not None, "the layout says that there is one scale per row"
         return rows
@@ -286,7 +310,7 @@ class Loader:
     def linear(self, linear: StackedLinear, prefix: str) -> PackedLinear:
         return self._pack(self._parts(linear, prefix), self._bias(linear, prefix), sum(linear.rows))
 
-    def _pack(self, parts: Sequence[Tensor | QuantizedWeight], bias: Tensor | None, whole_rows: int) -> PackedLinear:
+    def _pack(self, parts: Sequence[Part], bias: Tensor | None, whole_rows: int) -> PackedLinear:
         """whole_rows: the rows of the weight in the checkpoint, of which a rank has only some."""
         by_row, rows = self.memory.by_row, self.memory.rows(parts)
         if by_row is None or rows is None:
@@ -301,26 +325,49 @@ class Loader:
             )  # fmt: skip
         return packed if self.share is None else replace(packed, whole_rows=whole_rows)
 
-    def _parts(self, linear: StackedLinear, prefix: str) -> list[Tensor | QuantizedWeight]:
+    def _parts(self, linear: StackedLinear, prefix: str) -> list[Part]:
         orders, stored = linear.orders(self.device), [self.source.weight(*weight) for weight in linear.weights(prefix)]
         return [self._part(*each, exact=linear.exact) for each in zip(stored, orders, strict=True)]
 
-    def _part(self, weight: StoredWeight, order: Tensor | slice, *, exact: bool) -> Tensor | QuantizedWeight:
-        part = self.read(weight)
+    def _part(self, weight: StoredWeight, order: Tensor | slice, *, exact: bool) -> Part:
         if exact:
-            return (part.dequantize(self.dtype) if isinstance(part, QuantizedWeight) else part)[order]
-        part = self.memory.convert(part, self.dtype)
+            return self._dequantized(self.read(weight))[order]
+        if (blocks := self._blocks(weight)) is not None:
+            return blocks.rows(order)
+        part = self.memory.convert(self.read(weight), self.dtype)
         if isinstance(part, Tensor):
             return part[order]
         check_finite(part.scale, weight.name, self.source.tensors)
         return part.rows(order)
+
+    def _blocks(self, weight: StoredWeight) -> BlockRows | None:
+        """Reads a weight in the blocks of the file; None, and nothing is read, if it cannot stay so."""
+        format = self._blocks_of(weight)
+        if format is None:
+            return None
+        rows, columns = weight.shape
+        stored = BlockRows(self._tensor(weight.name, (rows, format.row_bytes(columns)), torch.uint8), format)
+        return check_finite_blocks(stored, weight.name, self.source.tensors)
+
+    def _blocks_of(self, weight: StoredWeight) -> BlockFormat | None:
+        """Returns the format of the blocks in which a weight stays: until the C library packs it, or for good."""
+        layout = self.memory.layout(weight)
+        format = None if layout is None or self.memory.by_row else layout.blocks
+        in_c = Keeper(self.dtype, self.device).in_c and format is not None and format.is_unpacked_in_c
+        return format if in_c else None
+
+    def as_embedding(self, part: Part) -> Embedding:
+        """Returns a table of which rows are read. It shares the memory of a part that is in blocks or not quantized."""
+        if isinstance(part, BlockRows):
+            return Embedding(part.stored, self.dtype, part.format)
+        return plain(self._dequantized(part))
 
     def _bias(self, linear: StackedLinear, prefix: str) -> Tensor | None:
         stored = zip(linear.biases(prefix), linear.orders(self.device), strict=False)
         biases = [self._vector(bias)[order] for bias, order in stored]
         return torch.cat(biases) if biases else None
 
-    def _head(self, embed: Tensor | QuantizedWeight) -> PackedLinear:
+    def _head(self, embed: Part) -> PackedLinear:
         """Packs the head.
 
         A checkpoint with tied embeddings may hold a head nevertheless. A head that differs from the embedding is used.
@@ -330,13 +377,15 @@ class Loader:
             head = embed
         whole_rows = 0
         if self.share is not None:
-            whole_rows = len(head.codes if isinstance(head, QuantizedWeight) else head)
+            whole_rows = head.shape[0]
             head = _rows_of(head, self.share.head(whole_rows))
         packed = pack_stacked([head], dtype=self.dtype, invariant=self.invariant, memory=self.pieces.take)
         return replace(packed, whole_rows=whole_rows)
 
-    def _widened(self, weight: StoredWeight) -> Tensor | QuantizedWeight:
+    def _widened(self, weight: StoredWeight) -> Part:
         """Reads the embedding or the head, dequantized if all linears are to be widened."""
+        if (blocks := self._blocks(weight)) is not None:
+            return blocks
         read = self.read(weight)
         return read.dequantize(self.dtype) if self.memory.widen and isinstance(read, QuantizedWeight) else read
 
@@ -357,7 +406,22 @@ class Loader:
         """Returns how many bytes these weights take in memory."""
         keeper, layout = Keeper(self.dtype, self.device), None if self.memory.widen else self.embed.layout
         head = [(self.embed, layout)] if self.head is None and keeper.copies_head(layout) else []
-        return keeper.nbytes([*weights, *head]) - (0 if self.inputs is None else self.inputs.spared)
+        return keeper.nbytes([*weights, *head]) - self.spared - (0 if self.inputs is None else self.inputs.spared)
+
+    @property
+    def spared(self) -> int:
+        """How many bytes are saved because tables stay in the blocks of the file."""
+        tables = [self.embed] if self.inputs is None else [self.embed, self.inputs.table]
+        return sum(self._spared_of(table, in_head=table is self.embed and self._is_read_from_head) for table in tables)
+
+    def _spared_of(self, table: StoredWeight, *, in_head: bool) -> int:
+        format, (rows, columns) = self._blocks_of(table), table.shape
+        if format is None:
+            return 0
+        kept = format.row_bytes(columns)
+        if in_head and format.scales is not None:
+            kept = columns // format.numbers * (format.scales.stop - format.scales.start)
+        return rows * (columns * self.dtype.itemsize - kept)
 
     def _needed_with_int4(self) -> int | None:
         """Returns how many bytes the model would take with --quantization int4; None if it is quantized already."""
@@ -445,7 +509,7 @@ def _in_full(weights: Iterable[StoredWeight]) -> Iterator[Kept]:
     yield from ((weight, None) for weight in weights)
 
 
-def _rows_of(part: Tensor | QuantizedWeight, rows: slice) -> Tensor | QuantizedWeight:
+def _rows_of(part: Part, rows: slice) -> Part:
     return part[rows].contiguous() if isinstance(part, Tensor) else part.rows(rows)
 
 
@@ -465,18 +529,19 @@ class Keeper:
 
     def copies_head(self, layout: Layout | None) -> bool:
         """Returns whether a tied head with this layout is kept in memory in addition to the embedding."""
-        return layout is not None or self._in_c
+        return layout is not None or self.in_c
 
     def nbytes_as(self, shape: Shape, layout: Layout | None) -> int:
         """Returns the size in bytes of a weight with this shape. layout: None if the weight is in full precision"""
         plain = torch.Size(shape).numel() * self.dtype.itemsize
         # On a CPU without the C library, weights are dequantized: plain PyTorch has no products of quantized codes.
-        if layout is None or (self.device.type == "cpu" and not self._in_c):
+        if layout is None or (self.device.type == "cpu" and not self.in_c):
             return plain
-        return layout.nbytes(shape, scale_bytes=2 if self._in_c and self.dtype == torch.bfloat16 else 4)
+        return layout.nbytes(shape, scale_bytes=2 if self.in_c and self.dtype == torch.bfloat16 else 4)
 
     @property
-    def _in_c(self) -> bool:
+    def in_c(self) -> bool:
+        """Whether the C library computes the model."""
         return self.device.type == "cpu" and c_library.available(self.dtype)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from worker.checkpoint.stored_weight import WEIGHT, PlainWeight, ReadTensor, StackedLinear, StoredWeight, WeightSource
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.layer_kinds import norm_weights
+from worker.ops.embedding import Embedding
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.quantized_weight import QuantizedWeight
 from worker.ops.table import Operations
@@ -27,7 +27,7 @@ IN_16_BITS = {"BF16": torch.bfloat16, "F16": torch.float16}
 class PerLayerInputs:
     """The weights that compute the per-layer embeddings of all layers. L: number of layers; P: size of a vector"""
 
-    table: Tensor  # embed_tokens_per_layer [vocab, L * P], in 16 bits if the checkpoint has it in 16 bits
+    table: Embedding  # embed_tokens_per_layer [vocab, L * P], in 16 bits if the checkpoint has it in 16 bits
     projection: PackedLinear  # per_layer_model_projection: H → L * P
     norm: Tensor  # per_layer_projection_norm [P]
 
@@ -148,6 +148,6 @@ def vectors_of_layers(
         return inputs.of_layers
     size = len(weights.norm)
     scale = torch.tensor(size**0.5).to(x.dtype).item()  # the scale is rounded as in training
-    of_tokens = embedding(inputs.token_ids, weights.table).to(x.dtype).view(len(x), -1, size) * scale
+    of_tokens = weights.table.rows(inputs.token_ids).to(x.dtype).view(len(x), -1, size) * scale
     of_context = (do.linear(x, weights.projection) * x.shape[1] ** -0.5).view(len(x), -1, size)
     return (do.rms_norm(of_context, weights.norm, eps) + of_tokens) * 2**-0.5

@@ -32,21 +32,22 @@ from worker.models.decoder import Layer, Weights
 from worker.models.layer_kinds import feed_forward, mixer
 from worker.models.per_layer_embeddings import PerLayerInputs
 from worker.models.sharding import Part
+from worker.ops.embedding import Embedding
 from worker.ops.linear.native import LAYOUT, NUMBERS, TENSORS, CpuWeight, PackedPart, layout
 from worker.ops.linear.packed import PackedLinear, packed_in_c
 from worker.ops.moe.native import Record, from_records
 from worker.ops.moe.packed import PackedExperts
 from worker.ops.moe.packed import packed_in_c as experts_in_c
 from worker.ops.native import Pieces
-from worker.quantization.methods import InMemory
+from worker.quantization.methods import InMemory, block_format
 
 log = logging.getLogger("sluice.load")
 EMBED, NORM, HEAD, LAYERS, INPUTS = "embed", "norm", "head", "layers", "layer_inputs"
 COUNTER = "loads"  # a field of Experts that is not a weight
 NO_RECORDS: Mapping[str, type] = {}
-STRUCTURE = 2  # to be raised whenever the names of tensors in a file change
-PACKED = (Tensor, PackedLinear, PackedExperts)
-Packed = Tensor | PackedLinear | PackedExperts
+STRUCTURE = 3  # to be raised whenever the names of tensors in a file change
+PACKED = (Tensor, PackedLinear, PackedExperts, Embedding)
+Packed = Tensor | PackedLinear | PackedExperts | Embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +126,14 @@ def _digest(*facts: Any) -> str:
 def _taken_apart(weights: Weights) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns all tensors by name, and the structure of the weights.
 
-    The structure is the kinds of the layers, and the numbers in the C structs of linears and experts.
+    The structure is the kinds of the layers, the formats of embeddings, and the numbers in the C structs of linears and
+    experts.
     """
     tensors: dict[str, Tensor] = {}
     linears: dict[str, list[dict[str, Any]]] = {}
     experts: dict[str, list[Record]] = {}
+    # the dtype of the rows; the block format or ""; the name of the linear that has the codes or ""
+    embeddings: dict[str, list[str]] = {}
     for name, value in _fields(weights):
         if isinstance(value, PackedLinear):
             assert value.cpu is not None
@@ -140,11 +144,18 @@ def _taken_apart(weights: Weights) -> tuple[dict[str, Tensor], dict[str, Any]]:
             assert value.cpu is not None
             experts[name] = value.cpu.records
             tensors |= {f"{name}.{index}": piece for index, piece in enumerate(value.cpu.pieces)}
+        elif isinstance(value, Embedding):
+            embeddings[name] = [
+                NAMES[value.dtype],
+                "" if value.blocks is None else value.blocks.name,
+                "" if value.head is None else HEAD,
+            ]
+            tensors[name] = value.stored
         else:
             tensors[name] = value
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     kinds = [(layer.mixer.kind, layer.feed_forward.kind) for layer in weights.layers]
-    return contiguous, {"linears": linears, "experts": experts, "kinds": kinds}
+    return contiguous, {"linears": linears, "experts": experts, "embeddings": embeddings, "kinds": kinds}
 
 
 def _fields(weights: Weights) -> Iterator[tuple[str, Packed]]:
@@ -174,6 +185,9 @@ def _assembled(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Weights:
     for name, records in facts["experts"].items():
         pieces = [tensors[piece] for piece in takewhile(tensors.__contains__, (f"{name}.{i}" for i in count()))]
         found[name] = experts_in_c(from_records(pieces, records, dtype))
+    for name, (of_rows, blocks, packed) in facts["embeddings"].items():
+        head = found[packed].cpu if packed else None
+        found[name] = Embedding(tensors[name], DTYPES[of_rows], block_format(blocks) if blocks else None, head)
     groups = {name[:at] for name in found for at in range(len(name)) if name[at] == "."}
     layers = []
     for index, (mixed, fed) in enumerate(facts["kinds"]):

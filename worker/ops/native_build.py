@@ -121,8 +121,8 @@ LIBRARIES = Path(__file__).with_name("csrc")  # the folder of libraries and obje
 SOURCES = Path(__file__).parents[1]
 FOLDERS = (  # where C lies below SOURCES: beside what it computes. Names are unique, so sources include bare names.
     "ops/csrc", "ops/linear/csrc", "ops/linear/csrc/amx", "ops/linear/csrc/integer", "ops/attention/csrc",
-    "ops/norm/csrc", "ops/activation/csrc", "ops/rope/csrc", "ops/moe/csrc", "ops/recurrent/csrc", "lora/csrc",
-    "models/csrc",
+    "ops/norm/csrc", "ops/activation/csrc", "ops/rope/csrc", "ops/moe/csrc", "ops/recurrent/csrc", "ops/embedding/csrc",
+    "lora/csrc", "models/csrc",
 )  # fmt: skip
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -148,6 +148,7 @@ Units = tuple[Unit, ...]
 X86_UNITS: Units = (
     *((source, ()) for source in ANY),
     ("unpack_blocks.c", ROUND_TWICE),
+    ("embedding.c", ROUND_TWICE),
     *((source, flags) for source in ROWS for flags in (AVX2, AVX512, AVX512BF16)),
     *((source, flags) for source in PLAIN for flags in (AVX2, AVX512)),
     ("gemm_simd.c", AVXVNNI),
@@ -162,6 +163,7 @@ X86_UNITS: Units = (
 ARM_UNITS: Units = (
     *((source, ()) for source in ANY),
     ("unpack_blocks.c", ROUND_TWICE),
+    ("embedding.c", ROUND_TWICE),
     *((source, NEON) for source in (*ROWS, *PLAIN)),
     ("gemm_simd.c", DOTPROD),
 )

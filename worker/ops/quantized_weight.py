@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -111,6 +111,10 @@ class QuantizedWeight:
     def is_cuda(self) -> bool:
         return self.codes.is_cuda
 
+    @property
+    def has_minimum(self) -> bool:
+        return self.minimum is not None
+
     def rows(self, index: Tensor | slice) -> "QuantizedWeight":
         """Returns a weight with the rows that `index` selects, in the order of `index`."""
         minimum = None if self.minimum is None else self.minimum[index]
@@ -144,12 +148,28 @@ class QuantizedWeight:
                 by_group += self.minimum[rows, groups, None]
 
 
+class CodesInGroups(Protocol):
+    """What a packed weight's format depends on: of a QuantizedWeight, or of a weight that is not unpacked yet."""
+
+    @property
+    def code_map(self) -> CodeMap: ...
+    @property
+    def group_size(self) -> int: ...
+    @property
+    def has_minimum(self) -> bool: ...
+    @property
+    def input_order(self) -> Tensor | None: ...
+
+
+InCodes = TypeVar("InCodes", bound=CodesInGroups)
+
+
 def stack(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
     """Concatenates weights with the same inputs by rows. Neighbours in the same format become one weight."""
     return [joined(alike) for alike in runs_in_one_format(parts)]
 
 
-def runs_in_one_format(parts: Sequence[QuantizedWeight]) -> list[list[QuantizedWeight]]:
+def runs_in_one_format(parts: Sequence[InCodes]) -> list[list[InCodes]]:
     """Splits the parts into lists. Adjacent parts in the same format are in the same list."""
     runs = [[parts[0]]]
     for part in parts[1:]:
@@ -170,8 +190,8 @@ def joined(alike: Sequence[QuantizedWeight]) -> QuantizedWeight:
     return replace(first, codes=codes, scale=scale, minimum=torch.cat(minimums) if minimums else None)
 
 
-def _alike(a: QuantizedWeight, b: QuantizedWeight) -> bool:
-    same_format = (a.code_map, a.group_size, a.minimum is None) == (b.code_map, b.group_size, b.minimum is None)
+def _alike(a: CodesInGroups, b: CodesInGroups) -> bool:
+    same_format = (a.code_map, a.group_size, a.has_minimum) == (b.code_map, b.group_size, b.has_minimum)
     if a.input_order is None or b.input_order is None:
         return same_format and a.input_order is b.input_order
     return same_format and torch.equal(a.input_order, b.input_order)

@@ -2,16 +2,16 @@
 
 A row of a weight consists of blocks of 32 or 256 numbers. llama.cpp's ggml defines the formats, and
 `tests/worker/quantization/test_blocks.py` compares this module with `gguf.quants.dequantize`. All functions take the
-bytes of blocks as uint8 [n, bytes of a block] on any device. On the CPU, the C library unpacks the usual formats.
+bytes of blocks as uint8 [n, bytes of a block] on any device. On the CPU, the C library unpacks them to the same bits.
 
 INT4 has signed codes. So an unsigned code of four bits becomes code - 8, and its minimum becomes minimum + 8 * scale.
 Codes of five and six bits become INT8. gguf_grids.py unpacks the formats with fewer bits.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_int, c_long, c_void_p
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,10 +30,7 @@ from worker.checkpoint.stored_weight import (
     StoredTensors,
     check_finite,
 )
-from worker.ops.native import (
-    kernels,
-    library,
-)
+from worker.ops.block_rows import BlockFormat, Parts
 from worker.ops.quantized_weight import (
     E2M1,
     INT4,
@@ -43,55 +40,12 @@ from worker.ops.quantized_weight import (
     IQ3_S,
     IQ3_XXS,
     IQ4_NL,
-    CodeMap,
     QuantizedWeight,
-    by_rows,
 )
 from worker.quantization import gguf_grids
-from worker.quantization.gguf_grids import TERNARY_GROUP, Parts, fields, half, nibbles
+from worker.quantization.gguf_grids import TERNARY_GROUP, entries, fields, half, nibbles
 from worker.quantization.gguf_tensors import column_order
 from worker.spec import StoredQuantization
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFormat:
-    """A block format.
-
-    numbers, nbytes: how many numbers and how many bytes a block has
-    group_size: how many numbers share a scale
-    unpack: makes codes, scales and minimums from the bytes of blocks
-    """
-
-    name: str
-    numbers: int
-    nbytes: int
-    code_map: CodeMap
-    group_size: int
-    minimum: bool
-    unpack: Callable[[Tensor], Parts]
-
-    def row_bytes(self, columns: int) -> int:
-        """Returns the size of a weight's row in bytes. columns: the numbers of a row, a multiple of `numbers`"""
-        return columns // self.numbers * self.nbytes
-
-    def quantized_weight(self, rows: Tensor) -> QuantizedWeight:
-        """Returns the weight [N, K]. rows: the bytes of its rows, uint8 [N, row_bytes(K)]"""
-        n, blocks = rows.shape[0], rows.shape[1] // self.nbytes
-        groups = blocks * self.numbers // self.group_size
-        codes = torch.empty(n, blocks * self.numbers, dtype=torch.uint8, device=rows.device)
-        scale = torch.empty(n, groups, device=rows.device)
-        minimum = torch.empty(n, groups, device=rows.device) if self.minimum else None
-
-        def convert(part: slice) -> None:
-            some_codes, some_scale, some_minimum = self.unpack(rows[part].reshape(-1, self.nbytes))
-            codes[part].view(some_codes.shape).copy_(some_codes)
-            scale[part].view(some_scale.shape).copy_(some_scale)
-            if minimum is not None and some_minimum is not None:
-                minimum[part].view(some_minimum.shape).copy_(some_minimum)
-
-        if not unpack_blocks(self.name, rows, blocks, codes, scale, minimum):
-            by_rows(n, codes.shape[1], convert, on_gpu=rows.is_cuda)
-        return QuantizedWeight(codes, self.code_map, scale, minimum, self.group_size)
 
 
 def _q8_0(blocks: Tensor) -> Parts:
@@ -174,29 +128,29 @@ def _mxfp4(blocks: Tensor) -> Parts:
 
 
 ALL = (
-    BlockFormat("Q8_0", 32, 34, INT8, 32, False, _q8_0),
-    BlockFormat("Q4_0", 32, 18, INT4, 32, False, _q4_0),
-    BlockFormat("Q4_1", 32, 20, INT4, 32, True, _q4_1),
-    BlockFormat("Q5_0", 32, 22, INT8, 32, False, _q5_0),
-    BlockFormat("Q5_1", 32, 24, INT8, 32, True, _q5_1),
+    BlockFormat("Q8_0", 32, 34, INT8, 32, False, _q8_0, scales=slice(0, 2)),
+    BlockFormat("Q4_0", 32, 18, INT4, 32, False, _q4_0, scales=slice(0, 2)),
+    BlockFormat("Q4_1", 32, 20, INT4, 32, True, _q4_1, scales=slice(0, 4)),
+    BlockFormat("Q5_0", 32, 22, INT8, 32, False, _q5_0, scales=slice(0, 2)),
+    BlockFormat("Q5_1", 32, 24, INT8, 32, True, _q5_1, scales=slice(0, 4)),
     BlockFormat("Q2_K", 256, 84, INT4, 16, True, _q2_k),
-    BlockFormat("Q3_K", 256, 110, INT4, 16, False, _q3_k),
-    BlockFormat("Q4_K", 256, 144, INT4, 32, True, _q4_k),
-    BlockFormat("Q5_K", 256, 176, INT8, 32, True, _q5_k),
-    BlockFormat("Q6_K", 256, 210, INT8, 16, False, _q6_k),
-    BlockFormat("IQ4_NL", 32, 18, IQ4_NL, 32, False, _iq4_nl),
-    BlockFormat("IQ4_XS", 256, 136, IQ4_NL, 32, False, _iq4_xs),
-    BlockFormat("MXFP4", 32, 17, E2M1, 32, False, _mxfp4),
-    BlockFormat("NVFP4", 64, 36, E2M1, 16, False, gguf_grids.nvfp4),
-    BlockFormat("IQ3_S", 256, 110, IQ3_S, 32, False, gguf_grids.iq3_s),
-    BlockFormat("IQ3_XXS", 256, 98, IQ3_XXS, 32, False, gguf_grids.iq3_xxs),
-    BlockFormat("IQ2_S", 256, 82, IQ2, 16, False, gguf_grids.iq2_s),
-    BlockFormat("IQ2_XS", 256, 74, IQ2, 16, False, gguf_grids.iq2_xs),
-    BlockFormat("IQ2_XXS", 256, 66, IQ2, 32, False, gguf_grids.iq2_xxs),
-    BlockFormat("IQ1_M", 256, 56, IQ1, 16, False, gguf_grids.iq1_m),
-    BlockFormat("IQ1_S", 256, 50, IQ1, 32, False, gguf_grids.iq1_s),
-    BlockFormat("TQ2_0", 256, 66, INT4, TERNARY_GROUP, False, gguf_grids.tq2_0),
-    BlockFormat("TQ1_0", 256, 54, INT4, TERNARY_GROUP, False, gguf_grids.tq1_0),
+    BlockFormat("Q3_K", 256, 110, INT4, 16, False, _q3_k, scales=slice(96, 110)),
+    BlockFormat("Q4_K", 256, 144, INT4, 32, True, _q4_k, scales=slice(0, 16)),
+    BlockFormat("Q5_K", 256, 176, INT8, 32, True, _q5_k, scales=slice(0, 16)),
+    BlockFormat("Q6_K", 256, 210, INT8, 16, False, _q6_k, scales=slice(192, 210)),
+    BlockFormat("IQ4_NL", 32, 18, IQ4_NL, 32, False, _iq4_nl, scales=slice(0, 2)),
+    BlockFormat("IQ4_XS", 256, 136, IQ4_NL, 32, False, _iq4_xs, scales=slice(0, 8)),
+    BlockFormat("MXFP4", 32, 17, E2M1, 32, False, _mxfp4, scales=slice(0, 1)),
+    BlockFormat("NVFP4", 64, 36, E2M1, 16, False, gguf_grids.nvfp4, scales=slice(0, 4)),
+    BlockFormat("IQ3_S", 256, 110, IQ3_S, 32, False, gguf_grids.iq3_s, partial(entries, "IQ3_S")),
+    BlockFormat("IQ3_XXS", 256, 98, IQ3_XXS, 32, False, gguf_grids.iq3_xxs, partial(entries, "IQ3_XXS")),
+    BlockFormat("IQ2_S", 256, 82, IQ2, 16, False, gguf_grids.iq2_s, partial(entries, "IQ2_S")),
+    BlockFormat("IQ2_XS", 256, 74, IQ2, 16, False, gguf_grids.iq2_xs, partial(entries, "IQ2_XS")),
+    BlockFormat("IQ2_XXS", 256, 66, IQ2, 32, False, gguf_grids.iq2_xxs, partial(entries, "IQ2_XXS")),
+    BlockFormat("IQ1_M", 256, 56, IQ1, 16, False, gguf_grids.iq1_m, partial(entries, "IQ1_M")),
+    BlockFormat("IQ1_S", 256, 50, IQ1, 32, False, gguf_grids.iq1_s, partial(entries, "IQ1_S")),
+    BlockFormat("TQ2_0", 256, 66, INT4, TERNARY_GROUP, False, gguf_grids.tq2_0, scales=slice(64, 66)),
+    BlockFormat("TQ1_0", 256, 54, INT4, TERNARY_GROUP, False, gguf_grids.tq1_0, scales=slice(52, 54)),
 )
 FORMATS: Mapping[str, BlockFormat] = {each.name: each for each in ALL}
 
@@ -231,7 +185,8 @@ class BlockWeight:
     def layout(self) -> Layout | None:
         if self.type not in FORMATS:
             return None  # check_tensors will refuse the type
-        return Layout(self._format.code_map, self._format.group_size, self._format.minimum)
+        stays = self._format if not self.factor and self.columns is None else None
+        return Layout(self._format.code_map, self._format.group_size, self._format.minimum, stays)
 
     def tensors(self) -> Sequence[ExpectedTensor]:
         weight = ExpectedTensor(self.name, self.shape, (*PLAIN, *FORMATS))
@@ -299,31 +254,3 @@ class GgufMethod:
 def read(settings: Mapping[str, Any]) -> GgufMethod:
     heads = settings.get("tiled_heads")
     return GgufMethod(StoredQuantization(str(settings["kind"])), heads and msgspec.convert(heads, TiledHeads))
-
-
-# in the order of FORMATS and of GRID_FORMATS in worker/ops/linear/csrc/unpack_blocks.c
-BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
-GRID_FORMATS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
-
-
-def unpack_blocks(
-    name: str, rows: Tensor, blocks: int, codes: Tensor, scale: Tensor, minimum: Tensor | None
-) -> bool:  # fmt: skip
-    """Unpacks a weight's rows [N, bytes] to codes [N, K], and scales and minimums [N, groups].
-
-    name: the block format; blocks: how many blocks a row has
-    Returns False, and does nothing, if the library does not know the format or is not available.
-    """
-    known = name in BLOCK_FORMATS or name in GRID_FORMATS
-    if not known or rows.is_cuda or not kernels() or (found := library()) is None:
-        return False
-    assert all(tensor is None or tensor.is_contiguous() for tensor in (rows, codes, scale, minimum))
-    outputs = c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr())
-    sizes, threads = (c_void_p(rows.data_ptr()), c_long(len(rows)), c_long(blocks)), c_int(torch.get_num_threads())
-    if name in BLOCK_FORMATS:
-        at = c_void_p(None if minimum is None else minimum.data_ptr())
-        found.unpack_blocks(c_int(BLOCK_FORMATS.index(name)), *sizes, *outputs, at, threads)
-        return True
-    grid = gguf_grids.entries(name)
-    found.unpack_grids(c_int(GRID_FORMATS.index(name)), c_void_p(grid.data_ptr()), *sizes, *outputs, threads)
-    return True

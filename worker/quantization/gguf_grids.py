@@ -14,9 +14,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from worker.ops.block_rows import Parts
 from worker.ops.quantized_weight import NEGATIVE
 
-Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [n, numbers of a block]; scale and minimum [n, groups of a block]
 TERNARY_GROUP = 64  # a block of 256 ternary numbers has one scale, which is repeated (see BlockFormat.group_size)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from shared.config.declaration import ConfigError
 from worker.checkpoint.checkpoint import CheckpointError
 from worker.checkpoint.stored_weight import BY_ROW, Layout, Shape, StoredTensors, StoredWeight
+from worker.ops.block_rows import BlockFormat, BlockRows
 from worker.ops.quantized_weight import E4M3, FORMATS, INT4, INT8, QuantizedWeight, Scheme, stack
 from worker.spec import StoredQuantization
 
@@ -63,6 +64,12 @@ def method_of(config: Config) -> Method | None:
         return read(settings)
     except (AttributeError, KeyError, TypeError) as error:  # for example, a list where a number belongs
         raise CheckpointError(f"quant_method {name!r}: a setting has a wrong type ({error})") from error
+
+
+def block_format(name: str) -> BlockFormat:
+    """Returns a block format of GGUF by its name."""
+    formats: Mapping[str, BlockFormat] = import_module(METHODS["gguf"]).FORMATS
+    return formats[name]
 
 
 # Decides how the linears of the layers are kept in memory, from --quantization and the checkpoint.
@@ -124,7 +131,7 @@ class InMemory:
         """Returns whether all these layouts are the same one, with one scale per row, and its kernels are used."""
         return self.by_row is not None and layouts <= {Layout(code_map) for code_map in BY_ROW} and len(layouts) == 1
 
-    def rows(self, parts: Sequence[Tensor | QuantizedWeight]) -> tuple[Tensor, Tensor] | None:
+    def rows(self, parts: Sequence[Tensor | QuantizedWeight | BlockRows]) -> tuple[Tensor, Tensor] | None:
         """Stacks weights for the kernels that need one scale per row. Returns values [N, K] and scales [N].
 
         Returns None if these kernels are not used, or if the parts do not all have the same format for these kernels.

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from worker.checkpoint.checkpoint import CheckpointError, UnsupportedModel, read_config
 from worker.checkpoint.staging import Staging
@@ -35,6 +34,7 @@ from worker.models.decoder import Decoder, Weights
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.layer_kinds import LayerNames, norm_weights
 from worker.models.load import Keeper, Kept, Loader, open_source
+from worker.ops.embedding import Embedding, plain
 from worker.ops.linear.packed import PackedLinear, pack_stacked
 from worker.quantization.methods import InMemory
 from worker.spec import ModelSpec
@@ -191,7 +191,7 @@ class EagleHead:
         return joined
 
     def inputs(self, inputs: ForwardInputs, features: Tensor) -> ForwardInputs:
-        embedded = self._norm(embedding(inputs.token_ids, self.decoder.weights.embed), self.embedding_norm)
+        embedded = self._norm(self.decoder.weights.embed.rows(inputs.token_ids), self.embedding_norm)
         normed = self._norm(features, self.hidden_norm)
         residual = normed if self.residual_normed else features
         rows = torch.arange(len(residual), device=residual.device)
@@ -296,11 +296,11 @@ class _Stored:
         name = EMBED + WEIGHT
         return PlainWeight(name, (self._served.vocab_size, self._hidden)) if name in self._tensors else None
 
-    def _own_embedding(self, stored: PlainWeight, served: Tensor) -> Tensor:
+    def _own_embedding(self, stored: PlainWeight, served: Embedding) -> Embedding:
         """Reads the head's embedding. Returns the served model's embedding instead if both embeddings are equal."""
         own = torch.empty(stored.shape, dtype=served.dtype, device=served.device)
         self._tensors.copy(stored.name, own)
-        return served if torch.equal(own, served) else own
+        return served if served.equals(own) else plain(own)
 
     def _layout(self, head: StoredWeight) -> Layout | None:
         """Returns the format in memory of the head's own output head over the vocabulary."""

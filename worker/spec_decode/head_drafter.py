@@ -210,7 +210,7 @@ class HeadModel:
         self.layers_started, self.count_replayed = model.layers_started, model.count_replayed
         embed, hidden = head.decoder.weights.embed, model.spec.hidden_size
         self._own = HiddenStates(() if head.normed else (0,), hidden, embed.dtype)
-        self.given, self.following = embed.new_zeros(2, CATCH_UP, hidden)
+        self.given, self.following = embed.like.new_zeros(2, CATCH_UP, hidden)
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor:
         """Returns the logits of the served model's tokens, [R, vocab] float32."""

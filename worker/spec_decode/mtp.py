@@ -16,7 +16,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from worker.checkpoint.checkpoint import CheckpointError
 from worker.checkpoint.staging import Staging
@@ -96,7 +95,7 @@ class MtpHead:
     def inputs(self, inputs: ForwardInputs, features: Tensor) -> ForwardInputs:
         decoder = self.decoder
         do, eps, offset = decoder.operations, decoder.spec.norm_eps, decoder.spec.norm_offset
-        embedded = embedding(inputs.token_ids, decoder.weights.embed)
+        embedded = decoder.weights.embed.rows(inputs.token_ids)
         embedded = do.rms_norm(embedded, self.embedding_norm, eps, offset=offset)
         normed = do.rms_norm(features, self.hidden_norm, eps, offset=offset)
         joined = do.linear(torch.cat((embedded, normed), dim=-1), self.join)
@@ -193,7 +192,8 @@ class _Head:
 
     def _copied_head(self, served: Weights) -> PackedLinear:
         loader = self._loader
-        return head_drafter.pack(served.embed if loader.head is None else loader.read(loader.head), loader.dtype)
+        whole = served.embed.table() if loader.head is None else loader.read(loader.head)
+        return head_drafter.pack(whole, loader.dtype)
 
     def _norm(self, name: str) -> list[PlainWeight]:
         return [*norm_weights(self._spec, self._names.outer + name, self._spec.hidden_size)]

@@ -8,6 +8,7 @@ from worker.models.attention import AttentionWeights
 from worker.models.decoder import Layer, Weights
 from worker.models.mlp import DenseWeights
 from worker.models.moe import MixtureWeights
+from worker.ops.embedding import plain
 from worker.ops.linear.packed import PackedLinear, pack, pack_quantized, pack_stacked
 from worker.ops.quantized_weight import quantize, quantize_groups
 from worker.spec import LayerSpec, ModelSpec
@@ -32,7 +33,7 @@ def random_weights(
     embed = maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
     head = embed if spec.tied else maker.normal(spec.vocab_size, spec.hidden_size, std=EMBED_STD)
     return Weights(
-        embed=embed,
+        embed=plain(embed),
         layers=[maker.layer(kind) for kind in spec.layers],
         norm=maker.norm(spec.hidden_size),
         head=pack(head, invariant=invariant),

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from deploy.launcher.many_plan import Plan, plan
-from deploy.launcher.many_sizes import GGUF_LAYOUTS, GIB, PROCESS_BYTES, Kept, weights_bytes
+from deploy.launcher.many_sizes import GGUF_LAYOUTS, GGUF_SCALES, GIB, PROCESS_BYTES, Kept, weights_bytes
 from shared.config.declaration import ConfigError
 from shared.config.settings import Settings, with_values
 from shared.gguf.container import Container, StoredTensor
@@ -94,7 +94,7 @@ def test_size_of_a_quantized_checkpoint_that_is_widened_is_never_too_small(
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 @pytest.mark.parametrize("types", ["Q4_0", "Q6_K", "IQ1_S", "F16"])
 @pytest.mark.parametrize("flags", [Kept(), Kept("float32"), Kept("float32", "none"), Kept(on_cpu=False)])
-def test_size_of_a_gguf_file_counts_the_embedding_as_numbers_and_a_tied_head_besides(
+def test_size_of_a_gguf_file_counts_the_embedding_as_it_is_kept_and_a_tied_head_besides(
     tmp_path: Path, kind: str, types: str, flags: Kept
 ) -> None:
     file = write(kind, tmp_path, types).file
@@ -106,8 +106,9 @@ def test_size_of_a_gguf_file_counts_the_embedding_as_numbers_and_a_tied_head_bes
         expected += codes_of(tensor, width, flags) if keeps_codes and tensor.type == types else plain
     embedding = tensors["token_embd.weight"]
     numbers = math.prod(embedding.shape) * width
-    if keeps_codes:
-        expected += numbers - (codes_of(embedding, width, flags) if "output.weight" in tensors else 0)
+    if keeps_codes:  # a CPU reads the rows of an embedding from the file's own blocks
+        expected += kept_of(embedding, tied="output.weight" not in tensors) if flags.on_cpu else numbers
+        expected -= codes_of(embedding, width, flags) if "output.weight" in tensors else 0
     elif "output.weight" not in tensors and flags.on_cpu:
         expected += numbers
     assert ("output.weight" in tensors) == (kind == "llama")
@@ -122,9 +123,19 @@ def codes_of(tensor: StoredTensor, width: int, flags: Kept) -> int:
     return layout.nbytes((rows, tensor.shape[-1]), width if flags.on_cpu or exact_in_16_bits else 4)
 
 
+def kept_of(embedding: StoredTensor, *, tied: bool) -> int:
+    """Returns the size of an embedding of which a CPU keeps the file's blocks, or their scales beside a tied head."""
+    form, scales = FORMATS[embedding.type], FORMATS[embedding.type].scales
+    if scales is None or not tied:
+        return embedding.nbytes
+    return math.prod(embedding.shape) // form.numbers * (scales.stop - scales.start)
+
+
 def test_every_block_format_has_a_size() -> None:
     found = {name: (form.code_map.bits, form.group_size, 1 + form.minimum) for name, form in FORMATS.items()}
     assert {name: row[:3] for name, row in GGUF_LAYOUTS.items()} == found
+    scales = {name: (one.numbers, one.scales.stop - one.scales.start) for name, one in FORMATS.items() if one.scales}
+    assert scales == GGUF_SCALES
 
 
 @pytest.mark.parametrize("type", FORMATS)

@@ -112,7 +112,7 @@ def staged(
 
 def loaded_part(folder: Path, part: Part, decoder: Decoder, computing: RankDecoder) -> LoadedPart:
     own = OwnAdapters(folder, spec_of(folder), decoder.weights, part, 64)
-    return LoadedPart(computing, own, decoder.weights.embed, lambda: None)
+    return LoadedPart(computing, own, decoder.weights.embed.like, lambda: None)
 
 
 def _order_all(

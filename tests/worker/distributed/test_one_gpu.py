@@ -90,7 +90,7 @@ def compare(folder: Path, quantization: str, device: torch.device) -> None:
     for rank in range(RANKS):
         shards: Any = Meeting(rank, given, barrier)
         parts.append(GatheringDecoder(*decoder_for(folder, quantization, device, Share(rank, RANKS)), shards))
-    for number, inputs in enumerate(steps(cache, whole.weights.embed)):
+    for number, inputs in enumerate(steps(cache, whole.weights.embed.like)):
         with torch.inference_mode():
             expected = whole.forward(inputs, cache)
         for logits in together([partial(computed, part, inputs) for part in parts]):

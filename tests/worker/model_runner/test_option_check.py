@@ -123,4 +123,4 @@ def test_softmax_overlap_is_checked_with_a_long_prompt(checkpoints: Checkpoints)
 def test_short_sequences_have_steps_that_fit(checkpoints: Checkpoints, length: int) -> None:
     decoder = on_device(checkpoints, lambda options, calls: False)
     served = with_sound_options(decoder, worker("pdl", max_step_tokens=7), length)
-    assert options_of(served).pdl and torch.is_tensor(served.weights.embed)
+    assert options_of(served).pdl and torch.is_tensor(served.weights.embed.stored)

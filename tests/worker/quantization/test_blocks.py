@@ -7,10 +7,8 @@ import torch
 
 from shared.gguf.grids import grid
 from tests.gguf_blocks import HALVES, dequantized, random_rows, set_half
+from worker.ops import block_rows, quantized_weight
 from worker.ops import native as c_library
-from worker.ops import quantized_weight
-from worker.quantization import gguf as gguf_blocks
-from worker.quantization import gguf as gguf_blocks_module
 from worker.quantization.gguf import FORMATS
 
 SHIFTED = ("Q4_1", "Q4_K")  # formats whose minimum includes 8 scales, which adds a rounding
@@ -28,7 +26,7 @@ def test_format_has_the_sizes_of_gguf(type: str) -> None:
 @pytest.mark.parametrize("type", FORMATS)
 def test_unpacked_weight_equals_ggufs(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized_weight, "CPU_NUMBERS", 5 * 512)  # makes several slices, of which the last is smaller
-    monkeypatch.setattr(gguf_blocks, "unpack_blocks", lambda *_: False)
+    monkeypatch.setattr(block_rows, "unpack_blocks", lambda *_: False)
     rows = random_rows(48, 512, type, np.random.default_rng(1), 0.05)
     expected = torch.from_numpy(dequantized(rows, type))
     weight = FORMATS[type].quantized_weight(torch.from_numpy(rows))
@@ -85,18 +83,18 @@ def test_grid_is_ggufs(type: str) -> None:
     assert list(declared.grid_map) == sorted(declared.grid_map)
 
 
-@pytest.mark.parametrize("type", [*gguf_blocks_module.BLOCK_FORMATS, *gguf_blocks_module.GRID_FORMATS])
+@pytest.mark.parametrize("type", FORMATS)
 def test_the_library_unpacks_every_byte_as_pytorch_does(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All bytes of the blocks are random, so that some scales are denormal, infinite or NaN."""
     assert c_library.available(torch.float32), "needs a C compiler"
-    rng = np.random.default_rng(3)
+    rng, in_c = np.random.default_rng(3), block_rows.unpack_blocks
     for n, blocks in ((1, 1), (67, 3), (256, 1), (1024, 1)):
         rows = torch.from_numpy(rng.integers(0, 256, (n, blocks * FORMATS[type].nbytes), dtype=np.uint8))
         if n == 256:
             rows[:, 0] = torch.arange(256)  # every exponent of MXFP4
-        monkeypatch.setattr(gguf_blocks, "unpack_blocks", gguf_blocks_module.unpack_blocks)
+        monkeypatch.setattr(block_rows, "unpack_blocks", in_c)
         unpacked = FORMATS[type].quantized_weight(rows)
-        monkeypatch.setattr(gguf_blocks, "unpack_blocks", lambda *_: False)
+        monkeypatch.setattr(block_rows, "unpack_blocks", lambda *_: False)
         defined = FORMATS[type].quantized_weight(rows)
         assert torch.equal(unpacked.codes, defined.codes)
         for found, expected in ((unpacked.scale, defined.scale), (unpacked.minimum, defined.minimum)):

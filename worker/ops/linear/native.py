@@ -15,8 +15,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from worker.ops.block_rows import BlockRows, joined_rows
 from worker.ops.native import (
     Memory,
+    address,
     available,
     fresh_memory,
     kernels,
@@ -64,7 +66,8 @@ INTEGER_KINDS = {
 INT8_INPUT_KINDS = {code_map: INT8_INPUTS8 if code_map is INT8 else INT8_INPUTS4 for code_map in INTEGER_KINDS}
 LARGEST_INPUT = 255 << 7  # the largest integer that an input becomes (csrc/integer/integer_rows.h)
 FOR_FP32, FOR_BF16_PAIRS, FOR_INTEGERS, FOR_INT8 = range(4)  # CodeOrder of weight.h
-Rows = TypeVar("Rows", Tensor, QuantizedWeight)  # a weight, or some of its rows
+Coded = QuantizedWeight | BlockRows  # a quantized weight, unpacked or not
+Rows = TypeVar("Rows", Tensor, Coded)  # a weight, or some of its rows
 E4M3_FACTOR = 256.0  # the library reads the bits of e4m3 as fp16, which makes the numbers 2^8 times too small
 
 
@@ -160,7 +163,7 @@ def layout(dtype: torch.dtype) -> str:
 
 
 def pack_weight(
-    parts: Sequence[Tensor | QuantizedWeight],
+    parts: Sequence[Tensor | Coded],
     bias: Tensor | None = None,
     *,
     dtype: torch.dtype,
@@ -169,8 +172,9 @@ def pack_weight(
 ) -> CpuWeight:
     """Packs one weight [N, K] for inputs of `dtype`. Its rows are the rows of `parts`, one part after another.
 
-    A part is a contiguous tensor of `dtype`, or quantized. Scales and minimums keep 24 bits for float32 inputs, and 11
-    bits (fp16 times a power of two) for bfloat16 inputs. bias [N] is kept in fp32.
+    A part is a contiguous tensor of `dtype`, or quantized. A part in blocks is unpacked panel by panel, so that the
+    codes of the whole weight need no memory. Scales and minimums keep 24 bits for float32 inputs, and 11 bits (fp16
+    times a power of two) for bfloat16 inputs. bias [N] is kept in fp32.
     memory: allocates the packed tensors; by default, each tensor gets memory of its own
     int8_inputs: whether codes of INT8_INPUT_KINDS are multiplied by inputs that are rounded to 8 bits, in blocks of 32
     with a scale each (csrc/integer/int8_rows.h)
@@ -188,13 +192,13 @@ def pack_weight(
 
 
 def _pack_runs(
-    parts: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, memory: Memory, int8_inputs: bool
+    parts: Sequence[Tensor | Coded], dtype: torch.dtype, memory: Memory, int8_inputs: bool
 ) -> Iterator[PackedPart]:
     """Packs parts. If all are tensors, they become one part. If all are quantized, adjacent parts in the same format
     become one part. In all other cases, every part stays a part of its own.
     """
     tensors = [part for part in parts if isinstance(part, Tensor)]
-    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    quantized = [part for part in parts if not isinstance(part, Tensor)]
     if not quantized:
         yield _pack_tensors(tensors, dtype, memory)
     elif not tensors:
@@ -223,28 +227,54 @@ def _pack_tensors(weights: Sequence[Tensor], dtype: torch.dtype, memory: Memory)
     return PackedPart(panels=panels, n=n, k=k)
 
 
-def _pack_codes(
-    weights: Sequence[QuantizedWeight], dtype: torch.dtype, memory: Memory, int8_inputs: bool
-) -> PackedPart:
+def _pack_codes(weights: Sequence[Coded], dtype: torch.dtype, memory: Memory, int8_inputs: bool) -> PackedPart:
     """Packs the rows of weights in the same format, one weight after another."""
-    any_weight, found = weights[0], library()
+    any_weight = weights[0]
     kind = _kind(any_weight.code_map, _group(any_weight), dtype, int8_inputs)
     order, size = _code_order(kind, dtype), any_weight.group_size
-    assert found is not None
     if order == FOR_BF16_PAIRS and CODE_BLOCK < size < any_weight.shape[1] and size % K_STEP:
-        weights = [_with_groups_of_a_block(weight) for weight in weights]
+        weights = [_with_groups_of_a_block(_unpacked(weight)) for weight in weights]
     part = _empty_part(weights, kind, 4 if dtype == torch.float32 else 2, memory)
-    for first, weight in _whole_panels(weights, joined):
-        codes, scale = weight.codes.contiguous(), weight.scale.contiguous()
-        minimum = None if weight.minimum is None else weight.minimum.contiguous()
-        found.pack_codes(
-            ctypes.byref(replace(part, panels=part.panels[first:], n=len(codes)).struct()),
-            c_void_p(codes.data_ptr()), c_void_p(scale.data_ptr()),
-            c_void_p(None if minimum is None else minimum.data_ptr()),
-            c_int(order), c_int(_flip(weight.code_map)), c_int(torch.get_num_threads()),
-        )  # fmt: skip
-        assert weight.code_map is not E4M3 or minimum is None
+    for first, weight in _whole_panels(weights, _joined):
+        _write_panels(replace(part, panels=part.panels[first:], n=weight.shape[0]), weight, order)
+        assert weight.code_map is not E4M3 or not weight.has_minimum
     return replace(part, factor=part.factor * E4M3_FACTOR) if any_weight.code_map is E4M3 else part
+
+
+def _write_panels(part: PackedPart, weight: Coded, order: int) -> None:
+    """Writes the panels of a part, which has the rows of `weight` alone."""
+    found, threads = library(), torch.get_num_threads()
+    assert found is not None
+    struct = ctypes.byref(part.struct())
+    how = c_int(order), c_int(_flip(weight.code_map)), c_int(threads)
+    if isinstance(weight, BlockRows) and weight.format.is_unpacked_in_c:
+        assert weight.stored.is_contiguous() and part.group == weight.group_size
+        groups = weight.shape[1] // weight.group_size
+        scratch = torch.empty(threads, PANEL * (weight.shape[1] + 8 * groups), dtype=torch.uint8)
+        rows = c_void_p(weight.stored.data_ptr()), c_void_p(scratch.data_ptr())
+        found.pack_blocks(struct, *weight.format.in_c, *rows, *how)
+        return
+    unpacked = _unpacked(weight)
+    codes, scale = unpacked.codes.contiguous(), unpacked.scale.contiguous()
+    minimum = None if unpacked.minimum is None else unpacked.minimum.contiguous()
+    found.pack_codes(struct, *(c_void_p(address(one)) for one in (codes, scale, minimum)), *how)
+
+
+def _unpacked(weight: Coded) -> QuantizedWeight:
+    return weight.quantized() if isinstance(weight, BlockRows) else weight
+
+
+def order_of_codes(weight: CpuWeight, code_map: CodeMap) -> tuple[int, int]:
+    """Returns the order in which the first part of a weight has its codes, and the bits that are inverted in a code."""
+    return _code_order(weight.parts[0].kind, weight.dtype), _flip(code_map)
+
+
+def _joined(weights: list[Coded]) -> Coded:
+    """Concatenates the rows of weights in the same format, of which some may be in blocks, also of different kinds."""
+    in_blocks = [weight for weight in weights if isinstance(weight, BlockRows)]
+    if len(in_blocks) == len(weights) and len({weight.format.name for weight in in_blocks}) == 1:
+        return joined_rows(in_blocks)
+    return joined([_unpacked(weight) for weight in weights])
 
 
 def _whole_panels(weights: Sequence[Rows], join: Callable[[list[Rows]], Rows]) -> Iterator[tuple[int, Rows]]:
@@ -269,17 +299,17 @@ def _with_groups_of_a_block(weight: QuantizedWeight) -> QuantizedWeight:
     return replace(weight, scale=repeated(weight.scale), minimum=minimum, group_size=CODE_BLOCK)
 
 
-def _group(weight: QuantizedWeight) -> int:
+def _group(weight: Coded) -> int:
     """Returns how many inputs share a scale in the packed weight."""
     k = weight.shape[1]
     return weight.group_size if weight.group_size < k else -(-k // CODE_BLOCK) * CODE_BLOCK
 
 
-def _empty_part(weights: Sequence[QuantizedWeight], kind: int, scale_bytes: int, memory: Memory) -> PackedPart:
+def _empty_part(weights: Sequence[Coded], kind: int, scale_bytes: int, memory: Memory) -> PackedPart:
     """Returns a part for the rows of weights in the same format. Its panels are not written yet."""
     weight, n = weights[0], sum(weight.shape[0] for weight in weights)
     k = weight.shape[1]
-    bits, has_minimum = weight.code_map.bits, weight.minimum is not None
+    bits, has_minimum = weight.code_map.bits, weight.has_minimum
     assert bits == 4 or weight.code_map in KINDS
     group = _group(weight)
     group_bytes = PANEL * scale_bytes * (1 + has_minimum) + group * PANEL * bits // 8
@@ -332,11 +362,18 @@ def _code_order(kind: int, dtype: torch.dtype) -> int:
     return FOR_BF16_PAIRS if dtype == torch.bfloat16 and multiplies_bf16() else FOR_FP32
 
 
-def _factor(weights: Sequence[QuantizedWeight]) -> float:
+def _factor(weights: Sequence[Coded]) -> float:
     """Returns the power of two by which scales and minimums are divided, so that the largest is near fp16's largest."""
-    numbers = [x for weight in weights for x in (weight.scale, weight.minimum) if x is not None]
-    largest = max(max(-low, high) for low, high in (map(Tensor.item, x.aminmax()) for x in numbers))
+    largest = max(map(_largest, weights))
     return 2.0 ** (math.frexp(largest)[1] - 15) if largest else 1.0
+
+
+def _largest(weight: Coded) -> float:
+    """Returns the largest absolute value of a weight's scales and minimums."""
+    if isinstance(weight, BlockRows):
+        return weight.largest()
+    numbers = [x for x in (weight.scale, weight.minimum) if x is not None]
+    return max(max(-low, high) for low, high in (map(Tensor.item, x.aminmax()) for x in numbers))
 
 
 @dataclass(frozen=True, slots=True)

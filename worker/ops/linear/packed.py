@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from worker.ops import native as c_library
-from worker.ops.linear.native import CpuWeight, pack_weight
+from worker.ops.linear.native import Coded, CpuWeight, pack_weight
 from worker.ops.linear.packed_codes import PackedCodes, pack_codes
 from worker.ops.native import Memory
 from worker.ops.quantized_weight import QuantizedWeight, dequantize, stack
@@ -82,7 +82,7 @@ def pack_quantized(
 
 
 def pack_stacked(
-    parts: Sequence[Tensor | QuantizedWeight],
+    parts: Sequence[Tensor | Coded],
     bias: Tensor | None = None,
     *,
     dtype: torch.dtype,
@@ -92,7 +92,8 @@ def pack_stacked(
 ) -> PackedLinear:
     """Prepares one weight [N, K] for inputs of `dtype`. Its rows are the rows of `parts`, one part after another.
 
-    A part is a tensor of `dtype`, or quantized. On a GPU, a mix of both is stored as one tensor, without quantization.
+    A part is a tensor of `dtype`, or quantized (in blocks only on a CPU). On a GPU, a mix of both is stored as one
+    tensor, without quantization.
     memory, int8_inputs: as for pack_weight; only the C library has products of inputs of 8 bits
     """
     if all(not part.is_cuda for part in parts) and c_library.available(dtype):
@@ -101,5 +102,5 @@ def pack_stacked(
     if len(quantized) == len(parts) and all(part.is_cuda for part in parts):
         empty = torch.empty(0, dtype=dtype, device=quantized[0].codes.device)
         return PackedLinear(empty, bias, True, codes=tuple(map(pack_codes, stack(quantized))))
-    plain = [part.dequantize(dtype) if isinstance(part, QuantizedWeight) else part for part in parts]
+    plain = [part if isinstance(part, Tensor) else part.dequantize(dtype) for part in parts]
     return pack(torch.cat(plain) if len(plain) > 1 else plain[0], bias, invariant=invariant, memory=memory)

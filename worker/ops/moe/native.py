@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from worker.ops.exchange import RanksC
-from worker.ops.linear.native import NUMBERS, TENSORS, CpuWeight, ExpertWeight, WeightStruct, pack_weight
+from worker.ops.linear.native import NUMBERS, TENSORS, Coded, CpuWeight, ExpertWeight, WeightStruct, pack_weight
 from worker.ops.native import ALIGNMENT, MAX_CHOSEN, MAX_GROUPS, address, fresh_memory, kernels, library
-from worker.ops.quantized_weight import QuantizedWeight
 from worker.spec import ExpertGroups
 
 # Packs one linear of all experts of a layer (gate_up or down) into a few pieces of memory.
@@ -142,7 +141,7 @@ class Arena:
 
 
 def pack_experts_in_c(
-    experts: Iterable[Sequence[Tensor | QuantizedWeight]],
+    experts: Iterable[Sequence[Tensor | Coded]],
     bias: Tensor | None,
     *,
     count: int,

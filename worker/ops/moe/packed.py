@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from worker.ops import native as c_library
+from worker.ops.linear.native import Coded
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe.native import CExperts, CpuExperts, pack_experts_in_c
 from worker.ops.moe.packed_codes import ExpertCodes, pack_experts_on_gpu
-from worker.ops.quantized_weight import QuantizedWeight, dequantize
+from worker.ops.quantized_weight import dequantize
 from worker.spec import ACTIVATIONS, Activation, ExpertGroups
 
 Item = TypeVar("Item")
@@ -89,7 +90,7 @@ def in_c(
 
 
 def pack_experts(
-    experts: Iterable[Sequence[Tensor | QuantizedWeight]],
+    experts: Iterable[Sequence[Tensor | Coded]],
     bias: Tensor | None = None,
     *,
     count: int,
@@ -113,7 +114,7 @@ def pack_experts(
         return packed_in_c(pack_experts_in_c(every, bias, count=count, dtype=dtype, int8_inputs=int8_inputs))
     packed: Tensor | None = None
     for number, parts in enumerate(every):
-        plain = torch.cat([part.dequantize(dtype) if isinstance(part, QuantizedWeight) else part for part in parts])
+        plain = torch.cat([part if isinstance(part, Tensor) else part.dequantize(dtype) for part in parts])
         if packed is None:
             packed = plain.new_empty(count, *plain.shape)
         packed[number] = plain

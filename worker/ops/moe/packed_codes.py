@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from worker.ops.linear.native import Coded
 from worker.ops.linear.packed_codes import PackedCodes, pack_with_wide_scales, unpack_codes, with_narrow_scales
 from worker.ops.quantized_weight import QuantizedWeight, stack
 
@@ -41,7 +42,7 @@ class ExpertCodes:
 
 
 def pack_experts_on_gpu(
-    experts: Iterable[Sequence[Tensor | QuantizedWeight]], count: int, dtype: torch.dtype
+    experts: Iterable[Sequence[Tensor | Coded]], count: int, dtype: torch.dtype
 ) -> tuple[Tensor, ExpertCodes | None]:
     """Packs one linear of `count` experts on their device. The parts of an expert's weight are stacked.
 
@@ -59,7 +60,7 @@ def pack_experts_on_gpu(
         if wide is not None and codes is not None and _fits(wide, codes):
             _put(wide, codes, number)
             continue
-        full = torch.cat([part.dequantize(dtype) if isinstance(part, QuantizedWeight) else part for part in parts])
+        full = torch.cat([part if isinstance(part, Tensor) else part.dequantize(dtype) for part in parts])
         if plain is None:
             plain = full.new_empty(count, *full.shape)
             for before in range(number):
@@ -74,7 +75,7 @@ def pack_experts_on_gpu(
     return torch.empty(0, dtype=dtype, device=packed.codes.device), replace(codes, packed=packed)
 
 
-def _one_weight(parts: Sequence[Tensor | QuantizedWeight]) -> QuantizedWeight | None:
+def _one_weight(parts: Sequence[Tensor | Coded]) -> QuantizedWeight | None:
     """Returns the parts as one weight; None if they have several formats or an input order."""
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
     if len(quantized) < len(parts) or len(stacked := stack(quantized)) > 1 or stacked[0].input_order is not None:

@@ -158,6 +158,7 @@ def test_units_are_those_of_the_instruction_sets(sets: tuple[str, ...], x86: Non
     assert {source for source, flags in chosen if flags not in native_build.SETS} == {
         *native_build.ANY,
         "unpack_blocks.c",
+        "embedding.c",
     }
     assert [unit for unit in native_build.X86_UNITS if unit in chosen] == [
         *chosen

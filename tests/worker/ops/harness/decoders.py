@@ -11,6 +11,7 @@ from worker.models.attention import AttentionWeights
 from worker.models.decoder import Decoder, Layer, Weights
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.mlp import DenseWeights
+from worker.ops.embedding import Embedding, plain
 from worker.ops.linear.packed import PackedLinear
 from worker.spec import LayerSpec, ModelSpec, RopeSpec
 
@@ -69,7 +70,7 @@ def decoder_of(spec: ModelSpec, device: str = "cpu", dtype: torch.dtype = torch.
     head = PackedLinear(weight(spec.vocab_size, spec.hidden_size, seed=1), None, True)
     layers = [layer(spec, 100 * i) for i in range(len(spec.layers))]
     embed = random(spec.vocab_size, spec.hidden_size, seed=2)
-    whole = Weights(embed, layers, random(*norm_shape(spec), seed=3), head)
+    whole = Weights(plain(embed), layers, random(*norm_shape(spec), seed=3), head)
     return Decoder(spec, moved(whole, device, dtype), 64)
 
 
@@ -77,6 +78,8 @@ def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
     """Returns a copy of a dataclass or list of tensors on another device. Tensors in float32 become `dtype`."""
     if isinstance(value, Tensor):
         return value.to(device, dtype if value.dtype == torch.float32 else value.dtype)
+    if isinstance(value, Embedding):
+        return plain(moved(value.table(), device, dtype))
     if isinstance(value, list):
         return [moved(one, device, dtype) for one in value]
     if isinstance(value, Weights | Layer | AttentionWeights | DenseWeights | PackedLinear | ForwardInputs):

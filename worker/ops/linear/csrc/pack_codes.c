@@ -13,6 +13,8 @@
  * A strip of 4 blocks is copied first, because a column's codes of these 4 blocks fill one cache line. */
 #include "weight.h"
 #include "intrinsics.h"
+#include "unpack_blocks.h"
+#include <omp.h>
 #include <string.h>
 
 enum { STRIP = 4 * CODE_BLOCK, HALF = PANEL / 2 };
@@ -137,4 +139,26 @@ __attribute__((visibility("default"))) void pack_codes(const Weight *w, const ui
                                                        int threads) {
 #pragma omp parallel for num_threads(threads)
     for (long column = 0; column < w->n; column += PANEL) pack_panel(w, codes, scale, minimum, column, order, flip);
+}
+
+/* Unpacks rows [n, k] in a block format and packs them, panel by panel, so that the codes of a panel stay in the cache.
+ * scratch: for each thread PANEL * (k + 8 * groups) bytes. The other arguments are those of unpack_blocks and of
+ * pack_codes. */
+__attribute__((visibility("default"))) void pack_blocks(const Weight *w, int format, const uint8_t *grid,
+                                                        const uint8_t *rows, char *scratch, CodeOrder order, int flip,
+                                                        int threads) {
+    const BlockFormat *f = &BLOCK_FORMATS[format];
+    long blocks = w->k / f->numbers, groups = group_count(w);
+#pragma omp parallel for num_threads(threads)
+    for (long column = 0; column < w->n; column += PANEL) {
+        float *scale = (float *)(scratch + omp_get_thread_num() * PANEL * (w->k + 8 * groups));
+        float *minimum = scale + PANEL * groups;
+        uint8_t *codes = (uint8_t *)(minimum + PANEL * groups);
+        Weight panel = *w;
+        panel.panels = group_at(w, column / PANEL, 0);
+        panel.n = w->n - column < PANEL ? w->n - column : PANEL;
+        for (long c = 0; c < panel.n; c++)
+            unpack_row(f, grid, rows + (column + c) * blocks * f->bytes, blocks, c * blocks, codes, scale, minimum);
+        pack_panel(&panel, codes, scale, minimum, 0, order, flip);
+    }
 }
