@@ -122,7 +122,7 @@ TRIALS: Mapping[str, Trial] = {
     "large pictures": Trial(pictures, 6, lambda number: seeing(picture(64, number)), sees=True),
     "long texts": Trial(texts, body=lambda number: chat(f"Say {number}. " + "word " * 100)),
     "breakers": Trial(breakers, 4),
-    "unfinished uploads": Trial(uploads, 300, lambda number: chat(f"Say {number}." + " " * (2 << 20))),
+    "unfinished uploads": Trial(uploads, 300, lambda number: chat(f"Say {number}.", user=" " * (2 << 20))),
     "requests": Trial(requests, 8),
 }
 
