@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "releases.md"
 BEGIN = """# Releases that were tried
 
 The models that people fetch most, and for each the forms in which they fetch it. `python -m tests.releases` tries them
-and writes this page; tests try a sixth of them again each day.
+and writes this page; tests try a twelfth of them again each day.
 
 A trial has no file of the release itself. It has facts: the class and the config, the names and shapes of the tensors,
 and the `quantization_config` as files on the hub have it. From these a checkpoint is written with random weights, of

@@ -18,7 +18,7 @@ def is_refused(case: Case) -> bool:
     return bool(BY_NAME[case[0]].refused) or case[1] == "unread"
 
 
-DAYS = 6  # in which each trial has its day
+DAYS = 12  # in which each trial has its day
 TODAY = [case for at, case in enumerate(cases()) if at % DAYS == date.today().toordinal() % DAYS]
 
 
