@@ -135,7 +135,7 @@ def test_text_of_the_model_cannot_become_markup() -> None:
 async def test_the_routes_that_it_calls_exist(tokenizer: Tokenizer) -> None:
     called = set(re.findall(r'"(v1/[\w/]+|ready|stats|tokenize)"', ALL_JS))
     routes = {route.path for route in app_over(FakePool(), tokenizer).routes}  # type: ignore[attr-defined]
-    assert called == {"ready", "stats", "v1/models", "v1/completions", "v1/chat/completions"}
+    assert called == {"ready", "stats", "v1/models", "v1/completions", "v1/chat/completions", "v1/streams"}
     assert {f"/{path}" for path in called} <= routes
 
 
