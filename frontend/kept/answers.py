@@ -11,7 +11,7 @@ import sqlite3
 import time
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -119,8 +119,13 @@ def find_stream(db: sqlite3.Connection, stream_id: str, tenant: str) -> KeptAnsw
     return _row(db, "stream_id = ? AND tenant = ?", stream_id, tenant)
 
 
-def streams_of(db: sqlite3.Connection, tenant: str, most: int) -> list[KeptAnswer]:
-    """Returns the newest answers of a tenant whose streams have an id, newest first. A damaged one is left out."""
+def streams_of(
+    db: sqlite3.Connection, tenant: str, most: int, shown: Callable[[KeptAnswer], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns what `shown` makes of the newest answers of a tenant whose streams have an id, newest first.
+
+    A damaged answer is left out. `shown` is called here because requests may be large: only one is in memory at a time.
+    """
     found = db.execute(
         "SELECT id FROM answers WHERE tenant = ? AND stream_id IS NOT NULL ORDER BY created DESC, rowid DESC LIMIT ?",
         (tenant, most),
@@ -129,7 +134,7 @@ def streams_of(db: sqlite3.Connection, tenant: str, most: int) -> list[KeptAnswe
     for (id,) in found:
         with suppress(Damaged):
             if (row := any_of(db, id)) is not None:
-                rows.append(row)
+                rows.append(shown(row))
     return rows
 
 

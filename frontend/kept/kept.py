@@ -69,9 +69,9 @@ class Kept:
         A run that has a problem already is not kept.
         """
         answer, self.runs[run.answer.id] = run.answer, run
-        if run.problem:
-            pass
-        elif run.manner.logged:
+        if not run.problem and not run.manner.logged:
+            run.problem = self.store.problem
+        elif not run.problem:
             try:
                 replaced = await self.store.write(partial(answers.insert, one=answer))
             except StoreError as exc:
@@ -80,8 +80,6 @@ class Kept:
                 for id in replaced:
                     if (old := self.runs.get(id)) is not None and not old.answer.listed:
                         old.cancel()
-        elif self.store.problem:
-            run.problem = self.store.problem
         run.begin()
 
     # what anyone may ask for

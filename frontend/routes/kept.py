@@ -321,8 +321,8 @@ async def list_streams(app: AppState, request: Request) -> Response:
         raise Forbidden(
             "streams are listed by the API key that asked for them, and this server has no keys (--api-keys)"
         )
-    found = await kept.store.read(partial(answers.streams_of, tenant=tenant_of(request), most=LISTED))
-    return json_response({"object": "list", "data": [_listed_stream(one) for one in found]})
+    listed = partial(answers.streams_of, tenant=tenant_of(request), most=LISTED, shown=_listed_stream)
+    return json_response({"object": "list", "data": await kept.store.read(listed)})
 
 
 def _listed_stream(answer: KeptAnswer) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A stream is at one worker at a time. It begins at a prefill worker if its prompt is long, and probably in no cache. When
 the prefill worker has computed the prompt, and the K/V store has its pages, the stream moves to a worker that generates
-and finds them there. Whatever else happens to the attempt, the stream moves, too, and the prompt is computed there.
+and finds them there. If the attempt ends otherwise, the stream moves, too, and that worker computes the prompt.
 
     done      the prompt was computed, and its pages were written
     failed    the prefill worker ended it otherwise: its step failed, or it shut down

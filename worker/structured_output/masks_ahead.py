@@ -43,7 +43,7 @@ class MasksAhead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks", initializer=_yield)
 
     def begin(self, state: State, owner: object, tenant: str) -> Mask:
-        """Begins to compute a mask. Nobody else may use the state meanwhile. If its owner is dropped, so is the work.
+        """Begins to compute a mask. The state may not be used elsewhere meanwhile. The work is dropped with its owner.
 
         To compute the mask in a step instead, cancel it, which succeeds before its turn.
         """
