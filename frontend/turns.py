@@ -17,7 +17,7 @@ from queue import LifoQueue
 from typing import Any, TypeVar
 
 from frontend.errors import Overloaded
-from shared.sandbox import Killed, Sandbox, TurnQueue
+from shared.sandbox import Killed, Sandbox, SlowTenants, TurnQueue
 
 T = TypeVar("T")
 
@@ -101,9 +101,12 @@ class FairChildren:
     ) -> None:
         """function, megabytes: see Sandbox. The other arguments are those of FairThreads."""
         self.threads = FairThreads(name, places, each=each, most_waiting=most_waiting, doing=doing)
-        self.idle: LifoQueue[Sandbox] = LifoQueue()
+        self._slow = SlowTenants()
+        self._idle: LifoQueue[Sandbox] = LifoQueue()
+        self._slow_idle: LifoQueue[Sandbox] = LifoQueue()  # for slow tenants; a process starts with its first call
         for _ in range(places):
-            self.idle.put(Sandbox(function, megabytes=megabytes))
+            self._idle.put(Sandbox(function, megabytes=megabytes))
+            self._slow_idle.put(Sandbox(function, megabytes=megabytes, slow=True))
 
     async def call(self, *arguments: Any, seconds: float) -> Any:
         """Returns the function's result, when the present tenant has had its turn.
@@ -119,16 +122,21 @@ class FairChildren:
 
     def call_now(self, *arguments: Any, seconds: float) -> Any:
         """Like `call`, but blocks, and without turns. A function that runs in `threads` calls it."""
-        child, job = self.idle.get(), _job.get()
+        name, job = tenant.get(), _job.get()
+        idle = self._slow_idle if name in self._slow else self._idle
+        child = idle.get()
         try:
             with nullcontext() if job is None else job.using(child):
                 return child.call(*arguments, seconds=seconds)
         finally:
-            if (
-                not child.pid
-            ):  # this call has ended it; the next, perhaps of another tenant, must not wait for its start
+            self._slow.note(name, child.took)
+            if not child.pid:  # this call has ended it; the next one, perhaps another tenant's, need not wait
                 child.prepare()
-            self.idle.put(child)
+            idle.put(child)
+
+    def idle(self) -> list[Sandbox]:
+        """Returns the children that do not work now."""
+        return [*self._idle.queue, *self._slow_idle.queue]
 
 
 class Job:

@@ -2,12 +2,14 @@
 
 An `Sandbox` keeps one child that runs one function, call after call, and starts another after the child has ended.
 The parent enforces the time limit, and lowers the priority of a child whose call takes long; such a child ends after
-its call, since its priority stays low. Resource limits of the child bound its memory and stack. Arguments and results
+its call, since its priority stays low. Tenants whose calls took long get children that have a low priority from their
+start. Resource limits of the child bound its memory and stack. Arguments and results
 are msgpack, in frames of a 4-byte length and a body, over a pair of sockets. The child imports only the function's
 module.
 """
 
 import importlib
+import math
 import os
 import resource
 import signal
@@ -27,6 +29,7 @@ import msgspec
 START_S = 60.0  # the time in which a new child must import its function
 YIELD_S = 0.25  # a call that takes longer goes on with a lower priority
 NICENESS = 5  # how much lower: beside a busy thread it gets a quarter of a core
+SLOW_S = 20.0  # for so long after its call a tenant counts as slow
 STACK_KIB = 2048  # the stack of the thread that runs the function
 KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 CHILD = "from shared.sandbox import main; main()"
@@ -55,16 +58,19 @@ class NotStarted(Exception):
 class Sandbox:
     """One function in a child process. Threads may share it: calls run one by one. The child ends with this object."""
 
-    def __init__(self, function: str, *, megabytes: int, stack_kib: int = STACK_KIB) -> None:
+    def __init__(self, function: str, *, megabytes: int, stack_kib: int = STACK_KIB, slow: bool = False) -> None:
         """
         function: `module:name`
         megabytes: memory (MiB) that calls may take in addition to the child's memory after its imports
         stack_kib: the stack of the thread that runs the function, in KiB
+        slow: whether the child always has a lower priority
         """
         self._arguments = (function, str(megabytes), str(stack_kib))
+        self._slow = slow
         self._megabytes = megabytes
         self._lock = threading.Lock()
         self._child: _Child | None = None
+        self.took = 0.0  # seconds of the latest call, without the start of its child
 
     @property
     def pid(self) -> int:
@@ -86,11 +92,13 @@ class Sandbox:
             if self._child is not None and self._child.has_left():  # it ended between calls, so no call is to blame
                 self._child.end()
                 self._child = None
-            child = self._child = self._child or _Child(self._arguments)
+            child = self._child = self._child or _Child(self._arguments, self._slow)
+            began = math.inf
             try:
                 child.wait_until_started()
+                began = time.monotonic()
                 succeeded, is_last, result = child.ask(arguments, seconds)
-                is_last = is_last or child.yields
+                is_last = is_last or (child.yields and not self._slow)
             except (OSError, EOFError) as error:
                 self._child = None
                 raise self._lost(child.end(), error, seconds) from None
@@ -98,6 +106,8 @@ class Sandbox:
                 self._child = None
                 child.end()
                 raise
+            finally:
+                self.took = max(0.0, time.monotonic() - began)
             if is_last:
                 self._child = None
                 child.end()
@@ -117,7 +127,7 @@ class Sandbox:
     def prepare(self) -> None:
         """Starts a child if there is none, so that the next call need not wait for its start. Does not wait for it."""
         with self._lock, suppress(NotStarted):
-            self._child = self._child or _Child(self._arguments)
+            self._child = self._child or _Child(self._arguments, self._slow)
 
     def kill(self) -> None:
         """Ends the child at once, and thereby a call of another thread, which raises Killed."""
@@ -135,7 +145,7 @@ class Sandbox:
 class _Child:
     """The parent's end of one child."""
 
-    def __init__(self, arguments: tuple[str, ...]) -> None:
+    def __init__(self, arguments: tuple[str, ...], slow: bool) -> None:
         environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
         environment |= {
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
@@ -156,6 +166,8 @@ class _Child:
         finally:
             theirs.close()
         self._finish = weakref.finalize(self, _finish, self.process, self._socket)
+        if slow:
+            self._yield()
 
     def wait_until_started(self) -> None:
         """Waits until the child has imported its function. Raises NotStarted if the child cannot import it."""
@@ -170,11 +182,12 @@ class _Child:
         deadline = time.monotonic() + seconds
         self._socket.settimeout(seconds)
         _send(self._socket, (seconds, arguments))
-        with suppress(TimeoutError):
-            self._socket.settimeout(min(seconds, YIELD_S))
-            self._socket.recv(1, socket.MSG_PEEK)
-            return _receive(self._socket, deadline)
-        self._yield()
+        if not self.yields:
+            with suppress(TimeoutError):
+                self._socket.settimeout(min(seconds, YIELD_S))
+                self._socket.recv(1, socket.MSG_PEEK)
+                return _receive(self._socket, deadline)
+            self._yield()
         return _receive(self._socket, deadline)
 
     def _yield(self) -> None:
@@ -285,6 +298,25 @@ def _address_space() -> int:
 
 
 # Places for long work, shared fairly between tenants: a tenant has at most `each` places, and tenants take turns.
+
+
+class SlowTenants:
+    """The tenants whose latest work took long. Their next work gets a low priority from its start, so that a client
+    that sends one long piece after another does not slow down others. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}  # by the time at which they no longer count as slow, the first one first
+
+    def note(self, tenant: str, seconds: float) -> None:
+        """Notes how long a piece of the tenant's work took, in seconds."""
+        if seconds < YIELD_S:
+            return
+        now = time.monotonic()
+        self._until = {one: until for one, until in [*self._until.items()] if until > now and one != tenant}
+        self._until[tenant] = now + SLOW_S
+
+    def __contains__(self, tenant: str) -> bool:
+        return self._until.get(tenant, 0.0) > time.monotonic()
 
 
 class TurnQueue:

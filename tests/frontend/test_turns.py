@@ -1,6 +1,7 @@
 """Long work runs in threads of its own kind, in which tenants take turns, and ends with the task that awaits it."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable
@@ -12,10 +13,12 @@ import pytest
 from frontend import turns
 from frontend.errors import Overloaded
 from frontend.turns import FairChildren, FairThreads
+from shared import sandbox
 from shared.sandbox import Lost
 from tests.patience import PATIENCE_S
 
 SLEEP = "time:sleep"
+PRIORITY = "tests.shared.test_expendable:priority_after"
 
 
 async def of(tenant: str, work: Awaitable[Any]) -> Any:
@@ -83,7 +86,7 @@ async def test_error_in_a_thread_reaches_its_task_and_frees_the_place() -> None:
 async def test_child_of_a_client_that_left_is_ended_and_the_next_call_is_not() -> None:
     children = FairChildren("test", SLEEP, 1, megabytes=64, most_waiting=9, doing="")
     assert await children.call(0.0, seconds=PATIENCE_S) is None
-    ((child,), begun) = children.idle.queue, time.monotonic()
+    (child, _), begun = children.idle(), time.monotonic()
     process = psutil.Process(child.pid)
     left = started("a", children.call(PATIENCE_S, seconds=2 * PATIENCE_S))
     await asyncio.sleep(0.05)
@@ -99,4 +102,14 @@ async def test_child_that_takes_too_long_costs_its_own_tenant_only() -> None:
     assert await of("b", children.call(0.0, seconds=PATIENCE_S)) is None
     with pytest.raises(Lost, match="longer than"):
         await slow
-    assert all(child.pid for child in children.idle.queue), "the next call need not wait for a child to start"
+    assert all(child.pid for child in children.idle()[:2]), "the next call need not wait for a child to start"
+
+
+async def test_slow_tenant_gets_children_with_a_lower_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.sandbox.SLOW_S", PATIENCE_S)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    children = FairChildren("test", PRIORITY, 2, megabytes=64, most_waiting=9, doing="")
+    await of("a", children.call(2 * sandbox.YIELD_S, seconds=PATIENCE_S))
+    monkeypatch.setattr("shared.sandbox.YIELD_S", PATIENCE_S)  # no further call takes long
+    assert await of("a", children.call(0.0, seconds=PATIENCE_S)) == min(19, own + sandbox.NICENESS)
+    assert await of("b", children.call(0.0, seconds=PATIENCE_S)) == own

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared import sandbox as expendable
-from shared.sandbox import Killed, Lost, NotStarted, Raised, Sandbox, TookTooLong
+from shared.sandbox import Killed, Lost, NotStarted, Raised, Sandbox, SlowTenants, TookTooLong
 from tests.patience import PATIENCE_S
 
 AUTOGROUP = Path("/proc/self/autogroup")  # Linux schedules the processes of a session together
@@ -160,6 +160,35 @@ def test_long_call_goes_on_with_a_lower_priority_and_the_next_call_has_another_c
     finally:
         child.close()
         group.close()
+
+
+def test_child_for_slow_tenants_keeps_its_lower_priority_and_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expendable, "YIELD_S", 0.05)
+    child = Sandbox("tests.shared.test_expendable:priority_after", megabytes=64, slow=True)
+    group = Sandbox("tests.shared.test_expendable:group_priority_after", megabytes=64, slow=True)
+    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + expendable.NICENESS)
+    try:
+        assert child.call(0.0, seconds=PATIENCE_S) == lower
+        first = child.pid
+        assert child.call(0.2, seconds=PATIENCE_S) == lower and child.pid == first
+        assert group.call(0.0, seconds=PATIENCE_S) == expendable.NICENESS or not AUTOGROUP.exists()
+    finally:
+        child.close()
+        group.close()
+
+
+def test_tenant_is_slow_for_a_while_after_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    slow = SlowTenants()
+    slow.note("a", expendable.YIELD_S / 2)
+    slow.note("b", 2 * expendable.YIELD_S)
+    assert "a" not in slow and "b" in slow and "c" not in slow
+    now += expendable.SLOW_S / 2
+    slow.note("b", 0.0)
+    slow.note("a", 1.0)
+    now += expendable.SLOW_S / 2
+    assert "b" not in slow and "a" in slow
 
 
 def group_priority_after(seconds: float) -> int:

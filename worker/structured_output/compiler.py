@@ -3,7 +3,8 @@
 The compiler uses llguidance and the vocabulary in tokenizer.json. It caches the most recently used grammars by their
 text, including invalid grammars. A child process compiles each grammar first, with a smaller stack, and with limits of
 time and memory. If a grammar crashes llguidance, only the child process and this grammar's request end. Each tenant
-uses at most one thread.
+uses at most one thread. Tenants whose grammars take long have threads with a lower priority, and so have their
+children, because a forward takes twice as long if another thread occupies one of two cores.
 
 Reading a vocabulary of 128,000 tokens holds the GIL for about a second, so it is read while the weights are read.
 Compiling a grammar hardly holds the GIL.
@@ -12,6 +13,7 @@ Compiling a grammar hardly holds the GIL.
 import re
 import resource
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +24,8 @@ import msgspec
 
 from shared import grammar_trial
 from shared.checkpoint import spelled
-from shared.machine import return_memory
-from shared.sandbox import Killed, Lost, NotStarted, Raised, Sandbox, TookTooLong, TurnQueue
+from shared.machine import lower_own_priority, return_memory
+from shared.sandbox import NICENESS, Killed, Lost, NotStarted, Raised, Sandbox, SlowTenants, TookTooLong, TurnQueue
 from worker.structured_output.masks_ahead import Mask, MasksAhead, computed, mask_bytes
 from worker.structured_output.matcher import Matcher, error_text
 
@@ -67,6 +69,8 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._pool = _roomy_threads()
+        self._slow_pool = _roomy_threads(NICENESS)
+        self._slow = SlowTenants()
         self._turns = TurnQueue(THREADS)
         self._ahead = MasksAhead(vocab_size, lambda: self.wake())
         self._trials = threading.local()  # each thread has its own child process
@@ -100,16 +104,18 @@ class GrammarCompiler:
         return self._chars > MAX_CACHED_CHARS or sum([*self._grown.values()]) > MAX_CACHED_BYTES
 
     def _start(self, text: str, tenant: str, future: "Future[Grammar]") -> None:
+        slow = tenant in self._slow
         try:
-            self._pool.submit(self._run, text, tenant, future)
+            (self._slow_pool if slow else self._pool).submit(self._run, text, tenant, future, slow)
         except RuntimeError:  # the pool was shut down
             future.cancel()
 
-    def _run(self, text: str, tenant: str, future: "Future[Grammar]") -> None:
-        before = rss_bytes()
+    def _run(self, text: str, tenant: str, future: "Future[Grammar]", slow: bool) -> None:
+        before, trial = rss_bytes(), self._trial(slow)
+        began = time.monotonic()
         try:
-            self._try(text)
-            before = rss_bytes()
+            self._try(text, trial)
+            before, began = rss_bytes(), time.monotonic()
             grammar = _compile(text, self._vocabulary, self._vocab_size, self._ahead)
             if (grown := rss_bytes() - before) > 0 and text in self._cache:
                 self._grown[text] = grown
@@ -119,13 +125,18 @@ class GrammarCompiler:
         finally:
             if rss_bytes() - before >= TRIMMED_BYTES:
                 return_memory()  # of grammars that left the cache, or could not be compiled
+            self._slow.note(tenant, trial.took + time.monotonic() - began)
             self._turns.leave(tenant)
 
-    def _try(self, text: str) -> None:
-        """Compiles a grammar in a child process. Raises InvalidGrammar if the compilation fails or the child dies."""
-        trial = getattr(self._trials, "child", None)
+    def _trial(self, slow: bool) -> Sandbox:
+        """Returns the child process of this thread."""
+        trial: Sandbox | None = getattr(self._trials, "child", None)
         if trial is None:
-            trial = self._trials.child = Sandbox(grammar_trial.COMPILE, megabytes=grammar_trial.MEGABYTES)
+            trial = self._trials.child = Sandbox(grammar_trial.COMPILE, megabytes=grammar_trial.MEGABYTES, slow=slow)
+        return trial
+
+    def _try(self, text: str, trial: Sandbox) -> None:
+        """Compiles a grammar in a child process. Raises InvalidGrammar if the compilation fails or the child dies."""
         try:
             trial.call(text, seconds=grammar_trial.SECONDS)
         except (TookTooLong, Killed, NotStarted) as failure:
@@ -135,7 +146,8 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """Cancels compilations that have not started. Does not wait for running compilations."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._slow_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._ahead.close()
 
     def _load(self) -> "LLTokenizer":
@@ -154,9 +166,14 @@ def rss_bytes() -> int:
         return 0
 
 
-def _roomy_threads() -> ThreadPoolExecutor:
-    """Returns a pool of threads with large stacks. Starts all threads at once, while the large stack size is set."""
-    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+def _roomy_threads(niceness: int = 0) -> ThreadPoolExecutor:
+    """Returns a pool of threads with large stacks. Starts all threads at once, while the large stack size is set.
+
+    niceness: how much lower the priority of the threads is, on Linux
+    """
+    pool = ThreadPoolExecutor(
+        THREADS, thread_name_prefix="grammar", initializer=lower_own_priority, initargs=(niceness,)
+    )
     all_run = threading.Barrier(THREADS)
     before = threading.stack_size(STACK)
     try:

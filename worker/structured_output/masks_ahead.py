@@ -6,8 +6,6 @@ thread has a low priority, because the forward needs the cores. Tenants take tur
 so it is the same here and in a step.
 """
 
-import os
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.machine import lower_own_priority
 from shared.sandbox import TurnQueue
 
 NICENESS = 10  # beside two busy threads it gets a tenth of a core
@@ -40,7 +39,9 @@ class MasksAhead:
         self._nbytes = mask_bytes(vocab_size)
         self._wake = wake
         self._turns = TurnQueue(1)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks", initializer=_yield)
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="masks", initializer=lower_own_priority, initargs=(NICENESS,)
+        )
 
     def begin(self, state: State, owner: object, tenant: str) -> Mask:
         """Begins to compute a mask. The state may not be used elsewhere meanwhile. The work is dropped with its owner.
@@ -84,8 +85,3 @@ def computed(state: State, nbytes: int) -> tuple[Bits, float]:
     bits, began = np.zeros(nbytes, np.uint8), time.thread_time()
     state.unsafe_compute_mask_ptr(bits.ctypes.data, nbytes)
     return bits, time.thread_time() - began
-
-
-def _yield() -> None:
-    if hasattr(os, "setpriority"):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

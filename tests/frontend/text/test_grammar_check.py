@@ -77,9 +77,9 @@ async def test_route_with_a_deep_grammar_refuses_it_by_name(path: str, tokenizer
 
 def test_error_of_a_known_grammar_asks_no_child() -> None:
     made = build.regex("abc", "x")
-    for child in list(grammar_check.CHECKS.idle.queue):
+    for child in grammar_check.CHECKS.idle():
         child.close()
-    assert grammar_check.error(made, True) == "" and not any(one.pid for one in grammar_check.CHECKS.idle.queue)
+    assert grammar_check.error(made, True) == "" and not any(one.pid for one in grammar_check.CHECKS.idle())
 
 
 def test_check_of_a_grammar_that_takes_too_long_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_child_killed_during_a_check_costs_that_request(monkeypatch: pytest.Monk
 
 
 def test_check_without_a_child_asks_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    for child in list(grammar_check.CHECKS.idle.queue):
+    for child in grammar_check.CHECKS.idle():
         child.close()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(Overloaded, match="cannot be checked"):
