@@ -301,15 +301,17 @@ def _address_space() -> int:
 
 
 class SlowTenants:
-    """The tenants whose latest work took long. Their next work gets a low priority from its start, so that a client
-    that sends one long piece after another does not slow down others. Threads may share it."""
+    """The tenants whose latest work took long. Their next work gets a low priority from its start, or is left out, so
+    that a client that sends one long piece after another does not slow down others. Threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, long_s: float | None = None) -> None:
+        """long_s: seconds of a long piece of work; None: YIELD_S"""
+        self._long_s = long_s
         self._until: dict[str, float] = {}  # by the time at which they no longer count as slow, the first one first
 
     def note(self, tenant: str, seconds: float) -> None:
         """Notes how long a piece of the tenant's work took, in seconds."""
-        if seconds < YIELD_S:
+        if seconds < (YIELD_S if self._long_s is None else self._long_s):
             return
         now = time.monotonic()
         self._until = {one: until for one, until in [*self._until.items()] if until > now and one != tenant}

@@ -9,7 +9,8 @@ Drafts therefore change only the speed, and a rejected draft costs one row.
 The row after a draft is sampled as if the draft were a token of the output: penalties and samplers count it, and
 grammars and rules mask the row with a copy of their state that has accepted it. Drafts that a rule forbids are not
 computed. Ids that a rule forces are drafts themselves, and the drafter proposes what follows them. What the host takes
-for such a row is a part of its cost.
+for such a row is a part of its cost. Copies of a hostile grammar's state and the ids that it forces take up to a tenth
+of a second; a tenant with such a grammar gets no drafts under grammars beside other tenants.
 
 Drafts take nothing from other sequences: they use the free rows of a tile in a step without prompt chunks, and the free
 slots in the last page of a sequence. K/V that a rejected draft has written is overwritten before it is read.
@@ -19,12 +20,14 @@ failed one and computes the accepted tokens again; it may have drafts, too. The 
 its rejection would repeat, so sequences with a recurrent state get fewer drafts.
 """
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol
 
+from shared.sandbox import SlowTenants
 from worker.kv_cache.recent_texts import Scope, ScopedTexts
-from worker.scheduler.host_budget import STEP_S, decodes_host_s
+from worker.scheduler.host_budget import HEAVY_S, STEP_S, decodes_host_s
 from worker.scheduler.ngrams import LEARNING_RATE, Acceptance, NgramDrafter
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.sequence import TILE, Chunk, Constraint, Ids, Prediction, Sequence
@@ -71,6 +74,7 @@ class Speculation:
         self.drafters: dict[Sequence, Drafter] = {}  # the drafter of each sequence, until the sequence leaves
         # Without a prefix cache, requests leave no trace in the speed of others; so they do here.
         self.texts = ScopedTexts() if config.prefix_cache else None
+        self._slow = SlowTenants(HEAVY_S)  # for whose grammars the drafts took long to find
         self._config = config
         self._rows = min(TILE, config.max_step_tokens)
 
@@ -94,6 +98,7 @@ class Speculation:
         cost = MARGIN * costs(len(decodes)) * len(decodes)  # in units of the step's time per decode
         if self.proposer is not None:
             self._ask_model(self.proposer, decodes, free // len(decodes), cost, costs)
+        shared = len({chunk.sequence.turn.tenant for chunk in decodes}) > 1
         extended, host_s = [], STEP_S - decodes_host_s(decodes)
         for left, chunk in zip(range(len(decodes), 0, -1), decodes, strict=True):
             limit, own_cost = min(free // left, self._limit(chunk)) if chunk.samples else 0, cost
@@ -101,6 +106,8 @@ class Speculation:
                 own_cost += MARGIN * costs.of_host(len(decodes), row_s) * len(decodes)
                 limit = 0 if crowded and chunk.sequence.host.heavy else min(limit, int(host_s / left / row_s))
                 host_s -= limit * row_s
+            if shared and chunk.sequence.constraint is not None and chunk.sequence.turn.tenant in self._slow:
+                limit = 0
             if limit > 0:
                 chunk = self._with_drafts(chunk, limit, own_cost)
                 free -= len(chunk.drafts)
@@ -153,7 +160,9 @@ class Speculation:
         if sequence.constraint is None:
             drafts = self._propose(chunk, limit, cost)
         else:
+            began = time.thread_time()
             drafts, forced = self._allowed(chunk, sequence.constraint, limit, cost)
+            self._slow.note(sequence.turn.tenant, time.thread_time() - began)
         length = chunk.length + len(drafts)
         return Chunk(sequence, chunk.start, length, True, drafts, forced) if drafts else chunk
 

@@ -1,5 +1,6 @@
 """Speculation: drafts use only the tokens that a step has left, and change neither the output nor the order of work."""
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from shared.messages import Outcome
 from shared.messages.requests import SamplerChain
 from tests.worker.scheduler.harness import EOS, OracleDrafter, Rig, Rule, chain, commit, next_id, reference, set_drafter
-from worker.scheduler.host_budget import STEP_S, HostWork
+from worker.scheduler.host_budget import HEAVY_S, STEP_S, HostWork
 from worker.scheduler.ngrams import INDEXED_PER_STEP, NgramDrafter
 from worker.scheduler.sequence import TILE, Chunk, MirostatRecord, Plan, Sequence
 
@@ -323,6 +324,22 @@ def test_drafts_use_only_the_host_time_that_decodes_leave() -> None:
     one.step()
     assert drafts(one.plan()) == [2, 7], "five sixths are left, half of them for each sequence"
     assert free.host is None
+
+
+def test_drafts_under_a_grammar_that_takes_long_are_none_beside_other_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drafted(call_s: float, tenants: tuple[str, ...]) -> list[int]:
+        """Returns the drafts of a second step. call_s: how long the search for drafts takes under the grammar"""
+        monkeypatch.setattr("worker.scheduler.drafts.time.thread_time", count(step=call_s).__next__)
+        one = speculating()
+        sequences = [submit(one, [i + 1, 2, 3], 60, tenant=tenant) for i, tenant in enumerate(tenants)]
+        one.step()
+        sequences[0].constraint = Rule()
+        one.step()
+        return drafts(one.plan())
+
+    assert drafted(HEAVY_S / 2, ("a", "b")) == drafted(HEAVY_S, ("a", "a")) == [7, 7]
+    assert drafted(HEAVY_S, ("a",)) == [7]
+    assert drafted(HEAVY_S, ("a", "b")) == [0, 7]
 
 
 def test_drafts_that_were_rejected_are_never_published() -> None:
