@@ -15,6 +15,7 @@ import logging
 import math
 import signal
 import socket
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,9 @@ BEAT_S = 0.2
 # Decoding a frame for thousands of streams creates far more live objects than Python's threshold of 700. With that
 # threshold, garbage collections would run often and find nothing.
 GC_THRESHOLDS = (50_000, 20, 20)
+# How long a thread that reads a grammar or a large body may keep the event loop waiting for the GIL; Python's own 5 ms
+# would delay every token of other streams.
+SWITCH_S = 0.001
 
 
 class Server(uvicorn.Server):
@@ -146,6 +150,7 @@ def serve(
         ConfigError: the file of API keys, a certificate or a key of the wire cannot be used.
     """
     map_large_buffers()
+    sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(settings, sockets, heartbeat or Heartbeat(), hold=hold))
 

@@ -23,7 +23,7 @@ from frontend.structured_output import grammar_check
 from frontend.structured_output import json_schema as json_schema_reader
 from frontend.structured_output.fault import at_fault, without
 from frontend.structured_output.json_schema import Supported, shown_path
-from frontend.structured_output.productive_rules import may_force, terminals, unproductive
+from frontend.structured_output.productive_rules import Rules, may_force, read, terminals, unproductive
 from shared.sandbox import Killed, Lost, Raised, TookTooLong
 
 S = TypeVar("S", bound=dict[str, Any] | bool)
@@ -114,12 +114,12 @@ def lark(text: str, param: str) -> str:
         raise _refused(param, str(error)) from None
     except Raised as error:  # the library's parser may raise anything
         raise _refused(param, f"neither Lark nor GBNF: {str(error).partition(': ')[2]}") from None
-    text = bounded(text)
-    checked = _checked(_of_lark(text), param, compiles=True)
-    if endless := unproductive(text):
+    rules = read(text)
+    checked = _checked(_of_lark(_bounded(text, rules)), param, compiles=True)
+    if endless := unproductive(rules):
         raise _refused(param, f"no text of these rules ends: {_listed(endless)}")
     try:
-        parts = terminals(text, MAX_PARTS)
+        parts = terminals(rules, MAX_PARTS)
     except ValueError as error:
         raise _refused(param, str(error)) from None
     if empty := _without_text(parts):
@@ -129,7 +129,11 @@ def lark(text: str, param: str) -> str:
 
 def bounded(lark: str) -> str:
     """Returns a Lark grammar for which llguidance does not look ahead without an end (see `may_force`)."""
-    return f"{lark}\n{NO_FORCING}" if may_force(lark) else lark
+    return _bounded(lark, read(lark))
+
+
+def _bounded(lark: str, rules: Rules) -> str:
+    return f"{lark}\n{NO_FORCING}" if may_force(rules) else lark
 
 
 def _without_text(parts: dict[str, str]) -> list[str]:

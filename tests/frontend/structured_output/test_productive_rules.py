@@ -5,7 +5,7 @@ import pytest
 from frontend.errors import Unprocessable
 from frontend.structured_output import grammar as build
 from frontend.structured_output.json_schema import supported
-from frontend.structured_output.productive_rules import may_force, terminals, unproductive
+from frontend.structured_output.productive_rules import may_force, read, terminals, unproductive
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from frontend.structured_output.productive_rules import may_force, terminals, un
     ],
 )
 def test_reachable_rules_without_an_end_are_found(grammar: str, expected: list[str]) -> None:
-    assert unproductive(grammar) == expected
+    assert unproductive(read(grammar)) == expected
 
 
 @pytest.mark.parametrize("grammar", ['start: "a" b | "c"\nb: "x" b\n', 'root ::= "a" b | "c"\nb ::= "x" b\n'])
@@ -38,21 +38,21 @@ def test_grammar_with_a_dead_end_is_refused_by_the_rules_name(grammar: str) -> N
 
 def test_long_chain_of_rules_is_read_in_time() -> None:
     chain = "".join(f'r{i}: "x" r{i + 1}\n' for i in range(9000))
-    assert unproductive(f'start: r0\n{chain}r9000: "y"\n') == []
+    assert unproductive(read(f'start: r0\n{chain}r9000: "y"\n')) == []
 
 
 @pytest.mark.parametrize(("last", "forced"), [("/[ab]/", False), ("/a+/", True), ("(/[ab]/)*", True)])
 def test_long_chain_of_terminals_is_read_in_time(last: str, forced: bool) -> None:
     chain = "".join(f"T{i}: [T{i + 1}]\n" for i in range(12_000))
-    assert may_force(f"start: T0\n{chain}T12000: {last}") == forced
+    assert may_force(read(f"start: T0\n{chain}T12000: {last}")) == forced
 
 
 def test_terminals_that_repeat_long_ones_are_refused() -> None:
     chain = "".join(f"T{i}: [T{i + 1}]\n" for i in range(12_000))
     grammar = f"start: T0\n{chain}T12000: /[^a]/"
-    assert len(terminals(f"{grammar}\n".replace("/[^a]/", "/[ab]/"), 0)) == 0
+    assert len(terminals(read(f"{grammar}\n".replace("/[^a]/", "/[ab]/")), 0)) == 0
     with pytest.raises(ValueError, match="made of long ones"):
-        terminals(grammar, 1 << 20)
+        terminals(read(grammar), 1 << 20)
 
 
 @pytest.mark.parametrize(("last", "possible"), [({"type": "integer"}, True), ({"$ref": "#/$defs/d0"}, False)])
