@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -126,8 +127,20 @@ def _private(folder: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.geteuid():
             raise RunDirError(f"--run-dir {folder} belongs to another user")
+        if holds_others_files(folder, "lock"):
+            raise RunDirError(f"--run-dir {folder} is used by other programs: name a folder for this server alone")
         folder.chmod(0o700)
     return folder
+
+
+def holds_others_files(folder: Path, own: str) -> bool:
+    """Whether other users can enter a folder, and it has files, but none that matches `own`.
+
+    Such a folder (/tmp, /etc, a home) must not be closed to others: they use it.
+    """
+    if not stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        return False
+    return any(folder.iterdir()) and not any(folder.glob(own))
 
 
 @contextlib.contextmanager

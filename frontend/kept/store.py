@@ -12,6 +12,7 @@ them.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import queue
@@ -75,6 +76,7 @@ CREATE INDEX IF NOT EXISTS batch_lines_waiting ON batch_lines (batch, number) WH
 CREATE INDEX IF NOT EXISTS batch_lines_states ON batch_lines (batch, state, bytes);
 CREATE TABLE IF NOT EXISTS owners (id TEXT PRIMARY KEY, seen REAL NOT NULL);
 """
+MAGIC = b"SQLite format 3\0"  # how every file of SQLite begins
 VERSION = 2  # of the schema, in the file's user_version
 AT_ONCE = 1024  # how many functions share a transaction at most
 BEAT_S = 1.0  # interval at which a process shows that it lives
@@ -300,11 +302,17 @@ def _attempt(db: sqlite3.Connection, job: _Job) -> None:
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Opens the file, which is made if there is none: for its owner only. Raises sqlite3.Error and OSError."""
+    """Opens the file, which is made if there is none: for its owner only. Raises sqlite3.Error and OSError.
+
+    What is not a store (a folder, a device, another program's file) keeps its permissions.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(FileExistsError):  # a file of this process must not be closed beside SQLite: its locks would go
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    if path.stat().st_uid == os.geteuid() and path.stat().st_mode & 0o077:
+    info = path.stat()
+    if problem := not_a_file(path):
+        raise OSError(errno.EINVAL, problem, str(path))
+    if info.st_uid == os.geteuid() and info.st_mode & 0o077 and _begins_as_a_store(path):
         path.chmod(0o600)
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
@@ -322,6 +330,18 @@ def open_file(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def not_a_file(path: Path) -> str:
+    """Says why no store can be at a path: that it is a folder or a device; empty if one can be there."""
+    if path.is_dir():
+        return "it is a folder"
+    return "it is no regular file" if path.exists() and not path.is_file() else ""
+
+
+def _begins_as_a_store(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) in (b"", MAGIC)
 
 
 def _raise_version(db: sqlite3.Connection) -> None:

@@ -195,7 +195,7 @@ class DetokenizeRequest(RequestModel):
 async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
     """Encodes `prompt`, by default with the tokenizer's special tokens, or else `messages`, rendered as a chat."""
     check_model(request.model, context)
-    prompt, special = request.prompt, request.add_special_tokens
+    prompt, special, longest = request.prompt, request.add_special_tokens, context.max_seq_len
     if (prompt is None) == (request.messages is None):
         raise BadRequest("give either `prompt` or `messages`", param="prompt")
     if prompt is None:
@@ -208,7 +208,7 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
     else:
         check_counted("prompt", len(prompt), context)
         ids = await context.tokenizer.encode(prompt, special is not False)
-    return Tokens(tokens=[*ids], count=len(ids), max_model_len=context.max_seq_len or None)
+    return Tokens(tokens=[*ids], count=len(ids), max_model_len=longest or None)
 
 
 async def detokenize(request: DetokenizeRequest, context: ModelContext) -> Prompt:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from frontend.api.formats import API_FORMATS
+from frontend.api.pooling import score
 from frontend.api.verification import VerifyRequest, read_claim
 from frontend.app_state import AppState, json_response
 from frontend.errors import BadRequest
@@ -23,11 +24,11 @@ from frontend.routes.pooling import POOLING_FORMATS, pool
 from frontend.schema.base import RequestModel
 from frontend.server.middleware import RECORD
 
-ROUTES = {  # field → the only route with this field. The first of these fields that a body has decides.
+ROUTES = {  # field → the route that needs this field. The first of these fields that a body has decides.
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "input": "/v1/embeddings",
-    "text_1": "/v1/score",
+    **dict.fromkeys(score.FIRST, "/v1/score"),
     "query": "/v1/rerank",
 }
 _Fields = dict[str, msgspec.Raw]

@@ -129,6 +129,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._received = 0  # bytes since the last complete head or request, not counting bytes of a body
         self._unfinished: list[Any] = []  # unfinished pipelined cycles before the newest one
         self._deaf = False  # whether the client was refused, so that input is ignored
+        self._last_word: EarlyRefusal | None = None  # a refusal that is sent after the responses before it
         self._half_closed = False  # whether the client sends no more, and waits for its responses
         self._phase, self._progress, self._since = "", object(), 0.0  # see `check_timeouts`
 
@@ -163,7 +164,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Returns whether the connection stays open for responses to requests that are complete."""
         current = [cycle for cycle in (*self._unfinished, self.cycle) if cycle and not cycle.response_complete]
         complete = current and not current[-1].more_body and not self._in_head()
-        if not complete or self._deaf or not self.transport.can_write_eof():
+        refused = self._deaf and self._last_word is None
+        if not complete or refused or not self.transport.can_write_eof():
             return False
         if any(cycle.scope["http_version"] == "1.0" for cycle in current):
             return False
@@ -202,8 +204,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._half_closed and self.cycle.response_complete and not self.pipeline:
-            self.transport.close()
+        if self.cycle.response_complete and not self.pipeline:
+            if self._last_word is not None:
+                self._send_refusal(self._last_word)
+            elif self._half_closed:
+                self.transport.close()
         self._abort_after_tls_close()
 
     def _abort_after_tls_close(self) -> None:
@@ -310,9 +315,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, refusal: EarlyRefusal) -> None:
-        """Sends the refusal and closes. Nothing is sent if it would end up in the middle of another response."""
+        """Sends the refusal and closes. Nothing is sent if it would end up in the middle of another response.
+
+        A client with too many pipelined requests did nothing wrong with those before, which are complete. They are
+        answered, and the refusal comes after them.
+        """
         self._deaf = True
         self._on_refused(refusal.code)
+        if refusal is TOO_MANY_PIPELINED:
+            self.pipeline.popleft()
+            self.cycle, _ = self.pipeline[0]
+            self.scope = self.cycle.scope
+            self._last_word = refusal
+            return
         current = [cycle for cycle in (*self._unfinished, self.cycle) if cycle and not cycle.response_complete]
         responding = any(cycle.response_started or not cycle.more_body for cycle in current)
         for cycle in current:
@@ -321,6 +336,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if responding:
             self.transport.close()
             return
+        self._send_refusal(refusal)
+
+    def _send_refusal(self, refusal: EarlyRefusal) -> None:
         self.transport.write(_response(refusal))
         self._linger()
 

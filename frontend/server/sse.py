@@ -108,6 +108,8 @@ class EventStream(EventSourceResponse):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(iter(()), headers=headers, media_type=framing.media_type, ping=keepalive_s)
+        # The base class's `connection: keep-alive` would contradict the `connection: close` of a last response.
+        self.raw_headers = [one for one in self.raw_headers if one[0] != b"connection"]
         self._framing = framing
         self._source = source
         self._writer = writer

@@ -2,14 +2,14 @@
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.ollama import types
 from frontend.api.ollama.output import check_model, error, status
-from frontend.api.ollama.types import OllamaModelName
+from frontend.api.ollama.types import KeepAlive, OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
 from frontend.api.pooling.segments import LongInputs
@@ -41,7 +41,7 @@ class EmbedRequest(RequestModel):
         bool | None, doc("true: a text that is too long is cut at its end; absent or false: it is refused")
     ] = None
     long_inputs: LongInputs = None
-    keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
+    keep_alive: KeepAlive = None
 
 
 REQUEST = EmbedRequest

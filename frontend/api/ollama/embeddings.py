@@ -1,11 +1,11 @@
 """Ollama's older /api/embeddings: the vector of one text."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.ollama import types
 from frontend.api.ollama.output import check_model, error, status
-from frontend.api.ollama.types import OllamaModelName
+from frontend.api.ollama.types import KeepAlive, OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import PoolingFields, collect
 from frontend.model_context import ModelContext
@@ -23,7 +23,7 @@ class OneEmbeddingRequest(RequestModel):
 
     model: OllamaModelName
     prompt: Annotated[Text, doc("The text")]
-    keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
+    keep_alive: KeepAlive = None
 
 
 REQUEST = OneEmbeddingRequest

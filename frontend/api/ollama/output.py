@@ -152,7 +152,8 @@ def loaded(request: AnswerFields, make: Callable[[dict[str, Any]], types.OllamaA
 
     A server with one model has nothing to do. With many models, the route has done the loading (ModelTable.usable).
     """
-    unload = request.keep_alive in (0, "0")
+    kept = request.keep_alive
+    unload = kept is not None and not str(kept).strip("-0.msh")  # 0, "0", "0s", "0h0m"
     fields = {"model": request.model, "created_at": rfc3339(int(time.time()))}
     return to_json(make(fields | {"done": True, "done_reason": "unload" if unload else "load"})) + b"\n"
 

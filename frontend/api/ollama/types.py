@@ -37,6 +37,7 @@ from frontend.schema.request_fields import (
 from frontend.schema.responses import Capability, Size
 from frontend.structured_output.fields import Kind, StructuredOutput
 from frontend.text.chat_template import Source, base64_source, found_in, within
+from shared.model_list import MOST_S
 
 Unlimited = Annotated[int, Meta(ge=-2, le=MOST)]  # 0 and negative values: no limit
 OllamaModelName = Annotated[Text, doc("The served name, see `/api/tags`; `:latest` may follow it")]
@@ -89,6 +90,13 @@ class Options(RequestModel):
         )  # fmt: skip
 
 
+_Duration = Annotated[str, Meta(pattern=r"^-?(\d{1,12}(\.\d{1,9})?|(\d{1,12}(\.\d{1,9})?(ms|s|m|h))+)$")]
+KeepAlive = Annotated[
+    Annotated[float, Meta(le=MOST_S)] | _Duration | None,
+    doc("How long the model stays loaded, where there are many: `90s`, `1h30m`, seconds; negative: for ever"),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The data of a request that its response repeats."""
@@ -109,12 +117,12 @@ class AnswerFields(RequestModel):
         Literal["", "json"] | dict[str, Any] | None, doc("`json`, or a JSON schema that the answer keeps to")
     ] = None
     think: Annotated[
-        bool | Literal["low", "medium", "high"] | None,
+        bool | Literal["low", "medium", "high", "max"] | None,
         doc("Whether to think, and how much if a model knows degrees"),
     ] = None
     chat_template_kwargs: TemplateArguments = None
     receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
-    keep_alive: Annotated[Any, doc("How long the model stays loaded, where there are many")] = None
+    keep_alive: KeepAlive = None
 
     @property
     def chosen(self) -> Options:

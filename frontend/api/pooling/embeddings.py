@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta
 
@@ -19,6 +19,7 @@ from frontend.api.pooling.fields import (
     check_prompts,
     check_texts,
     collect,
+    only_without,
     pooling_request,
 )
 from frontend.api.pooling.segments import LongInputs, SegmentedText, segmented, shared_beginning
@@ -38,6 +39,8 @@ _Normalize = Annotated[bool | None, doc("Whether vectors get the length 1; absen
 
 
 class EmbeddingRequest(CutFields):
+    ONLY: ClassVar = only_without("use_activation")
+
     input: Annotated[
         str | list[str | _Token | list[_Token]],
         Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_INPUTS)),
@@ -51,10 +54,20 @@ class EmbeddingRequest(CutFields):
     ] = None
     add_special_tokens: Annotated[bool, doc("Whether the tokenizer adds its own tokens to a text")] = True
     normalize: _Normalize = None
+    use_activation: Annotated[
+        bool | None, doc("false: vectors as they are, without the length 1; true or absent: as the checkpoint says")
+    ] = None
     long_inputs: LongInputs = None
 
     def __post_init__(self) -> None:
         listed_inputs(self.input)
+        if self.normalize is not None and self.use_activation is False:
+            raise FieldError("use_activation", "cannot go with `normalize`", code="conflicting_fields")
+
+    @property
+    def normalized(self) -> bool | None:
+        """Whether vectors get the length 1; None: as the checkpoint says."""
+        return False if self.use_activation is False else self.normalize
 
     @property
     def inputs(self) -> list[Input]:
@@ -86,7 +99,7 @@ async def parse(request: EmbeddingRequest, context: ModelContext) -> GenerationR
     check_model(request.model, context)
     return await embedding_request(
         request, request.inputs, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
-        special=request.add_special_tokens, cut=request.cut, normalized=request.normalize, long=request.long_inputs,
+        special=request.add_special_tokens, cut=request.cut, normalized=request.normalized, long=request.long_inputs,
         format_data=VectorForm(request.encoding_format == "base64"),
     )  # fmt: skip
 

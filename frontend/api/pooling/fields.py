@@ -41,6 +41,11 @@ class PoolingFields(RequestModel):
     deadline_ms: Annotated[Positive | None, doc("Time limit from the request's arrival; then 504")] = None
 
 
+def only_without(name: str) -> dict[str, Sequence[Any]]:
+    """Returns the fields of unsupported features without one that a type of requests supports."""
+    return {field: values for field, values in PoolingFields.ONLY.items() if field != name}
+
+
 class CutFields(PoolingFields):
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=MOST)] | None,
@@ -241,10 +246,15 @@ def usage_of(usage: Usage) -> PoolingUsage:
 
 @dataclass(frozen=True, slots=True)
 class VectorForm:
-    """How a response writes its vectors. norm: llama.cpp's `embd_normalize`; None: as the worker sent them"""
+    """How a response writes its vectors.
+
+    norm: llama.cpp's `embd_normalize`; None: as the worker sent them
+    raw: whether the labels of a classification head are logits instead of probabilities
+    """
 
     base64: bool = False
     norm: int | None = None
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What a model makes of texts, in vLLM's format: a vector of each text, of each of its tokens, or logits of labels."""
 
 import base64
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -17,9 +18,18 @@ from frontend.schema.base import JsonArray, ResponseModel, in_slices, to_json
 from frontend.schema.request_fields import doc
 from frontend.schema.responses import Size
 from shared.messages import PoolingKind
+from shared.wire import pack_f32
 
 NAME, PREFIX, TASKS = "pooling", "pool", ("embed", "score")
 OF_TASK = {"embed": ("embed", "token_embed"), "score": ("classify",)}
+# The fields that only vectors have: the value beside null that changes nothing for labels, and why others are refused.
+OF_VECTORS: Mapping[str, tuple[Any, str]] = {
+    "long_inputs": (None, "labels have no mean over segments"),
+    "dimensions": (None, "there is a number for each label"),
+    "prompt_name": (None, "a classifier reads a text without a prompt"),
+    "normalize": (False, "labels have no length"),
+    "add_special_tokens": (True, "a classifier reads a text with the tokenizer's own tokens; ids are taken as they are"),
+}
 
 
 class PoolingRequest(EmbeddingRequest):
@@ -62,16 +72,15 @@ async def parse(request: PoolingRequest, context: ModelContext) -> GenerationReq
         raise Unprocessable(
             f"`task` is `{wanted}`; this model can {' or '.join(known)}", param="task", code="out_of_range"
         )
-    form = VectorForm(request.encoding_format == "base64")
+    form = VectorForm(request.encoding_format == "base64", raw=request.use_activation is False)
     if wanted == "classify":
-        if request.long_inputs is not None:
-            raise Unprocessable(
-                "`long_inputs`: labels have no mean over segments", param="long_inputs", code="out_of_range"
-            )
+        for name, (left, why) in OF_VECTORS.items():
+            if getattr(request, name) not in (None, left):
+                raise Unprocessable(f"`{name}`: {why}", param=name, code="out_of_range")
         return await label_request(request, request.inputs, context, param="input", cut=request.cut, format_data=form)
     return await embedding_request(
         request, request.inputs, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
-        special=request.add_special_tokens, cut=request.cut, normalized=request.normalize, format_data=form,
+        special=request.add_special_tokens, cut=request.cut, normalized=request.normalized, format_data=form,
         kind=PoolingKind.TOKENS if wanted == "token_embed" else None, long=request.long_inputs,
     )  # fmt: skip
 
@@ -84,16 +93,18 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     written = JsonArray(each=4)
 
     def write(index: int) -> None:
-        numbers: Any = vectors.floats(index).tolist()
+        packed, numbers = vectors.packed[index], list[Any](vectors.floats(index))
+        if kind is PoolingKind.LOGITS and not form.raw:
+            numbers = activated(numbers, task)
+            packed = pack_f32(numbers)
+        data: Any = numbers
         if form.base64:
-            numbers = base64.b64encode(vectors.packed[index]).decode()
+            data = base64.b64encode(packed).decode()
         elif kind is PoolingKind.TOKENS:
             width = len(numbers) // len(request.prompts[index])
-            numbers = [numbers[at : at + width] for at in range(0, len(numbers), width)]
-        elif kind is PoolingKind.LOGITS:
-            numbers = activated(numbers, task)
+            data = [numbers[at : at + width] for at in range(0, len(numbers), width)]
         parts = UNSET if segments is None else segments.counts[index]
-        written.append(PooledData(index=index, data=numbers, segments=parts))
+        written.append(PooledData(index=index, data=data, segments=parts))
 
     await in_slices(range(len(vectors.packed)), write)
     data: Any = written.raw

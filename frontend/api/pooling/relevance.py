@@ -9,7 +9,7 @@ https://huggingface.co/Qwen/Qwen3-Reranker-0.6B
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
@@ -21,6 +21,7 @@ from frontend.api.pooling.fields import (
     check_seconds,
     check_texts,
     collect,
+    only_without,
     pooling_request,
 )
 from frontend.chat.prompt import encode_pairs, encode_texts
@@ -41,6 +42,11 @@ INSTRUCTION = "Given a web search query, retrieve relevant passages that answer 
 
 
 class RelevanceFields(CutFields):
+    ONLY: ClassVar = only_without("use_activation")
+
+    use_activation: Annotated[
+        bool | None, doc("false: scores are a classification head's logits; true or absent: between 0 and 1")
+    ] = None
     instruction: Annotated[Text | None, doc("What makes a document relevant, for models that are asked")] = None
 
 
@@ -79,6 +85,12 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
             param="instruction",
             code="unsupported_field",
         )
+    if fields.use_activation is False and (asked or task.name == "embed"):
+        raise Unprocessable(
+            "`use_activation`: only scores of a classification head have logits", param="use_activation",
+            code="unsupported_field",
+        )  # fmt: skip
+    raw = fields.use_activation is False
     cut = fields.cut
     if task.name == "embed":
         texts = [*pairs.first, *pairs.second]
@@ -111,7 +123,7 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
     check_prompts(pairs.second_field, prompts, context)
     check_seconds(pairs.first_field, prompts, seconds, context)
     pooling = Pooling(PoolingKind.LOGITS, token_ids=ids)
-    return pooling_request(fields, prompts, pooling, context, Judged(pairs), seconds)
+    return pooling_request(fields, prompts, pooling, context, Judged(pairs, raw=raw), seconds)
 
 
 async def pair_prompts(pairs: Sequence[tuple[str, str]], context: ModelContext) -> tuple[list[Prompt], Sequence[int]]:

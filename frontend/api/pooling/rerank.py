@@ -82,7 +82,8 @@ async def parse(request: RerankRequest, context: ModelContext) -> GenerationRequ
         asked = replace(pairs, second=await context.tokenizer.beginnings(documents, request.max_tokens_per_doc))
     scored = await relevance_request(request, asked, context)
     shown = request.return_text if bare else request.return_documents
-    judged = Judged(pairs, request.top_n or len(documents), shown, bare, request.raw_scores)
+    raw = request.raw_scores or request.use_activation is False
+    judged = Judged(pairs, request.top_n or len(documents), shown, bare, raw)
     return replace(scored, format_data=judged)
 
 

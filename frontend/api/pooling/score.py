@@ -1,5 +1,9 @@
-"""Scores of pairs of texts, in vLLM's format: one text against one or more others, or equally many on both sides."""
+"""Scores of pairs of texts, in vLLM's format: one text against one or more others, or equally many on both sides.
 
+vLLM has several names for the two sides, and its own tests and clients use all of them.
+"""
+
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -13,7 +17,7 @@ from frontend.api.pooling.relevance import Pairs, RelevanceFields, relevance_req
 from frontend.errors import BadRequest, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
-from frontend.schema.base import to_json
+from frontend.schema.base import FieldError, to_json
 from frontend.schema.request_fields import Text, doc
 
 NAME, PREFIX, TASKS = "score", "score", relevance.TASKS
@@ -21,9 +25,31 @@ NAME, PREFIX, TASKS = "score", "score", relevance.TASKS
 Texts = Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)]
 
 
+FIRST = ("text_1", "queries", "data_1")
+SECOND = ("text_2", "documents", "items", "data_2")
+
+
 class ScoreRequest(RelevanceFields):
-    text_1: Annotated[Text | Texts, doc("A text, such as a query; or one for each of `text_2`")]
-    text_2: Annotated[Text | Texts, doc("A text, such as a document, or several")]
+    text_1: Annotated[Text | Texts | None, doc("A text, such as a query; or one for each of `text_2`")] = None
+    text_2: Annotated[Text | Texts | None, doc("A text, such as a document, or several")] = None
+    queries: Annotated[Text | Texts | None, doc("Another name of `text_1`")] = None
+    documents: Annotated[Text | Texts | None, doc("Another name of `text_2`")] = None
+    items: Annotated[Text | Texts | None, doc("Another name of `text_2`")] = None
+    data_1: Annotated[Text | Texts | None, doc("Another name of `text_1`")] = None
+    data_2: Annotated[Text | Texts | None, doc("Another name of `text_2`")] = None
+
+    def __post_init__(self) -> None:
+        for names in (FIRST, SECOND):
+            self.side(names)
+
+    def side(self, names: Sequence[str]) -> tuple[str, str | list[str]]:
+        """Returns the one of these fields that is given, and its texts. Raises FieldError if none is, or several."""
+        given = [name for name in names if getattr(self, name) is not None]
+        if not given:
+            raise FieldError(names[0], "is missing", BadRequest, "missing_field")
+        if len(given) > 1:
+            raise FieldError(given[1], f"cannot go with `{given[0]}`", code="conflicting_fields")
+        return given[0], getattr(self, given[0])
 
 
 REQUEST = ScoreRequest
@@ -34,14 +60,15 @@ error = completions.error
 async def parse(request: ScoreRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the scores. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
-    first, second = _as_list(request.text_1), _as_list(request.text_2)
+    (first_name, first_texts), (second_name, second_texts) = request.side(FIRST), request.side(SECOND)
+    first, second = _as_list(first_texts), _as_list(second_texts)
     if len(first) not in (1, len(second)):
         raise BadRequest(
-            f"`text_1` has {len(first)} texts and `text_2` has {len(second)}: the first may have one, or as many",
-            param="text_1",
+            f"`{first_name}` has {len(first)} texts and `{second_name}` has {len(second)}: "
+            "the first may have one, or as many",
+            param=first_name,
         )
-    pairs = Pairs(first, second, "text_1", "text_2")
-    return await relevance_request(request, pairs, context)
+    return await relevance_request(request, Pairs(first, second, first_name, second_name), context)
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

@@ -35,6 +35,16 @@ def test_keygen_add_makes_one_more_frontend_and_keeps_the_worker(
     assert (tmp_path / "worker.key_secret").read_bytes() == worker
 
 
+def test_keygen_leaves_a_folder_of_other_programs_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").touch()
+    tmp_path.chmod(0o755)
+    code, _, err = sluice(capsys, "keygen", str(tmp_path))
+    assert code == 1 and f"{tmp_path} is used by other programs" in err
+    assert files(tmp_path) == {"other"} and stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
 def test_keygen_replaces_keys_only_with_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sluice(capsys, "keygen", str(tmp_path))
     worker = (tmp_path / "worker.key_secret").read_bytes()

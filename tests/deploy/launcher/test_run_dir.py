@@ -41,6 +41,20 @@ def test_named_run_dir_is_kept_and_belongs_to_one_server(socket_folder: Path) ->
         pass
 
 
+def test_folder_of_other_programs_is_refused_and_stays_as_it_was(socket_folder: Path) -> None:
+    folder = socket_folder / "shared"
+    (folder / "metrics").mkdir(parents=True)
+    folder.chmod(0o755)
+    with pytest.raises(RunDirError, match=r"shared is used by other programs"), run_dir(str(folder)):
+        pass
+    assert (folder / "metrics").is_dir() and stat.S_IMODE(folder.stat().st_mode) == 0o755
+    (folder / "metrics").rmdir()
+    for _ in range(2):  # an empty folder, and then one that a server had and somebody opened
+        with run_dir(str(folder)):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        folder.chmod(0o755)
+
+
 def test_run_dir_that_is_too_long_for_sockets_is_refused(
     socket_folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import random
 import sqlite3
+import stat
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,10 @@ from starlette.applications import Starlette
 
 from frontend.kept import answers
 from frontend.kept.answers import KeptAnswer, Piece, Recipe
+from frontend.kept.kept import Kept
 from frontend.kept.store import Store, StoreError, open_file, sweep, used_bytes
+from shared.config.declaration import ConfigError
+from shared.config.frontend import FrontendConfig
 from tests.frontend.api.scripted import openai_sdk
 from tests.frontend.kept.harness import blocks, keeping
 from tests.frontend.speaking import Model
@@ -39,6 +43,29 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     made.start()
     yield made
     await made.close()
+
+
+def test_what_is_no_store_keeps_its_permissions(tmp_path: Path) -> None:
+    folder, notes, old = tmp_path / "folder", tmp_path / "notes.txt", tmp_path / "old.db"
+    folder.mkdir()
+    notes.write_text("not a database")
+    open_file(old).close()
+    for path, mode in ((folder, 0o755), (notes, 0o644), (old, 0o644)):
+        path.chmod(mode)
+    for path in (folder, notes):
+        with pytest.raises((OSError, sqlite3.Error)):
+            open_file(path)
+    open_file(old).close()
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, notes, old)]
+    assert modes == [0o755, 0o644, 0o600]
+
+
+@pytest.mark.parametrize(("place", "problem"), [("", "it is a folder"), ("/dev/null", "it is no regular file")])
+def test_server_does_not_start_with_a_folder_or_a_device_as_its_store(
+    tmp_path: Path, place: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"--store {place or tmp_path}: {problem}"):
+        Kept(FrontendConfig(store=place or str(tmp_path)))
 
 
 async def test_only_the_owner_writes(store: Store) -> None:
