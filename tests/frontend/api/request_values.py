@@ -10,6 +10,7 @@ from frontend.api.ollama.models import ShowRequest
 from frontend.api.pooling.cohere import CohereEmbedRequest
 from frontend.api.pooling.decisions import DecisionRequest
 from frontend.api.pooling.rerank import RerankRequest
+from frontend.api.pooling.score import ScoreRequest
 from frontend.api.pooling.systemone import SystemOneRequest
 from frontend.api.sglang.types import GenerateRequest
 from frontend.routes.openapi_types import REQUESTS
@@ -24,12 +25,15 @@ OWN: dict[type[RequestModel], dict[str, Any]] = {  # what requests need beside R
     ShowRequest: {"model": "m"},
     LlamaCppEmbeddingRequest: {"content": "a"},
     RerankRequest: {"documents": ["a"]},
+    ScoreRequest: {"text_1": "a", "text_2": "b"},
     CohereEmbedRequest: {"texts": ["a"]},
     GenerateRequest: {"text": "a"},
     SystemOneRequest: {"questions": {"a": {"type": "noul"}}},
     DecisionRequest: {"questions": [{"type": "predicate", "instructions": "a"}]},
 }
 INSTEAD = {
+    **dict.fromkeys(("queries", "data_1"), "text_1"),
+    **dict.fromkeys(("documents", "items", "data_2"), "text_2"),
     "texts": "documents",
     "input_ids": "text",
     "inputs": "texts",

@@ -20,6 +20,13 @@ async def test_tokenize_and_detokenize_round_trip(tokenizer: Tokenizer) -> None:
     assert (both.status_code, outside.status_code) == (400, 400)
 
 
+async def test_tokenize_tells_the_length_of_the_context_for_all_bodies(tokenizer: Tokenizer) -> None:
+    bodies = ({"prompt": "a"}, {"messages": [{"role": "user", "content": "hi"}]}, {"content": "a"})
+    async with http_client(FakePool(), tokenizer) as http:
+        told = [(await http.post("/tokenize", json=body)).json()["max_model_len"] for body in bodies]
+    assert told == [512] * 3
+
+
 async def test_tokenize_of_an_empty_text_gives_the_tokens_that_the_tokenizer_adds(tokenizer: Tokenizer) -> None:
     async with http_client(FakePool(), tokenizer) as http:
         added = (await http.post("/tokenize", json={"prompt": ""})).json()

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from frontend.server.http_protocol import ConnectionLimits
+from frontend.server.http_protocol import MAX_PIPELINED, ConnectionLimits, LimitedHttpProtocol
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, sending
 from tests.frontend.server.harness import BODY, HELLO, LAST, case, on_uvloop, post, status, statuses
@@ -210,6 +210,76 @@ async def test_pipelined_request_is_aborted_when_its_client_leaves(tokenizer: To
         writer.close()
         await until(lambda: it.aborted == {"client": 1})
         assert it.pool.live == 0
+
+
+class Wire(asyncio.Transport):
+    """A socket of a client that reads at once. What is written is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self.ended, self.closed = b"", False, False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+@pytest.mark.parametrize("half_closed", [False, True])
+async def test_pipelined_requests_beyond_the_limit_are_refused_after_the_answers_to_the_others(
+    half_closed: bool,
+) -> None:
+    async def hello(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"hi"})
+
+    config = uvicorn.Config(hello, log_config=None, lifespan="off")
+    config.load()
+    refused, wire, loop = list[str](), Wire(), asyncio.get_running_loop()
+    state = uvicorn.Server(config).server_state
+    protocol = LimitedHttpProtocol(ConnectionLimits(), refused.append, config, state, {}, loop)
+    protocol.connection_made(wire)
+    protocol.data_received(HELLO * (MAX_PIPELINED + 20))
+    protocol.data_received(HELLO)
+    if half_closed:
+        assert protocol.eof_received()
+    await until(lambda: wire.ended)
+    answered = [one for one in statuses(wire.written) if one != 100]
+    assert answered == [200] * (MAX_PIPELINED + 1) + [400] and refused == ["too_many_pipelined"]
+    assert json.loads(wire.written.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_pipelined"
+    protocol.connection_lost(None)
+
+
+@on_uvloop
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_last_stream_of_a_connection_says_only_that_it_is_closed(tokenizer: Tokenizer, version: bytes) -> None:
+    async with case(tokenizer) as it:
+        sent = post(STREAMED, head=b"Connection: close\r\n").replace(b"HTTP/1.1", b"HTTP/" + version, 1)
+        head, _, body = (await it.send(sent)).partition(b"\r\n\r\n")
+        assert b"[DONE]" in body
+        assert [line for line in head.lower().split(b"\r\n") if line.startswith(b"connection:")] == [
+            b"connection: close"
+        ]
 
 
 STREAMED = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 400, "stream": True}).encode()

@@ -70,7 +70,13 @@ async def test_format_becomes_a_grammar(tokenizer: Tokenizer, form: Any) -> None
     assert [bool(one.sampling.grammar) for one in pool.submitted] == [False, True]
 
 
-@pytest.mark.parametrize(("more", "reason"), [({}, "load"), ({"keep_alive": 0}, "unload"), ({"messages": []}, "load")])
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({}, "load"), ({"messages": []}, "load"), ({"keep_alive": "10m"}, "load"), ({"keep_alive": -1}, "load"),
+        ({"keep_alive": 0}, "unload"), ({"keep_alive": "0"}, "unload"), ({"keep_alive": "0s"}, "unload"),
+    ],
+)  # fmt: skip
 async def test_request_without_messages_is_answered_at_once(
     tokenizer: Tokenizer, more: dict[str, Any], reason: str
 ) -> None:
@@ -79,6 +85,25 @@ async def test_request_without_messages_is_answered_at_once(
         answer = await http.post("/api/chat", json={"model": MODEL} | more)
     body = answer.json()
     assert (body["done"], body["done_reason"], body["message"]["content"]) == (True, reason, "") and pool.calls == 0
+
+
+@pytest.mark.parametrize("value", ["soon", "5 minutes", "", "1d", True, [], 1e300])
+async def test_keep_alive_that_is_no_duration_is_refused_by_a_server_of_one_model(
+    tokenizer: Tokenizer, value: Any
+) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        for path, more in (("chat", {}), ("generate", {}), ("embed", {"input": "a"}), ("embeddings", {"prompt": "a"})):
+            answer = await http.post(f"/api/{path}", json={"model": MODEL, "keep_alive": value, **more})
+            assert answer.status_code == 400 and "`keep_alive` must be" in answer.json()["error"], (path, answer.text)
+
+
+async def test_all_degrees_of_thinking_of_ollamas_api_are_taken(tokenizer: Tokenizer) -> None:
+    async with http_client(completing(tokenizer), tokenizer) as http:
+        codes = [
+            (await http.post("/api/chat", json=BODY | {"think": one})).status_code
+            for one in (True, False, "low", "medium", "high", "max", "much")
+        ]
+    assert codes == [200] * 6 + [400]
 
 
 async def test_another_model_is_404_in_ollamas_words(tokenizer: Tokenizer) -> None:

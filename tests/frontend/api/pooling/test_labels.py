@@ -73,6 +73,20 @@ async def test_classify_names_the_most_probable_label(for_task: Callable[[Task],
     assert asked.pooling == m.Pooling(m.PoolingKind.LOGITS, token_ids=(0, 1, 2)) and asked.second_from == 0
 
 
+async def test_pooled_labels_are_the_same_numbers_in_base64_and_in_lists(
+    for_task: Callable[[Task], Tokenizer],
+) -> None:
+    async with http_client(welcomed(), for_task(LABELS)) as http:
+        coded = (await http.post("/pooling", json={"input": "red", "encoding_format": "base64"})).json()["data"][0]
+        raw = (await http.post("/pooling", json={"input": "red", "use_activation": False})).json()["data"][0]
+        other = {"dimensions": 2, "prompt_name": "x", "normalize": True, "add_special_tokens": False}
+        refused = [await http.post("/pooling", json={"input": "red", name: value}) for name, value in other.items()]
+        same = await http.post("/pooling", json={"input": "red", "normalize": False, "add_special_tokens": True})
+    assert struct.unpack("<3f", base64.b64decode(coded["data"])) == pytest.approx(softmax(LOGITS))
+    assert raw["data"] == LOGITS and same.status_code == 200
+    assert [(one.status_code, one.json()["error"]["param"]) for one in refused] == [(400, name) for name in other]
+
+
 async def test_labels_that_may_all_be_true_have_a_sigmoid_each(for_task: Callable[[Task], Tokenizer]) -> None:
     several = Task("score", labels=3, encoder=True, multi_label=True)
     async with http_client(welcomed(), for_task(several)) as http:

@@ -134,6 +134,49 @@ async def test_classification_head_scores_a_pair_with_the_sigmoid(for_task: Call
     ]
 
 
+@pytest.mark.parametrize("first", ["text_1", "queries", "data_1"])
+@pytest.mark.parametrize("second", ["text_2", "documents", "items", "data_2"])
+async def test_sides_of_a_score_have_all_of_vllms_names(
+    for_task: Callable[[Task], Tokenizer], first: str, second: str
+) -> None:
+    pool = FakePool(play=pooling(lambda ids: [len(ids) - 5.0]))
+    async with http_client(pool, for_task(HEAD)) as http:
+        told = await http.post("/score", json={first: "ab", second: ["c", "defgh"]})
+        led = await http.post("/invocations", json={first: "ab", second: ["c", "defgh"]})
+        uneven = await http.post("/score", json={first: ["a", "b"], second: ["c"]})
+        lone = await http.post("/score", json={first: "ab"})
+        twice = await http.post("/score", json={"text_1": "a", "queries": "a", second: "c"})
+    assert told.json()["data"] == led.json()["data"] and len(told.json()["data"]) == 2
+    assert f"`{first}` has 2 texts and `{second}` has 1" in uneven.json()["error"]["message"]
+    assert (uneven.json()["error"]["param"], lone.json()["error"]["param"]) == (first, "text_2")
+    assert (twice.json()["error"]["param"], twice.json()["error"]["code"]) == ("queries", "conflicting_fields")
+
+
+async def test_scores_without_activation_are_the_logits_of_a_head(for_task: Callable[[Task], Tokenizer]) -> None:
+    raw = {"use_activation": False}
+    async with http_client(FakePool(play=pooling(lambda ids: [-2.0])), for_task(HEAD)) as http:
+        told = (await http.post("/score", json={"queries": "a", "documents": "b", **raw})).json()
+        ranked = (await http.post("/rerank", json={"query": "a", "documents": ["b"], **raw})).json()
+        usual = (await http.post("/rerank", json={"query": "a", "documents": ["b"], "use_activation": True})).json()
+    assert told["data"][0]["score"] == ranked["results"][0]["relevance_score"] == -2.0
+    assert usual["results"][0]["relevance_score"] == pytest.approx(1 / (1 + math.exp(2.0)))
+    async with http_client(FakePool(play=pooling(lengths)), for_task(EMBED)) as http:
+        cosine = await http.post("/score", json={"queries": "a", "documents": "b", **raw})
+    assert cosine.status_code == 400 and cosine.json()["error"]["param"] == "use_activation"
+
+
+async def test_vectors_without_activation_keep_their_lengths(for_task: Callable[[Task], Tokenizer]) -> None:
+    pool = FakePool(play=pooling(lengths))
+    async with http_client(pool, for_task(EMBED)) as http:
+        for path in ("/v1/embeddings", "/pooling"):
+            for given in (None, True, False):
+                assert (await http.post(path, json={"input": "a", "use_activation": given})).status_code == 200
+        both = await http.post("/v1/embeddings", json={"input": "a", "use_activation": False, "normalize": True})
+    asked = [one.stream.submit.pooling for one in pool.submitted]
+    assert [one is not None and one.normalized for one in asked] == [True, True, False] * 2
+    assert both.json()["error"]["param"] == "use_activation"
+
+
 async def test_model_that_is_asked_gets_its_question_between_constant_parts(
     for_task: Callable[[Task], Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
