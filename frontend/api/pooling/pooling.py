@@ -33,6 +33,10 @@ OF_VECTORS: Mapping[str, tuple[Any, str]] = {
 
 
 class PoolingRequest(EmbeddingRequest):
+    use_activation: Annotated[
+        bool | None,
+        doc("false: vectors as they are, and labels as logits; true or absent: as the checkpoint says, and probabilities"),
+    ] = None
     task: Annotated[
         Literal["embed", "token_embed", "classify"] | None,
         doc("`token_embed`: a vector of each token; absent: `embed`, and `classify` for a model with a head"),
