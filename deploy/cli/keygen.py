@@ -104,7 +104,9 @@ def make_keys(folder: Path, *names: str, force: bool = False) -> None:
         raise CliError(f"{folder} already has {', '.join(sorted(existing))}; --force replaces them", 1)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if holds_others_files(folder, "*.key*"):
-        raise CliError(f"{folder} is used by other programs: name a folder for keys alone, which others cannot enter", 1)
+        raise CliError(
+            f"{folder} is used by other programs: name a folder for keys alone, which others cannot enter", 1
+        )
     folder.chmod(0o700)
     (folder / ALLOWED).mkdir(mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as staging:

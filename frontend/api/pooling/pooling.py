@@ -28,14 +28,14 @@ OF_VECTORS: Mapping[str, tuple[Any, str]] = {
     "dimensions": (None, "there is a number for each label"),
     "prompt_name": (None, "a classifier reads a text without a prompt"),
     "normalize": (False, "labels have no length"),
-    "add_special_tokens": (True, "a classifier reads a text with the tokenizer's own tokens; ids are taken as they are"),
+    "add_special_tokens": (True, "a classifier reads a text with the tokenizer's own tokens"),
 }
 
 
 class PoolingRequest(EmbeddingRequest):
     use_activation: Annotated[
         bool | None,
-        doc("false: vectors as they are, and labels as logits; true or absent: as the checkpoint says, and probabilities"),
+        doc("false: vectors as they are, labels as logits; else vectors as the checkpoint says, and probabilities"),
     ] = None
     task: Annotated[
         Literal["embed", "token_embed", "classify"] | None,

@@ -35,9 +35,7 @@ def test_keygen_add_makes_one_more_frontend_and_keeps_the_worker(
     assert (tmp_path / "worker.key_secret").read_bytes() == worker
 
 
-def test_keygen_leaves_a_folder_of_other_programs_as_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keygen_leaves_a_folder_of_other_programs_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other").touch()
     tmp_path.chmod(0o755)
     code, _, err = sluice(capsys, "keygen", str(tmp_path))

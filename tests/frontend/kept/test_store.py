@@ -61,9 +61,7 @@ def test_what_is_no_store_keeps_its_permissions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("place", "problem"), [("", "it is a folder"), ("/dev/null", "it is no regular file")])
-def test_server_does_not_start_with_a_folder_or_a_device_as_its_store(
-    tmp_path: Path, place: str, problem: str
-) -> None:
+def test_server_does_not_start_with_a_folder_or_a_device_as_its_store(tmp_path: Path, place: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"--store {place or tmp_path}: {problem}"):
         Kept(FrontendConfig(store=place or str(tmp_path)))
 
