@@ -399,8 +399,9 @@ HALF_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?
 def not_json(exc: Exception, body: bytes) -> BadRequest:
     """Returns the error for a body that msgspec could not decode. exc: msgspec's error
 
-    Two cases get their own message. For invalid UTF-8, msgspec counts the position from the start of the string, not of
-    the body. For half a surrogate pair, it reports that the body is truncated.
+    Some cases get their own message. For invalid UTF-8, msgspec counts the position from the start of the string, not of
+    the body. For half a surrogate pair, and for no body at all, it reports that the body is truncated. A body with a
+    number of hundreds of digits, or nested thousands deep, is JSON.
     """
     try:
         body.decode()
@@ -411,4 +412,10 @@ def not_json(exc: Exception, body: bytes) -> BadRequest:
             f"the body has half of a character, `{half[1].decode()}` at byte {half.start(1)}: "
             "the text was cut between the two escapes that stand for one character"
         )
+    if not body.strip():
+        return BadRequest("the body is empty; it must be a JSON object")
+    if isinstance(exc, RecursionError):
+        return BadRequest("the body is nested too deeply")
+    if "out of range" in str(exc):
+        return BadRequest("the body has a number that is too large")
     return BadRequest(f"the body is not JSON: {exc}")

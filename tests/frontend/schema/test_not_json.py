@@ -16,6 +16,11 @@ from frontend.schema.decoding import decode_json
         (b'{"a": "\\\\ud83d"', r"not JSON: .*truncated"),  # an escaped backslash and letters, so no surrogate
         (b'{"a": "\\ud83d\\ude00"', r"not JSON: .*truncated"),
         (b'{"a": 1,}', r"not JSON: .*trailing comma"),
+        (b"", r"^the body is empty"),
+        (b" \n", r"^the body is empty"),
+        pytest.param(b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}", r"^the body is nested too deeply", id="deep"),
+        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", r"^the body has a number that is too large", id="digits"),
+        (b'{"a": 1e999}', r"^the body has a number that is too large"),
     ],
 )
 def test_error_names_what_is_wrong_and_where(body: bytes, words: str) -> None:
