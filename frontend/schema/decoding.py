@@ -399,8 +399,8 @@ HALF_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?
 def not_json(exc: Exception, body: bytes) -> BadRequest:
     """Returns the error for a body that msgspec could not decode. exc: msgspec's error
 
-    Some cases get their own message. For invalid UTF-8, msgspec counts the position from the start of the string, not of
-    the body. For half a surrogate pair, and for no body at all, it reports that the body is truncated. A body with a
+    Some cases get their own message. For invalid UTF-8, msgspec counts the position from the start of the string, not
+    of the body. For half a surrogate pair, and for no body at all, it reports that the body is truncated. A body with a
     number of hundreds of digits, or nested thousands deep, is JSON.
     """
     try:

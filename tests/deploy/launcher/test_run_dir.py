@@ -91,7 +91,7 @@ def test_folders_of_killed_servers_are_removed_and_others_kept(temporary: Path) 
 def test_unusable_run_dir_is_one_line(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lock", "metrics"):
         folder = socket_folder / name
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         (folder / "lock").mkdir() if name == "lock" else (folder / "metrics").touch()
         with pytest.raises(RunDirError, match=f"cannot use --run-dir {folder}: "), run_dir(str(folder)):
             pass
