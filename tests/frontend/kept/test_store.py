@@ -122,7 +122,11 @@ def newer(path: Path) -> None:
     db.close()
 
 
-@pytest.mark.parametrize("spoil", [corrupt, newer, Path.mkdir])
+def unreachable(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("spoil", [corrupt, newer, unreachable])
 async def test_unusable_store_answers_unkept_and_says_so(qwen: Model, tmp_path: Path, spoil: Any) -> None:
     spoil(path := tmp_path / "answers.db")
     qwen.says = ["One", "Two", "Three", "Four"]
