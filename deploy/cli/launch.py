@@ -259,10 +259,11 @@ def configured(
     folder: of the client's files; url: of the server, with or without /v1; key: the API key, or ""
     context: the longest sequence in tokens; extra: further arguments of the client
     """
+    output = max(1, min(context // 4, (context - client.instructions) // 2))
     root = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     values = {
         "url": f"{root}/v1", "root": root, "model": model, "key": key or NO_KEY, "context": context,
-        "output": max(1, min(context // 4, (context - client.instructions) // 2)), "folder": str(folder), "sluice_model": f"sluice/{model}",
+        "output": output, "folder": str(folder), "sluice_model": f"sluice/{model}",
         "openai_model": f"openai/{model}",
     }  # fmt: skip
     quoted = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
