@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from deploy.cli.http_client import DEFAULT_URL, Server, add_key
 from deploy.launcher.child_command import CliError
 from shared.config.flags import Parser
 
+LEAST_ROOM = 2000  # tokens beside a client's instructions with which a task may be done; with fewer, a note says so
 NO_KEY = "none"  # clients want a key, and a server without keys accepts any
 
 
@@ -31,6 +33,7 @@ class Client:
     program: what is started; about: what the client is; install: how to install it
     files: the contents of files, by their names in the folder
     env, args: the environment and arguments of the program
+    instructions: about how many tokens its instructions and tools take, before a word of its user; 0: not measured
     """
 
     program: str
@@ -39,6 +42,7 @@ class Client:
     files: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     args: tuple[str, ...] = ()
+    instructions: int = 0
 
 
 CODEX = """\
@@ -47,8 +51,8 @@ model_provider = "sluice"
 model_context_window = $context
 web_search = "disabled"
 
-[features]
-multi_agent = false
+[agents]
+enabled = false
 
 [model_providers.sluice]
 name = "Sluice"
@@ -92,15 +96,50 @@ models:
     capabilities: [tool_use]
     defaultCompletionOptions: {contextLength: $context, maxTokens: $output}
 """
+QWEN_CODE = """\
+{"model": {"generationConfig": {"contextWindowSize": $context}}}
+"""
+CLINE = """\
+{
+  "version": 1,
+  "lastUsedProvider": "openai-compatible",
+  "providers": {
+    "openai-compatible": {
+      "settings": {"provider": "openai-compatible", "apiKey": $key, "model": $model, "baseUrl": $url},
+      "updatedAt": "2026-01-01T00:00:00.000Z",
+      "tokenSource": "manual"
+    }
+  }
+}
+"""
+CLINE_MODELS = """\
+{
+  "version": 1,
+  "providers": {
+    "openai-compatible": {"models": {$model: {"id": $model, "contextWindow": $context, "maxTokens": $output}}}
+  }
+}
+"""
+PI = """\
+{
+  "providers": {
+    "sluice": {
+      "baseUrl": $url, "api": "openai-completions", "apiKey": "SLUICE_API_KEY",
+      "models": [{"id": $model, "contextWindow": $context, "maxTokens": $output}]
+    }
+  }
+}
+"""
 OPENAI = {"OPENAI_BASE_URL": "$url", "OPENAI_API_KEY": "$key"}
 CLIENTS: Mapping[str, Client] = {
     "codex": Client(
         "codex", "OpenAI's Codex", "npm install -g @openai/codex", {"config.toml": CODEX},
-        {"CODEX_HOME": "$folder", "SLUICE_API_KEY": "$key"},
+        {"CODEX_HOME": "$folder", "SLUICE_API_KEY": "$key"}, instructions=6100,
     ),
     "opencode": Client(
         "opencode", "opencode", "npm install -g opencode-ai", {"opencode.json": OPENCODE},
         {"OPENCODE_CONFIG": "$folder/opencode.json", "SLUICE_API_KEY": "$key"},
+        instructions=7300,
     ),
     "aider": Client(
         "aider", "aider", "python -m pip install aider-install && aider-install", {"models.json": AIDER},
@@ -108,11 +147,31 @@ CLIENTS: Mapping[str, Client] = {
         ("--model", "openai/$model", "--model-metadata-file", "$folder/models.json", "--no-show-model-warnings"),
     ),
     "qwen-code": Client(
-        "qwen", "Qwen Code", "npm install -g @qwen-code/qwen-code", {}, {**OPENAI, "OPENAI_MODEL": "$model"},
+        "qwen", "Qwen Code", "npm install -g @qwen-code/qwen-code", {"defaults.json": QWEN_CODE},
+        {**OPENAI, "OPENAI_MODEL": "$model", "QWEN_CODE_SYSTEM_DEFAULTS_PATH": "$folder/defaults.json"},
+        instructions=17700,
+    ),
+    "cline": Client(
+        "cline", "Cline's command line", "npm install -g cline",
+        {"settings/providers.json": CLINE, "settings/models.json": CLINE_MODELS}, {}, ("--data-dir", "$folder"),
+        instructions=5400,
     ),
     "continue": Client(
         "cn", "Continue's command line", "npm install -g @continuedev/cli", {"config.yaml": CONTINUE}, {},
-        ("--config", "$folder/config.yaml"),
+        ("--config", "$folder/config.yaml"), instructions=2300,
+    ),
+    "pi": Client(
+        "pi", "pi", "npm install -g @mariozechner/pi-coding-agent", {"models.json": PI},
+        {"PI_CODING_AGENT_DIR": "$folder", "SLUICE_API_KEY": "$key"}, ("--provider", "sluice", "--model", "$model"),
+        instructions=1400,
+    ),
+    "mini-swe-agent": Client(
+        "mini", "mini-SWE-agent", "python -m pip install mini-swe-agent", {},
+        {
+            "OPENAI_API_BASE": "$url", "OPENAI_API_KEY": "$key", "MSWEA_CONFIGURED": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_GLOBAL_CONFIG_DIR": "$folder",
+        },
+        ("--model", "openai/$model"), instructions=900,
     ),
     "claude-code": Client(
         "claude", "Claude Code", "npm install -g @anthropic-ai/claude-code", {},
@@ -120,6 +179,7 @@ CLIENTS: Mapping[str, Client] = {
             "ANTHROPIC_BASE_URL": "$root", "ANTHROPIC_AUTH_TOKEN": "$key", "ANTHROPIC_MODEL": "$model",
             "ANTHROPIC_DEFAULT_HAIKU_MODEL": "$model", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "$output",
         },
+        instructions=21200,
     ),
     "goose": Client(
         "goose", "goose", "see https://github.com/block/goose", {},
@@ -182,6 +242,12 @@ def launch(words: list[str]) -> int:
     if program is None:
         written = f"its configuration is in {_folder(args.client)}; " if made.files else ""
         raise CliError(f"{client.program} is not installed: {written}install it by: {client.install}", 1)
+    if context < client.instructions + LEAST_ROOM:
+        print(
+            f"sluice launch: {args.client} begins with about {client.instructions:,} tokens of instructions and tools, "
+            f"and {model} has {context:,} tokens for all; see --max-seq-len of `sluice serve`",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
     os.execve(program, made.command, {**os.environ, **made.env})
 
 
@@ -193,10 +259,11 @@ def configured(
     folder: of the client's files; url: of the server, with or without /v1; key: the API key, or ""
     context: the longest sequence in tokens; extra: further arguments of the client
     """
+    output = max(1, min(context // 4, (context - client.instructions) // 2))
     root = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     values = {
         "url": f"{root}/v1", "root": root, "model": model, "key": key or NO_KEY, "context": context,
-        "output": max(1, context // 4), "folder": str(folder), "sluice_model": f"sluice/{model}",
+        "output": output, "folder": str(folder), "sluice_model": f"sluice/{model}",
         "openai_model": f"openai/{model}",
     }  # fmt: skip
     quoted = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
