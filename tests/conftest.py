@@ -13,6 +13,7 @@ import torch
 
 from tests import sampling
 from tests.checkpoints import Checkpoints
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.e2e.server import Server
@@ -34,12 +35,17 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _certificates_are_read_once() -> Iterator[None]:
-    """Clients share one SSL context: reading the system's certificates would take each client 28 ms."""
+def _clients_are_patient_and_read_certificates_once() -> Iterator[None]:
+    """Clients that name no time limit wait longer than httpx's 5 s, which pass on a busy machine. They share one SSL
+    context: reading the system's certificates would take each client 28 ms.
+    """
     with pytest.MonkeyPatch.context() as patch:
         with suppress(ImportError):  # tests for a GPU run without httpx
+            from httpx._config import DEFAULT_TIMEOUT_CONFIG
             from httpx._transports import default
 
+            for kind in ("connect", "read", "write", "pool"):
+                patch.setattr(DEFAULT_TIMEOUT_CONFIG, kind, PATIENCE_S)
             patch.setattr(default, "create_ssl_context", cache(default.create_ssl_context))
         yield
 
