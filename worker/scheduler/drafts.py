@@ -10,7 +10,8 @@ The row after a draft is sampled as if the draft were a token of the output: pen
 grammars and rules mask the row with a copy of their state that has accepted it. Drafts that a rule forbids are not
 computed. Ids that a rule forces are drafts themselves, and the drafter proposes what follows them. What the host takes
 for such a row is a part of its cost. Copies of a hostile grammar's state and the ids that it forces take up to a tenth
-of a second; a tenant with such a grammar gets no drafts under grammars beside other tenants.
+of a second. A tenant with such a grammar gets no drafts under grammars while there are other tenants, and a step looks
+for drafts under grammars for STEP_S at most.
 
 Drafts take nothing from other sequences: they use the free rows of a tile in a step without prompt chunks, and the free
 slots in the last page of a sequence. K/V that a rejected draft has written is overwritten before it is read.
@@ -20,12 +21,13 @@ failed one and computes the accepted tokens again; it may have drafts, too. The 
 its rejection would repeat, so sequences with a recurrent state get fewer drafts.
 """
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol
 
-from shared.sandbox import SlowTenants
+from shared.sandbox import SLOW_S, SlowTenants
 from worker.kv_cache.recent_texts import Scope, ScopedTexts
 from worker.scheduler.host_budget import HEAVY_S, STEP_S, decodes_host_s
 from worker.scheduler.ngrams import LEARNING_RATE, Acceptance, NgramDrafter
@@ -75,6 +77,7 @@ class Speculation:
         # Without a prefix cache, requests leave no trace in the speed of others; so they do here.
         self.texts = ScopedTexts() if config.prefix_cache else None
         self._slow = SlowTenants(HEAVY_S)  # for whose grammars the drafts took long to find
+        self._shared_at = -math.inf  # when a step had rows of several tenants last
         self._config = config
         self._rows = min(TILE, config.max_step_tokens)
 
@@ -98,18 +101,25 @@ class Speculation:
         cost = MARGIN * costs(len(decodes)) * len(decodes)  # in units of the step's time per decode
         if self.proposer is not None:
             self._ask_model(self.proposer, decodes, free // len(decodes), cost, costs)
-        shared = len({chunk.sequence.turn.tenant for chunk in decodes}) > 1
-        extended, host_s = [], STEP_S - decodes_host_s(decodes)
+        if len({chunk.sequence.turn.tenant for chunk in decodes}) > 1:
+            self._shared_at = time.monotonic()
+        shared = time.monotonic() - self._shared_at < SLOW_S  # the others may be between two requests
+        extended, host_s, searched_s = [], STEP_S - decodes_host_s(decodes), 0.0
         for left, chunk in zip(range(len(decodes), 0, -1), decodes, strict=True):
             limit, own_cost = min(free // left, self._limit(chunk)) if chunk.samples else 0, cost
             if limit > 0 and chunk.sequence.host is not None and (row_s := chunk.sequence.host.row):
                 own_cost += MARGIN * costs.of_host(len(decodes), row_s) * len(decodes)
                 limit = 0 if crowded and chunk.sequence.host.heavy else min(limit, int(host_s / left / row_s))
                 host_s -= limit * row_s
-            if shared and chunk.sequence.constraint is not None and chunk.sequence.turn.tenant in self._slow:
-                limit = 0
+            if chunk.sequence.constraint is not None:
+                slow = shared and chunk.sequence.turn.tenant in self._slow
+                limit = 0 if slow or searched_s > STEP_S else limit
             if limit > 0:
+                began = time.thread_time()
                 chunk = self._with_drafts(chunk, limit, own_cost)
+                if chunk.sequence.constraint is not None:
+                    searched_s += (seconds := time.thread_time() - began)
+                    self._slow.note(chunk.sequence.turn.tenant, seconds)
                 free -= len(chunk.drafts)
             extended.append(chunk)
         return extended
@@ -160,9 +170,7 @@ class Speculation:
         if sequence.constraint is None:
             drafts = self._propose(chunk, limit, cost)
         else:
-            began = time.thread_time()
             drafts, forced = self._allowed(chunk, sequence.constraint, limit, cost)
-            self._slow.note(sequence.turn.tenant, time.thread_time() - began)
         length = chunk.length + len(drafts)
         return Chunk(sequence, chunk.start, length, True, drafts, forced) if drafts else chunk
 

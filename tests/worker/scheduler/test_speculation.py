@@ -7,6 +7,7 @@ import pytest
 
 from shared.messages import Outcome
 from shared.messages.requests import SamplerChain
+from shared.sandbox import SLOW_S
 from tests.worker.scheduler.harness import EOS, OracleDrafter, Rig, Rule, chain, commit, next_id, reference, set_drafter
 from worker.scheduler.host_budget import HEAVY_S, STEP_S, HostWork
 from worker.scheduler.ngrams import INDEXED_PER_STEP, NgramDrafter
@@ -340,6 +341,38 @@ def test_drafts_under_a_grammar_that_takes_long_are_none_beside_other_tenants(mo
     assert drafted(HEAVY_S / 2, ("a", "b")) == drafted(HEAVY_S, ("a", "a")) == [7, 7]
     assert drafted(HEAVY_S, ("a",)) == [7]
     assert drafted(HEAVY_S, ("a", "b")) == [0, 7]
+
+
+def test_drafts_under_grammars_that_take_long_are_none_while_other_tenants_are_between_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.scheduler.drafts.time.thread_time", count(step=HEAVY_S).__next__)
+
+    def drafted(pause_s: float) -> list[int]:
+        """Returns the drafts of a step, so long after the last one with a sequence of another tenant."""
+        now = 1000.0
+        monkeypatch.setattr("worker.scheduler.drafts.time.monotonic", lambda: now)
+        one = speculating()
+        first = submit(one, [1, 2, 3], 60, tenant="a")
+        other = submit(one, [2, 2, 3], 10, tenant="b")
+        one.step()
+        first.constraint = Rule()
+        while other not in one.ends:
+            one.step()
+        now += pause_s
+        return drafts(one.plan())
+
+    assert drafted(SLOW_S / 2) == [0] and drafted(SLOW_S) == [7]
+
+
+def test_a_step_looks_for_drafts_under_grammars_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.scheduler.drafts.time.thread_time", count(step=0.6 * STEP_S).__next__)
+    one = speculating()
+    sequences = [submit(one, [i + 1, 2, 3], 60) for i in range(4)]
+    one.step()
+    for sequence in sequences[:3]:
+        sequence.constraint = Rule()
+    assert [bool(count) for count in drafts(one.plan())] == [True, True, False, True]
 
 
 def test_drafts_that_were_rejected_are_never_published() -> None:
