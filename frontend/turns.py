@@ -127,9 +127,11 @@ class FairChildren:
         child = idle.get()
         try:
             with nullcontext() if job is None else job.using(child):
-                return child.call(*arguments, seconds=seconds)
+                try:
+                    return child.call(*arguments, seconds=seconds)
+                finally:
+                    self._slow.note(name, child.took)
         finally:
-            self._slow.note(name, child.took)
             if not child.pid:  # this call has ended it; the next one, perhaps another tenant's, need not wait
                 child.prepare()
             idle.put(child)

@@ -89,6 +89,7 @@ class Sandbox:
             NotStarted: no child could be started.
         """
         with self._lock:
+            self.took = 0.0
             if self._child is not None and self._child.has_left():  # it ended between calls, so no call is to blame
                 self._child.end()
                 self._child = None
@@ -304,14 +305,14 @@ class SlowTenants:
     """The tenants whose latest work took long. Their next work gets a low priority from its start, or is left out, so
     that a client that sends one long piece after another does not slow down others. Threads may share it."""
 
-    def __init__(self, long_s: float | None = None) -> None:
-        """long_s: seconds of a long piece of work; None: YIELD_S"""
+    def __init__(self, long_s: float = YIELD_S) -> None:
+        """long_s: seconds of a long piece of work"""
         self._long_s = long_s
-        self._until: dict[str, float] = {}  # by the time at which they no longer count as slow, the first one first
+        self._until: dict[str, float] = {}  # tenant → when it no longer counts as slow
 
     def note(self, tenant: str, seconds: float) -> None:
         """Notes how long a piece of the tenant's work took, in seconds."""
-        if seconds < (YIELD_S if self._long_s is None else self._long_s):
+        if seconds < self._long_s:
             return
         now = time.monotonic()
         self._until = {one: until for one, until in [*self._until.items()] if until > now and one != tenant}

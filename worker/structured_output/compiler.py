@@ -10,6 +10,7 @@ Reading a vocabulary of 128,000 tokens holds the GIL for about a second, so it i
 Compiling a grammar hardly holds the GIL.
 """
 
+import math
 import re
 import resource
 import threading
@@ -111,8 +112,7 @@ class GrammarCompiler:
             future.cancel()
 
     def _run(self, text: str, tenant: str, future: "Future[Grammar]", slow: bool) -> None:
-        before, trial = rss_bytes(), self._trial(slow)
-        began = time.monotonic()
+        before, trial, began = rss_bytes(), self._trial(slow), math.inf
         try:
             self._try(text, trial)
             before, began = rss_bytes(), time.monotonic()
@@ -125,7 +125,7 @@ class GrammarCompiler:
         finally:
             if rss_bytes() - before >= TRIMMED_BYTES:
                 return_memory()  # of grammars that left the cache, or could not be compiled
-            self._slow.note(tenant, trial.took + time.monotonic() - began)
+            self._slow.note(tenant, trial.took + max(0.0, time.monotonic() - began))
             self._turns.leave(tenant)
 
     def _trial(self, slow: bool) -> Sandbox:

@@ -338,15 +338,15 @@ def test_drafts_under_a_grammar_that_takes_long_are_none_beside_other_tenants(mo
         one.step()
         return drafts(one.plan())
 
-    assert drafted(HEAVY_S / 2, ("a", "b")) == drafted(HEAVY_S, ("a", "a")) == [7, 7]
-    assert drafted(HEAVY_S, ("a",)) == [7]
-    assert drafted(HEAVY_S, ("a", "b")) == [0, 7]
+    assert drafted(HEAVY_S / 4, ("a", "b")) == drafted(2 * HEAVY_S, ("a", "a")) == [7, 7]
+    assert drafted(2 * HEAVY_S, ("a",)) == [7]
+    assert drafted(2 * HEAVY_S, ("a", "b")) == [0, 7]
 
 
 def test_drafts_under_grammars_that_take_long_are_none_while_other_tenants_are_between_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.scheduler.drafts.time.thread_time", count(step=HEAVY_S).__next__)
+    monkeypatch.setattr("worker.scheduler.drafts.time.thread_time", count(step=2 * HEAVY_S).__next__)
 
     def drafted(pause_s: float) -> list[int]:
         """Returns the drafts of a step, so long after the last one with a sequence of another tenant."""
