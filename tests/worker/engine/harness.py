@@ -1,6 +1,7 @@
 """A compute loop with request table and scheduler, without sockets or a device. Tests run its iterations."""
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared import messages as m
 from shared.wire import pack_u32, unpack_u32
+from tests.patience import PATIENCE_S
 from tests.wire.harness import VOCAB, Done, expected, next_id
 from worker.engine.loop import Loop
 from worker.engine.metrics import Metrics
@@ -104,6 +106,23 @@ class Bench:
             self.now += 1.0
             self.loop.iterate()
         self.scheduler.check()
+
+    def iterate_until(self, ended: Callable[[], bool]) -> None:
+        """Iterates until it has ended, however many iterations others (compilations) take for their part."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not ended():
+            assert time.monotonic() < deadline, "it does not come to an end"
+            self.iterate()
+            if not self.scheduler.has_work:
+                time.sleep(0.001)  # the thread that it waits for needs the processor
+
+    def drain(self) -> None:
+        """Iterates until all requests have ended, also those whose grammar or adapter is still being prepared."""
+        self.iterate_until(lambda: not (self.server.inbox or self.request_table._preparing or self.busy))
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.has_work or bool(self.loop.in_flight)
 
     def received(self, who: bytes = ME) -> tuple[dict[int, list[int]], dict[int, m.End]]:
         """Returns output ids and ends by request id. Asserts that each offset continues the output."""

@@ -60,13 +60,6 @@ class Overlapped(Bench):
         self.device = Device(check)
         super().__init__(runner=self.device)
 
-    def drain(self) -> None:
-        for _ in range(400):
-            self.iterate()
-            if not self.scheduler.has_work and not self.loop.in_flight:
-                return
-        raise AssertionError("the loop does not come to an end")
-
 
 def mixture(bench: Bench) -> None:
     """Sends long and short requests, some of them later, with ends that are not known in advance."""

@@ -47,12 +47,7 @@ class Bench(RunnerBench):
 
     def told(self) -> dict[int, list[int] | str]:
         """Runs iterations until all requests have ended. Returns the ids or the refusal of each request."""
-        deadline = time.monotonic() + PATIENCE_S
-        while (
-            self.server.inbox or self.request_table._preparing or self.scheduler.has_work
-        ) and time.monotonic() < deadline:
-            self.iterate()
-            time.sleep(0.001)
+        self.drain()
         rejected = {one.id: one.message for _, step in self.server.sent for one in step.rejected}
         outputs, ends = self.received()
         return rejected | {id: outputs.get(id, end.error) for id, end in ends.items()}

@@ -44,13 +44,6 @@ class DrainedBench(Bench):
             super().iterate()
             self.max_in_flight = max(self.max_in_flight, self.loop.in_flight)
 
-    def drain(self) -> None:
-        for _ in range(1200):
-            self.iterate()
-            if not self.scheduler.has_work and not self.loop.in_flight:
-                return
-        raise AssertionError("the loop does not come to an end")
-
 
 class RunnerBench(DrainedBench):
     """A loop over a real runner on the CPU."""

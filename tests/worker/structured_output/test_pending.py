@@ -30,8 +30,8 @@ def manual(bench: Bench) -> ManualCompiler:
 
 def release(bench: Bench, manual: ManualCompiler, text: str = NAMED) -> None:
     manual.futures[text].set_result(bench.compiler.compile(text).result())
-    for _ in range(300):
-        bench.iterate()
+    bench.iterate(3)
+    bench.iterate_until(lambda: not bench.busy)
 
 
 def test_pending_request_is_admitted_once_its_grammar_is_compiled(bench: Bench, manual: ManualCompiler) -> None:
