@@ -52,6 +52,10 @@ class Process:
         threads = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
+    def loop_cpu(self) -> float:
+        """Returns the CPU seconds of the main thread, which runs the event loop."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[0]) / 1e9
+
     def memory(self) -> int:
         """Returns the resident memory in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])

@@ -20,9 +20,12 @@ WARM = 3  # steps before those that are measured
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """token_us: CPU time; first_ms, last_ms: median and last first token of streams that all come at once"""
+    """token_us, loop_us: CPU time of all threads, and of the event loop's thread alone
+    first_ms, last_ms: median and last first token of streams that all come at once
+    """
 
     token_us: float
+    loop_us: float
     first_ms: float
     last_ms: float
 
@@ -40,14 +43,15 @@ def measure(kind: str, streams: int, steps: int, store: Path) -> Sample:
         for _ in range(WARM):
             worker.step()
             clients.read(1)
-        before = server.cpu()
+        before, loop_before = server.cpu(), server.loop_cpu()
         for _ in range(steps):
             worker.step()
             clients.read(1)
-        spent = server.cpu() - before
+        spent, loop_spent = server.cpu() - before, server.loop_cpu() - loop_before
         worker.step(last=True)
         clients.read(1, DONE)
-    return Sample(1e6 * spent / (steps * streams), 1e3 * first[streams // 2], 1e3 * first[-1])
+    tokens = steps * streams
+    return Sample(1e6 * spent / tokens, 1e6 * loop_spent / tokens, 1e3 * first[streams // 2], 1e3 * first[-1])
 
 
 def main() -> None:
@@ -62,12 +66,13 @@ def main() -> None:
             for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:
                 store = Path(folder) / f"{turn}-{KINDS.index(kind)}.db"
                 samples[kind].append(measure(kind, args.streams, args.steps, store))
-    print("| | CPU µs a token | to no store, median of pairs | first token p50, ms | last, ms |\n|---|--:|--:|--:|--:|")
+    print("| | CPU µs a token | of it the loop's thread | to no store, median of pairs | first token p50, ms | last, ms |")
+    print("|---|--:|--:|--:|--:|--:|")
     for kind, found in samples.items():
         ratios = [one.token_us / base.token_us for one, base in zip(found, samples[KINDS[0]], strict=True)]
-        each = [median(getattr(one, name) for one in found) for name in ("token_us", "first_ms", "last_ms")]
+        each = [median(getattr(one, name) for one in found) for name in ("token_us", "loop_us", "first_ms", "last_ms")]
         spread = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        print(f"| {kind} | {each[0]:.1f} | {spread} | {each[1]:.0f} | {each[2]:.0f} |")
+        print(f"| {kind} | {each[0]:.1f} | {each[1]:.1f} | {spread} | {each[2]:.0f} | {each[3]:.0f} |")
 
 
 if __name__ == "__main__":
