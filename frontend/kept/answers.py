@@ -23,6 +23,9 @@ from frontend.kept.store import DEAD_S, Damaged, packed, unpacked
 RUNNING = "in_progress"
 QUEUED = "queued"
 FAILED = "failed"
+LAST = 1 << 62  # number and offset of the piece that says that others are missing
+_CLAIMABLE = "ended IS NULL AND owner != ? AND owner NOT IN (SELECT id FROM owners WHERE seen > ?)"
+BORDER = 0xFFFF_FFFF  # ends the arrivals of a record, where the index of a choice would stand
 _COLUMNS = (
     "id, tenant, stream_id, path, created, status, ended, background, listed, body, recipe, response, owner, epoch, "
     "cancelled"
@@ -72,17 +75,31 @@ class KeptAnswer:
 Arrival = tuple[int, list[int], bool]
 
 
+class Record(msgspec.Struct, array_like=True, gc=False):
+    """Bytes of a stream that were made together, from offset `at` on, and the tokens that they come from.
+
+    The records of an answer are numbered from 0, whoever owns it. A record has no bytes if its tokens made no text yet.
+    """
+
+    answer: str
+    epoch: int
+    number: int
+    at: int
+    data: bytes
+    arrivals: list[Arrival]
+
+
 @dataclass(slots=True)
 class Piece:
-    """Bytes of a stream that were written together, from offset `at` on, and the tokens that they come from.
+    """A row of a stream: the bytes of the records up to `number`, from offset `at` on.
 
-    The pieces of an answer are numbered from 0. A piece has no bytes if its tokens made no text yet.
+    writes: the arrivals of each record that has any; empty in the piece that ends an answer
     """
 
     number: int
     at: int
     data: bytes
-    arrivals: list[Arrival]
+    writes: list[list[Arrival]]
 
 
 def insert(db: sqlite3.Connection, one: KeptAnswer) -> list[str]:
@@ -153,38 +170,76 @@ def _row(db: sqlite3.Connection, which: str, *values: str) -> KeptAnswer | None:
     return one
 
 
-def append(db: sqlite3.Connection, id: str, epoch: int, pieces: Sequence[Piece]) -> bool:
-    """Adds pieces. Returns False, and adds none, if the answer is deleted or has another owner."""
-    found = db.execute(
-        "SELECT status FROM answers WHERE id = ? AND epoch = ? AND ended IS NULL", (id, epoch)
-    ).fetchone()
-    if found is None:
+def begun(db: sqlite3.Connection, id: str, epoch: int) -> None:
+    """Notes that an answer has its first bytes."""
+    db.execute("UPDATE answers SET status = ? WHERE id = ? AND epoch = ? AND ended IS NULL", (RUNNING, id, epoch))
+
+
+def end(db: sqlite3.Connection, id: str, epoch: int, status: str, response: bytes | None, stream: Piece | None) -> bool:
+    """Ends an answer. Returns False if it is deleted or has another owner. stream: all its bytes, if they are kept"""
+    if db.execute("SELECT 1 FROM answers WHERE id = ? AND epoch = ? AND ended IS NULL", (id, epoch)).fetchone() is None:
         return False
-    if found[0] != RUNNING:  # written once: the row has the whole request
-        db.execute("UPDATE answers SET status = ? WHERE id = ?", (RUNNING, id))
-    db.executemany(
-        "INSERT INTO pieces (answer, number, at, data, tokens, crc) VALUES (?, ?, ?, ?, ?, ?)",
-        [(id, one.number, one.at, one.data, tokens, _checksum(one.number, one.at, one.data, tokens))
-         for one in pieces for tokens in (_tokens(one.arrivals),)],
+    if stream is not None:
+        db.execute("DELETE FROM pieces WHERE answer = ?", (id,))
+        _add(db, id, stream)
+    db.execute(
+        "UPDATE answers SET status = :status, response = coalesce(:response, response), ended = :now, owner = '', "
+        "bytes = length(body) + length(recipe) + coalesce(length(coalesce(:response, response)), 0) + "
+        "(SELECT coalesce(sum(length(data) + length(tokens)), 0) FROM pieces WHERE answer = :id) WHERE id = :id",
+        {"status": status, "response": None if response is None else packed(response), "now": time.time(), "id": id},
     )  # fmt: skip
     return True
+
+
+def _add(db: sqlite3.Connection, id: str, piece: Piece) -> None:
+    tokens = _tokens(piece.writes)
+    crc = _checksum(piece.number, piece.at, piece.data, tokens)
+    db.execute(
+        "INSERT INTO pieces (answer, number, at, data, tokens, crc) VALUES (?, ?, ?, ?, ?, ?)",
+        (id, piece.number, piece.at, piece.data, tokens, crc),
+    )
 
 
 def _checksum(number: int, at: int, data: bytes, tokens: bytes) -> int:
     return zlib.crc32(tokens, zlib.crc32(data, zlib.crc32(b"%d %d" % (number, at))))
 
 
-def end(db: sqlite3.Connection, id: str, epoch: int, status: str, response: bytes | None) -> bool:
-    """Ends an answer. Returns False if it is deleted or has another owner."""
-    changed = db.execute(
-        "UPDATE answers SET status = :status, response = coalesce(:response, response), ended = :now, owner = '', "
-        "bytes = length(body) + length(recipe) + coalesce(length(coalesce(:response, response)), 0) + "
-        "(SELECT coalesce(sum(length(data) + length(tokens)), 0) FROM pieces WHERE answer = :id) "
-        "WHERE id = :id AND epoch = :epoch AND ended IS NULL",
-        {"status": status, "response": None if response is None else packed(response), "now": time.time(), "id": id,
-         "epoch": epoch},
-    )  # fmt: skip
-    return bool(changed.rowcount)
+def extend(db: sqlite3.Connection, owner: str, records: Callable[[str], Sequence[Record] | None]) -> None:
+    """Adds to every running answer of an owner what its log has beyond the pieces.
+
+    records: returns the records of an answer in order; None: the log has other bytes than were written, so it is not
+    known which it has. Such an answer is damaged from then on: a reader could have been shown more than is known.
+    """
+    running = db.execute("SELECT id, epoch FROM answers WHERE owner = ? AND ended IS NULL", (owner,)).fetchall()
+    for id, epoch in running:
+        if (found := records(id)) is None:
+            _damage(db, id)
+        elif later := following(found, epoch, _written(db, id) + 1):
+            _add(db, id, _joined(later))
+
+
+def _damage(db: sqlite3.Connection, id: str) -> None:
+    db.execute("INSERT OR REPLACE INTO pieces VALUES (?, ?, ?, x'', x'', -1)", (id, LAST, LAST))
+
+
+def _written(db: sqlite3.Connection, id: str) -> int:
+    """Returns the number of the last record that the pieces of an answer have; -1: none."""
+    (number,) = db.execute("SELECT coalesce(max(number), -1) FROM pieces WHERE answer = ?", (id,)).fetchone()
+    return int(number)
+
+
+def following(records: Sequence[Record], epoch: int, number: int) -> list[Record]:
+    """Returns the records of an epoch from `number` on, up to the first one that is missing."""
+    found: list[Record] = []
+    for one in records:
+        if one.epoch == epoch and one.number == number + len(found):
+            found.append(one)
+    return found
+
+
+def _joined(records: Sequence[Record]) -> Piece:
+    data = b"".join([one.data for one in records])
+    return Piece(records[-1].number, records[0].at, data, [one.arrivals for one in records if one.arrivals])
 
 
 def fail(db: sqlite3.Connection, id: str) -> None:
@@ -194,19 +249,41 @@ def fail(db: sqlite3.Connection, id: str) -> None:
     )
 
 
-def release(db: sqlite3.Connection, id: str, epoch: int) -> None:
-    """Gives an answer up, so that another process goes on with it."""
-    db.execute("UPDATE answers SET owner = '' WHERE id = ? AND epoch = ? AND ended IS NULL", (id, epoch))
+def release(db: sqlite3.Connection, id: str, epoch: int, shown: int) -> None:
+    """Gives an answer up, so that another process goes on with it.
+
+    shown: how many bytes of its stream were shown. If the pieces have fewer, the answer is damaged
+    """
+    changed = db.execute("UPDATE answers SET owner = '' WHERE id = ? AND epoch = ? AND ended IS NULL", (id, epoch))
+    if not changed.rowcount:
+        return
+    found = db.execute(
+        "SELECT at + length(data) FROM pieces WHERE answer = ? ORDER BY number DESC LIMIT 1", (id,)
+    ).fetchone()
+    if shown > (found[0] if found else 0):
+        _damage(db, id)
+
+
+def left_by(db: sqlite3.Connection, id: str, owner: str) -> str | None:
+    """Returns whose a running answer was that `owner` may claim; "": it was released. None: it may not be claimed."""
+    found = db.execute(
+        f"SELECT owner FROM answers WHERE id = ? AND {_CLAIMABLE}", (id, owner, time.time() - DEAD_S)
+    ).fetchone()
+    return found[0] if found else None
 
 
 def claim(db: sqlite3.Connection, id: str, owner: str) -> KeptAnswer | None:
     """Makes `owner` the owner of a running answer whose process is gone. None: it has ended, or its process lives."""
     changed = db.execute(
-        "UPDATE answers SET owner = ?, epoch = epoch + 1 WHERE id = ? AND ended IS NULL AND owner != ? "
-        "AND owner NOT IN (SELECT id FROM owners WHERE seen > ?)",
+        f"UPDATE answers SET owner = ?, epoch = epoch + 1 WHERE id = ? AND {_CLAIMABLE}",
         (owner, id, owner, time.time() - DEAD_S),
-    )  # fmt: skip
+    )
     return _row(db, "id = ?", id) if changed.rowcount else None
+
+
+def lives(db: sqlite3.Connection, owner: str) -> bool:
+    """Whether a process has shown itself lately."""
+    return bool(db.execute("SELECT 1 FROM owners WHERE id = ? AND seen > ?", (owner, time.time() - DEAD_S)).fetchone())
 
 
 def orphans(db: sqlite3.Connection) -> list[str]:
@@ -224,10 +301,10 @@ def cancel(db: sqlite3.Connection, id: str) -> None:
     db.execute("UPDATE answers SET cancelled = 1 WHERE id = ? AND ended IS NULL", (id,))
 
 
-def to_cancel(db: sqlite3.Connection, owner: str) -> list[str]:
-    """Returns this process's running answers that another process has been asked to end."""
-    found = db.execute("SELECT id FROM answers WHERE owner = ? AND ended IS NULL AND cancelled", (owner,))
-    return [id for (id,) in found]
+def owned(db: sqlite3.Connection, owner: str) -> dict[tuple[str, int], bool]:
+    """Returns id and epoch of this process's running answers, and whether another process has asked to end them."""
+    found = db.execute("SELECT id, epoch, cancelled FROM answers WHERE owner = ? AND ended IS NULL", (owner,))
+    return {(id, epoch): bool(cancelled) for id, epoch, cancelled in found}
 
 
 def delete(db: sqlite3.Connection, id: str) -> None:
@@ -249,23 +326,46 @@ def pieces_of(db: sqlite3.Connection, id: str, start: int = 0) -> list[Piece]:
     return [_piece(*row) for row in found]
 
 
+def bytes_of(db: sqlite3.Connection, id: str, start: int, records: Callable[[str, str], Sequence[Record]]) -> bytes:
+    """Returns the bytes of a stream from the offset `start` on: those in the pieces, and in the log of its owner.
+
+    records: returns what the log of an owner has of an answer. It is read before the pieces: what leaves the log
+    meanwhile is in the pieces.
+    """
+    row = db.execute("SELECT owner, epoch FROM answers WHERE id = ? AND ended IS NULL", (id,)).fetchone()
+    logged = records(row[0], id) if row is not None and row[0] else ()
+    found = [(piece.at, piece.data) for piece in pieces_of(db, id, start)]
+    if logged:
+        found += [(one.at, one.data) for one in following(logged, row[1], _written(db, id) + 1)]
+    return b"".join([data[max(0, start - at) :] for at, data in found])
+
+
 def _piece(number: int, at: int, data: bytes, tokens: bytes, crc: int | None) -> Piece:
     if crc is not None and crc != _checksum(number, at, data, tokens):
         raise Damaged
-    return Piece(number, at, data, _arrivals(tokens))
+    return Piece(number, at, data, _writes(tokens))
 
 
-def _tokens(arrivals: Sequence[Arrival]) -> bytes:
+def _tokens(writes: Sequence[Sequence[Arrival]]) -> bytes:
+    """Returns the arrivals as 32-bit numbers: index, end, count and ids of each, and a BORDER between two records."""
     flat = array("I")
-    for index, ids, ended in arrivals:
-        flat.extend((index, ended, len(ids), *ids))
+    for number, arrivals in enumerate(writes):
+        if number:
+            flat.append(BORDER)
+        for index, ids, ended in arrivals:
+            flat.extend((index, ended, len(ids), *ids))
     return flat.tobytes()
 
 
-def _arrivals(data: bytes) -> list[Arrival]:
-    flat, found, at = array("I", data).tolist(), [], 0
+def _writes(data: bytes) -> list[list[Arrival]]:
+    flat, at = array("I", data).tolist(), 0
+    writes: list[list[Arrival]] = [[]] if flat else []
     while at < len(flat):
+        if flat[at] == BORDER:
+            writes.append([])
+            at += 1
+            continue
         index, ended, count = flat[at : at + 3]
-        found.append((index, flat[at + 3 : at + 3 + count], bool(ended)))
+        writes[-1].append((index, flat[at + 3 : at + 3 + count], bool(ended)))
         at += 3 + count
-    return found
+    return writes

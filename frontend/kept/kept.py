@@ -21,6 +21,7 @@ from frontend.kept.answers import KeptAnswer
 from frontend.kept.batch_runner import BatchRunner
 from frontend.kept.run import CANCELLED, Run, with_fields
 from frontend.kept.store import Damaged, Store, StoreError, not_a_file
+from frontend.kept.stream_log import Logs, StreamLog, delete_files
 from frontend.kept.usage import REFRESH_S, Stored, Usage
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
@@ -28,7 +29,8 @@ from shared.config.frontend import FrontendConfig
 log = logging.getLogger("sluice.frontend")
 TAIL_S = 0.05  # pause between two looks at a stream that another process writes
 WATCH_S = 1.0  # pause between two looks for answers to cancel, and for those whose process is gone
-Resume = Callable[[KeptAnswer], Awaitable[Run]]  # goes on with an answer that this process has claimed
+# Goes on with an answer that this process has claimed, and writes it to this log.
+Resume = Callable[[KeptAnswer, StreamLog], Awaitable[Run]]
 
 
 class Kept:
@@ -40,6 +42,7 @@ class Kept:
             raise ConfigError(f"--store {config.store}: {problem}; name a file, which is made if there is none")
         owner = f"{os.getpid()}-{secrets.token_hex(8)}"
         self.store = Store(Path(config.store), owner, max_age_s=config.store_max_age, max_bytes=config.store_max_bytes)
+        self.logs = Logs(self.store.path, owner, lambda: self.store.problem)
         self.batches = BatchRunner(self.store, config.batch_lines)
         self.usage = Usage(self.store, config.store_max_key_bytes)
         self.stored: dict[str, Stored] = {}  # what each key has, as it was counted last
@@ -59,6 +62,9 @@ class Kept:
         if self._watching is not None:
             self._watching.cancel()
         await self.batches.close()
+        await self.logs.close()
+        with suppress(StoreError):  # what stays is moved to the store by another process
+            await self._tidy(leaving=True)
         await self.store.close()
 
     # what this process generates
@@ -77,7 +83,7 @@ class Kept:
             run.problem = self.store.problem
         elif not run.problem:
             try:
-                replaced = await self.store.write(partial(answers.insert, one=answer))
+                replaced = await self.store.write(partial(_insert_logged, answer, run.log))
             except StoreError as exc:
                 run.problem = exc.message
             else:
@@ -116,10 +122,12 @@ class Kept:
         await self.cancel(answer)
         await self.store.write(partial(answers.delete, id=answer.id))
 
-    async def take_up(self, answer: KeptAnswer) -> None:
-        """Goes on with a running answer whose process is gone. Raises SluiceError if this is not possible now."""
-        if answer.ended is None:
-            await self._own(answer)
+    async def take_up(self, answer: KeptAnswer) -> Run | None:
+        """Goes on with a running answer whose process is gone. Raises SluiceError if this is not possible now.
+
+        Returns its run if it is this process that generates it.
+        """
+        return await self._own(answer) if answer.ended is None else None
 
     async def follow(self, answer: KeptAnswer, offset: int) -> AsyncIterator[bytes]:
         """Yields the bytes of a stream from `offset` on, from whichever process generates it, until it has ended."""
@@ -129,9 +137,9 @@ class Kept:
                     offset += len(data)
                     yield data
                 return
-            for piece in await self.store.read(partial(answers.pieces_of, id=answer.id, start=offset)):
-                yield piece.data[max(0, offset - piece.at) :]
-                offset = piece.at + len(piece.data)
+            if data := await self._stored(answer, offset):
+                offset += len(data)
+                yield data
             if answer.ended is not None:
                 return
             await asyncio.sleep(TAIL_S)
@@ -140,9 +148,12 @@ class Kept:
     async def written(self, answer: KeptAnswer) -> bytes:
         """Returns the bytes of a stream that there are now."""
         if (run := self.runs.get(answer.id)) is not None:
-            return run.written
-        pieces = await self.store.read(partial(answers.pieces_of, id=answer.id))
-        return b"".join([piece.data for piece in pieces])
+            return run.since(0)
+        return await self._stored(answer, 0)
+
+    async def _stored(self, answer: KeptAnswer, start: int) -> bytes:
+        """Returns the bytes from `start` on of a stream that another process generates, or that has ended."""
+        return await self.store.read(partial(answers.bytes_of, id=answer.id, start=start, records=self.logs.records))
 
     async def _again(self, answer: KeptAnswer) -> KeptAnswer:
         found = await self.store.read(partial(answers.find, id=answer.id, tenant=answer.tenant))
@@ -155,24 +166,25 @@ class Kept:
         if (run := self.runs.get(answer.id)) is not None:
             return run
         if answer.id not in self._resuming:
-            claimed = await self.store.write(partial(answers.claim, id=answer.id, owner=self.store.owner))
+            log = self.logs.current()
+            claimed = await self.store.write(partial(self.logs.claim, id=answer.id, log=log))
             if claimed is None:
                 return self.runs.get(answer.id)
             if claimed.cancelled:
                 await self.store.write(partial(_end_cancelled, claimed))
                 return None
-            self._resuming[answer.id] = asyncio.create_task(self._resumed(claimed))
+            self._resuming[answer.id] = asyncio.create_task(self._resumed(claimed, log))
         return await asyncio.shield(self._resuming[answer.id])
 
-    async def _resumed(self, claimed: KeptAnswer) -> Run:
+    async def _resumed(self, claimed: KeptAnswer, log: StreamLog) -> Run:
         """Goes on with a claimed answer. If this is not possible now, gives it up again."""
         try:
-            run = self.runs[claimed.id] = await self._resume(claimed)
+            run = self.runs[claimed.id] = await self._resume(claimed, log)
         except Damaged:
             self.store.insist(partial(answers.fail, id=claimed.id))
             raise
         except BaseException:
-            self.store.insist(partial(answers.release, id=claimed.id, epoch=claimed.epoch))
+            self.store.insist(partial(answers.release, id=claimed.id, epoch=claimed.epoch, shown=0))
             raise
         finally:
             self._resuming.pop(claimed.id, None)
@@ -189,9 +201,9 @@ class Kept:
                     self.stored = await self.store.read(usage.of_all)
 
     async def _look(self, ready: bool) -> None:
-        for id in await self.store.read(partial(answers.to_cancel, owner=self.store.owner)) if self.runs else ():
-            if (run := self.runs.get(id)) is not None:
-                run.cancel()
+        await self._look_at_own()
+        if self.logs.due():
+            await self._tidy()
         for id in await self.store.read(answers.orphans) if ready else ():
             try:
                 found = await self.store.read(partial(answers.any_of, id=id))
@@ -203,7 +215,30 @@ class Kept:
             except SluiceError as exc:
                 log.warning("answer %s waits to be continued: %s", id, exc)
 
+    async def _look_at_own(self) -> None:
+        """Ends the runs whose answers another process has cancelled, deleted or taken over."""
+        runs = [run for run in self.runs.values() if run.logged and run.begun]
+        if not runs:
+            return
+        owned = await self.store.read(partial(answers.owned, owner=self.store.owner))
+        for run in runs:
+            cancelled = owned.get((run.answer.id, run.answer.epoch))
+            if cancelled:
+                run.cancel()
+            elif cancelled is None and run.logged:
+                run.lost()
+
+    async def _tidy(self, *, leaving: bool = False) -> None:
+        paths = await self.store.write(partial(self.logs.tidy, leaving=leaving))
+        if paths:
+            await self.store.read(lambda db: delete_files(paths))
+
+
+def _insert_logged(answer: KeptAnswer, log: StreamLog, db: sqlite3.Connection) -> list[str]:
+    log.prepare()
+    return answers.insert(db, answer)
+
 
 def _end_cancelled(answer: KeptAnswer, db: sqlite3.Connection) -> None:
     response = with_fields(answer.response, status=CANCELLED) if answer.response else None
-    answers.end(db, answer.id, answer.epoch, CANCELLED, response)
+    answers.end(db, answer.id, answer.epoch, CANCELLED, response, None)

@@ -1,9 +1,9 @@
 """A kept answer while this process generates it: the owner of its generation, in place of a connection.
 
 A Run polls the generation and has the format's writer turn the deltas into bytes, as a stream does (server/sse.py). It
-hands bytes and tokens to the store, and shows the bytes to its readers when they are committed. So a reader never has a
+hands bytes and tokens to its log, and shows the bytes to its readers when they are written. So a reader never has a
 byte that another process could not go on from, however the timing has cut the stream into chunks. If the store fails,
-the answer goes on without it, and a comment in the stream says so.
+the answer goes on without it, and a comment in the stream says so. What has ended is in the store alone.
 
 Readers come and go. When the last one has left, the generation runs on for `window_s`.
 
@@ -17,7 +17,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,9 @@ import msgspec
 from frontend.errors import SluiceError
 from frontend.generation.generation import Generation
 from frontend.kept import answers
-from frontend.kept.answers import Arrival, KeptAnswer, Piece
+from frontend.kept.answers import Arrival, KeptAnswer, Piece, Record
 from frontend.kept.store import Store, StoreError
+from frontend.kept.stream_log import Logs, StreamLog
 from frontend.request import Delta
 from frontend.server.sse import SERVER_SENT_EVENTS, Framing, StreamWriter
 
@@ -54,9 +55,14 @@ class EventLog:
 
     def add(self, data: bytes) -> bytes:
         """Adds whole events, and returns them as they are sent."""
-        made = b"".join(map(self._event, data.split(BREAK)[:-1])) if self._numbered else data
-        self.data += made
-        return made
+        if self._numbered:
+            if data.count(BREAK) == 1 and not data.startswith(b":"):
+                data = b"id: %d\n%b" % (self._count, data)
+                self._count += 1
+            else:
+                data = b"".join(map(self._event, data.split(BREAK)[:-1]))
+        self.data += data
+        return data
 
     def _event(self, block: bytes) -> bytes:
         if block.startswith(b":"):
@@ -107,6 +113,8 @@ class Run:
     def __init__(
         self,
         store: Store,
+        logs: Logs,
+        log: StreamLog,
         answer: KeptAnswer,
         generation: Generation,
         writer: StreamWriter,
@@ -114,19 +122,23 @@ class Run:
         manner: Manner,
         gone: "Callable[[Run], None]",
     ) -> None:
-        """gone: called when the run is over and nobody reads it"""
+        """
+        log: what was current before the answer was written to the store, or claimed
+        gone: called when the run is over and nobody reads it
+        """
         self.answer, self.generation, self.manner = answer, generation, manner
-        self.shown, self.over = 0, False
+        self.shown, self.begun, self.over = 0, False, False
         self.cut = False  # whether another process goes on with the answer
         self.problem = ""  # why the answer is not kept
         self.also: Callable[[sqlite3.Connection, bytes], None] | None = None  # written with a response that succeeded
         self.response = b""  # the finished response of an answer that is listed
-        self._store, self._writer, self._stream_error, self._gone = store, writer, stream_error, gone
+        self._store, self._logs, self.log = store, logs, log
+        self._writer, self._stream_error, self._gone = writer, stream_error, gone
         self._events = EventLog(numbered=answer.stream_id is not None and manner.framing is SERVER_SENT_EVENTS)
-        self._number = 0  # of the next piece
+        self._number = 0  # of the next record
         self._closing = False  # whether the last bytes are made
         self._readers = 0
-        self._changed = asyncio.Event()
+        self._watchers: list[Callable[[], None]] = []  # called when there is more to read
         self._loop = asyncio.get_running_loop()
         self._leaving: asyncio.TimerHandle | None = None
         self._written_at = time.monotonic()
@@ -138,15 +150,14 @@ class Run:
         """Takes the bytes that another process had written."""
         for piece in pieces:
             self._events.restore(piece.data)
-        self._number = len(pieces)
+            self._number = piece.number + 1
         self.shown = len(self._events.data)
 
     def replay(self, pieces: Sequence[Piece]) -> None:
         """Brings the writer to where another process had left it. Raises ValueError if the tokens are others now."""
-        for piece in pieces:
-            if piece.arrivals:
-                replayed = map(self._replayed, piece.arrivals)
-                self._writer.write([delta for delta in replayed if delta is not None])
+        for arrivals in (arrivals for piece in pieces for arrivals in piece.writes):
+            replayed = map(self._replayed, arrivals)
+            self._writer.write([delta for delta in replayed if delta is not None])
 
     def _replayed(self, arrival: Arrival) -> Delta | None:
         index, ids, ended = arrival
@@ -161,50 +172,62 @@ class Run:
         self._close(self._stream_error(error), [], FAILED)
 
     def begin(self) -> None:
+        self.begun = True
         self.generation.on_ready(self._on_ready)
         if self.manner.window_s is not None:
             self._leaving = self._loop.call_later(max(self.manner.window_s, FIRST_READER_S), self.cancel)
         if self.manner.framing.keep_alive:
             self._check_silence()
 
+    @property
+    def logged(self) -> bool:
+        """Whether its stream is in the log of this process, and goes on there."""
+        return self.manner.logged and not self.problem and not self.cut
+
     # readers
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def reading(self, watcher: Callable[[], None]) -> Iterator[None]:
+        """Counts as a reader. watcher: called in the loop when there is more to read, or the run is over"""
         self._readers += 1
+        self._watchers.append(watcher)
         if self._leaving is not None:
             self._leaving.cancel()
         try:
             yield
         finally:
             self._readers -= 1
+            self._watchers.remove(watcher)
             if not self._readers:
                 self._wait_for_readers()
 
     async def read(self, offset: int) -> AsyncIterator[bytes]:
         """Yields the stream's bytes from `offset` on, as they come. Raises Cut if another process goes on with it."""
-        with self._reading():
+        changed = asyncio.Event()
+        with self.reading(changed.set):
             while True:
-                if offset < self.shown:
-                    start, offset = offset, self.shown
-                    yield bytes(self._events.data[start:offset])
+                changed.clear()
+                if data := self.since(offset):
+                    offset += len(data)
+                    yield data
                 elif self.cut:
                     raise Cut
                 elif self.over:
                     return
                 else:
-                    await self._changed.wait()
+                    await changed.wait()
 
-    @property
-    def written(self) -> bytes:
-        """All bytes that readers may have."""
-        return bytes(self._events.data[: self.shown])
+    def since(self, offset: int) -> bytes:
+        """Returns the bytes from `offset` on that readers may have."""
+        return bytes(self._events.data[offset : self.shown])
 
     async def finished(self) -> bytes:
         """Returns the response when the answer is over; empty if it has none."""
-        with self._reading():
+        changed = asyncio.Event()
+        with self.reading(changed.set):
             while not self.over:
-                await self._changed.wait()
+                changed.clear()
+                await changed.wait()
             return self.response
 
     def _wait_for_readers(self) -> None:
@@ -255,21 +278,24 @@ class Run:
         return [one for one in arrivals if one[1] or one[2]], deltas
 
     def _add(self, data: bytes, arrivals: list[Arrival]) -> None:
-        piece = self._piece(data, arrivals)
+        at, number = len(self._events.data), self._number
+        made = self._append(data)
         if not self.manner.logged or self.problem:
-            self._show(len(self._events.data))
+            self._show(at + len(made))
             return
-        work = partial(answers.append, id=self.answer.id, epoch=self.answer.epoch, pieces=[piece])
-        self._store.post(work, partial(self._committed, len(self._events.data)))
+        answer = self.answer
+        self.log.add(Record(answer.id, answer.epoch, number, at, made, arrivals), self, at + len(made))
+        if not number and answer.response:
+            self._store.post(partial(answers.begun, id=answer.id, epoch=answer.epoch), ignored)
 
-    def _piece(self, data: bytes, arrivals: list[Arrival]) -> Piece:
-        at = len(self._events.data)
+    def _append(self, data: bytes) -> bytes:
         self._written_at = time.monotonic()
         self._number += 1
-        return Piece(self._number - 1, at, self._events.add(data), arrivals)
+        return self._events.add(data)
 
-    def _committed(self, length: int, owned: bool, error: StoreError | None) -> None:
-        if self.cut:
+    def committed(self, length: int, owned: bool, error: StoreError | None) -> None:
+        """The log has written the stream up to `length`, or has failed to (LogUser)."""
+        if self.cut or self.over or (self._closing and error is not None):  # the end says whether all bytes are kept
             return
         if error is not None and self.answer.background:
             self._wait_for_store(error)
@@ -277,7 +303,8 @@ class Run:
         if error is not None:
             self._not_kept(error)
         elif not owned and not self.problem:
-            self._lost()
+            if not self._closing:
+                self._release()
             return
         self._show(length)
 
@@ -288,8 +315,8 @@ class Run:
 
     def _show(self, length: int) -> None:
         self.shown = max(self.shown, length)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        for watcher in tuple(self._watchers):
+            watcher()
 
     def _not_kept(self, error: StoreError) -> None:
         """Goes on without the store, from the first write on that failed."""
@@ -301,7 +328,7 @@ class Run:
                 self._events.add(NOT_KEPT % error.message.encode())
                 self._show(len(self._events.data))
 
-    def _lost(self) -> None:
+    def lost(self) -> None:
         """Ends here: the answer was deleted, or another process owns it."""
         if not self.over:
             self._closing = self.cut = True
@@ -312,7 +339,7 @@ class Run:
         """Leaves the answer to another process, because this one stops, or cannot write."""
         self._closing = self.cut = True
         self.generation.close("shutdown")
-        work = partial(answers.release, id=self.answer.id, epoch=self.answer.epoch)
+        work = partial(self._logs.release, id=self.answer.id, epoch=self.answer.epoch, shown=self.shown)
         self._store.post(work, partial(self._released, work))
 
     def _released(self, work: Callable[[sqlite3.Connection], None], done: None, error: StoreError | None) -> None:
@@ -329,18 +356,19 @@ class Run:
             response = with_fields(self.answer.response, status=CANCELLED)
         if response is not None:
             self.response = response
-        piece = self._piece(data, arrivals)
+        at = len(self._events.data)
+        last = self._append(data)
         if self.problem:
-            self._ended_unkept(piece)
+            self._ended_unkept(at, last)
             return
-        self._store.post(partial(self._write_end, piece=piece), partial(self._end_committed, piece))
+        stream = Piece(self._number - 1, 0, bytes(self._events.data), []) if self.manner.logged else None
+        self._store.post(partial(self._write_end, stream=stream), partial(self._end_committed, at, last))
 
-    def _write_end(self, db: sqlite3.Connection, piece: Piece) -> bool:
+    def _write_end(self, db: sqlite3.Connection, stream: Piece | None) -> bool:
         """Runs in the store's thread."""
         answer = self.answer
         if self.manner.logged:
-            owned = answers.append(db, answer.id, answer.epoch, [piece])
-            if not owned or not answers.end(db, answer.id, answer.epoch, answer.status, self.response):
+            if not answers.end(db, answer.id, answer.epoch, answer.status, self.response, stream):
                 return False
         elif self.manner.keeps and answer.status != CANCELLED:
             answer.response, answer.ended, answer.owner = self.response, time.time(), ""
@@ -349,7 +377,7 @@ class Run:
             self.also(db, self.response)
         return True
 
-    def _end_committed(self, piece: Piece, owned: bool, error: StoreError | None) -> None:
+    def _end_committed(self, at: int, last: bytes, owned: bool, error: StoreError | None) -> None:
         if self.cut:
             return
         if error is not None and self.answer.background:
@@ -358,20 +386,19 @@ class Run:
         if error is not None and not self.problem:
             self._not_kept(error)
             if self.manner.framing.keep_alive:  # before the end, after which clients read nothing
-                self._events.data[piece.at : piece.at] = NOT_KEPT % error.message.encode()
-                piece = replace(piece, at=len(self._events.data) - len(piece.data))
+                self._events.data[at:at] = NOT_KEPT % error.message.encode()
+                at = len(self._events.data) - len(last)
         if self.problem:
-            self._ended_unkept(piece)
+            self._ended_unkept(at, last)
         elif not owned:
-            self._lost()
+            self.lost()
         else:
             self._end(len(self._events.data))
 
-    def _ended_unkept(self, piece: Piece) -> None:
-        """Shows the end of an answer that is not kept, whose response says so."""
+    def _ended_unkept(self, at: int, last: bytes) -> None:
+        """Shows the end of an answer that is not kept, whose response says so. last: its last bytes, from `at` on"""
         if self.answer.response:
-            data = unkept(piece.data)
-            self._events.data[piece.at :] = data
+            self._events.data[at:] = unkept(last)
             self.response = with_fields(self.response, store=False) if self.response else b""
         self._end(len(self._events.data))
 
@@ -390,6 +417,10 @@ class Run:
             self._add(self.manner.framing.keep_alive, [])
             silence = 0.0
         self._silence = self._loop.call_later(self.manner.keepalive_s - silence, self._check_silence)
+
+
+def ignored(value: None, error: StoreError | None) -> None:
+    """Ignores the result of a write on which nothing depends."""
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:

@@ -77,7 +77,7 @@ CREATE INDEX IF NOT EXISTS batch_lines_states ON batch_lines (batch, state, byte
 CREATE TABLE IF NOT EXISTS owners (id TEXT PRIMARY KEY, seen REAL NOT NULL);
 """
 MAGIC = b"SQLite format 3\0"  # how every file of SQLite begins
-VERSION = 2  # of the schema, in the file's user_version
+VERSION = 3  # of the schema, in the file's user_version
 AT_ONCE = 1024  # how many functions share a transaction at most
 BEAT_S = 1.0  # interval at which a process shows that it lives
 DEAD_S = 6.0  # a process that has not shown itself for this long has lost its answers to the others
@@ -294,7 +294,7 @@ def _attempt(db: sqlite3.Connection, job: _Job) -> None:
         job.value = job.work(db)
     except sqlite3.Error:
         raise
-    except Damaged as exc:
+    except StoreError as exc:
         job.error = exc
     except Exception as exc:
         log.exception("a read or write of the store failed")
@@ -320,7 +320,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         _log_ahead(db)
         db.execute("PRAGMA synchronous = NORMAL")
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, 1, VERSION):
+        if not 0 <= version <= VERSION:
             raise sqlite3.DatabaseError(f"the file has version {version} of the store, this server has {VERSION}")
         # A transaction that begins as a writer waits for others; one that becomes a writer fails at once beside them.
         db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
@@ -345,7 +345,10 @@ def _begins_as_a_store(path: Path) -> bool:
 
 
 def _raise_version(db: sqlite3.Connection) -> None:
-    """Gives a new file its version, and a file of version 1 what it lacks. Pieces that it has are not checked."""
+    """Gives a new file its version, and a file of version 1 what it lacks. Pieces that it has are not checked.
+
+    Version 3 has pieces with the tokens of several writes.
+    """
     db.execute("BEGIN IMMEDIATE")
     if "crc" not in [column[1] for column in db.execute("PRAGMA table_info(pieces)")]:
         db.execute("ALTER TABLE pieces ADD COLUMN crc INTEGER")

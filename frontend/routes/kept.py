@@ -11,7 +11,7 @@ the rest of the server, and the store, know only whole requests.
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,15 +31,17 @@ from frontend.errors import BadRequest, Forbidden, Internal, NotFound, NotSuppor
 from frontend.generation.generation import Generation
 from frontend.generation.service import Earlier
 from frontend.kept import answers, conversations
-from frontend.kept.answers import KeptAnswer, Piece, Recipe
+from frontend.kept.answers import Arrival, KeptAnswer, Piece, Recipe
 from frontend.kept.kept import Kept
 from frontend.kept.run import Cut, Manner, Run, offset_after, with_fields
 from frontend.kept.store import StoreError
+from frontend.kept.stream_log import StreamLog
 from frontend.model_context import check_task
 from frontend.request import GenerationRequest
 from frontend.routes.generate import WhileConnected, while_connected
 from frontend.schema.base import RequestModel, to_json
-from frontend.server.middleware import DIRECT, RECORD, client_error
+from frontend.server.http_protocol import DirectWriter
+from frontend.server.middleware import DIRECT, RECORD, SEND, client_error
 
 STREAM_ID = "x-conversation-id"
 LAST_EVENT = "last-event-id"
@@ -142,7 +144,7 @@ async def generate_kept(
         run.cancel()
         raise StoreError(run.problem)
     if parsed.stream:
-        return _streaming(kept, run, 0)
+        return _run_stream(request, run, 0)
     if wish.background:
         return Response(run.answer.response, media_type="application/json")
     return Response(await _finished(request, run, generation), media_type="application/json")
@@ -189,15 +191,17 @@ def _run(
         f"{chosen.PREFIX}_{context.nonce}", wish.tenant, wish.stream_id, path, context.created, answers.QUEUED, None,
         wish.background, named and wish.listed, body, recipe, first, kept.store.owner, 1, False,
     )  # fmt: skip
-    return _made(kept, answer, chosen, context, generation)
+    return _made(kept, kept.logs.current(), answer, chosen, context, generation)
 
 
-def _made(kept: Kept, answer: KeptAnswer, chosen: ApiFormat, context: ResponseContext, generation: Generation) -> Run:
+def _made(
+    kept: Kept, log: StreamLog, answer: KeptAnswer, chosen: ApiFormat, context: ResponseContext, generation: Generation
+) -> Run:
     logged = answer.background or answer.stream_id is not None
     window = None if answer.background else kept.window_s if answer.stream_id is not None else 0.0
     request_id = answer.id
     return Run(
-        kept.store, answer, generation,
+        kept.store, kept.logs, log, answer, generation,
         # the stream's writer also makes the response of a request that does not stream: its last event has it
         chosen.stream_writer(context),
         lambda exc: chosen.stream_error(client_error(exc, request_id), request_id, context),
@@ -267,19 +271,85 @@ def as_items(given: Any) -> list[Any]:
 # streams
 
 
-def _streaming(kept: Kept, run: Run, offset: int) -> Response:
-    return _event_stream(run.read(offset), run.manner.framing.media_type, run.problem)
+def _run_stream(request: Request, run: Run, offset: int) -> Response:
+    return _RunStream(
+        run, offset, request.scope[SEND], request.scope.get(DIRECT), headers=_headers(run.problem),
+        media_type=run.manner.framing.media_type,
+    )  # fmt: skip
 
 
-def _event_stream(data: AsyncIterator[bytes], media_type: str, problem: str = "") -> Response:
+def _event_stream(data: AsyncIterator[bytes], media_type: str) -> Response:
+    return _KeptStream(data, headers=_headers(""), media_type=media_type)
+
+
+def _headers(problem: str) -> dict[str, str]:
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if problem:
         headers["X-Sluice-Not-Kept"] = problem.encode("ascii", "replace").decode()[:256]
-    return _KeptStream(data, headers=headers, media_type=media_type)
+    return headers
+
+
+class _RunStream(Response):
+    """A stream that this process generates. The run itself writes to the client while that keeps up (server/sse.py)."""
+
+    def __init__(self, run: Run, offset: int, direct_send: Send, direct: DirectWriter | None, **head: Any) -> None:
+        super().__init__(**head)
+        del self.headers["content-length"]
+        self._run, self._offset, self._send, self._direct = run, offset, direct_send, direct
+        self._more = asyncio.Event()  # wakes the task that writes
+        self._sending = True  # whether the task writes
+        self._left = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        disconnect = asyncio.create_task(self._watch_client(receive))
+        try:
+            with self._run.reading(self._on_more):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await self._write()
+            if self._run.cut and not self._left:
+                if self._direct is None:
+                    raise Cut
+                self._direct.cut()
+                await disconnect
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            disconnect.cancel()
+
+    async def _write(self) -> None:
+        while not self._left:
+            self._sending = True
+            while data := self._new():
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sending = False
+            if self._run.over or self._run.cut:
+                return
+            await self._more.wait()
+            self._more.clear()
+
+    def _on_more(self) -> None:
+        """Writes what there is, or wakes the task to write it if writing would have to wait."""
+        if self._sending or self._direct is None or not self._direct.ready():
+            self._more.set()
+            return
+        if data := self._new():
+            self._direct.write(data)
+        if self._run.over:
+            self._more.set()
+
+    def _new(self) -> bytes:
+        data = self._run.since(self._offset)
+        self._offset += len(data)
+        return data
+
+    async def _watch_client(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._left = True
+        self._more.set()
 
 
 class _KeptStream(StreamingResponse):
-    """A stream whose connection is cut when another process goes on with its answer."""
+    """A stream of another process, or one that has ended. It is cut when another process goes on with it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -299,7 +369,8 @@ async def _stream_again(kept: Kept, request: Request, answer: KeptAnswer) -> Res
     elif offset > (most := len(await kept.written(answer))):
         raise BadRequest(f"`from` is {offset}, but the stream has {most} bytes", param="from", code="out_of_range")
     chosen = await api_format(answer.path, b"", kept.config)
-    await kept.take_up(answer)
+    if (run := await kept.take_up(answer)) is not None:
+        return _run_stream(request, run, offset)
     return _event_stream(kept.follow(answer, offset), chosen.FRAMING.media_type)
 
 
@@ -378,7 +449,8 @@ async def get_response(app: AppState, request: Request) -> Response:
             )  # fmt: skip
         after = query.get("starting_after")
         offset = 0 if after is None else offset_after(pieces, _number("starting_after", after))
-        await kept.take_up(answer)
+        if (run := await kept.take_up(answer)) is not None:
+            return _run_stream(request, run, offset)
         return _event_stream(kept.follow(answer, offset), responses.FRAMING.media_type)
     return Response(_shown(answer), media_type="application/json")
 
@@ -425,9 +497,10 @@ async def input_items(app: AppState, request: Request) -> Response:
 # going on with an answer of another process
 
 
-async def resume(app: AppState, answer: KeptAnswer) -> Run:
+async def resume(app: AppState, answer: KeptAnswer, log: StreamLog) -> Run:
     """Goes on with an answer that this process has claimed: from its body, its prompt's ids and its seeds.
 
+    log: where its stream is written
     Raises SluiceError if this is not possible now: no worker is ready, or none computes the same bits.
     """
     kept, recipe = store_of(app), answer.recipe
@@ -450,7 +523,7 @@ async def resume(app: AppState, answer: KeptAnswer) -> Run:
         parsed, context.tokenizer, chosen.PREFIX, model.fingerprint_with(generation.fingerprint), answer.path,
         app.signer, nonce=recipe.nonce, created=recipe.created,
     )  # fmt: skip
-    run = _made(kept, answer, chosen, response_context, generation)
+    run = _made(kept, log, answer, chosen, response_context, generation)
     run.also = _conversation_of(answer)
     run.restore(pieces)
     try:
@@ -472,14 +545,18 @@ def _earlier(request: GenerationRequest, recipe: Recipe, pieces: list[Piece]) ->
     All others are computed anew with their seeds: the log-probabilities and ends of their tokens are not kept.
     """
     alone = len(recipe.seeds) == 1 and request.sampling.logprobs is None and request.features.prompt_logprobs is None
-    tokens = [id for piece in pieces for _, ids, _ in piece.arrivals for id in ids] if alone else []
+    tokens = [id for _, ids, _ in _arrivals(pieces) for id in ids] if alone else []
     return [Earlier(seed, tokens) for seed in recipe.seeds]
+
+
+def _arrivals(pieces: list[Piece]) -> Iterator[Arrival]:
+    return (arrival for piece in pieces for arrivals in piece.writes for arrival in arrivals)
 
 
 async def _received(generation: Generation, pieces: list[Piece]) -> None:
     """Waits until everything has been received that the pieces have."""
     counts, ended = [0] * len(generation.choices), set[int]()
-    for index, ids, end in (arrival for piece in pieces for arrival in piece.arrivals):
+    for index, ids, end in _arrivals(pieces):
         counts[index] += len(ids)
         if end:
             ended.add(index)

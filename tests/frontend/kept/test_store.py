@@ -15,7 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from frontend.kept import answers
-from frontend.kept.answers import KeptAnswer, Piece, Recipe
+from frontend.kept.answers import KeptAnswer, Piece, Recipe, Record
 from frontend.kept.kept import Kept
 from frontend.kept.store import Store, StoreError, open_file, sweep, used_bytes
 from shared.config.declaration import ConfigError
@@ -67,17 +67,30 @@ def test_server_does_not_start_with_a_folder_or_a_device_as_its_store(tmp_path: 
 
 
 async def test_only_the_owner_writes(store: Store) -> None:
-    piece = Piece(0, 0, b"data: x\n\n", [(0, [5, 6], True)])
+    piece = Piece(1, 0, b"data: x\n\ndata: y\n\n", [[(0, [5, 6], False)], [(1, [], True), (0, [7], True)]])
+    records = [
+        Record("a", 1, 0, 0, b"data: x\n\n", [(0, [5, 6], False)]),
+        Record("a", 1, 1, 9, b"data: y\n\n", [(1, [], True), (0, [7], True)]),
+        Record("a", 2, 2, 18, b"of another epoch", []),
+        Record("a", 1, 3, 18, b"behind one that is missing", []),
+    ]
     await store.write(partial(answers.insert, one=answer("a")))
-    assert await store.write(partial(answers.append, id="a", epoch=1, pieces=[piece]))
+    for _ in range(2):
+        await store.write(partial(answers.extend, owner="me", records=lambda id: records))
+        assert await store.read(partial(answers.pieces_of, id="a")) == [piece]
     assert await store.write(partial(answers.claim, id="a", owner="other")) is None
     await store.write(lambda db: db.execute("UPDATE owners SET seen = 0"))
+    assert await store.write(partial(answers.left_by, id="a", owner="other")) == "me"
     claimed = await store.write(partial(answers.claim, id="a", owner="other"))
     assert claimed is not None and claimed.epoch == 2 and claimed.recipe == RECIPE
-    assert not await store.write(partial(answers.append, id="a", epoch=1, pieces=[Piece(1, 9, b"", [])]))
-    assert not await store.write(partial(answers.end, id="a", epoch=1, status="completed", response=None))
+    end = partial(answers.end, id="a", status="completed", response=None)
+    whole = Piece(9, 0, b"all", [])
+    assert not await store.write(partial(end, epoch=1, stream=whole))
+    await store.write(partial(answers.release, id="a", epoch=1, shown=99))
+    await store.write(partial(answers.extend, owner="me", records=lambda id: None))
     assert await store.read(partial(answers.pieces_of, id="a")) == [piece]
-    assert await store.write(partial(answers.end, id="a", epoch=2, status="completed", response=b"1"))
+    assert await store.write(partial(end, epoch=2, stream=whole))
+    assert await store.read(partial(answers.pieces_of, id="a")) == [whole]
     assert await store.write(partial(answers.claim, id="a", owner="third")) is None
 
 

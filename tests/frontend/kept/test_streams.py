@@ -61,7 +61,9 @@ async def again(http: httpx.AsyncClient, start: int = 0, **headers: str) -> byte
 
 
 def gone(store: Path) -> None:
-    """Has the store say that the process of all running answers is gone."""
+    """Has the store, and the names of the logs, say that the process of all running answers is gone."""
+    for path in store.parent.glob("answers.db-streams-*"):
+        path.rename(path.with_name(re.sub("streams-.*-", "streams-gone-", path.name)))
     with sqlite3.connect(store) as db:
         db.execute("UPDATE answers SET owner = 'gone' WHERE ended IS NULL")
     db.close()
@@ -210,6 +212,7 @@ async def test_background_answer_of_a_lost_process_is_finished_unasked(qwen: Any
     async with keeping(first.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
         made = (await http.post("/v1/responses", json=asked)).json()
         await until(lambda: len(first.streams[0].output) == 9)
+        first.pool.refusals = dict.fromkeys(range(99), Overloaded("no worker", code="not_ready", retry_after=1.0))
         gone(store)
         second.ends, second.allowed = True, 99
         async with keeping(second.pool, qwen.tokenizer, store) as two, httpx.AsyncClient(base_url=two) as other:

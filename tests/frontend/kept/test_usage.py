@@ -23,8 +23,7 @@ BODY = random.Random(0).randbytes(1000)
 
 def filled(db: sqlite3.Connection, one: KeptAnswer) -> None:
     answers.insert(db, one)
-    answers.append(db, one.id, 1, [Piece(0, 0, BODY, [(0, [5], True)])])
-    answers.end(db, one.id, 1, "completed", None)
+    answers.end(db, one.id, 1, "completed", None, Piece(0, 0, BODY, [[(0, [5], True)]]))
 
 
 async def test_oldest_answers_of_the_key_alone_make_room(store: Store) -> None:  # noqa: F811
