@@ -66,7 +66,9 @@ def main() -> None:
             for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:
                 store = Path(folder) / f"{turn}-{KINDS.index(kind)}.db"
                 samples[kind].append(measure(kind, args.streams, args.steps, store))
-    print("| | CPU µs a token | of it the loop's thread | to no store, median of pairs | first token p50, ms | last, ms |")
+    print(
+        "| | CPU µs a token | of it the loop's thread | to no store, median of pairs | first token p50, ms | last, ms |"
+    )
     print("|---|--:|--:|--:|--:|--:|")
     for kind, found in samples.items():
         ratios = [one.token_us / base.token_us for one, base in zip(found, samples[KINDS[0]], strict=True)]

@@ -138,7 +138,7 @@ class Run:
         self._number = 0  # of the next record
         self._closing = False  # whether the last bytes are made
         self._readers = 0
-        self._watchers: list[Callable[[], None]] = []  # called when there is more to read
+        self._watchers: tuple[Callable[[], None], ...] = ()  # called when there is more to read
         self._loop = asyncio.get_running_loop()
         self._leaving: asyncio.TimerHandle | None = None
         self._written_at = time.monotonic()
@@ -190,14 +190,14 @@ class Run:
     def reading(self, watcher: Callable[[], None]) -> Iterator[None]:
         """Counts as a reader. watcher: called in the loop when there is more to read, or the run is over"""
         self._readers += 1
-        self._watchers.append(watcher)
+        self._watchers = (*self._watchers, watcher)
         if self._leaving is not None:
             self._leaving.cancel()
         try:
             yield
         finally:
             self._readers -= 1
-            self._watchers.remove(watcher)
+            self._watchers = tuple(one for one in self._watchers if one is not watcher)
             if not self._readers:
                 self._wait_for_readers()
 
@@ -268,9 +268,16 @@ class Run:
             self._close(data, arrivals, COMPLETED if error is None else FAILED)
 
     def _polled(self) -> tuple[list[Arrival], list[Delta]]:
+        choices = self.generation.choices
+        if len(choices) == 1:
+            stream = choices[0].stream
+            at, ended = stream.gathered, stream.end is not None
+            deltas = self.generation.poll()
+            ids = stream.output[at : stream.gathered]
+            return [(0, ids, ended)] if ids or ended else [], deltas
         waiting = [
             (index, choice.stream, choice.stream.gathered, choice.stream.end is not None)
-            for index, choice in enumerate(self.generation.choices)
+            for index, choice in enumerate(choices)
             if not choice.done and choice.stream.fresh
         ]
         deltas = self.generation.poll()
@@ -284,7 +291,7 @@ class Run:
             self._show(at + len(made))
             return
         answer = self.answer
-        self.log.add(Record(answer.id, answer.epoch, number, at, made, arrivals), self, at + len(made))
+        self.log.add(Record(answer.id, answer.epoch, number, at, made, arrivals), self)
         if not number and answer.response:
             self._store.post(partial(answers.begun, id=answer.id, epoch=answer.epoch), ignored)
 
@@ -293,20 +300,21 @@ class Run:
         self._number += 1
         return self._events.add(data)
 
-    def committed(self, length: int, owned: bool, error: StoreError | None) -> None:
-        """The log has written the stream up to `length`, or has failed to (LogUser)."""
-        if self.cut or self.over or (self._closing and error is not None):  # the end says whether all bytes are kept
+    def committed(self, record: Record, owned: bool, error: StoreError | None) -> None:
+        """The log has written a record, or has failed to (LogUser)."""
+        if self.cut or self.over:
             return
-        if error is not None and self.answer.background:
+        if error is None and (owned or self.problem):
+            self._show(record.at + len(record.data))
+        elif self._closing:  # the end has all bytes, and says whether they are kept
+            return
+        elif error is None:
+            self._release()
+        elif self.answer.background:
             self._wait_for_store(error)
-            return
-        if error is not None:
+        else:
             self._not_kept(error)
-        elif not owned and not self.problem:
-            if not self._closing:
-                self._release()
-            return
-        self._show(length)
+            self._show(record.at + len(record.data))
 
     def _wait_for_store(self, error: StoreError) -> None:
         """Leaves an answer in the background, which is nowhere but in the store, until the store can be written."""
@@ -314,8 +322,9 @@ class Run:
         self._release()
 
     def _show(self, length: int) -> None:
-        self.shown = max(self.shown, length)
-        for watcher in tuple(self._watchers):
+        if length > self.shown:
+            self.shown = length
+        for watcher in self._watchers:
             watcher()
 
     def _not_kept(self, error: StoreError) -> None:

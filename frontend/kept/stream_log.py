@@ -49,11 +49,14 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[Rec
 class LogUser(Protocol):
     """What waits for its record: a Run."""
 
-    def committed(self, length: int, owned: bool, error: StoreError | None) -> None:
-        """Called in the loop when a record is written, up to this length of its stream.
+    def committed(self, record: Record, owned: bool, error: StoreError | None) -> None:
+        """Called in the loop when a record is written.
 
         owned: whether its bytes may be shown; False: another process has taken over
         """
+
+
+_Batch = list[tuple[Record, LogUser]]
 
 
 class StreamLog:
@@ -68,8 +71,8 @@ class StreamLog:
         self._fence = self._file = -1
         self._length = 0  # of the file
         self._error, self._failed_at = "", -RETRY_S
-        self._pending: list[tuple[Record, LogUser, int]] = []
-        self._queue: queue.SimpleQueue[list[tuple[Record, LogUser, int]] | None] = queue.SimpleQueue()
+        self._pending: _Batch = []
+        self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="streams", daemon=True)
         self._loop = asyncio.get_running_loop()
 
@@ -87,11 +90,11 @@ class StreamLog:
                 raise StoreError(f"{self.path}: {exc.strerror}") from exc
             self._thread.start()
 
-    def add(self, record: Record, user: LogUser, length: int) -> None:
+    def add(self, record: Record, user: LogUser) -> None:
         """Writes a record together with all others of this turn of the loop, and then calls the user."""
         if not self._pending:
             self._loop.call_soon(self._hand_over)
-        self._pending.append((record, user, length))
+        self._pending.append((record, user))
 
     def _hand_over(self) -> None:
         self._queue.put(self._pending)
@@ -118,7 +121,7 @@ class StreamLog:
             try:
                 if problem := self._store_problem():
                     raise StoreError(problem)
-                self._write([one[0] for one in waiting])
+                self._write([record for record, _ in waiting])
                 owned = self._owned()
             except StoreError as exc:
                 error = exc
@@ -170,9 +173,12 @@ class StreamLog:
         return StoreError(problem)
 
 
-def _deliver(waiting: list[tuple[Record, LogUser, int]], owned: bool, error: StoreError | None) -> None:
-    for _, user, length in waiting:
-        user.committed(length, owned, error)
+def _deliver(batch: _Batch, owned: bool, error: StoreError | None) -> None:
+    for record, user in batch:
+        try:
+            user.committed(record, owned, error)
+        except Exception:  # the other streams of the batch go on
+            log.exception("the answer %s could not be shown", record.answer)
 
 
 def _made(path: Path) -> int:
@@ -314,8 +320,8 @@ class Logs:
             self._extend(db, self._owner)
         for owner in owners:
             self._take(db, owner)
-        unused = time.monotonic() - UNUSED_S
-        for owner in [owner for owner, one in self._readers.items() if one.used_at < unused or owner in owners]:
+        unused, ended = time.monotonic() - UNUSED_S, owners | {self._owner}
+        for owner in [owner for owner, one in self._readers.items() if one.used_at < unused or owner in ended]:
             del self._readers[owner]
         return done
 
