@@ -181,24 +181,28 @@ async def _destroy(scene: Scene) -> None:
 
 
 async def _damage(scene: Scene) -> None:
-    """Kills the frontends, and changes a byte of each event in the file before others start."""
+    """Kills the frontends, and changes a byte of each event before others start."""
     await asyncio.sleep(1.0)
     await _between_frontends(scene, lambda: _change_texts(scene.folder / "answers.db"))
     scene.server.release()
 
 
 def _change_texts(path: Path) -> None:
+    """Changes the texts in the file and in the logs of running streams."""
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    data = path.read_bytes()
-    places = [found.end() for mark in (b'"content":"', b'"delta":"') for found in re.finditer(mark, data)]
-    assert places, "the file has no event"
-    with path.open("r+b") as file:
-        for at in places:
-            if at % PAGE == 0:  # not a text, but the head of the next page
-                continue
-            file.seek(at)
-            file.write(b"?")
+    changed = 0
+    for file in (path, *path.parent.glob(f"{path.name}-streams-*")):
+        data = file.read_bytes()
+        places = [found.end() for mark in (b'"content":"', b'"delta":"') for found in re.finditer(mark, data)]
+        with file.open("r+b") as written:
+            for at in places:
+                if at % PAGE == 0 and file == path:  # not a text, but the head of the next page
+                    continue
+                written.seek(at)
+                written.write(b"?")
+                changed += 1
+    assert changed, "no file has an event"
 
 
 @dataclass(frozen=True, slots=True)
