@@ -262,7 +262,8 @@ System = Annotated[
     str | Annotated[list[PlainTextBlock], Meta(max_length=MAX_PARTS)] | None, doc("Instructions for the conversation")
 ]
 CacheControl = Annotated[
-    Any, doc("Equal beginnings are always found; the K/V store keeps the prompt for the `ttl`: `5m` (default) or `1h`")
+    dict[str, Any] | None,
+    doc("Equal beginnings are always found; the K/V store keeps the prompt for the `ttl`: `5m` (default) or `1h`"),
 ]
 OutputField = Annotated[
     OutputConfig | None,
