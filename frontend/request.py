@@ -107,6 +107,7 @@ class Admission:
     priority: int = 0
     tenant: str = ""  # name of the API key, and "/" and the fairness id if a gateway gave one
     fingerprint: str = ""  # what the workers' fingerprint must be; "": any, but the same for all sequences
+    keep_s: int = 0  # for how long the K/V store should keep the prompt, in seconds; 0: as any other
 
 
 @dataclass(frozen=True, slots=True)

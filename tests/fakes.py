@@ -149,6 +149,7 @@ class FakePool:
         pictures: Sequence[m.Picture] = (),
         predicted: Sequence[int] | None = None,
         second_from: int = 0,
+        keep_s: int = 0,
     ) -> Stream:
         self.calls += 1
         call = self.calls - 1
@@ -161,6 +162,7 @@ class FakePool:
             tenant, pooling=pooling, scored_from=scored_from,
             answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
             prediction=None if predicted is None else pack_u32(predicted), second_from=second_from,
+            keep_s=keep_s,
         )  # fmt: skip
         admission = asyncio.get_running_loop().create_future()
         stream = Stream(message, admission, seed=sampling.seed or 77, fingerprint=fingerprint or self.fingerprint)

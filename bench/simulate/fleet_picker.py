@@ -70,7 +70,7 @@ class FleetPicker(FleetRouter):
     """Chooses workers for the streams of all frontends."""
 
     def __init__(self, workers: int, clock: Callable[[], float], page_size: int) -> None:
-        super().__init__(workers, clock, homes=0)
+        super().__init__(range(workers), clock, homes=0)
         self.index, self._page_size = PageIndex(), page_size
 
     def _pick(self, stream: Any, loads: list[int]) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """A frontend of a simulated fleet: the real placement and router code, over simulated connections."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from frontend.workers.pool import Placement
@@ -18,13 +18,16 @@ class SimulatedConnection:
 
 
 class FleetRouter:
-    """Chooses workers for one frontend's streams. clock: returns simulated time. homes: home workers per prefix"""
+    """Chooses among some workers for one frontend's streams.
 
-    def __init__(self, workers: int, clock: Callable[[], float], homes: int = HOMES) -> None:
+    workers: their indices. clock: returns simulated time. homes: home workers per prefix
+    """
+
+    def __init__(self, workers: Iterable[int], clock: Callable[[], float], homes: int = HOMES) -> None:
         self.router = Router(homes)
-        self._connections: list[Any] = [SimulatedConnection(index) for index in range(workers)]
+        self._connections: dict[int, Any] = {index: SimulatedConnection(index) for index in workers}
         self._placement = Placement(clock)
-        self._set_ready(self._connections)
+        self._set_ready([*self._connections.values()])
 
     def __len__(self) -> int:
         return len(self._placement)
@@ -33,21 +36,23 @@ class FleetRouter:
         self._ready, self._names = ready, [f"w{one.index}" for one in ready]
 
     def heard(self, statuses: list[Status | None]) -> None:
-        """Stores the latest status of each worker; None for a worker that is down."""
-        for connection, status in zip(self._connections, statuses, strict=True):
-            connection.status = status
+        """Stores the latest status of each worker. statuses: those of all workers; None for a worker that is down"""
+        for index, connection in self._connections.items():
+            connection.status = status = statuses[index]
             if status is not None:
-                self.router.learn(f"w{connection.index}", status.prefixes)
+                self.router.learn(f"w{index}", status.prefixes)
 
     def down(self, worker: int) -> None:
         """Records that a worker died. The caller has already removed its streams with `ended`."""
         self.router.forget(f"w{worker}")
-        self._connections[worker].status = None
+        if worker in self._connections:
+            self._connections[worker].status = None
         self._set_ready([one for one in self._ready if one.index != worker])
 
     def up(self, worker: int) -> None:
-        ready = [one for one in self._ready if one.index != worker] + [self._connections[worker]]
-        self._set_ready(sorted(ready, key=lambda one: one.index))
+        if worker in self._connections:
+            ready = [one for one in self._ready if one.index != worker] + [self._connections[worker]]
+            self._set_ready(sorted(ready, key=lambda one: one.index))
 
     def choose(self, stream: Any) -> int | None:
         """Returns the index of the stream's worker; None if no worker is up."""
@@ -59,6 +64,10 @@ class FleetRouter:
         self._placement.put(stream, chosen, saved)
         chosen.streams[stream.submit.id] = stream
         return int(chosen.index)
+
+    def cached(self, stream: Any) -> int:
+        """Returns how many tokens of a prompt one of the workers probably has cached."""
+        return self.router.cached(stream.submit.prompt, stream.submit.cache_salt, self._names)
 
     def _pick(self, stream: Any, loads: list[int]) -> tuple[int, int]:
         return self.router.choose(stream.submit.prompt, stream.submit.cache_salt, self._names, loads)

@@ -15,6 +15,7 @@ from bench.simulate.fleet_routers import FleetRouter
 from bench.simulate.fleet_workers import SimulatedStream, SimulatedWorker
 from bench.simulate.fleet_workloads import Arrival, Deaths
 from bench.simulate.replay import GENERATED_ID
+from frontend.workers.remote_prefill import TOKENS, RecentPrompts
 from frontend.workers.routing import HOMES
 from shared.config.worker import WorkerConfig, with_default_sizes
 from shared.messages import Sampling, Status, Submit
@@ -41,6 +42,8 @@ class Result:
     learning: float = 0.0
     ttft: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)  # seconds between two tokens of a stream, without pauses
+    remote: int = 0  # prompts that prefill workers have computed
     queries: int = 0
     hits: int = 0
     statuses: int = 0
@@ -62,18 +65,27 @@ class Fleet:
     """The simulation of a fleet with a given number of workers."""
 
     def __init__(
-        self, workers: int, frontends: int, cost: CostModel, seed: int = 0, *, routing: str = "reports"
-    ) -> None:
-        """routing: learnt (each frontend knows its own streams only), homes (frontends agree on the home workers of a
+        self, workers: int, frontends: int, cost: CostModel, seed: int = 0, *, routing: str = "reports",
+        prefill: int = 0, transfer_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        """prefill: how many of the workers compute long prompts, and nothing else. transfer_s: seconds until the K/V
+        of a token of such a prompt is at the worker that generates
+
+        routing: learnt (each frontend knows its own streams only), homes (frontends agree on the home workers of a
         prefix), reports (workers also report their cached prefixes) or picker (a gateway's picker chooses)"""
         self._settings = with_default_sizes(WorkerConfig(), on_gpu=False)
         self._cost, self._routing, self._draw = cost, routing, random.Random(seed)
         self._now = 0.0
+        self._generating, self._transfer_s = range(workers - prefill), transfer_s
         self._picker: FleetPicker | None = None
         if routing == "picker":
             self._picker = FleetPicker(workers, lambda: self._now, self._settings.page_size)
         self.workers = [self._new_worker(index, frontends) for index in range(workers)]
         self.routers = [self._new_router() for _ in range(frontends)]
+        self.prefill = range(workers - prefill, workers)
+        self.helpers = [self._new_helper() for _ in range(frontends)]
+        self._recent = [RecentPrompts() for _ in range(frontends)]  # prompts that a frontend's streams had
+        self._moving: dict[SimulatedStream, None] = {}  # streams whose K/V is on its way
         self.result = Result()
         self._down: set[int] = set()  # workers that are dead now
         self._absent: set[int] = set()  # frontends that are dead now
@@ -101,7 +113,11 @@ class Fleet:
     def _new_router(self) -> FleetRouter:
         if self._picker is not None:
             return self._picker
-        return FleetRouter(len(self.workers), lambda: self._now, 0 if self._routing == "learnt" else HOMES)
+        return FleetRouter(self._generating, lambda: self._now, 0 if self._routing == "learnt" else HOMES)
+
+    def _new_helper(self) -> FleetRouter:
+        """Returns a frontend's router among prefill workers."""
+        return FleetRouter(self.prefill, lambda: self._now)
 
     def run(self, arrivals: Iterator[Arrival], deaths: Deaths = NO_DEATHS) -> Result:
         """Runs until every request has ended."""
@@ -143,7 +159,10 @@ class Fleet:
             self._place(stream)
 
     def _each_router(self) -> list[FleetRouter]:
-        return self.routers if self._picker is None else [self._picker]
+        return [*self.routers, *self.helpers] if self._picker is None else [self._picker]
+
+    def _router_of(self, stream: SimulatedStream) -> FleetRouter:
+        return (self.helpers if stream.at_helper else self.routers)[stream.frontend]
 
     # requests
 
@@ -162,9 +181,11 @@ class Fleet:
         self._place(stream)
 
     def _place(self, stream: SimulatedStream) -> None:
-        router = self.routers[stream.frontend]
         begun = time.thread_time()
-        chosen = router.choose(stream)
+        stream.at_helper = self._is_for_helper(stream)
+        if not stream.at_helper and self.prefill:
+            self._recent[stream.frontend].remember(stream.submit.prompt, "")
+        chosen = self._router_of(stream).choose(stream)
         self.result.choices += time.thread_time() - begun
         if chosen is None:
             self._waiting.append(stream)
@@ -175,11 +196,24 @@ class Fleet:
             if worker.computing is None:
                 self._begin(worker)
             return
-        router.ended(stream)
-        if stream.lost_at is None:
+        self._router_of(stream).ended(stream)
+        if stream.at_helper:
+            self._place(stream)  # now at a worker that generates, which computes the prompt
+        elif stream.lost_at is None:
             self.result.refused += 1
         else:  # a stream that was admitted before its worker died waits for another worker
             self._waiting.append(stream)
+
+    def _is_for_helper(self, stream: SimulatedStream) -> bool:
+        """Whether a prefill worker should compute the prompt, as frontend/workers/remote_prefill.py decides it."""
+        if stream.tried or stream.output or self._down.issuperset(self.prefill):
+            return False
+        known = max(
+            self._recent[stream.frontend].longest(stream.submit.prompt, ""),
+            self.routers[stream.frontend].cached(stream),
+        )
+        stream.tried = len(stream.prompt) - known >= TOKENS
+        return stream.tried
 
     # steps
 
@@ -191,6 +225,10 @@ class Fleet:
         if self.workers[worker.index] is not worker:
             return  # the worker died in this step
         for stream, tokens, ended in worker.end(self._now):
+            if stream.at_helper:
+                if ended:
+                    self._move(stream)
+                continue
             self._took(stream, tokens)
             if ended:
                 self.result.answered += 1
@@ -198,12 +236,28 @@ class Fleet:
         self._picked(worker)
         self._begin(worker)
 
+    def _move(self, stream: SimulatedStream) -> None:
+        """Lets a stream whose prompt was computed go to a worker that generates, when the prompt's K/V is there."""
+        self.result.remote += 1
+        self.helpers[stream.frontend].ended(stream)
+        stream.at_helper, stream.computed = False, True
+        self._moving[stream] = None
+        self._at(self._now + self._transfer_s * len(stream.prompt), self._moved, stream)
+
+    def _moved(self, stream: SimulatedStream) -> None:
+        if stream in self._moving:  # its frontend lives
+            del self._moving[stream]
+            self._place(stream)
+
     def _took(self, stream: SimulatedStream, tokens: int) -> None:
         if tokens and not stream.output:
             self.result.ttft.append(self._now - stream.arrived)
         if tokens and stream.lost_at is not None:
             self.result.pauses.append(self._now - stream.lost_at)
             stream.lost_at = None
+        elif tokens and stream.token_at is not None:
+            self.result.gaps.append(self._now - stream.token_at)
+        stream.token_at = self._now if tokens else stream.token_at
         stream.output += [GENERATED_ID] * tokens
 
     # deaths
@@ -217,7 +271,7 @@ class Fleet:
         self._count_hits(worker)
         streams = list(worker.streams.values())
         for stream in streams:
-            self.routers[stream.frontend].ended(stream)
+            self._router_of(stream).ended(stream)
         for router in self._each_router():
             router.down(index)
         self._at(self._now + RESTART_S, self._worker_returns, index)
@@ -237,16 +291,20 @@ class Fleet:
         self._absent.add(index)
         broken = [one for one in self._waiting if one.frontend == index]
         self._waiting = [one for one in self._waiting if one.frontend != index]
+        broken += [one for one in self._moving if one.frontend == index]
+        self._moving = {one: None for one in self._moving if one.frontend != index}
         for worker in self.workers:
             held = [one for one in worker.streams.values() if one.frontend == index]
             for stream in held:
                 worker.abort(stream)
-                self.routers[index].ended(stream)
+                self._router_of(stream).ended(stream)
             broken += held
         self.result.broken += len(broken)
-        self.routers[index] = self._new_router()
+        self.routers[index], self.helpers[index] = self._new_router(), self._new_helper()
+        self._recent[index] = RecentPrompts()
         for down in self._down if self._picker is None else ():
             self.routers[index].down(down)
+            self.helpers[index].down(down)
         self._at(self._now + RESTART_S, self._absent.discard, index)
         for stream in broken:
             self._ask(stream.prompt, stream.submit.sampling.max_tokens, stream.arrived)

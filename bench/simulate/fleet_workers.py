@@ -6,18 +6,32 @@ from dataclasses import dataclass, field
 from bench.simulate.cost import CostModel
 from bench.simulate.replay import GENERATED_ID, build
 from shared.config.worker import WorkerConfig
-from shared.messages import CachedPrefixes, ConnectedFrontend, KVUsage, Pages, Status, Submit, WorkerState
+from shared.messages import (
+    CachedPrefixes,
+    ConnectedFrontend,
+    KVUsage,
+    Pages,
+    Sampling,
+    Status,
+    Submit,
+    WorkerState,
+)
 from worker.engine.kv_events import PageJournal
 from worker.engine.prefix_report import PrefixReport
 from worker.scheduler.queue import Refused
 from worker.scheduler.sequence import Plan, PrefixState, RequestStats, Sequence
 
 POOL_TOKENS = 40_000  # tokens that a worker's K/V pool holds
+PROMPT_ONLY = Sampling(1, temperature=0.0, ignore_eos=True)  # a prefill worker's: what it samples is dropped
 
 
 @dataclass(eq=False)
 class SimulatedStream:
-    """A running request, with the attributes that a router reads. lost_at: when its worker died; None once resumed"""
+    """A running request, with the attributes that a router reads.
+
+    lost_at: when its worker died; None once resumed. at_helper: whether it is at a prefill worker. tried: whether it
+    was at one. computed: whether that one has computed the prompt
+    """
 
     submit: Submit
     prompt: list[int]
@@ -26,6 +40,10 @@ class SimulatedStream:
     frontend: int = 0
     output: list[int] = field(default_factory=list)
     lost_at: float | None = None
+    token_at: float | None = None  # when its last token came
+    at_helper: bool = False
+    tried: bool = False
+    computed: bool = False
 
 
 class SimulatedWorker:
@@ -51,8 +69,11 @@ class SimulatedWorker:
     def submit(self, stream: SimulatedStream, now: float) -> bool:
         """Submits a stream, including the output that it already has. Returns False if the worker is full."""
         id, prompt = stream.submit.id, stream.prompt
+        sampling = PROMPT_ONLY if stream.at_helper else stream.submit.sampling
+        if stream.computed:
+            self._receive(prompt)
         sequence = Sequence(
-            self._key(stream), prompt + stream.output, len(prompt), stream.submit.sampling, id,
+            self._key(stream), prompt + stream.output, len(prompt), sampling, id,
             history=RequestStats(now), prefix=PrefixState(),
         )  # fmt: skip
         try:
@@ -61,6 +82,17 @@ class SimulatedWorker:
             return False
         self.streams[id] = stream
         return True
+
+    def _receive(self, prompt: list[int]) -> None:
+        """Puts the pages of a prompt that another worker has computed into the prefix cache, if there is room."""
+        prefix, digests = self.scheduler.state.paging.prefix, list[bytes]()
+        assert prefix is not None
+        prefix.extend(digests, prompt, "", (len(prompt) - 1) // self.pool.page_size)
+        missing = digests[len(self.pool.find_run(digests)) :]
+        pages = self.pool.acquire(len(missing)) or []
+        for page, digest in zip(pages, missing, strict=False):
+            self.pool.publish(page, digest)
+        self.pool.release(pages)
 
     def abort(self, stream: SimulatedStream) -> None:
         del self.streams[stream.submit.id]

@@ -55,6 +55,7 @@ WORKLOADS = {
     "agents": Workload(groups=2, prefix=2048, tail=(50, 250), output=24, rate=0.9),
     "chat": Workload(groups=0.5, prefix=320, tail=(20, 400), output=48, rate=1.0),
     "bursts": Workload(groups=2, prefix=1024, tail=(50, 250), output=24, rate=0.9, burst=8),
+    "documents": Workload(groups=0.5, prefix=320, tail=(20, 3200), output=96, rate=0.25),
     "failures": Workload(
         groups=0.5, prefix=320, tail=(20, 400), output=48, rate=0.7, worker_deaths=0.03, frontend_deaths=0.1
     ),

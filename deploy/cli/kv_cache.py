@@ -3,9 +3,11 @@
 A prefix is named by the first digits of the digest of its tokens. Works on files alone, beside running servers.
 """
 
+import math
 import os
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,7 +49,11 @@ class Prefix:
     @property
     def row(self) -> tuple[str, ...]:
         end = self.files[0]
-        kept = "pinned" if all(one.pin.exists() for one in self.files) else "" if self.whole else "beginning is missing"
+        kept = "" if self.whole else "beginning is missing"
+        if (minutes := math.ceil((end.used - time.time()) / 60)) > 0:
+            kept = f"kept for {minutes} min"
+        if all(one.pin.exists() for one in self.files):
+            kept = "pinned"
         size = size_text(sum(one.nbytes for one in self.files))
         used = ago(max(one.used for one in self.files))
         return self.name, str(end.head.tokens), size, used, end.head.fingerprint, kept

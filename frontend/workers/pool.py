@@ -140,11 +140,12 @@ class WorkerPool:
         pictures: Sequence[m.Picture] = (),
         predicted: Sequence[int] | None = None,
         second_from: int = 0,
+        keep_s: int = 0,
     ) -> Stream:
         """Submits a sequence; returns its stream when a worker with this fingerprint ("": any worker) has admitted it.
 
         generated: output tokens that the sequence already has and continues
-        scored_from, second_from: see shared.messages.requests.Submit
+        scored_from, second_from, keep_s: see shared.messages.requests.Submit
 
         Raises:
             Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
@@ -163,6 +164,7 @@ class WorkerPool:
             pooling=pooling, generated=pack_u32(generated), scored_from=scored_from,
             answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
             prediction=None if predicted is None else pack_u32(predicted), second_from=second_from,
+            keep_s=keep_s,
         )  # fmt: skip
         stream = Stream(message, asyncio.get_running_loop().create_future(), fingerprint=fingerprint)
         self._begin(stream, takers)

@@ -300,6 +300,7 @@ class Submit(Message, frozen=True):
     prediction: bytes | None = None  # packed uint32: the output that the client expects; its ids become drafts
     second_from: U32 = 0  # where the second text of a pair begins, for encoders that tell texts apart; 0: one text
     prefill: Prefill = Prefill.HERE
+    keep_s: U32 = 0  # the K/V store keeps the prompt as if it were used until so many seconds from now, see Tier.sweep
 
 
 class Abort(Message, frozen=True):

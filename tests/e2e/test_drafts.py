@@ -3,11 +3,13 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -65,8 +67,30 @@ def ask(server: Server, body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+Found = TypeVar("Found")
+
+
 def speculation(stats: dict[str, Any]) -> tuple[int, int]:
     return stats["speculation"]["drafted"], stats["speculation"]["accepted"]
+
+
+def repeated(ask: Callable[[], Found], enough: Callable[[Found], bool]) -> Found:
+    """Asks until what it returns is enough: drafts are made as far as measured times say that they help, so that a busy
+    machine may make none for a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not enough(found := ask()):
+        assert time.monotonic() < deadline, f"no drafts for {PATIENCE_S:g} s: {found}"
+    return found
+
+
+def ask_until_drafted(server: Server, body: dict[str, Any], drafted: int, accepted: int = 0) -> None:
+    """Repeats a request until the server has made more than so many drafts, and more than so many were right."""
+
+    def counts() -> tuple[int, int]:
+        ask(server, body)
+        return speculation(server.stats())
+
+    repeated(counts, lambda found: found[0] > drafted and (not accepted or found[1] > accepted))
 
 
 def test_answers_with_drafts_alone_and_concurrent_are_unchanged(both: tuple[Server, Server]) -> None:
@@ -75,8 +99,9 @@ def test_answers_with_drafts_alone_and_concurrent_are_unchanged(both: tuple[Serv
     assert [ask(on, body) for body in BODIES] == plain
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(lambda body: ask(on, body), BODIES)) == plain
-    # waits, because the stats are updated only four times a second
-    on.until(lambda stats: 100 < speculation(stats)[1] < speculation(stats)[0])
+    ask_until_drafted(on, BODIES[0], 100, accepted=100)
+    drafted, accepted = speculation(on.stats())
+    assert accepted < drafted
     assert speculation(off.stats()) == (0, 0)
 
 
@@ -96,16 +121,18 @@ def test_answer_that_was_given_before_is_drafted_within_its_scope(both: tuple[Se
         return told["choices"][0]["text"], told["timings"]["accepted_draft_tokens"]
 
     on, off = both
-    (text, first), (again, more), (other, apart) = (answered(on, salt) for salt in ("one", "one", "two"))
+    text, first = answered(on, "one")
+    again, _ = repeated(lambda: answered(on, "one"), lambda found: found[1] > 60)
+    other, apart = answered(on, "two")
     assert text == again == other == answered(off, "one")[0]
-    assert more > 60 and first < 60 and apart < 60
+    assert first < 60 and apart < 60
 
 
 def test_draft_model_changes_no_byte_also_when_its_worker_is_killed(demo: Server, tmp_path: Path) -> None:
     config = json.dumps({"method": "draft_model", "model": str(DEMO_MODEL), "num_speculative_tokens": 5})
     with serving("demo", tmp_path / "log", "--speculative-config", config, held=True) as on:
         assert [ask(on, body) for body in BODIES] == [ask(demo, body) for body in BODIES]
-        on.until(lambda stats: speculation(stats)[1] > 100)
+        ask_until_drafted(on, BODIES[0], 100, accepted=100)
         check_killed_worker(on, demo)
 
 
@@ -114,8 +141,11 @@ def test_trained_head_changes_no_byte_and_a_request_is_told_its_drafts(demo: Ser
     with serving("demo", tmp_path / "log", "--speculative-config", config, held=True) as on:
         assert [ask(on, body) for body in BODIES[:5]] == [ask(demo, body) for body in BODIES[:5]]
         body = {"model": "m", "prompt": COUNT, "max_tokens": 200, "ignore_eos": True, "temperature": 0, "timings": True}
-        told = on.client.post("/v1/completions", json=body).json()["timings"]
-        assert told["draft_tokens"] >= told["accepted_draft_tokens"] > 0
+        told = repeated(
+            lambda: on.client.post("/v1/completions", json=body).json()["timings"],
+            lambda timings: timings["accepted_draft_tokens"] > 0,
+        )
+        assert told["draft_tokens"] >= told["accepted_draft_tokens"]
 
 
 @dataclass(frozen=True)
@@ -148,7 +178,7 @@ def test_head_changes_no_byte_also_when_its_worker_is_killed(method: str, headed
     with serving(headed.folder, tmp_path / "log", *flags, held=True) as on:
         for body in (*biased[::2], *BODIES[1::4]):
             assert ask(on, body) == ask(headed.off, body)
-        on.until(lambda stats: speculation(stats)[0] > 0)  # the number of drafts depends on measured times
+        ask_until_drafted(on, biased[0], 0)
         check_killed_worker(on, headed.off, logit_bias=few)
 
 
@@ -160,9 +190,8 @@ def test_head_changes_no_byte_also_when_its_worker_is_killed(method: str, headed
 def test_stream_with_drafts_and_killed_worker_is_unchanged(
     both: tuple[Server, Server], options: dict[str, Any]
 ) -> None:
-    before = speculation(both[0].stats())[0]
+    ask_until_drafted(both[0], {"prompt": STORY, "max_tokens": 120, "temperature": 0.3, **options}, 0)
     check_killed_worker(*both, **options)
-    both[0].until(lambda stats: speculation(stats)[0] != before)
 
 
 def test_tool_call_with_drafts_is_unchanged(both: tuple[Server, Server]) -> None:
@@ -173,12 +202,17 @@ def test_tool_call_with_drafts_is_unchanged(both: tuple[Server, Server]) -> None
         "tools": [{"type": "function", "function": {"name": "get_the_weather", "parameters": schema, "strict": True}}],
         "tool_choice": "required", "max_tokens": 150, "temperature": 0.7, "timings": True,
     }  # fmt: skip
-    told = [server.client.post("/v1/chat/completions", json=body).json() for server in both]
+    on, off = both
+    drafted = repeated(
+        lambda: on.client.post("/v1/chat/completions", json=body).json(),
+        lambda answer: answer["timings"]["accepted_draft_tokens"] > 0,  # some were forced
+    )
+    told = [drafted, off.client.post("/v1/chat/completions", json=body).json()]
     for answer in told:
         for call in answer["choices"][0]["message"].get("tool_calls", ()):
             del call["id"]  # drawn anew for each request
     assert told[0]["choices"] == told[1]["choices"]
-    assert told[0]["timings"]["draft_tokens"] >= told[0]["timings"]["accepted_draft_tokens"] > 0, "some were forced"
+    assert drafted["timings"]["draft_tokens"] >= drafted["timings"]["accepted_draft_tokens"]
 
 
 def check_killed_worker(on: Server, off: Server, **more: Any) -> None:
@@ -221,14 +255,17 @@ def test_prediction_changes_no_byte_and_is_counted(both: tuple[Server, Server], 
     edited = " ".join([*words[: len(words) // 2], "zebra", *words[len(words) // 2 + 1 :]])
     for content in (text, edited, [{"type": "text", "text": text}], "something else", ""):
         predicted = content not in ("something else", "")
-        # A step that was slow for another reason makes rows seem dear, and then nothing is drafted for a while.
-        for _ in range(5 if predicted else 1):
-            again, counted = chat(on, prediction={"type": "content", "content": content})
-            details = counted["completion_tokens_details"]
+        prediction = {"type": "content", "content": content}
+
+        def accepted(prediction: dict[str, Any]) -> int:
+            again, counted = chat(on, prediction=prediction)
             assert again == text and counted["completion_tokens"] == usage["completion_tokens"]
-            if details["accepted_prediction_tokens"] > 5:
-                break
-        assert (details["accepted_prediction_tokens"] > 5) == predicted
+            return int(counted["completion_tokens_details"]["accepted_prediction_tokens"])
+
+        if predicted:
+            repeated(partial(accepted, prediction), lambda count: count > 5)
+        else:
+            assert accepted(prediction) <= 5
     assert chat(off, prediction={"type": "content", "content": text})[0] == text
     refused = on.client.post("/v1/chat/completions", json=body | {"prediction": {"type": "other", "content": "x"}})
     assert refused.status_code in (400, 422) and "prediction.type" in refused.text

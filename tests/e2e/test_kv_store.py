@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import httpx
@@ -39,3 +40,15 @@ def test_prefix_outlives_its_worker_and_a_reset_ends_it(tmp_path: Path) -> None:
         os.kill((before := server.stats()["workers"][0])["pid"], signal.SIGKILL)
         server.until(lambda stats: stats["workers"][0]["epoch"] > before["epoch"] and stats["workers"][0]["ready"])
         assert ask(server) == (text, 0)
+
+
+def test_cache_control_keeps_the_files_of_its_prompt(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    marked = {"type": "text", "text": "go on " * 400, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    body = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": [marked]}]}
+    with serving("demo", tmp_path / "log", "--kv-store", str(folder), "--kv-store-gb", "0.5") as server:
+        kept_until = time.time() + 3600
+        server.client.post("/v1/messages", json=body).raise_for_status()
+        server.until(lambda stats: stats["workers"][0]["kv_store"][0]["written"] > 1)
+        times = [path.stat().st_mtime for path in folder.glob("*/*") if path.is_file()]
+        assert sum(used >= kept_until for used in times) > 1

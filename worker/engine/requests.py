@@ -405,7 +405,7 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
             original_id=submit.original_id,
             prefill=submit.prefill,
         ),
-        prefix=PrefixState(submit.cache_salt),
+        prefix=PrefixState(submit.cache_salt, keep_s=submit.keep_s),
         pooling=submit.pooling,
         second_from=submit.second_from,
         host=host_work(submit.sampling, checked=submit.answer is not None),

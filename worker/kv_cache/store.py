@@ -138,12 +138,13 @@ class KvStore:
             tier.usable and writer.takes(0) for tier, writer in zip(self.tiers, self._writers, strict=True)
         )
 
-    def write(self, run: Run, data: HostBytes) -> None:
-        """Writes a file to every tier that keeps up."""
+    def write(self, run: Run, data: HostBytes, keep_s: int = 0) -> None:
+        """Writes a file to every tier that keeps up. keep_s: for how many seconds it counts as used"""
         self.remember(run.digest, run.kind)
+        until = _until(keep_s)
         for tier, writer in zip(self.tiers, self._writers, strict=True):
             if tier.usable and writer.takes(data.nbytes):
-                writer.do(partial(self._write, tier, tier.token, run, data), data.nbytes)
+                writer.do(partial(self._write, tier, tier.token, run, data, until), data.nbytes)
             else:
                 tier.counts.dropped += 1
                 self._forget(run.digest, run.kind)
@@ -181,11 +182,15 @@ class KvStore:
     def _forget(self, digest: bytes, kind: bytes) -> None:
         self._written.pop(kind + digest, None)
 
-    def used(self, files: Sequence[tuple[bytes, bytes]]) -> None:
-        """Notes that prefixes were found in memory, so that their files stay. files: (digest, kind) of each"""
+    def used(self, files: Sequence[tuple[bytes, bytes]], keep_s: int = 0) -> None:
+        """Notes that prefixes were found in memory, so that their files stay.
+
+        files: (digest, kind) of each; keep_s: for how many seconds they count as used
+        """
+        until = _until(keep_s)
         for writer, tier in zip(self._writers, self.tiers, strict=True):
             if tier.usable and writer.is_idle:
-                writer.do(partial(self._touch, tier, tuple(files)))
+                writer.do(partial(self._touch, tier, tuple(files), until))
 
     @property
     def can_fetch(self) -> bool:
@@ -243,20 +248,20 @@ class KvStore:
 
     # writing
 
-    def _write(self, tier: Tier, token: bytes, run: Run, data: HostBytes) -> None:
+    def _write(self, tier: Tier, token: bytes, run: Run, data: HostBytes, until: float = 0.0) -> None:
         payload = data.read().numpy().data
         head = Head(
             self.pages.space, run.digest, run.parent, run.end * self.pages.page_size, self.pages.fingerprint,
             run.pages, run.absent, run.kind == STATE, payload.nbytes, zlib.crc32(payload),
         )  # fmt: skip
-        if not tier.write(run.digest, run.kind, token, (packed_head(head), payload)):
+        if not tier.write(run.digest, run.kind, token, (packed_head(head), payload), until):
             self._forget(run.digest, run.kind)
 
-    def _touch(self, tier: Tier, files: tuple[tuple[bytes, bytes], ...]) -> None:
+    def _touch(self, tier: Tier, files: tuple[tuple[bytes, bytes], ...], until: float) -> None:
         for digest, kind in files:
             if not tier.usable:
                 return
-            if not tier.used(digest, kind):
+            if not tier.used(digest, kind, until):
                 self._forget(digest, kind)  # the next sequence that finds it in memory writes it again
 
     def _copy_up(self, head: Head, payload: Tensor, kind: bytes, source: Tier) -> None:
@@ -376,6 +381,11 @@ class KvStore:
             self._staged_parts += 1
         self.results.append(part)
         self._wake()
+
+
+def _until(keep_s: int) -> float:
+    """Returns until when a file counts as used, in seconds since 1970; 0: it was used now."""
+    return time.time() + keep_s if keep_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ every byte before it uses one: a file that was cut off, damaged, or written for 
 import os
 import re
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -170,9 +171,13 @@ class Disk:
         finally:
             os.close(fd)
 
-    def used(self, path: Path) -> None:
-        """Notes in the time of a file that it was used now. Raises OSError."""
-        os.utime(path)
+    def used(self, path: Path, until: float = 0.0) -> None:
+        """Notes in the time of a file that it was used now, or counts as used `until` then (seconds since 1970).
+
+        A file that counts as used for longer stays so. Raises OSError.
+        """
+        latest = max(until, os.stat(path).st_mtime)
+        os.utime(path, (latest, latest) if latest > time.time() else None)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)

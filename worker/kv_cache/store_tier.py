@@ -38,6 +38,7 @@ WARN_S = 60.0  # between two warnings of a tier
 STALE_S = 600.0  # files that were being written, and were not touched for so long, are removed
 SWEEP_S = 60.0  # between two looks at the whole folder, in which other processes write, too
 ROOM = 0.05  # the janitor makes this share of the limit free
+KEPT = 0.5  # the most of the limit that files take which requests want to be kept
 
 
 @dataclass(slots=True)
@@ -221,21 +222,27 @@ class Tier:
         with suppress(OSError):
             self._disk.remove(path)
 
-    def used(self, digest: bytes, kind: bytes) -> bool:
-        """Notes that a prefix was used, from memory, so that its file is kept. Returns False if there is none."""
+    def used(self, digest: bytes, kind: bytes, until: float = 0.0) -> bool:
+        """Notes that a prefix was used, from memory, so that its file is kept. Returns False if there is none.
+
+        until: see Disk.used
+        """
         try:
             with self.operation():
-                self._disk.used(self.path(digest, kind))
+                self._disk.used(self.path(digest, kind), until)
         except FileNotFoundError:
             return False
         except OSError:
             pass
         return True
 
-    def write(self, digest: bytes, kind: bytes, token: bytes, pieces: tuple[bytes | memoryview, ...]) -> bool:
+    def write(
+        self, digest: bytes, kind: bytes, token: bytes, pieces: tuple[bytes | memoryview, ...], until: float = 0.0
+    ) -> bool:
         """Writes a file unless it exists. Returns whether it is there now. Never raises.
 
         token: the token when the pages were computed. If it was replaced since, nothing is written.
+        until: see Disk.used
         """
         counts, began, nbytes = self.counts, time.perf_counter(), sum(map(len, pieces))
         if not self.usable or not token or self.refresh() != token or nbytes > self.limit * (1 - ROOM):
@@ -245,13 +252,15 @@ class Tier:
             with self.operation():
                 path = self.path(digest, kind, token)
                 if self._disk.exists(path):
-                    self._disk.used(path)
+                    self._disk.used(path, until)
                     return True
                 self.keep_size(nbytes)
                 if counts.nbytes + nbytes > self.limit:  # pinned files leave no room
                     counts.dropped += 1
                     return False
                 self._disk.write(path, pieces)
+                if until:
+                    self._disk.used(path, until)
         except OSError:
             counts.dropped += 1
             return False
@@ -285,8 +294,7 @@ class Tier:
             elif time.time() - used > STALE_S:
                 self._disk.remove(path)
         if total + more > self.limit:
-            found.sort(key=lambda one: one[:2])
-            for _, nbytes, path in found:
+            for _, nbytes, path in self._in_order(found):
                 if total + more <= self.limit * (1 - ROOM):
                     break
                 if path.name not in pinned:
@@ -294,6 +302,19 @@ class Tier:
                     self.counts.evictions += 1
                     total -= nbytes
         self.counts.nbytes = total
+
+    def _in_order(self, files: list[tuple[float, int, Path]]) -> list[tuple[float, int, Path]]:
+        """Returns files, (used, bytes, path) each, as they are removed: the least recently used first.
+
+        Files that count as used beyond now therefore go last, but only so many of them that they take KEPT of the
+        limit: the others go first, or who asks for it could keep everybody else out.
+        """
+        ascending, now, left = sorted(files, key=lambda one: one[:2]), time.time(), self.limit * KEPT
+        first = sum([used <= now for used, _, _ in ascending])
+        last = len(ascending)
+        while last > first and (left := left - ascending[last - 1][1]) >= 0:
+            last -= 1
+        return [*ascending[first:last], *ascending[:first], *ascending[last:]]
 
     def empty(self) -> None:
         """Removes all files, which nobody can find any more. Never raises."""

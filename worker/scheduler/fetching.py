@@ -264,7 +264,7 @@ class Fetching:
         assert stored is not None
         parent = stored.digests[pages.start - 1] if pages.start else b""
         run = Run(kind, stored.digests[pages.stop - 1], parent, pages.stop, len(pages), absent)
-        self._store.write(run, self._store.pages.gather(own, slot))
+        self._store.write(run, self._store.pages.gather(own, slot), sequence.prefix.keep_s)
 
     def cleared(self) -> None:
         """Notes that sequences which run now must write nothing more."""
@@ -319,4 +319,4 @@ class Fetching:
         if self._states is not None:
             files.append((stored.digests[count - 1], STATE))
         if files:
-            self._store.used(files)
+            self._store.used(files, sequence.prefix.keep_s)

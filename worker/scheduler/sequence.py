@@ -61,6 +61,7 @@ class PrefixState:
     claimed_tokens: int = 0  # tokens found in the cache when the sequence got its pages; the others must be computed
     cached_tokens: int = 0  # prompt and earlier output tokens found in the cache, or the K/V store, at first admission
     stored: "StoredPrefix | None" = None  # what the K/V store knows of it; None without a store, or before admission
+    keep_s: int = 0  # see Submit
 
 
 # The data that decides when a waiting sequence may run: its tenant, priority, group and deadline.

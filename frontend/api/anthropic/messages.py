@@ -14,7 +14,7 @@ import msgspec
 
 from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
 from frontend.api.anthropic import response_types as types
-from frontend.api.anthropic.messages_request import MessageCountRequest, MessageRequest, marks_cache, message_prompt
+from frontend.api.anthropic.messages_request import MessageCountRequest, MessageRequest, cached_for, message_prompt
 from frontend.api.receipts import receipt_of
 from frontend.api.request_builder import ParsedRequest, check_forms, prepare
 from frontend.chat.tool_fields import anthropic_choice, checked, tool_choice
@@ -50,17 +50,18 @@ status = api_status
 async def parse(request: MessageRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
-    thinking = request.thinking
+    thinking, keep_s = request.thinking, cached_for(request)
     reading = ParsedRequest(
         request, "messages", request.max_tokens, tool_choice=_tool_choice(request, context),
         form=fields.anthropic(request.output_config),
         budget=(thinking.budget_tokens if thinking else None, "thinking.budget_tokens"),
         format_data=Asked(
-            omits_thoughts=thinking is not None and thinking.display == "omitted", caches=marks_cache(request)
+            omits_thoughts=thinking is not None and thinking.display == "omitted", caches=keep_s > 0
         ),
     )  # fmt: skip
     prompt = await message_prompt(request, reading.functions, context)
-    return await prepare(reading, [prompt.ids], context, prompt.begins, prompt.pictures)
+    prepared = await prepare(reading, [prompt.ids], context, prompt.begins, prompt.pictures)
+    return prepared.admitted(keep_s=keep_s) if keep_s else prepared
 
 
 async def count_tokens(request: MessageCountRequest, context: ModelContext) -> types.InputTokenCount:

@@ -261,7 +261,10 @@ Messages = Annotated[
 System = Annotated[
     str | Annotated[list[PlainTextBlock], Meta(max_length=MAX_PARTS)] | None, doc("Instructions for the conversation")
 ]
-CacheControl = Annotated[Any, doc("Accepted, no effect: equal beginnings are always found")]
+CacheControl = Annotated[
+    dict[str, Any] | None,
+    doc("Equal beginnings are always found; the K/V store keeps the prompt for the `ttl`: `5m` (default) or `1h`"),
+]
 OutputField = Annotated[
     OutputConfig | None,
     doc("`format`: a JSON schema that the answer keeps to; `effort`: passed to templates that know degrees"),
@@ -315,9 +318,15 @@ class MessageRequest(GenerationFields):
         return tuple(self.stop_sequences or ())
 
 
-def marks_cache(request: MessageRequest) -> bool:
-    """Whether a request has a `cache_control` anywhere."""
-    return any(getattr(part, "cache_control", None) is not None for part in _parts(request))
+_TTL_S = {"5m": 300, "1h": 3600}
+
+
+def cached_for(request: MessageRequest) -> int:
+    """Returns for how many seconds a request wants its prompt cached: the longest `ttl` of any `cache_control`; 0 if
+    there is none."""
+    marks = [mark for part in _parts(request) if (mark := getattr(part, "cache_control", None)) is not None]
+    named = [mark.get("ttl") if isinstance(mark, dict) else None for mark in marks]
+    return max([_TTL_S.get(ttl, _TTL_S["5m"]) if isinstance(ttl, str) else _TTL_S["5m"] for ttl in named], default=0)
 
 
 def _parts(request: MessageRequest) -> Iterator[RequestModel]:

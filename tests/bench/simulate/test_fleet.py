@@ -19,11 +19,12 @@ from worker.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored,
 
 COST = CostModel(overhead=0.01, token=1e-4, kv_token=0.0)
 SHARED = Workload(groups=0.5, prefix=600, tail=(5, 20), output=4, rate=2.0)
+DOCUMENTS = Workload(groups=1000, prefix=8, tail=(200, 2500), output=30, rate=1.5)
 LONG = replace(SHARED, output=60, rate=6.0, worker_deaths=0.2, frontend_deaths=0.2)
 
 
-def run(workload: Workload, workers: int, frontends: int, routing: str = "homes") -> Fleet:
-    fleet = Fleet(workers, frontends, COST, routing=routing)
+def run(workload: Workload, workers: int, frontends: int, routing: str = "homes", prefill: int = 0) -> Fleet:
+    fleet = Fleet(workers, frontends, COST, routing=routing, prefill=prefill, transfer_s=1e-5)
     deaths = workload.deaths(workers, frontends, 5.0, random.Random(2))
     fleet.run(workload.arrivals(workers, 5.0, random.Random(1)), deaths)
     return fleet
@@ -32,7 +33,7 @@ def run(workload: Workload, workers: int, frontends: int, routing: str = "homes"
 def check_nothing_is_left(fleet: Fleet) -> None:
     assert fleet.result.lost == 0
     assert not any(worker.streams or worker.scheduler.has_work for worker in fleet.workers)
-    assert not any(len(router) for router in fleet.routers)
+    assert not any(len(router) for router in (*fleet.routers, *fleet.helpers))
 
 
 def test_every_request_is_answered_once_and_nothing_is_left() -> None:
@@ -49,6 +50,27 @@ def test_deaths_of_workers_and_frontends_lose_no_request(workers: int, frontends
     result = fleet.result
     assert result.resumed and result.broken and result.answered > 5
     check_nothing_is_left(fleet)
+
+
+def test_prefill_workers_compute_the_long_prompts_and_the_others_find_them() -> None:
+    plain, apart = run(DOCUMENTS, 6, 2), run(DOCUMENTS, 6, 2, prefill=3)
+    long = sum(len(prompt) >= 1024 for _, prompt, _ in DOCUMENTS.arrivals(6, 5.0, random.Random(1)))
+    assert 5 < apart.result.remote == long < apart.result.requests and not plain.result.remote
+    for fleet in (plain, apart):
+        assert fleet.result.answered == fleet.result.requests
+        check_nothing_is_left(fleet)
+    assert plain.result.hits == 0 and apart.result.hits > 0.9 * 1024 * long, (
+        "pages of prompts are found where they moved"
+    )
+    assert not any(worker.scheduler.status.generation_tokens > long for worker in apart.workers[3:])
+
+
+def test_deaths_beside_prefill_workers_lose_no_request() -> None:
+    dying = replace(DOCUMENTS, rate=6.0, output=90, worker_deaths=0.3, frontend_deaths=0.8)
+    for prefill in (1, 3):
+        fleet = run(dying, 4, 2, prefill=prefill)
+        assert fleet.result.resumed and fleet.result.broken and fleet.result.remote
+        check_nothing_is_left(fleet)
 
 
 def test_a_picker_that_follows_events_finds_the_pages_of_all_workers() -> None:
@@ -108,9 +130,18 @@ def test_table_has_a_row_and_the_picture_a_point_for_each_number_of_workers(tmp_
     shown, picture = list[str](), tmp_path / "fleet.svg"
     words = ["--workers", "1", "2", "--seconds", "1", "--workload", "bursts", "--routing", "learnt", "homes"]
     main([*words, "--picture", str(picture)], shown.append)
-    assert len(shown[0].splitlines()) == 6 and set(WORKLOADS) == {"agents", "chat", "bursts", "failures"}
+    assert len(shown[0].splitlines()) == 6 and WORKLOADS.keys() == {"agents", "chat", "bursts", "documents", "failures"}
     tags = [element.tag.rpartition("}")[2] for element in ET.fromstring(picture.read_text()).iter()]
     assert tags.count("circle") == 4 * 2 * 2 and tags.count("polyline") == 4 * 2
+
+
+def test_table_has_a_row_for_each_share_of_prefill_workers() -> None:
+    shown = list[str]()
+    main(["--workers", "4", "--seconds", "1", "--prefill-share", "0", "0.5"], shown.append)
+    assert [line.split("|")[2].strip() for line in shown[0].splitlines()[2:]] == ["0", "2"]
+    for words in (["--prefill-share", "1"], ["--prefill-share", "0.5", "--routing", "picker"]):
+        with pytest.raises(SystemExit):
+            main(words)
 
 
 def test_picture_puts_the_largest_value_on_top() -> None:

@@ -67,14 +67,16 @@ class Process:
         assert self.scheduler.state.paging.fetching is not None
         return self.scheduler.state.paging.fetching
 
-    def sequence(self, prompt: list[int], salt: str = "", new: int = NEW) -> Sequence:
+    def sequence(self, prompt: list[int], salt: str = "", new: int = NEW, keep_s: int = 0) -> Sequence:
         self._count += 1
         sampling = Sampling(new, temperature=0.9, ignore_eos=True)
-        return Sequence((b"", self._count), list(prompt), len(prompt), sampling, 7, prefix=PrefixState(salt))
+        return Sequence(
+            (b"", self._count), list(prompt), len(prompt), sampling, 7, prefix=PrefixState(salt, keep_s=keep_s)
+        )
 
-    def answer(self, prompt: list[int], salt: str = "", new: int = NEW) -> Answer:
+    def answer(self, prompt: list[int], salt: str = "", new: int = NEW, keep_s: int = 0) -> Answer:
         """Computes an answer, and waits until what it leaves is written."""
-        (found,) = self.answers([self.sequence(prompt, salt, new)])
+        (found,) = self.answers([self.sequence(prompt, salt, new, keep_s)])
         self.settle()
         return found
 

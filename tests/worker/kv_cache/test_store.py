@@ -118,9 +118,9 @@ class Faulty(Disk):
         self._fail(self.writes)
         super().write(path, pieces)
 
-    def used(self, path: Path) -> None:
+    def used(self, path: Path, until: float = 0.0) -> None:
         self._fail(self.writes and self.error == errno.EROFS)
-        super().used(path)
+        super().used(path, until)
 
 
 def with_disk(process: Process, disk: Disk) -> Process:
@@ -434,6 +434,32 @@ def test_janitor_keeps_the_size_the_recent_and_the_pinned(start: Start, tmp_path
     assert left == [*found[:3], oldest] and tier.counts.evictions == len(found) - 4
     assert tier.counts.nbytes == sum(path.stat().st_size for path in left) <= tier.limit
     assert not stale.exists() and fresh.exists() and strange.exists()
+
+
+def test_prompt_that_is_to_be_kept_outlives_what_is_used_later(start: Start, tmp_path: Path) -> None:
+    process = start()
+    assert process.store is not None
+    (tier,) = process.store.tiers
+    before = time.time()
+    process.answer(prompt_of(), keep_s=600)
+    kept = files(tmp_path / "kv")
+    assert all(600 <= path.stat().st_mtime - before < 600 + PATIENCE_S for path in kept)
+    times = [path.stat().st_mtime for path in kept]
+    process.answer(prompt_of())  # it finds them in memory
+    process.forget()
+    process.answer(prompt_of())  # and in the files
+    assert [path.stat().st_mtime for path in kept] == times, "another use does not end it"
+    process.answer(prompt_of(seed=5))
+    assert len(files(tmp_path / "kv")) == 2 * len(kept) == 20
+    size = max(path.stat().st_size for path in files(tmp_path / "kv"))
+    for limit, of_kept, of_others in ((15, 7, 7), (10, 5, 4)):  # beyond half of the folder, what is kept goes first
+        tier.limit = limit * size
+        tier.sweep()
+        left = files(tmp_path / "kv")
+        assert len({*left} & {*kept}) == of_kept and len({*left} - {*kept}) == of_others
+    process.forget()
+    process.answer(prompt_of(), keep_s=900)
+    assert max(path.stat().st_mtime for path in files(tmp_path / "kv")) >= before + 900
 
 
 def test_prefix_in_memory_is_kept_and_written_again_if_it_is_gone(start: Start, tmp_path: Path) -> None:

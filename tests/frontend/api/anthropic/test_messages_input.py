@@ -16,7 +16,7 @@ from frontend.api.anthropic.messages_request import (
     MessageRequest,
     TextBlock,
     UserMessage,
-    marks_cache,
+    cached_for,
 )
 from frontend.errors import (
     BadRequest,
@@ -221,11 +221,24 @@ async def test_any_body_is_parsed_or_refused(tokenizer: Tokenizer, more: dict[st
     {"tools": [{"name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}}]},
 ])  # fmt: skip
 async def test_cached_tokens_are_reported_if_cache_control_is_set(tokenizer: Tokenizer, where: dict[str, Any]) -> None:
-    asked = response_context(tokenizer, format_data=Asked(caches=marks_cache(convert(body(**where), MessageRequest))))
+    kept = cached_for(convert(body(**where), MessageRequest))
+    asked = response_context(tokenizer, format_data=Asked(caches=kept == 300))
     told = json.loads(await messages.complete(asked, FakeDeltas([last()])))["usage"]
     assert (told["input_tokens"], told["cache_read_input_tokens"]) == (1, 2)
-    assert not marks_cache(convert(body(system="x", tools=None, cache_control=None), MessageRequest))
+    assert not cached_for(convert(body(system="x", tools=None, cache_control=None), MessageRequest))
     assert (await parsed(tokenizer, cache_control={"type": "ephemeral"})).format_data.caches
+
+
+@pytest.mark.parametrize(("marks", "seconds"), [
+    ([], 0), (["5m"], 300), ([None], 300), (["1h"], 3600), (["5m", "1h", None], 3600), ([7, ["1h"], "2d"], 300),
+])  # fmt: skip
+async def test_the_longest_ttl_says_how_long_the_prompt_is_kept(
+    tokenizer: Tokenizer, marks: list[Any], seconds: int
+) -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": ttl}} for ttl in marks]
+    content = [*parts, {"type": "text", "text": "b"}]
+    request = await parsed(tokenizer, messages=[{"role": "user", "content": content}])
+    assert request.admission.keep_s == seconds
 
 
 def test_text_blocks_of_one_message_are_joined_in_linear_time() -> None:
