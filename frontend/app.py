@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,10 +16,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 
 from frontend.api.formats import API_FORMATS, MODULES, error_format
 from frontend.app_state import AppState
+from frontend.errors import MethodNotAllowed, NotFound
 from frontend.model_table import ModelTable
 from frontend.observability.access_log import RequestRecord
 from frontend.observability.hooks import EndHooks, end_hooks
@@ -108,6 +109,8 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("DELETE", "/v1/conversations/{id}", "frontend.routes.conversations:delete"),
     ("GET", "/v1/conversations/{id}/items", "frontend.routes.conversations:list_items"),
     ("POST", "/v1/conversations/{id}/items", "frontend.routes.conversations:add_items"),
+    ("GET", "/v1/conversations/{id}/items/{item}", "frontend.routes.conversations:get_item"),
+    ("DELETE", "/v1/conversations/{id}/items/{item}", "frontend.routes.conversations:delete_item"),
     ("GET", "/v1/files", "frontend.routes.files:list_files"),
     ("POST", "/v1/files", "frontend.routes.files:upload"),
     ("GET", "/v1/files/{id}", "frontend.routes.files:get"),
@@ -222,7 +225,19 @@ def _comments_while_loading(config: FrontendConfig, models: ModelTable) -> list[
 
 
 def _pass_on(request: Request, exc: Exception) -> Response:
-    raise exc  # the middleware makes the response from the exception
+    """Raises the exception again, so that the middleware makes the response of it, and names what is not there.
+
+    The router knows the methods of the first route that has the path. A path has a route for each of its methods.
+    """
+    method, path = request.method, request.url.path
+    fitting = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    status = cast(HTTPException, exc).status_code
+    if status == 405:
+        allowed = sorted({name for route in fitting for name in route.methods})
+        raise MethodNotAllowed(f"{path!r:.80} takes {', '.join(allowed)}, not {method}", allow=", ".join(allowed))
+    if status == 404 and not fitting:
+        raise NotFound(f"there is no route {method} {path!r:.80}")
+    raise exc
 
 
 def _start_kept(kept: "Kept", state: AppState, ended: EndHooks, live: Live) -> None:

@@ -79,6 +79,23 @@ def items(db: sqlite3.Connection, id: str) -> list[Any]:
     return [msgspec.json.decode(unpacked(item)) for (item,) in found]
 
 
+def item(db: sqlite3.Connection, id: str, name: str) -> Any:
+    """Returns an item by its id, the oldest of several with this id; None if there is none."""
+    found = db.execute("SELECT item FROM items WHERE conversation = ? AND id = ? ORDER BY at", (id, name)).fetchone()
+    return found and msgspec.json.decode(unpacked(found[0]))
+
+
+def delete_item(db: sqlite3.Connection, id: str, name: str) -> bool:
+    """Deletes what `item` returns. Returns whether there was one."""
+    oldest = "SELECT min(at) FROM items WHERE conversation = :id AND id = :name"
+    deleted = db.execute(
+        f"DELETE FROM items WHERE conversation = :id AND at = ({oldest})", {"id": id, "name": name}
+    ).rowcount
+    if deleted:
+        db.execute("UPDATE conversations SET used = ? WHERE id = ?", (time.time(), id))
+    return deleted > 0
+
+
 async def existing(store: Store, id: str, tenant: str, param: str | None = None) -> Conversation:
     """Returns a conversation. Raises NotFound, also for one of another tenant, and StoreError."""
     found = await store.read(partial(find, id=id, tenant=tenant))

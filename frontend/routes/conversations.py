@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from frontend.api.openai.responses_request import Item
 from frontend.app_state import AppState, json_response
+from frontend.errors import NotFound
 from frontend.kept import conversations
 from frontend.kept.conversations import Conversation
 from frontend.kept.store import Store
@@ -84,6 +85,25 @@ async def add_items(app: AppState, request: Request) -> Response:
     await store.write(work)
     added = (await store.read(partial(conversations.items, id=found.id)))[before:]
     return json_response(conversations.page(added, {"order": "asc", "limit": str(conversations.MAX_PAGE)}))
+
+
+async def get_item(app: AppState, request: Request) -> Response:
+    store, found = await _asked(app, request)
+    item = await store.read(partial(conversations.item, id=found.id, name=request.path_params["item"]))
+    if item is None:
+        raise _no_item(request)
+    return json_response(item)
+
+
+async def delete_item(app: AppState, request: Request) -> Response:
+    store, found = await _asked(app, request)
+    if not await store.write(partial(conversations.delete_item, id=found.id, name=request.path_params["item"])):
+        raise _no_item(request)
+    return json_response(found.shown())
+
+
+def _no_item(request: Request) -> NotFound:
+    return NotFound(f"there is no item {request.path_params['item']!r:.80} in the conversation", code="item_not_found")
 
 
 async def _asked(app: AppState, request: Request) -> tuple[Store, Conversation]:

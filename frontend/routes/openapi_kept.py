@@ -102,6 +102,11 @@ def kept_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str
             **one("The items of a conversation", items, *pages),
             **post("Add items to a conversation", "ItemsRequest", "ItemList", error), **named,
         },
+        "/v1/conversations/{id}/items/{item}": {
+            **one("An item of a conversation", _json({"type": "object"})),
+            **one("Deletes an item of a conversation", conversation, method="delete"),
+            "parameters": [_NAME, _NAME | {"name": "item"}],
+        },
         "/v1/streams": get("The newest answers of the key whose streams have an id", _json(ref("StreamList")), missing),
         "/v1/stream": {**one(again, stream, "conv_id", "from"), **_emptied(one(ended, {}, "conv_id", method="delete"))},
         "/v1/stream/{id}": {**one(again, stream, "from"), **_emptied(one(ended, {}, method="delete")), **named},

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
+from math import isinf
 from typing import Any, TypeVar
 
 import msgspec
@@ -394,6 +395,8 @@ def _check_only(path: str, value: Any, harmless: Sequence[Any]) -> None:
 # The escape of a high surrogate that no escape of a low surrogate follows. The backslash before `u` must not be
 # escaped.
 HALF_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})")
+# A string, or a number in the first group. Strings are matched so that their digits are not taken for numbers.
+TEXT_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*+"|(-?\d++(?:\.\d+)?+(?:[eE][+-]?\d++)?+)', re.DOTALL)
 
 
 def not_json(exc: Exception, body: bytes) -> BadRequest:
@@ -417,5 +420,7 @@ def not_json(exc: Exception, body: bytes) -> BadRequest:
     if isinstance(exc, RecursionError):
         return BadRequest("the body is nested too deeply")
     if "out of range" in str(exc):
-        return BadRequest("the body has a number that is too large")
+        large = next((found for found in TEXT_OR_NUMBER.finditer(body) if found[1] and isinf(float(found[1]))), None)
+        where = "" if large is None else f", `{large[1].decode():.20}` at byte {large.start()}"
+        return BadRequest(f"the body has a number that is too large{where}")
     return BadRequest(f"the body is not JSON: {exc}")

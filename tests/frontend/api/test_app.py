@@ -104,6 +104,33 @@ async def test_unknown_route_is_404_and_wrong_method_405(tokenizer: Tokenizer) -
     assert (wrong.headers["allow"], "allow" in missing.headers) == ("POST", False)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("PUT", "/v1/batches", "GET, HEAD, POST"),
+        ("PATCH", "/v1/conversations/x", "DELETE, GET, HEAD, POST"),
+        ("PUT", "/v1/responses/compact", "DELETE, GET, HEAD, POST"),
+        ("GET", "/v1/completions", "POST"),
+    ],
+)
+async def test_wrong_method_is_told_all_methods_of_the_path(
+    tokenizer: Tokenizer, method: str, path: str, allow: str
+) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        wrong = await http.request(method, path)
+    assert wrong.status_code == 405 and wrong.headers["allow"] == allow
+    assert wrong.json()["error"]["message"] == f"{path!r} takes {allow}, not {method}"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/images/generations", "/v1/messages/nothing", "/api/push", "/v1/chat/completions/"]
+)
+async def test_unknown_route_is_named(tokenizer: Tokenizer, path: str) -> None:
+    async with http_client(FakePool(), tokenizer) as http:
+        missing = await http.post(path, json={})
+    assert missing.status_code == 404 and f"there is no route POST '{path}'" in missing.text
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_body_over_the_limit_is_413(tokenizer: Tokenizer, chunked: bool) -> None:
     async def pieces() -> AsyncIterator[bytes]:

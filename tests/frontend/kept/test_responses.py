@@ -110,6 +110,22 @@ async def test_conversation_gets_input_and_output(qwen: Model, store: Path) -> N
     assert qwen.pool.submitted[1].prompt == qwen.pool.submitted[2].prompt
 
 
+async def test_item_of_a_conversation_is_read_and_deleted(qwen: Model, store: Path) -> None:
+    async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
+        made = await sdk.conversations.create(items=[{"role": "user", "content": text} for text in ("A", "B")])
+        first, second = (await sdk.conversations.items.list(made.id, order="asc")).data
+        assert await sdk.conversations.items.retrieve(str(first.id), conversation_id=made.id) == first
+        assert (await sdk.conversations.items.delete(str(first.id), conversation_id=made.id)).id == made.id
+        for refused in (
+            sdk.conversations.items.retrieve(str(first.id), conversation_id=made.id),
+            sdk.conversations.items.delete(str(first.id), conversation_id=made.id),
+            sdk.conversations.items.retrieve(str(second.id), conversation_id="conv_other"),
+        ):
+            with pytest.raises(openai.NotFoundError, match="there is no"):
+                await refused
+        assert (await sdk.conversations.items.list(made.id)).data == [second]
+
+
 async def test_background_is_polled_streamed_again_and_cancelled(qwen: Model, store: Path) -> None:
     held = Held(qwen.tokenizer, "Hello there")
     async with keeping(held.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
