@@ -29,8 +29,8 @@ from deploy.launcher.many_sizes import HubModels
 from shared.config.declaration import ConfigError
 from shared.config.flags import Parser, add_flags, read, to_argv
 from shared.config.settings import Settings, with_values
-from shared.gguf.index import read_index
-from shared.gguf.naming import HUB_NAME, GgufError, is_translation
+from shared.gguf.index import stored_bytes
+from shared.gguf.naming import HUB_NAME, GgufError
 from shared.gguf.translated import fetch_model
 from shared.hf_hub import CHECKPOINT_FILES, HubError, fetch
 from shared.machine import available_bytes, visible_gpus
@@ -123,11 +123,7 @@ def judge_local(model: str, settings: Settings) -> Verdict:
     folder = Path(with_local_model(with_values(settings, {"model": model})).model.model)
     if problem := folder_problem(folder):
         raise CliError(f"{model}: {problem}", 3)
-    if is_translation(folder):
-        files = [folder / file for file in read_index(folder).files]
-    else:
-        files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
-    return _judge(settings).local(model, folder, sum(file.stat().st_size for file in files if file.is_file()))
+    return _judge(settings).local(model, folder, stored_bytes(folder))
 
 
 def _show(name: str, verdict: Verdict) -> None:
