@@ -232,7 +232,7 @@ def _json(path: Path, kind: type) -> Any:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, kind):
         raise TaskError(f"{path} must hold a JSON {'object' if kind is dict else 'array'}")

@@ -414,7 +414,7 @@ def base_of(files: AdapterFiles) -> str:
     """Returns the name of the base that the adapter was made for; empty if its config names none."""
     try:
         config = json.loads(files.config or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     found = config.get(KEY) if isinstance(config, dict) else None
     return "".join(letter for letter in found if letter.isprintable())[:MAX_CHARS] if isinstance(found, str) else ""

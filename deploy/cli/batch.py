@@ -5,6 +5,8 @@ the input as OUT. So a command that was interrupted or killed goes on where it w
 """
 
 import argparse
+import errno
+import fcntl
 import json
 import os
 import sys
@@ -21,7 +23,7 @@ from deploy.cli.http_client import DEFAULT_URL, Server, add_key
 from deploy.cli.run import served
 from deploy.launcher.child_command import CliError
 from shared.config.declaration import ConfigError
-from shared.config.flags import Parser, positive_int
+from shared.config.flags import Parser, new_file, positive_int
 
 PASSING = frozenset({429, 502, 503, 529})  # statuses of a server that is busy, loads or restarts
 PATIENCE_S = 600.0  # how long a line is sent again to a server that is busy or gone
@@ -37,7 +39,7 @@ def parser() -> Parser:
         "batches. Given again, the command goes on where it was.",
     )
     parser.add_argument("file", metavar="FILE", help="JSONL with {custom_id, url, body} a line")
-    parser.add_argument("--out", metavar="FILE", default="", help="where the outcomes go [FILE with .out.jsonl]")
+    parser.add_argument("--out", metavar="FILE", type=new_file, help="where the outcomes go [FILE with .out.jsonl]")
     parser.add_argument("--url", default="", help=f"the server [{DEFAULT_URL}]")
     parser.add_argument("--model", default="", help="start a server with this model, and end it afterwards")
     parser.add_argument("--concurrency", metavar="N", type=positive_int, default=8, help="lines answered at a time [8]")
@@ -52,7 +54,9 @@ def batch(words: Sequence[str]) -> int:
         raise ConfigError("--url and --model exclude each other: a server is used, or started")
     source = Path(args.file)
     asked = read_lines(source)
-    out = Path(args.out) if args.out else source.with_suffix(".out.jsonl")
+    out: Path = args.out or source.with_suffix(".out.jsonl")
+    if out.exists() and out.samefile(source):
+        raise ConfigError(f"--out {out} is the file of the requests, which would be lost")
     with closing(Progress(out.with_name(out.name + ".part"), asked)) as progress:
         left = [one for one in asked if one.custom_id not in progress.outcomes]
         with _url(args, bool(left)) as url, progress.drawn(sys.stderr):
@@ -131,17 +135,39 @@ class Progress:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._began, known = time.monotonic(), {one.custom_id for one in self.asked}
-        data = self.part.read_bytes() if self.part.exists() else b""
+        self._began, known, self._waits_for = time.monotonic(), {one.custom_id for one in self.asked}, ""
+        # unbuffered, so that what a full disk did not take is not written once more when the file is closed
+        self._file: BinaryIO = open(self.part, "a+b", buffering=0)  # noqa: SIM115
+        self._lock_file()
+        self._file.seek(0)
+        data = self._file.read()
         whole = data[: data.rfind(b"\n") + 1]
-        for line in whole.splitlines():
-            outcome = json.loads(line)
+        for number, line in enumerate(whole.splitlines(), 1):
+            outcome = self._read(number, line)
             if outcome["custom_id"] in known:
                 self.outcomes[outcome["custom_id"]] = outcome
-        self._file: BinaryIO = self.part.open("r+b" if self.part.exists() else "w+b")
         self._file.truncate(len(whole))
-        self._file.seek(len(whole))
+        self._size = len(whole)
         self._before = len(self.outcomes)
+
+    def _lock_file(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise CliError(f"{self.part}: another `sluice batch` writes this file", 1) from error
+
+    def _read(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            outcome: dict[str, Any] = json.loads(line)
+            int(outcome["response"]["status_code"])
+            str.encode(outcome["custom_id"])
+        except (ValueError, TypeError, KeyError) as error:
+            self._file.close()
+            raise CliError(
+                f"{self.part}, line {number}, was not written by sluice batch: name another --out, or delete it", 2
+            ) from error
+        return outcome
 
     @property
     def failed(self) -> int:
@@ -157,18 +183,37 @@ class Progress:
         outcome = {"id": request_id, "custom_id": one.custom_id, "response": response, "error": None}
         data = json.dumps(outcome, ensure_ascii=False).encode() + b"\n"
         with self._lock:
-            self._file.write(data)
-            self._file.flush()
+            self._write(data)
             self.outcomes[one.custom_id] = outcome
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if (written := self._file.write(data)) != len(data):
+                raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were written")
+        except OSError as error:
+            self._file.truncate(self._size)
+            raise CliError(
+                f"{self.part} cannot be written: {error.strerror}; give the command again to go on", 1
+            ) from error
+        self._size += len(data)
+
+    def wait(self, reason: str) -> None:
+        """Has the progress say why nothing goes on; an empty text: it goes on."""
+        self._waits_for = reason
 
     def finish(self, out: Path) -> None:
         """Writes all outcomes in the order of the input, and removes the file of those so far."""
-        with self.part.with_name(self.part.name + ".sorted").open("w", encoding="utf-8") as file:
-            for one in self.asked:
-                file.write(json.dumps(self.outcomes[one.custom_id], ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, out)
+        ordered = self.part.with_name(self.part.name + ".sorted")
+        try:
+            with ordered.open("w", encoding="utf-8") as file:
+                for one in self.asked:
+                    file.write(json.dumps(self.outcomes[one.custom_id], ensure_ascii=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            ordered.replace(out)
+        except OSError as error:
+            ordered.unlink(missing_ok=True)
+            raise CliError(f"{out} cannot be written: {error.strerror}; give the command again to go on", 1) from error
         self.part.unlink()
 
     def close(self) -> None:
@@ -191,7 +236,7 @@ class Progress:
         shows = stream.isatty()
         while True:
             ended = done.wait(BAR_S if shows else PLAIN_S)
-            stream.write(f"\r{self.line()}" if shows else f"{self.line()}\n")
+            stream.write(f"\r{self.line()}\x1b[K" if shows else f"{self.line()}\n")
             stream.flush()
             if ended:
                 stream.write("\n" if shows else "")
@@ -203,7 +248,8 @@ class Progress:
         filled = BAR_CHARS * count // total
         speed = (count - self._before) / max(1e-9, time.monotonic() - self._began)
         failed = f"  {self.failed} failed" if self.failed else ""
-        return f"[{'#' * filled}{' ' * (BAR_CHARS - filled)}] {count}/{total}{failed}  {speed:.1f}/s "
+        waits = f" {self._waits_for} " if self._waits_for else ""
+        return f"[{'#' * filled}{' ' * (BAR_CHARS - filled)}] {count}/{total}{failed}  {speed:.1f}/s {waits}"
 
 
 def _answer_all(server: Server, left: Sequence[Asked], progress: Progress, concurrency: int) -> None:
@@ -216,6 +262,7 @@ def _answer_all(server: Server, left: Sequence[Asked], progress: Progress, concu
         finally:
             stopped.set()
             threads.shutdown(wait=False, cancel_futures=True)
+            server.abort()
 
 
 def _answer(server: Server, one: Asked, progress: Progress, stopped: threading.Event) -> None:
@@ -227,8 +274,11 @@ def _answer(server: Server, one: Asked, progress: Progress, stopped: threading.E
         except CliError as error:
             if time.monotonic() > deadline:
                 raise CliError(f"{error}; give the command again to go on", 1) from error
+            progress.wait(f"{error}; trying again")
         else:
             if status not in PASSING or time.monotonic() > deadline:
                 progress.add(one, status, body, request_id)
+                progress.wait("")
                 return
+            progress.wait(f"{server.url} answers {status}; trying again")
         stopped.wait(PAUSE_S)

@@ -6,13 +6,14 @@ Every failure is a `CliError` with the server's own message. Closing or interrup
 import http.client
 import json
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from deploy.launcher.child_command import CliError
 from shared.config.flags import Parser
@@ -41,6 +42,14 @@ class WholeAnswer:
     first_at: float
 
 
+def check_letters(parts: SplitResult) -> None:
+    """Raises ValueError if a URL has letters that no request can have, or a host that can be no name."""
+    (parts.hostname or "").encode("idna")
+    rest = parts.path + parts.query
+    if not (rest.isascii() and rest.isprintable()) or " " in rest:
+        raise ValueError("its path has letters that must be escaped")
+
+
 class Server:
     """One server.
 
@@ -52,15 +61,27 @@ class Server:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             self._port = parts.port
+            check_letters(parts)
         except ValueError as error:
             raise CliError(f"--url {url}: {error}", BAD_URL_EXIT_CODE) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise CliError(f"--url {url} is not an http:// or https:// address", BAD_URL_EXIT_CODE)
+        if not (key.isascii() and key.isprintable()):
+            raise CliError("--api-key has a letter that no key may have", BAD_URL_EXIT_CODE)
         self.url = url
         self._secure = parts.scheme == "https"
         self._host = parts.hostname
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._sockets = set[socket.socket]()
+        self._aborted = False
+
+    def abort(self) -> None:
+        """Ends the answers that other threads wait for: these, and all later requests, raise CliError."""
+        self._aborted = True
+        for one in list(self._sockets):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
     def models(self) -> list[str]:
         """Returns all names of the served models. Raises CliError if there is no model or no answer."""
@@ -68,7 +89,7 @@ class Server:
 
     def model_rows(self) -> list[dict[str, Any]]:
         """Returns the objects of /v1/models, each with its `id`. Raises CliError if there is no model or no answer."""
-        with closing(self._connect()) as connection:
+        with self._connection() as connection:
             response = self._request(connection, "GET", "/v1/models", None)
             models = _json(self._read(response)).get("data")
         if not isinstance(models, list) or not models:
@@ -79,7 +100,7 @@ class Server:
 
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the JSON answer to a POST, for example to "receipts/verify". Raises CliError for a failure."""
-        with closing(self._connect()) as connection:
+        with self._connection() as connection:
             return _json(self._read(self._request(connection, "POST", f"/v1/{route}", body)))
 
     def stream(
@@ -96,7 +117,7 @@ class Server:
         on_finish: called with the answer's finish reason, such as "stop" or "length".
         Raises CliError if the request is refused or fails, or if the stream ends early.
         """
-        with closing(self._connect()) as connection:
+        with self._connection() as connection:
             response = self._request(connection, "POST", f"/v1/{route}", {**body, "stream": True})
             for chunk in self._chunks(response):
                 if "error" in chunk:
@@ -112,7 +133,7 @@ class Server:
     def ask(self, path: str, body: Mapping[str, Any]) -> WholeAnswer:
         """Returns the whole answer to a request, even if the answer is streamed. Raises CliError if the request is
         refused."""
-        with closing(self._connect()) as connection:
+        with self._connection() as connection:
             response = self._request(connection, "POST", path, body)
             try:
                 first = response.read1()
@@ -126,11 +147,29 @@ class Server:
     def exchange(self, path: str, body: Mapping[str, Any]) -> tuple[int, bytes, str]:
         """Returns status, body and request id of the answer to a POST, whatever its status. Raises CliError if there is
         no answer."""
-        with closing(self._connect()) as connection:
+        with self._connection() as connection:
             response = self._sent(connection, "POST", path, body)
             return response.status, self._read(response), response.headers.get("X-Request-Id", "")
 
-    def _connect(self) -> http.client.HTTPConnection:
+    @contextmanager
+    def _connection(self) -> Iterator[http.client.HTTPConnection]:
+        """Yields a connection, and closes it. Raises CliError if there is none."""
+        connection = self._unconnected()
+        try:
+            connection.connect()
+        except (OSError, http.client.HTTPException) as error:
+            raise CliError(f"no answer from {self.url}: {_reason(error)}", 1) from error
+        opened: socket.socket = connection.sock
+        self._sockets.add(opened)
+        try:
+            if self._aborted:
+                raise CliError(f"the requests to {self.url} were stopped", 1)
+            yield connection
+        finally:
+            self._sockets.discard(opened)
+            connection.close()
+
+    def _unconnected(self) -> http.client.HTTPConnection:
         if self._secure:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(self._host, self._port, timeout=READ_TIMEOUT_S, context=context)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -182,8 +183,28 @@ def _dispatch(prog: str, name: str, words: list[str]) -> int:
     if name in TOOLS:
         run = load_function(TOOLS[name].run)
         allow_interrupts()
-        return int(run(words[1:]))
+        return _run_tool(prog, run, words[1:])
     return _command(prog, COMMANDS[name], words[1:]) if name else _top(words)
+
+
+def _run_tool(prog: str, run: Callable[..., Any], words: list[str]) -> int:
+    """Runs a tool. What the system refused is told in one sentence, also of the output that Python still holds."""
+    try:
+        code = int(run(words))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # who reads the output has enough
+        code = 128 + signal.SIGPIPE
+    except OSError as error:
+        code = _fail(prog, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or error, 1)
+    _drop_output()
+    return code
+
+
+def _drop_output() -> None:
+    """Has what stdout still holds written to nowhere, so that Python does not fail with it again when it exits."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(prog: str, error: object, code: int) -> int:

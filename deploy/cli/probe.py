@@ -9,7 +9,9 @@ import re
 import ssl
 import urllib.error
 import urllib.request
+from urllib.parse import urlsplit
 
+from deploy.cli.http_client import BAD_URL_EXIT_CODE, check_letters
 from deploy.launcher.child_command import CliError
 from shared.config.flags import Parser, positive_float
 
@@ -37,11 +39,22 @@ def parser() -> Parser:
 def probe(words: list[str]) -> int:
     args = parser().read(words)
     if not args.url.startswith(("http://", "https://")):
-        raise CliError(f"{args.url} does not begin with http:// or https://", 2)
+        raise CliError(f"{args.url} does not begin with http:// or https://", BAD_URL_EXIT_CODE)
+    _check(args.url)
     text = _get(args.url, args.timeout, insecure=args.insecure)
     if args.max_step_age is not None:
         _check_age(text, args.max_step_age)
     return 0
+
+
+def _check(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        if not parts.hostname or parts.port == 0:
+            raise ValueError("it names no host and port")
+        check_letters(parts)
+    except ValueError as error:
+        raise CliError(f"{url} is no URL: {error}", BAD_URL_EXIT_CODE) from error
 
 
 def _get(url: str, timeout: float, *, insecure: bool) -> bytes:

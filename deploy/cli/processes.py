@@ -118,6 +118,8 @@ def _follow(settings: Settings, hosts: "Hosts") -> int:
 def frontend(settings: Settings, namespace: argparse.Namespace) -> int:
     settings = _prepare(settings, namespace)
     settings = settings if settings.many else with_tokenizer_files(settings)
+    if namespace.parent < 0:  # one that is restarted serves, whatever lies where its store was
+        _check_store(settings)
     _share_metrics(namespace)
     from frontend.__main__ import serve
     from frontend.text.tokenizer_files import TokenizerError
@@ -228,6 +230,7 @@ def check_before_start(settings: Settings) -> None:
         from frontend.server.access import ApiKeys
 
         ApiKeys(frontend.api_keys, admin_path=frontend.admin_keys)
+    _check_store(settings)
     if frontend.receipt_key:
         from shared.signing import Signer
 
@@ -240,6 +243,13 @@ def check_before_start(settings: Settings) -> None:
         from frontend.text.chat_template import given_template
 
         given_template(Path(frontend.chat_template))
+
+
+def _check_store(settings: Settings) -> None:
+    if settings.frontend.keeps:
+        from frontend.kept.store import check_store
+
+        check_store(settings.frontend.store)
 
 
 # `sluice reload`: tells a server on this machine to replace its frontends without refusing a request.

@@ -6,6 +6,7 @@ recorded, because some chat templates write the date.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -144,10 +145,11 @@ def replay(
     on_done: called with the number of requests that have ended
     """
     begun, first = time.monotonic(), datetime.fromisoformat(requests[0].began)
+    stopped = threading.Event()
 
     def run(request: RecordedRequest) -> Replayed:
         due = begun + (datetime.fromisoformat(request.began) - first).total_seconds() if paced else time.monotonic()
-        time.sleep(max(0.0, due - time.monotonic()))
+        stopped.wait(max(0.0, due - time.monotonic()))
         return replay_one(server, request, max(0.0, time.monotonic() - due))
 
     done: list[Replayed] = []
@@ -157,7 +159,9 @@ def replay(
                 done.append(result)
                 on_done(len(done))
         except BaseException:
+            stopped.set()
             threads.shutdown(wait=False, cancel_futures=True)
+            server.abort()
             raise
     return done
 

@@ -29,11 +29,12 @@ from deploy.launcher.many_sizes import HubModels
 from shared.config.declaration import ConfigError
 from shared.config.flags import Parser, add_flags, read, to_argv
 from shared.config.settings import Settings, with_values
-from shared.gguf.index import read_index
-from shared.gguf.naming import HUB_NAME, GgufError, is_translation
+from shared.gguf.index import stored_bytes
+from shared.gguf.naming import HUB_NAME, GgufError
 from shared.gguf.translated import fetch_model
 from shared.hf_hub import CHECKPOINT_FILES, HubError, fetch
 from shared.machine import available_bytes, visible_gpus
+from shared.weight_formats import folder_problem
 
 READY = re.compile(r" is ready at (\S+)")
 END_S = 30.0  # how long the server may take to end; then it is killed
@@ -113,19 +114,16 @@ def _only_settings(args: argparse.Namespace) -> argparse.Namespace:
 
 def _judge(settings: Settings) -> Judge:
     """Returns a judge with what is known of this machine. On a GPU, the speed is not: the weights lie elsewhere."""
-    return Judge(
-        None if visible_gpus() else measured_speed(), available_bytes(), settings.model.revision, settings.model.mmproj
-    )
+    speed = lambda: None if visible_gpus() else measured_speed()  # noqa: E731
+    return Judge(speed, available_bytes(), settings.model.revision, settings.model.mmproj)
 
 
 def judge_local(model: str, settings: Settings) -> Verdict:
     """Judges a model on this machine; smollm2 is fetched for that if need be. Raises CliError."""
     folder = Path(with_local_model(with_values(settings, {"model": model})).model.model)
-    if is_translation(folder):
-        files = [folder / file for file in read_index(folder).files]
-    else:
-        files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
-    return _judge(settings).local(model, folder, sum(file.stat().st_size for file in files if file.is_file()))
+    if problem := folder_problem(folder):
+        raise CliError(f"{model}: {problem}", 3)
+    return _judge(settings).local(model, folder, stored_bytes(folder))
 
 
 def _show(name: str, verdict: Verdict) -> None:

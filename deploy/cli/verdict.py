@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -168,9 +168,13 @@ class Verdict:
 
 @dataclass(slots=True)
 class Judge:
-    """Judges the models of one hub repository, or one model on this machine. memory: bytes that are available."""
+    """Judges the models of one hub repository, or one model on this machine.
 
-    speed: Speed | None
+    measure: returns the speed of this machine; called once it is known that there is a model to judge, since it may
+    have to measure. memory: bytes that are available.
+    """
+
+    measure: Callable[[], Speed | None]
     memory: int
     revision: str = ""
     mmproj: str = ""
@@ -179,7 +183,7 @@ class Judge:
     def local(self, model: str, folder: Path, nbytes: int) -> Verdict:
         """Judges a checkpoint or translated GGUF model that is on this machine. Raises CliError if it is not served."""
         offer = Offer(model, nbytes)
-        return Verdict(offer, run_forecast(folder, self.memory), self.speed, self.memory, free_disk(folder))
+        return Verdict(offer, run_forecast(folder, self.memory), self.measure(), self.memory, free_disk(folder))
 
     def hub(self, model: str) -> Verdict:
         """Judges a hub id or org/repository:NAME; chooses the best format where it names none.
@@ -210,7 +214,7 @@ class Judge:
         if verdict.forecast is None:
             return verdict
         sizes = {model[0]: sum(self._sizes[name] for name in model) for model in ranked}
-        best = best_format(ranked, middle, verdict.forecast, self.speed, sizes, self.memory)
+        best = best_format(ranked, middle, verdict.forecast, verdict.speed, sizes, self.memory)
         return verdict if best == middle else self._gguf(repository, best, _others(models, best))
 
     def _gguf(self, repository: str, model: Model, others: str) -> Verdict:
@@ -246,7 +250,7 @@ class Judge:
         nbytes = sum(sizes.values())
         fetch = nbytes - fetched_bytes(repository, sizes, revision=self.revision)
         offer, found = Offer(model, nbytes, fetch), run_forecast(folder, self.memory)
-        return Verdict(offer, found, self.speed, self.memory, free_disk(hub_cache()), others)
+        return Verdict(offer, found, self.measure(), self.memory, free_disk(hub_cache()), others)
 
 
 def _rank(model: Model) -> int:

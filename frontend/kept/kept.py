@@ -20,10 +20,9 @@ from frontend.kept import answers, usage
 from frontend.kept.answers import KeptAnswer
 from frontend.kept.batch_runner import BatchRunner
 from frontend.kept.run import CANCELLED, Run, with_fields
-from frontend.kept.store import Damaged, Store, StoreError, not_a_file
+from frontend.kept.store import Damaged, Store, StoreError
 from frontend.kept.stream_log import Logs, StreamLog, delete_files
 from frontend.kept.usage import REFRESH_S, Stored, Usage
-from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
@@ -37,9 +36,6 @@ class Kept:
     """The kept answers of a server. `resume` is set by the routes, which know the API formats."""
 
     def __init__(self, config: FrontendConfig) -> None:
-        """Raises ConfigError if `--store` names a folder or a device."""
-        if problem := not_a_file(Path(config.store)):
-            raise ConfigError(f"--store {config.store}: {problem}; name a file, which is made if there is none")
         owner = f"{os.getpid()}-{secrets.token_hex(8)}"
         self.store = Store(Path(config.store), owner, max_age_s=config.store_max_age, max_bytes=config.store_max_bytes)
         self.logs = Logs(self.store.path, owner, lambda: self.store.problem)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from frontend.errors import Internal, Overloaded
+from shared.config.declaration import ConfigError
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -330,6 +331,15 @@ def open_file(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def check_store(path: str) -> None:
+    """Raises ConfigError if a server is to be started with a folder or a device as its store.
+
+    One that lies there later is as any other store that cannot be used: the server goes on without it.
+    """
+    if problem := not_a_file(Path(path)):
+        raise ConfigError(f"--store {path}: {problem}; name a file, which is made if there is none")
 
 
 def not_a_file(path: Path) -> str:

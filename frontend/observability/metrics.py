@@ -28,7 +28,7 @@ OTHER_MODELS = "(others)"
 REJECTED = ("queue_full", "draining", "not_ready", "worker_lost", "shutdown", "model_loading", "model_failed", "asleep")
 REFUSED = (
     "bad_host", "bad_request", "head_too_large", "request_timeout", "too_many_connections", "too_many_pipelined",
-    "upgrade", "write_timeout",
+    "transfer_coding", "upgrade", "write_timeout",
 )  # fmt: skip
 BATCH_LINES = ("succeeded", "errored", "cancelled", "expired")
 

@@ -264,7 +264,15 @@ def _is_own(origin: str | None, site: str | None, host: str) -> bool:
     """
     if site is not None:
         return site in ("same-origin", "none")
-    return origin is not None and urlsplit(origin).netloc.lower() == host.lower() != ""
+    return origin is not None and _host_of(origin) == host.lower() != ""
+
+
+def _host_of(origin: str) -> str:
+    """Returns host and port of an origin in lower case; empty if it is no URL."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _is_navigation(method: str, headers: Headers) -> bool:

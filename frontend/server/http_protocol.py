@@ -99,6 +99,9 @@ class EarlyRefusal:
 
 BAD_REQUEST = EarlyRefusal(400, "invalid_request_error", "bad_request", "the request is not valid HTTP")
 BAD_HOST = EarlyRefusal(400, "invalid_request_error", "bad_host", "the request needs exactly one Host header")
+BAD_CODING = EarlyRefusal(
+    501, "invalid_request_error", "transfer_coding", "the only Transfer-Encoding that this server reads is chunked"
+)
 UPGRADE_REFUSED = EarlyRefusal(400, "invalid_request_error", "upgrade", "this server speaks no protocol but HTTP")
 TOO_MANY_PIPELINED = EarlyRefusal(
     400, "invalid_request_error", "too_many_pipelined", "too many pipelined requests on one connection"
@@ -235,8 +238,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._stop_parser(TOO_MANY_PIPELINED)
 
     def _check_head(self) -> None:
-        """Stops the parser if the head is too large, has another HTTP version, does not name exactly one host, or is a
-        CONNECT."""
+        """Stops the parser if the head is too large, has another HTTP version, does not name exactly one host, is a
+        CONNECT, or has a transfer coding besides chunked, of which the parser takes no notice."""
         limit = self._limits.header_bytes
         too_large = max(self._received, self._new) > limit and self._head_bytes() > limit
         if too_large or len(self.headers) > MAX_HEADERS:
@@ -249,6 +252,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._stop_parser(BAD_HOST)
         if self.parser.get_method() == b"CONNECT":
             self._stop_parser(UPGRADE_REFUSED)
+        codings = b",".join(value for name, value in self.headers if name == b"transfer-encoding").lower().split(b",")
+        if codings[-1].strip() == b"chunked" and any(one.strip() not in (b"", b"chunked") for one in codings):
+            self._stop_parser(BAD_CODING)  # where chunked is not the last, the parser finds no end of the body: 400
 
     def on_chunk_header(self) -> None:
         self._received = max(0, self._received - CHUNK_SIZE_BYTES)

@@ -96,6 +96,7 @@ class AddedTokens:
 class Tokenizer:
     """One model's tokenizer, shared by all streams of a process.
 
+    folder: the checkpoint's folder, or at least that of its tokenizer
     hash: the hex SHA-256 of tokenizer.json
     eos_ids: the ids that end an output
     templates: sources of chat templates by name
@@ -109,6 +110,7 @@ class Tokenizer:
     def __init__(self, source: TokenizerFiles) -> None:
         self._engine: Engine = source.engine
         self._decoding = source.decoding
+        self.folder = source.folder
         self.hash = hashlib.sha256(source.data).hexdigest()
         self.templates = source.templates
         self.named_tokens = source.named_tokens

@@ -42,6 +42,7 @@ class Decoding:
 class TokenizerFiles:
     """The combined contents of a checkpoint's text-related files."""
 
+    folder: Path
     data: bytes  # the content of tokenizer.json
     engine: Engine  # the library's tokenizer, which neither truncates nor pads
     decoding: Decoding
@@ -78,7 +79,7 @@ class TokenizerFiles:
         served = _task(folder, task)
         sees = model.get("vision_config") and served.name == "generate"
         pictures = picture_format(folder, model, names) if sees else None
-        return cls(data, engine, decoding, templates, names, eos_ids, generation, served, pictures)
+        return cls(folder, data, engine, decoding, templates, names, eos_ids, generation, served, pictures)
 
 
 def _task(folder: Path, wanted: str) -> Task:
@@ -111,7 +112,7 @@ def read_settings(path: Path) -> Settings:
         return {}
     try:
         settings = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise TokenizerError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(settings, dict):
         raise TokenizerError(f"{path} must hold a JSON object")
@@ -129,7 +130,7 @@ def read_engine(path: Path) -> tuple[bytes, Engine, Decoding]:
     try:
         engine = Engine.from_buffer(source)
         decoder = msgspec.json.decode(source, type=_File).decoder
-    except (ValueError, msgspec.DecodeError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise TokenizerError(f"{path} is not a tokenizer: {exc}") from exc
     engine.no_truncation()
     engine.no_padding()

@@ -6,6 +6,7 @@ import msgspec
 
 from shared.gguf.naming import (
     INDEX,
+    is_translation,
 )
 
 
@@ -47,6 +48,15 @@ class TiledHeads(msgspec.Struct, frozen=True):
     key_heads: int
     per_key: int
     value_dim: int
+
+
+def stored_bytes(folder: Path) -> int:
+    """Returns the bytes of the files of weights of a checkpoint, or of the GGUF files of a translated folder.
+
+    Files that are not here do not count: a frontend on another host has only those of the tokenizer.
+    """
+    names = read_index(folder).files if is_translation(folder) else sorted(folder.glob("*.safetensors"))
+    return sum(file.stat().st_size for name in names if (file := folder / name).is_file())
 
 
 def read_index(folder: Path) -> Index:

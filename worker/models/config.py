@@ -14,6 +14,7 @@ from shared.checkpoint import ENCODERS, GENERATE, Task
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.models.config_values import (
     NO_ROPE,
+    VALUES,
     check_outline,
     check_values,
     checked_rope,
@@ -114,6 +115,9 @@ def _check_generates(architectures: Sequence[str]) -> None:
 
 def _spec(name: str, family: Family, config: Config) -> ModelSpec:
     _check_settings(config)
+    if config["rms_norm_eps"] is None:
+        own = family.names.get("rms_norm_eps", "rms_norm_eps")
+        raise UnsupportedModel(f"{own} null is not supported; supported is {VALUES[own].expected}")
     latent = _latent(config) if family.latent else None
     heads, kv_heads = (config["num_attention_heads"], 1) if latent else _heads(config)
     head_dim = latent.row if latent else _head_dim(config)
@@ -203,6 +207,8 @@ def _attention_scale(family: Family, config: Config, head_dim: int) -> float:
     if family.latent:
         return float(_latent(config).query ** -0.5) * _yarn_growth(_rope_settings(family, config, FULL)) ** 2
     if family.multipliers:
+        if config["attention_multiplier"] is None:
+            raise UnsupportedModel("attention_multiplier null is not supported: it multiplies the scores of attention")
         return float(config["attention_multiplier"])
     return float((config.get("query_pre_attn_scalar") or head_dim) ** -0.5)
 

@@ -81,7 +81,8 @@ REQUIRED = (  # these settings may be left out where a family has a default, but
     "mamba_n_groups", "mamba_n_heads", "mamba_expand", "num_dense_layers", "routed_scaling_factor", "route_scale",
     "conv_kernel", "ssm_state_size", "mamba_head_dim", "mamba_num_heads", "n_groups", "mlp_hidden_act",
     "router_scaling_factor", *(f"moe_layer_{name}" for name in ("interval", "start_index", "end_index")),
-    "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "scale_emb",
+    "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "scale_emb", "embedding_multiplier",
+    "residual_multiplier",
 )  # fmt: skip
 
 

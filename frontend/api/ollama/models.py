@@ -16,6 +16,7 @@ from frontend.schema.base import FieldError, Names, RequestModel
 from frontend.schema.request_fields import Text, doc
 from frontend.schema.responses import Capability
 from frontend.text.fill_in_middle import layout_of
+from shared.gguf.index import stored_bytes
 from shared.launcher_messages import ModelState
 from shared.preset import Preset
 
@@ -40,17 +41,27 @@ def tags(contexts: Sequence[ModelContext], created: int, unloaded: Sequence[str]
     """Lists the models.
 
     created: the start of this process, in seconds since 1970
-    unloaded: names of models that are not loaded; they have no digest, because the digest is the tokenizer's
+    unloaded: names of models that are not loaded; they have no digest, because the digest is the tokenizer's, and no
+        size
     """
-    known = {**{context.model: context.tokenizer.hash for context in contexts}, **dict.fromkeys(unloaded, "")}
+    known = {context.model: (context.tokenizer.hash, _stored_bytes(context)) for context in contexts}
     models = [
         types.OllamaModel(
-            name=name, model=name, modified_at=rfc3339(created), digest=digest, details=types.OllamaDetails(),
+            name=name, model=name, modified_at=rfc3339(created), size=size, digest=digest,
+            details=types.OllamaDetails(),
         )
-        for model, digest in known.items()
+        for model, (digest, size) in {**known, **dict.fromkeys(unloaded, ("", 0))}.items()
         for name in [tagged(model)]
     ]  # fmt: skip
     return types.OllamaModels(models=models)
+
+
+def _stored_bytes(context: ModelContext) -> int:
+    """Returns the bytes of the model's files of weights, as far as they are on this machine."""
+    try:
+        return stored_bytes(context.tokenizer.folder)
+    except (OSError, msgspec.DecodeError):
+        return 0
 
 
 def running(contexts: Sequence[ModelContext], states: Sequence[ModelState] = ()) -> types.OllamaProcesses:

@@ -12,6 +12,7 @@ from deploy.cli.batch import Progress, batch, read_lines
 from deploy.launcher.child_command import CliError
 from frontend.errors import Overloaded
 from frontend.text.tokenizer import Tokenizer
+from shared.config.declaration import ConfigError
 from tests.fakes import FakePool, sending, tokenizer
 from tests.frontend.serving import app_over, serving
 
@@ -64,3 +65,37 @@ def test_progress_says_how_far_it_is(tmp_path: Path) -> None:
     with closing(Progress(tmp_path / "part", asked)) as progress:
         progress.add(asked[1], 400, b"{}", "r")
         assert progress.line().startswith(f"[{'#' * 15}{' ' * 15}] 1/2  1 failed")
+
+
+def test_progress_says_why_nothing_goes_on(tmp_path: Path) -> None:
+    asked = read_lines(write(tmp_path / "in.jsonl", [line(1)]))
+    with closing(Progress(tmp_path / "part", asked)) as progress:
+        progress.wait("no answer from http://h: Connection refused; trying again")
+        assert "Connection refused; trying again" in progress.line()
+        progress.wait("")
+        assert "Connection" not in progress.line()
+
+
+@pytest.mark.parametrize("data", ["{}\n", "\0\n", "[1]\n", '{"custom_id": 5, "response": {"status_code": 200}}\n'])
+def test_a_file_that_another_program_wrote_is_named_and_stays(tmp_path: Path, data: str) -> None:
+    source, part = write(tmp_path / "in.jsonl", [line(1)]), tmp_path / "in.out.jsonl.part"
+    part.write_text(data)
+    with pytest.raises(CliError, match=r"in\.out\.jsonl\.part, line 1"):
+        batch([str(source)])
+    assert part.read_text() == data
+
+
+def test_a_file_that_another_command_writes_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [line(1)])
+    part = tmp_path / "in.out.jsonl.part"
+    with closing(Progress(part, read_lines(source))), pytest.raises(CliError, match="another `sluice batch`"):
+        batch([str(source)])
+
+
+@pytest.mark.parametrize(("out", "said"), [("in.jsonl", "would be lost"), ("none/x", "--out"), (".", "--out")])
+def test_out_that_cannot_be_written_is_refused_before_a_line_is_sent(tmp_path: Path, out: str, said: str) -> None:
+    source = write(tmp_path / "in.jsonl", [line(1)])
+    before = source.read_bytes()
+    with pytest.raises(ConfigError, match=said):
+        batch([str(source), "--out", str(tmp_path / out)])
+    assert source.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

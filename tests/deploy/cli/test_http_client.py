@@ -1,9 +1,15 @@
 """The client of `sluice chat` against a scripted server."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
 import pytest
 
 from deploy.cli.http_client import Server
+from deploy.launcher.child_command import CliError
 from tests.deploy.cli.harness import Reply, chunk, refuses, says, scripted_server, sluice
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -30,3 +36,28 @@ def test_stream_separates_reasoning_from_the_answer() -> None:
         reasoning: list[str] = []
         answer = list(Server(server.url).stream("chat/completions", {}, reasoning.append))
     assert (reasoning, answer) == (["Hm"], ["", "Hi"])
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://a..b:1", "http://h/ü", "http://h:abc", "http://"])
+def test_malformed_url_is_told_in_a_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, words = sluice(capsys, "complete", "x", "--model=m", "--url", url)
+    assert code == 2 and words.startswith(f"sluice complete: --url {url}") and words.count("\n") == 1
+
+
+@pytest.mark.parametrize("key", ["a\nb", "a€"])
+def test_key_that_no_header_can_have_is_told_in_a_sentence(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, words = sluice(capsys, "complete", "x", "--model=m", "--api-key", key)
+    assert code == 2 and words.startswith("sluice complete: --api-key") and key not in words
+
+
+def test_abort_ends_an_answer_that_another_thread_waits_for() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent, ThreadPoolExecutor(1) as threads:
+        server = Server(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        waiting = threads.submit(server.exchange, "/v1/completions", {})
+        with closing(silent.accept()[0]) as connection:
+            connection.recv(1 << 16)
+            server.abort()
+            with pytest.raises(CliError, match="no answer"):
+                waiting.result(PATIENCE_S)
+        with pytest.raises(CliError, match="stopped"):
+            server.models()

@@ -1,8 +1,11 @@
 """The `sluice` command: help, errors, exit codes."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +83,24 @@ def test_bad_variable_is_one_line_with_an_exit_code(
 ) -> None:
     monkeypatch.setenv("SLUICE_PORT", "eighty")
     assert fail(capsys, "serve") == (2, "sluice serve: SLUICE_PORT must be a whole number, not 'eighty'")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_output_that_cannot_be_written_is_told_in_a_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*SLUICE, "completion", "bash"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
+        )
+    assert (done.returncode, done.stderr) == (1, "sluice completion: No space left on device\n")
+
+
+def test_reader_that_has_enough_ends_the_command_without_a_word() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [*SLUICE, "completion", "bash"], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

@@ -61,3 +61,9 @@ def test_unreachable_url_and_bad_url_have_exit_codes(capfd: pytest.CaptureFixtur
     assert main(["probe", f"http://127.0.0.1:{free_port()}/health"]) == 1
     assert main(["probe", "localhost"]) == 2
     assert "does not answer" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://a..b:1", "http://h/ü", "http://h:abc", "http://"])
+def test_malformed_url_is_told_in_a_sentence(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", url]) == 2
+    assert f"sluice probe: {url} is no URL: " in capfd.readouterr().err

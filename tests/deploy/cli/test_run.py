@@ -92,7 +92,7 @@ def test_safetensors_are_judged_by_their_headers(tmp_path: Path, monkeypatch: py
     folder = save("llama", tmp_path / "made", shard="100KB")
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     with serving(files, tmp_path, monkeypatch) as hub:
-        judged = verdict.Judge(SPEED, 8 * GB).hub(hub.name)
+        judged = verdict.Judge(lambda: SPEED, 8 * GB).hub(hub.name)
     assert judged.forecast == forecast_here(folder, 8 * GB)
     assert not any(name.endswith(".safetensors") and "@0" not in name for name in hub.downloads)
     assert judged.offer.fetch and judged.offer.model == "org/tiny"
@@ -278,3 +278,17 @@ def test_name_leads_to_an_answer(
 def test_server_that_does_not_start_is_told_with_its_reason() -> None:
     with pytest.raises(CliError, match="the server did not start"), command.served(["--model=/no/such"], sys.stderr):
         pass
+
+
+def test_broken_folder_is_told_before_the_machine_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(command, "measured_speed", lambda: pytest.fail("measured"))
+    monkeypatch.setattr(verdict, "run_forecast", forecast_here)
+    (tmp_path / "config.json").write_text("{}")
+    code, _, told = sluice(capsys, "run", str(tmp_path), "--dry-run")
+    assert code == 3 and f"{tmp_path} holds no weights" in told
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    code, _, told = sluice(capsys, "run", str(tmp_path), "--dry-run")
+    assert code == 3 and "model_type" in told

@@ -51,3 +51,8 @@ def test_folder_without_weights_is_code_3_unless_workers_are_elsewhere(tmp_path:
         check(model=str(tmp_path))
     assert caught.value.code == 3
     check(model=str(tmp_path), workers=0, worker_addresses="ipc:///tmp/none")
+
+
+def test_store_that_is_a_folder_is_an_error_of_its_flag(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^--store {tmp_path}: it is a folder"):
+        check(store=str(tmp_path))

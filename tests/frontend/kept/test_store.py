@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from frontend.kept import answers
 from frontend.kept.answers import KeptAnswer, Piece, Recipe, Record
 from frontend.kept.kept import Kept
-from frontend.kept.store import Store, StoreError, open_file, sweep, used_bytes
+from frontend.kept.store import Store, StoreError, check_store, open_file, sweep, used_bytes
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 from tests.frontend.api.scripted import openai_sdk
@@ -61,9 +61,17 @@ def test_what_is_no_store_keeps_its_permissions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("place", "problem"), [("", "it is a folder"), ("/dev/null", "it is no regular file")])
-def test_server_does_not_start_with_a_folder_or_a_device_as_its_store(tmp_path: Path, place: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=f"--store {place or tmp_path}: {problem}"):
-        Kept(FrontendConfig(store=place or str(tmp_path)))
+async def test_folder_or_device_is_refused_before_the_start_and_later_is_a_store_that_cannot_be_used(
+    tmp_path: Path, place: str, problem: str
+) -> None:
+    path = place or str(tmp_path)
+    with pytest.raises(ConfigError, match=f"--store {path}: {problem}"):
+        check_store(path)
+    kept = Kept(FrontendConfig(store=path))  # as a frontend that is restarted
+    kept.store.start()
+    with pytest.raises(StoreError, match=problem):
+        await kept.store.read(lambda db: None)
+    await kept.store.close()
 
 
 async def test_only_the_owner_writes(store: Store) -> None:

@@ -158,6 +158,11 @@ async def test_head_beyond_the_limit_is_answered_431(tokenizer: Tokenizer) -> No
         assert statuses(await it.send(large + post(head=b"Connection: close\r\n")))[-1] == 200
 
 
+def coded(codings: bytes) -> bytes:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: %b\r\n\r\n" % codings
+    return head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -167,6 +172,10 @@ async def test_head_beyond_the_limit_is_answered_431(tokenizer: Tokenizer) -> No
         (b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", [400]),
         (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", [400]),
         (post(head=b"Transfer-Encoding: chunked\r\n"), [400]),  # two contradicting lengths
+        (coded(b"chunked"), [200]),
+        (coded(b"Chunked"), [200]),
+        (coded(b"gzip, chunked"), [501]),
+        (coded(b"gzip\r\nTransfer-Encoding: chunked"), [501]),
         (post(head=b"Content-Length: 7\r\n"), [400]),
         (post(length="9" * 30), [400]),
         (post(length="-1"), [400]),

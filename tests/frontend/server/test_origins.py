@@ -51,6 +51,7 @@ def test_own_page_may_send_requests(headers: dict[str, str]) -> None:
         {"origin": "http://localhost:8000.evil.example"},
         {"origin": "null"},
         {"origin": ""},
+        {"origin": "http://[::1"},  # no URL
         {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"},  # a request for an image or a script
         {"origin": FOREIGN, "sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"},  # a submitted form
     ],

@@ -119,6 +119,7 @@ def test_template_as_plain_text_is_the_default(tmp_path: Path) -> None:
         ("tokenizer.json", "{", "tokenizer.json is not a tokenizer"),
         ("tokenizer.json", "{}", "tokenizer.json is not a tokenizer"),
         ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON"),
+        ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json is not JSON"),
         ("generation_config.json", "[]", "must hold a JSON object"),
         ("tokenizer_config.json", json.dumps({"chat_template": 3}), "chat_template must be"),
         ("tokenizer_config.json", json.dumps({"chat_template": [{}]}), "needs a name"),

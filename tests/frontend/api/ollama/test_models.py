@@ -9,6 +9,7 @@ import pytest
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import not_ready
 from tests.fakes import MODEL, FakePool
+from tests.fakes import tokenizer as byte_tokenizer
 from tests.frontend.serving import http_client
 from tests.frontend.speaking import Model, tokenizer_with
 from tests.templates import QWEN3
@@ -26,6 +27,15 @@ async def test_official_client_finds_the_model(qwen: Model) -> None:
     info = dict(shown.modelinfo or {})
     assert info[f"{info['general.architecture']}.context_length"] == 8192
     assert shown.template == qwen.tokenizer.templates["default"]
+
+
+async def test_size_of_a_listed_model_is_that_of_its_files(tmp_path: Path) -> None:
+    async with http_client(FakePool(), byte_tokenizer(tmp_path)) as http:
+        [elsewhere] = (await http.get("/api/tags")).json()["models"]  # a frontend without the weights
+        (tmp_path / "model-00001-of-00002.safetensors").write_bytes(bytes(700))
+        (tmp_path / "model-00002-of-00002.safetensors").write_bytes(bytes(30))
+        [listed] = (await http.get("/api/tags")).json()["models"]
+    assert (elsewhere["size"], listed["size"]) == (0, 730)
 
 
 async def test_model_that_fills_in_the_middle_can_insert(folder: Path) -> None:
