@@ -106,3 +106,27 @@ def test_embeddings_are_those_of_openais_route(embedder: Server) -> None:
 def test_embedding_of_a_model_that_generates_is_refused(client: ollama.Client, tmp_path: Path) -> None:
     with pytest.raises(ollama.ResponseError, match="--task embed"):
         client.embed("m", "x")
+
+
+@pytest.mark.parametrize("top", [None, 3])
+def test_log_probabilities_are_those_of_openais_chat(client: ollama.Client, demo: Server, top: int | None) -> None:
+    whole = client.chat("m", QUESTION, options=GREEDY, logprobs=True, top_logprobs=top)
+    parts = client.chat("m", QUESTION, options=GREEDY, logprobs=True, top_logprobs=top, stream=True)
+    body = {"model": "m", "messages": QUESTION, "temperature": 0, "max_tokens": 24, "logprobs": True}
+    theirs = demo.client.post("/v1/chat/completions", json=body | {"top_logprobs": top}).json()
+    found = [one.model_dump() for one in whole.logprobs or ()]
+    scored = [part.model_dump()["logprobs"] for part in parts if part.logprobs]
+    assert [one for line in scored for one in line] == found
+    for one, other in zip(found, theirs["choices"][0]["logprobs"]["content"], strict=True):
+        assert (one["token"], one["logprob"]) == (other["token"], other["logprob"])
+        rivals = [(rival["token"], rival["logprob"]) for rival in one["top_logprobs"] or ()]
+        assert rivals == [(rival["token"], rival["logprob"]) for rival in other["top_logprobs"]]
+        assert len(rivals) >= (top or 0)
+    text = client.generate("m", "Paris", raw=True, options=GREEDY, logprobs=True)
+    assert text.logprobs and "".join(one.token for one in text.logprobs).startswith(text.response)
+
+
+def test_lines_have_no_log_probabilities_unless_asked(client: ollama.Client, demo: Server) -> None:
+    body = {"model": "m", "messages": QUESTION, "options": GREEDY, "top_logprobs": 2}
+    lines = demo.client.post("/api/chat", json=body).text.splitlines()
+    assert lines and not any("logprobs" in line for line in lines)

@@ -12,13 +12,15 @@ from frontend import model_context
 from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
 from frontend.api.ollama import types
 from frontend.api.ollama.types import AnswerFields, Asked
+from frontend.api.openai.chat import logprob_entries
+from frontend.api.openai.response_types import TokenLogprobs
 from frontend.api.receipts import receipt_of
 from frontend.errors import NotFound, SluiceError, api_status
 from frontend.model_context import ModelContext
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.parser import output_parser
 from frontend.request import Delta, Finish, Usage
-from frontend.schema.base import to_json
+from frontend.schema.base import JsonArray, in_slices, to_json
 from shared.messages import Timings
 
 
@@ -81,12 +83,14 @@ class LineWriter:
         self._totals = Totals(context.request)
         self._listener = Listener(context)
         self._ids: list[int] = []
+        self._scores: list[TokenLogprobs] = []  # of tokens that no line has told yet
 
     def write(self, deltas: list[Delta]) -> bytes:
         lines = []
         for delta in deltas:
             self._totals.add(delta)
             self._ids += delta.ids
+            self._scores += logprob_entries(self._context, delta.logprobs or ())
             lines += [self._line(said, {}) for said in self._listener.feed(delta)]
             if delta.finish is not None:
                 lines.append(self._line(AnswerPart(), end(self._context, delta, self._totals.usage)))
@@ -96,24 +100,29 @@ class LineWriter:
         return b""
 
     def _line(self, said: AnswerPart, more: dict[str, Any]) -> bytes:
+        scores, self._scores = self._scores, []
+        if scores:
+            more = {"logprobs": scores, **more}
         return to_json(self._make(said, self._ids, self._head | more)) + b"\n"
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas, make: Make) -> bytes:
     """Returns the response of a request that does not stream."""
     totals, listener, answer = Totals(context.request), Listener(context), Answer(context)
-    parts: list[AnswerPart] = []
+    parts, scores = list[AnswerPart](), JsonArray(each=16)
     async for deltas in arriving:
         for delta in deltas:
             totals.add(delta)
             answer.add(delta)
             parts += listener.feed(delta)
+            await in_slices(delta.logprobs or (), lambda token: scores.extend(logprob_entries(context, [token])))
     whole = AnswerPart(
         "".join([part.text for part in parts]),
         "".join([part.thinking for part in parts]),
         tuple([one for part in parts for one in part.calls]),
     )
-    return to_json(make(whole, answer.ids, head(context) | end(context, answer.end, totals.usage)))
+    scored = {} if context.request.sampling.logprobs is None else {"logprobs": scores.raw}
+    return to_json(make(whole, answer.ids, head(context) | end(context, answer.end, totals.usage) | scored))
 
 
 # The common parts of all responses of Ollama's API: model names, first and last fields, errors.

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from frontend.api.openai.response_types import TokenLogprobs
 from frontend.api.receipts import Receipt
 from frontend.api.request_builder import ParsedRequest
 from frontend.chat.history import ChatMessage, call, chat_message
@@ -108,8 +109,6 @@ class Asked:
 class AnswerFields(RequestModel):
     """The fields of both /api/chat and /api/generate."""
 
-    ONLY: ClassVar = {"logprobs": (False,), "top_logprobs": (0,)}
-
     model: OllamaModelName
     stream: Annotated[bool, doc("false: one object instead of lines")] = True
     options: Annotated[Options | None, doc("Sampling, `num_predict` (tokens of the answer) and `stop`")] = None
@@ -121,6 +120,10 @@ class AnswerFields(RequestModel):
         doc("Whether to think, and how much if a model knows degrees"),
     ] = None
     chat_template_kwargs: TemplateArguments = None
+    logprobs: Annotated[bool, doc("Log-probabilities of the answer's tokens")] = False
+    top_logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=20)] | None, doc("With `logprobs`: how many likeliest tokens to report per token")
+    ] = None
     receipt: Annotated[bool, doc("Add `receipt`, with which `/v1/receipts/verify` checks the answer")] = False
     keep_alive: KeepAlive = None
 
@@ -137,6 +140,7 @@ class AnswerFields(RequestModel):
         return ParsedRequest(
             self.chosen.fields(stream=self.stream, receipt=self.receipt), param, self.chosen.limit,
             "options.num_predict", ends_with_context=True, tool_choice=tool_choice, form=self.form,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             format_data=Asked(self.model, before),
         )  # fmt: skip
 
@@ -276,6 +280,7 @@ class OllamaAnswer(ResponseModel):
     prompt_eval_duration: Size | UnsetType = UNSET
     eval_count: Size | UnsetType = UNSET
     eval_duration: Size | UnsetType = UNSET
+    logprobs: list[TokenLogprobs] | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
 
 
