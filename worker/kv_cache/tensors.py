@@ -30,47 +30,70 @@ class Prefaulter:
 
     def __init__(self, touch: Touch, arrays: Sequence[Tensor]) -> None:
         """arrays: K and V of every layer, each contiguous and of shape [pages, page_size, …]."""
-        self._touch = touch
         self._arrays = tuple(arrays)  # keeps the tensors alive while the thread touches their memory
-        # The thread gets numbers, not tensors: the process would abort if the thread ran PyTorch's code at exit.
-        self._regions = [(part.data_ptr(), part[0].nbytes) for part in arrays]
-        self._pages, page_size = arrays[0].shape[:2]
-        self._stride = max(1, STRIDE_TOKENS // page_size)
-        self._ahead = max(1, AHEAD_TOKENS // page_size)
-        self._done = 0  # all pages below this one are prefaulted
-        self._highest = 0
-        self._wake = threading.Event()
-        weakref.finalize(self, self._wake.set)
-        threading.Thread(target=_run, args=(weakref.ref(self), self._wake), name="prefault", daemon=True).start()
+        pages, page_size = arrays[0].shape[:2]
+        regions = [(part.data_ptr(), part[0].nbytes) for part in arrays]
+        self._ahead = _Ahead(
+            touch, regions, pages, max(1, STRIDE_TOKENS // page_size), max(1, AHEAD_TOKENS // page_size)
+        )
+        weakref.finalize(self, self._ahead.stop)  # before the tensors are deleted, and before the process exits
+        threading.Thread(target=self._ahead.run, name="prefault", daemon=True).start()
 
     @property
     def prefaulted(self) -> int:
         """The number of prefaulted pages, counted from page 0."""
-        return self._done
+        return self._ahead.done
 
     def reach(self, page: int) -> None:
         """Notes that pages up to `page` are in use. Costs almost nothing if a higher page was noted before."""
-        if page > self._highest:
-            self._highest = page
-            self._wake.set()
+        if page > self._ahead.highest:
+            self._ahead.highest = page
+            self._ahead.wake.set()
 
     def touch_next(self) -> bool:
         """Touches the next STRIDE_TOKENS. Returns False if nothing is left to do until reach() is called."""
-        first, end = self._done, min(self._done + self._stride, self._pages)
-        if first == end or first >= self._highest + self._ahead:
+        return self._ahead.touch_next()
+
+
+class _Ahead:
+    """What the thread knows: numbers, not tensors. If it were the last to hold a tensor, it would run PyTorch's code to
+    delete it, and a process that exits meanwhile would abort."""
+
+    def __init__(self, touch: Touch, regions: list[tuple[int, int]], pages: int, stride: int, ahead: int) -> None:
+        """regions: address and bytes of a page of each array"""
+        self._touch, self._regions, self._pages, self._stride, self._ahead = touch, regions, pages, stride, ahead
+        self.done = 0  # all pages below this one are prefaulted
+        self.highest = 0
+        self.wake = threading.Event()
+        self._stopped = False
+        self._touching = threading.RLock()  # a garbage collection in the thread may call stop()
+
+    def stop(self) -> None:
+        """Ends the thread. Returns when it touches no memory any more."""
+        self._stopped = True
+        self.wake.set()
+        with self._touching:
+            pass
+
+    def touch_next(self) -> bool:
+        first, end = self.done, min(self.done + self._stride, self._pages)
+        if first == end or first >= self.highest + self._ahead:
             return False
-        touched = all([self._touch(start + first * size, (end - first) * size) for start, size in self._regions])
-        self._done = end if touched else self._pages
+        touched = True
+        for start, size in self._regions:
+            with self._touching:
+                if self._stopped:
+                    return False
+                touched &= self._touch(start + first * size, (end - first) * size)
+        self.done = end if touched else self._pages
         return True
 
-
-def _run(prefaulter: "weakref.ref[Prefaulter]", wake: threading.Event) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    while (alive := prefaulter()) is not None:
-        if not alive.touch_next():
-            del alive
-            wake.wait()
-            wake.clear()
+    def run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while not self._stopped:
+            if not self.touch_next():
+                self.wake.wait()
+                self.wake.clear()
 
 
 # Divides the layers of a model into groups. Layers with the same sliding window, or without one, form a group.

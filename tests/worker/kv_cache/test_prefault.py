@@ -3,6 +3,7 @@
 import mmap
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -72,3 +73,26 @@ def test_prefaulter_thread_ends_with_it(memory: torch.Tensor) -> None:
     wait_until(lambda: prefaulters[0].prefaulted == 64)
     prefaulters.clear()
     wait_until(lambda: not thread.is_alive())
+
+
+def test_tensors_are_deleted_by_who_deletes_the_prefaulter_after_the_touch_that_runs() -> None:
+    """A thread that deletes tensors while the process exits would abort it."""
+    touching, may_end, died_in = threading.Event(), threading.Event(), list[str]()
+
+    def touch(start: int, nbytes: int) -> bool:
+        touching.set()
+        assert may_end.wait(PATIENCE_S)
+        return True
+
+    arrays = [torch.zeros(64, 16, 8)]
+    weakref.finalize(arrays[0], lambda: died_in.append(threading.current_thread().name))
+    prefaulters = [Prefaulter(touch, arrays)]
+    arrays.clear()
+    assert touching.wait(PATIENCE_S)
+    deleting = threading.Thread(target=prefaulters.clear, name="deleting")
+    deleting.start()
+    deleting.join(0.05)
+    assert deleting.is_alive() and not died_in, "the memory stays while it is touched"
+    may_end.set()
+    deleting.join(PATIENCE_S)
+    assert died_in == ["deleting"]
