@@ -2,8 +2,8 @@
 
 A process has a log of its own, which a thread of its own writes. All records that the event loop makes in a turn are
 one frame, written at once, so many streams share the cost, and no other process's lock is waited for. What ends
-is moved to the store as a whole; what still runs when a file is full, too, and then the file is deleted. As with the
-store, a write survives the end of its process, and the last ones may be lost in a power cut.
+is moved to the store as a whole; what still runs when a file is full, too, and then the file is deleted. A write
+survives the end of its process, as a write to the store does; a power cut may lose the last ones.
 
 `STORE-streams-OWNER-K` is the *fence* of a process's log number K. While it exists, its process may show what it
 has written. Another process that takes answers over removes the fence first, and then reads the files
