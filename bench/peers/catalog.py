@@ -120,6 +120,28 @@ PEERS = {
 }  # fmt: skip
 
 
+ENGINES = {  # engines that are measured without HTTP only (bench/peers/in_process.py) → their package
+    "ik_llama.cpp": "ik-llama-cpp-python==0.1.5",
+    "openvino": "openvino-genai==2026.4.1",
+    "mistral.rs": "mistralrs==0.9.5",
+}
+
+
+def setup_engine(root: Path, name: str) -> list[Command]:
+    """Returns the commands that install one of ENGINES."""
+    folder = str(root / name)
+    return [[sys.executable, "-m", "venv", folder], [f"{folder}/bin/pip", "install", "-q", ENGINES[name]]]
+
+
+def engine_rates(root: Path, name: str, file: Path, text: Path, prompts: list[int], new: int) -> Command:
+    """Returns a command that prints a line of JSON for each number of prompt tokens, with the tokens per second of the
+    prompt (`prefill`) and of `new` tokens after it (`decode`).
+    """
+    script = str(Path(__file__).with_name("in_process.py"))
+    counts = [*map(str, prompts), "--new", str(new), "--threads", llama_cpp.threads()]
+    return [str(root / name / "bin/python"), script, name, str(file), str(text), *counts]
+
+
 # Flags with which a peer serves contexts of so many tokens; of a flag that is given twice, the last value counts.
 CONTEXT: Mapping[str, Callable[[int], Command]] = {
     "vllm": lambda tokens: ["--max-model-len", str(tokens), "--max-num-seqs", "1"],

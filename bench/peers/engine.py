@@ -1,7 +1,7 @@
-"""Compares the engines of Sluice and llama.cpp without HTTP: `python -m bench.peers.engine --help`.
+"""Compares the engines of Sluice, llama.cpp and others without HTTP: `python -m bench.peers.engine --help`.
 
-Both run the same weights on the same instruction set, in turns. A row of the table takes half a minute, so use this for
-tuning kernels; `python -m bench.peers` compares what clients see.
+All run the same weights in turns, Sluice and llama.cpp on the same instruction set. A row of the table takes half a
+minute, so use this for tuning kernels; `python -m bench.peers` compares what clients see.
 """
 
 import contextlib
@@ -9,24 +9,27 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoints import ALL_SHAPES, cache_folder, checkpoint
+from bench.checkpoints import ALL_SHAPES, FILE, cache_folder, checkpoint, gguf_model, of_file
 from bench.client.server import BenchError
 from bench.client.summary import NOTHING, aligned, number, to_json
 from bench.micro.engine import DECODE_STEPS, PROMPT
 from bench.peers import llama_cpp
-from bench.peers.catalog import PEERS, in_weights, sluice_flags
+from bench.peers.catalog import ENGINES, PEERS, engine_rates, in_weights, setup_engine, sluice_flags
 from bench.peers.llama_cpp import ANY_WEIGHTS, ISAS, WEIGHTS
-from bench.peers.servers import install
+from bench.peers.servers import install, install_once
 from shared.config.declaration import ConfigError
 from shared.config.flags import Parser, comma_separated, new_file, positive_int
 
+OURS = "sluice"
 LONG = 1024
+TEXT = 100_000  # characters, of which the other engines' prompts are made
 DECODES = (1, 8, 32)
 COUNTS = {"prefill": f"prefill {LONG}", **{f"decode{count}": f"decode {count}" for count in DECODES}}
 FLAGS = ("--kv-cache-gb", "1", "--max-batch-size", "32", "--max-seq-len", "2048", "--speculation", "off")
@@ -37,15 +40,17 @@ Rates = dict[str, float]  # measurement (a key of COUNTS) → tokens per second
 def main(words: list[str]) -> int:
     try:
         args = _parser().read(words)
-        cases = [
-            Case(args.root.absolute(), checkpoint(shape, args.models.absolute()), weights, isa, args.safetensors)
-            for shape in args.shape for weights in args.weights for isa in args.isa
-        ]  # fmt: skip
-        results = [compare(case, args.scenarios, args.rounds, args.only) for case in cases]
+        root, models = args.root.absolute(), args.models.absolute()
+        made = ((checkpoint(shape, models), weights) for shape in args.shape for weights in args.weights)
+        given = ((of_file(file, models), FILE) for file in args.file)
+        pairs = given if args.file else made
+        cases = [Case(root, folder, weights, isa, args.safetensors) for folder, weights in pairs for isa in args.isa]
+        engines = [args.only] if args.only else [OURS, "llama.cpp", *args.others]
+        results = [compare(case, args.scenarios, args.rounds, engines) for case in cases]
     except (ConfigError, BenchError) as error:
         print(f"python -m bench.peers.engine: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    print(table([row for rows in results for row in rows]))
+    print(table(engines, [row for rows in results for row in rows]))
     if args.json:
         args.json.write_text(to_json(results))
     return 0
@@ -65,7 +70,12 @@ def _parser() -> Parser:
     add("--rounds", type=positive_int, default=2, metavar="N", help="the best of N counts [default %(default)s]")
     add("--safetensors", action="store_true",
         help="Sluice reads the bfloat16 checkpoint, with --quantization for few bits, not the GGUF file")  # fmt: skip
-    add("--only", choices=("sluice", "llama.cpp"), help="measure one side")
+    add("--file", type=gguf_model, action="append", default=[], metavar="FILE",
+        help="instead of --shape and --weights: this GGUF file; may be repeated")  # fmt: skip
+    add("--only", choices=(OURS, "llama.cpp", *ENGINES), help="measure one engine")
+    add("--others", type=comma_separated(ENGINES, every=ENGINES), default=(), metavar="NAME,...",
+        help=f"measure these, too: {', '.join(ENGINES)}; prefill and decode at 1, on this processor's best "
+        "instruction set")  # fmt: skip
     add("--root", type=Path, default=cache_folder() / "peers", help="folder in which llama.cpp is built")
     add("--models", type=Path, default=cache_folder(), help="folder of the checkpoints")
     add("--json", type=new_file, metavar="FILE", help="write all figures here")
@@ -87,31 +97,37 @@ class Case:
         return f"{self.folder.name}, {self.weights}, {self.isa}"
 
 
-def compare(case: Case, scenarios: list[str], rounds: int, only: str | None) -> list[list[Any]]:
-    """Returns a row for each scenario: case, scenario, tokens/s of Sluice, tokens/s of llama.cpp, ratio."""
-    if only != "sluice" or not case.safetensors:
+def compare(case: Case, scenarios: list[str], rounds: int, engines: list[str]) -> list[list[Any]]:
+    """Returns a row for each scenario: case, scenario, and the tokens/s of each of `engines`."""
+    if "llama.cpp" in engines or not case.safetensors:
         _prepare(case)
-    ours: Rates = {}
-    theirs: Rates = {}
+    others = [name for name in engines if name in ENGINES]
+    for name in others:
+        install_once(name, setup_engine(case.root, name), case.root)
+    best: dict[str, Rates] = {name: {} for name in engines}
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(_sluice(case)) if only != "llama.cpp" else None
+        engine = stack.enter_context(_sluice(case)) if OURS in engines else None
         for _ in range(rounds):
             if engine is not None:
-                _keep_best(ours, {name: _ask(engine, COUNTS[name]) for name in scenarios})
-            if only != "sluice":
-                _keep_best(theirs, _llama_cpp(case, scenarios))
-            print(f"{case.name}: sluice {_text(ours)}; llama.cpp {_text(theirs)}", file=sys.stderr, flush=True)
-    pairs = ((name, ours.get(name, nan), theirs.get(name, nan)) for name in scenarios)
-    return [[case.name, name, our, their, our / their] for name, our, their in pairs]
+                _keep_best(best[OURS], {name: _ask(engine, COUNTS[name]) for name in scenarios})
+            if "llama.cpp" in engines:
+                _keep_best(best["llama.cpp"], _llama_cpp(case, scenarios))
+            for name in others:
+                _keep_best(best[name], _other(case, name))
+            print(f"{case.name}: {'; '.join(f'{name} {_text(best[name])}' for name in engines)}", file=sys.stderr)
+    return [[case.name, name, *(best[engine].get(name, nan) for engine in engines)] for name in scenarios]
 
 
-def table(rows: list[list[Any]]) -> str:
-    cells = [[case, name, number(ours), number(theirs), _ratio(ratio)] for case, name, ours, theirs, ratio in rows]
-    return aligned([["tokens/s", "", "Sluice", "llama.cpp", "ratio"], *cells])
+def table(engines: list[str], rows: list[list[Any]]) -> str:
+    """Returns the rows of `compare` in Markdown, with the ratio of Sluice's figure to the best other one."""
+    cells = [[case, name, *map(number, rates), _ratio(engines, rates)] for case, name, *rates in rows]
+    return aligned([["tokens/s", "", *engines, "ours to the best other"], *cells])
 
 
-def _ratio(value: float) -> str:
-    return NOTHING if isnan(value) else f"{value:.2f}"
+def _ratio(engines: list[str], rates: list[float]) -> str:
+    measured = {name: rate for name, rate in zip(engines, rates, strict=True) if not isnan(rate)}
+    ours = measured.pop(OURS, nan)
+    return NOTHING if isnan(ours) or not measured else f"{ours / max(measured.values()):.2f}"
 
 
 def _prepare(case: Case) -> None:
@@ -166,6 +182,21 @@ def _llama_cpp(case: Case, scenarios: list[str]) -> Rates:
         for line in _lines(llama_cpp.bench_decode(*where, PROMPT, DECODE_STEPS, counts)):
             rates[f"decode{line['pl']}"] = line["speed_tg"]
     return rates
+
+
+def _other(case: Case, name: str) -> Rates:
+    """Returns no rates, and says why, where the engine cannot read the file or crashes."""
+    text = case.root / "text.txt"
+    if not text.exists():
+        library = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        text.write_text("".join(file.read_text("utf-8", "ignore") for file in library)[:TEXT])
+    file = llama_cpp.gguf(case.folder, case.weights)
+    try:
+        short, long = _lines(engine_rates(case.root, name, file, text, [PROMPT, LONG], DECODE_STEPS))
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return {}
+    return {"prefill": long["prefill"], "decode1": short["decode"]}
 
 
 def _lines(command: list[str]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.checkpoints import PACKAGED
+from bench.checkpoints import FILE, PACKAGED
 from bench.client.server import BenchError
 
 Command = list[str]
@@ -121,6 +121,8 @@ def _convert(root: Path, folder: Path, weights: str) -> list[Command]:
     """Returns the commands that make the GGUF file, with random weights for a shape of LARGE (bench/checkpoints.py).
     Raises BenchError for a real model (PACKAGED) in another weight format than its file has."""
     to, full = gguf(folder, weights), gguf(folder, "bf16")
+    if weights == FILE:
+        return []
     if weights != PACKAGED.get(folder.name, weights):
         raise BenchError(f"{folder.name} is measured in {PACKAGED[folder.name]} only: its one file has these weights")
     if not (folder / "model.safetensors").exists():

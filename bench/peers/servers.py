@@ -46,14 +46,19 @@ class PeerServer:
 
 def install(peer: Peer, root: Path, folder: Path) -> None:
     """Installs a peer unless it is already installed; this takes minutes and gigabytes. Raises BenchError."""
-    root.mkdir(parents=True, exist_ok=True)
-    done = root / f"{peer.name}.done"
-    if not done.exists():
-        for command in peer.setup(root):
-            _run(peer, command, root)
-        done.touch()
+    install_once(peer.name, peer.setup(root), root, peer.tools)
     for command in peer.prepare(root, folder):
-        _run(peer, command, root)
+        _run(peer.name, command, root / peer.tools)
+
+
+def install_once(name: str, commands: list[Command], root: Path, tools: str = "") -> None:
+    """Runs the commands that install something, unless they once ran to their end. Raises BenchError."""
+    root.mkdir(parents=True, exist_ok=True)
+    done = root / f"{name}.done"
+    if not done.exists():
+        for command in commands:
+            _run(name, command, root / tools)
+        done.touch()
 
 
 @contextmanager
@@ -135,10 +140,9 @@ def _end(process: psutil.Process) -> None:
             process_.kill()
 
 
-def _run(peer: Peer, command: Command, root: Path) -> None:
-    path = f"{root / peer.tools}{os.pathsep}{os.environ['PATH']}" if peer.tools else os.environ["PATH"]
-    print(f"{peer.name}: {' '.join(command)[:150]}", file=sys.stderr, flush=True)
+def _run(name: str, command: Command, tools: Path) -> None:
+    print(f"{name}: {' '.join(command)[:150]}", file=sys.stderr, flush=True)
     try:
-        subprocess.run(command, check=True, env=os.environ | {"PATH": path})
+        subprocess.run(command, check=True, env=os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"})
     except (OSError, subprocess.CalledProcessError) as error:
-        raise BenchError(f"{peer.name} could not be installed: {error}") from error
+        raise BenchError(f"{name} could not be installed: {error}") from error
