@@ -1,6 +1,7 @@
 # make run     serve a model:  make run [MODEL=smollm2] [DEVICE=auto] [PORT=8000] [FRONTENDS=1] [WORKERS=1] [ARGS="--flag value ..."]
 # make test    run the tests:  make test [FULL=1] [ARGS="tests/wire -k order"] [DAY=2026-11-24]
 #              without FULL=1, a sample of the slow ones, drawn anew each day; tests named in ARGS run whole
+#              FULL=1 runs the longest ones in turns, a few a day; FULL=all all of them
 # make lowest  run the tests on the oldest versions that pyproject.toml admits:  make lowest [ARGS="..."]
 # make browser test the page in the system's Chromium (BROWSER_PROGRAM=/path/to/another)
 # make bench   measure:        make bench [ARGS="..."]
@@ -26,7 +27,7 @@ PYTEST = $(BIN)/python -m pytest -q -o faulthandler_timeout=1200 -o faulthandler
 FULL ?=
 DAY ?= $(shell date +%F)
 # What tests draw is the day's, too: what failed fails again.
-SAMPLE = --durations=20 --hypothesis-seed=$(subst -,,$(DAY)) $(if $(FULL),,--sample $(DAY))
+SAMPLE = --durations=20 --hypothesis-seed=$(subst -,,$(DAY)) $(if $(FULL),$(if $(filter all,$(FULL)),,--turns $(DAY)),--sample $(DAY))
 # Each process reads all files, which takes as long as a sample. The worker's tests take what is next; those of servers
 # stay with their file, because tests of a file share servers, and mostly wait, so that two processes are enough.
 SHARED = $(if $(FULL),-n logical --maxprocesses 4 --dist worksteal)

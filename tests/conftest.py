@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import date
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -85,12 +86,15 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Server]":
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Adds `--sample`.
+    """Adds `--sample` and `--turns`.
 
     Where pytest-asyncio is not installed, also adds its settings: tests for a GPU do not need the package.
     """
     parser.addoption(
         "--sample", metavar="DAY", help="run a sample of the slow tests, drawn by DAY: see tests/sampling.py"
+    )
+    parser.addoption(
+        "--turns", metavar="DAY", type=date.fromisoformat, help="leave out long tests that take turns on other days"
     )
     if not pluginmanager.hasplugin("asyncio"):
         for name in ("asyncio_mode", "asyncio_default_fixture_loop_scope"):
@@ -117,13 +121,16 @@ def _unread(day: str) -> set[Path]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests marked `browser`, unless `-m` names the mark.
 
-    With `--sample`, also deselects the tests that are not drawn, and gives Hypothesis fewer examples. Files with tests
-    marked `slow` come first, so that no process computes long alone at the end.
+    With `--turns`, also deselects the long tests of other days; with `--sample`, the tests that are not drawn, and
+    gives Hypothesis fewer examples. Files with tests marked `slow` come first, so that no process computes long alone
+    at the end.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     if "browser" not in config.option.markexpr:
         _deselect(config, items, {item.nodeid for item in items if item.get_closest_marker("browser")})
+    if turn := config.option.turns:
+        _deselect(config, items, sampling.of_other_days([item.nodeid for item in items], turn, sampling.TURNS))
     if day := config.option.sample:
         names = [item.nodeid for item in items]
         _deselect(config, items, sampling.left_out(names, day, sampling.CASES, sampling.TESTS))
@@ -140,8 +147,10 @@ def limit_examples(function: Callable[..., object]) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
+    if turn := config.option.turns:
+        return f"long tests that take turns: of {turn} (make test FULL=all runs all of them)"
     day = config.option.sample
-    return day and f"sample: of {day} (make test DAY={day} repeats it, make test FULL=1 runs everything)"
+    return day and f"sample: of {day} (make test DAY={day} repeats it, make test FULL=all runs everything)"
 
 
 def _deselect(config: pytest.Config, items: list[pytest.Item], names: set[str]) -> None:

@@ -2,12 +2,15 @@
 
 `make test` passes `--sample DAY`. Of the files and tests in the tables below, only the stated numbers are then run.
 They are drawn anew each day, so that every test runs on some day. Tests that are in no table always run, those of
-Hypothesis with at most EXAMPLES examples. `make test FULL=1`, and pytest without `--sample`, run all tests with all
-examples.
+Hypothesis with at most EXAMPLES examples.
+
+`make test FULL=1` passes `--turns DAY` and runs all tests with all examples, but of the longest ones, which stand in
+TURNS, each on its day. `make test FULL=all`, and pytest without either flag, run everything.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from itertools import groupby
 from pathlib import Path
 
@@ -139,6 +142,33 @@ TESTS = {  # file or function → how many of its tests run, after the draw from
     "tests/worker/distributed/test_rehearsal.py": 0,
     "tests/worker/model_runner/test_kernel_check.py": 4,
 }
+
+TURNS = (  # of each group, one test runs in FULL=1, the next one the next day: a function, its case, or a file
+    (
+        "tests/worker/ops/cpu/test_sanitized.py",
+        "tests/worker/distributed/test_rehearsal.py::test_ranks_are_checked_and_measured_and_serve",
+    ),
+    (
+        "tests/worker/gpu/test_rehearsal.py::test_a_worker_serves_and_compiles_nothing_meanwhile",
+        "tests/worker/gpu/test_rehearsal.py::test_the_bench_runs_to_its_end",
+    ),
+    tuple(
+        f"tests/worker/ops/gpu/test_compile.py::test_every_kernel_compiles_for_a_gpu_in_bf16[{part}]"
+        for part in ("dense", "attention", "experts")
+    ),
+    (
+        "tests/bench/gpu/test_command.py::test_gpu_command_runs_all_sections_on_the_cpu",
+        "tests/bench/gpu/test_command.py::test_ranks_are_measured_beside_one_process",
+        "tests/bench/real/test_main.py::test_formats_of_a_file_are_compared_with_its_full_model",
+        "tests/bench/real/test_main.py::test_a_real_file_is_close_to_its_full_model",
+    ),
+)
+
+
+def of_other_days(names: Sequence[str], day: date, turns: Sequence[Sequence[str]]) -> set[str]:
+    """Returns the names of the tests whose turn comes on other days. turns: groups like those of TURNS"""
+    others = {row for group in turns for row in group} - {group[day.toordinal() % len(group)] for group in turns}
+    return {name for name in names if _row(name, dict.fromkeys(others, 0))}
 
 
 def unread(root: Path, day: str, files: Mapping[str, int]) -> set[Path]:

@@ -1,12 +1,13 @@
 """The sample of `make test` is the same in all processes of a run, and covers all tests in the course of days."""
 
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies
 
 from tests.conftest import limit_examples
-from tests.sampling import CASES, EXAMPLES, FILES, TESTS, left_out, unread
+from tests.sampling import CASES, EXAMPLES, FILES, TESTS, TURNS, left_out, of_other_days, unread
 
 NAMES = [f"tests/a/test_b.py::test_c[{case}]" for case in range(9)] + [
     "tests/a/test_b.py::test_d",
@@ -41,6 +42,17 @@ def test_samples_of_many_days_together_leave_nothing_out() -> None:
     assert set().union(*(kept(str(day), {"tests/a": 2}, {}) for day in range(60))) == set(NAMES)
 
 
+def test_tests_that_take_turns_run_one_a_day_and_each_on_its_day() -> None:
+    turns = (
+        ("tests/a/test_b.py::test_c[1]", "tests/a/test_b.py::test_c[2]", "tests/a/test_b.py::test_d"),
+        ("tests/x",),
+    )
+    days = [date(2026, 11, 29) + timedelta(day) for day in range(3)]
+    out = [of_other_days(NAMES, day, turns) for day in days]
+    assert [len(names) for names in out] == [2, 2, 2] and not set.intersection(*out)
+    assert set.union(*out) == {*turns[0]}
+
+
 def test_sample_reads_as_many_files_of_a_folder_as_its_table_says(tmp_path: Path) -> None:
     for name in ("a/test_1.py", "a/test_2.py", "a/b/test_3.py", "a/helper.py", "test_4.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -67,8 +79,8 @@ def test_sample_gives_hypothesis_fewer_examples() -> None:
     assert 0 < len(drawn) <= EXAMPLES
 
 
-@pytest.mark.parametrize("row", sorted({*CASES, *FILES, *TESTS}))
+@pytest.mark.parametrize("row", sorted({*CASES, *FILES, *TESTS}.union(*TURNS)))
 def test_row_names_what_exists(row: str) -> None:
-    path, _, function = row.partition("::")
+    path, _, function = row.partition("[")[0].partition("::")
     place = Path(__file__).parent.parent / path
     assert place.exists() and (not function or f"def {function}(" in place.read_text())

@@ -66,7 +66,7 @@ def test_msgspec_and_readers_give_the_same_request(name: str) -> None:
     """msgspec reads a body first. A body that msgspec refuses is read again in Python, with the same result."""
     kind, field = FIELDS[name]
 
-    @settings(deadline=None, max_examples=30, database=None)
+    @settings(deadline=None, max_examples=15, database=None)
     @given((LIKELY | JSON).filter(plain))
     def agree(value: Any) -> None:
         body = {**smallest(kind), field: value}

@@ -29,7 +29,7 @@ def test_field_schema_allows_exactly_what_decoding_accepts(name: str) -> None:
     kind, field = FIELDS[name]
     validator = Draft202012Validator(request_schema(kind)["properties"][field])
 
-    @settings(deadline=None, max_examples=60, database=None)
+    @settings(deadline=None, max_examples=20, database=None)
     @given((LIKELY | JSON).filter(plain).filter(lambda value: value is not None))
     def agree(value: Any) -> None:
         assert takes(kind, field, value) == validator.is_valid(value), value

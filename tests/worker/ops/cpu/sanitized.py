@@ -22,11 +22,11 @@ LIBRARY, BEYOND, ONLY = "SLUICE_SANITIZED_LIBRARY", "SLUICE_SANITIZED_BEYOND", "
 
 
 def tier_of(day: date) -> str:
-    """Returns the instruction set of HERE that is examined on a day; another one the next day."""
+    """Returns the instruction set of HERE that is examined on a day; another one two days later, see TURNS."""
     from tests.worker.ops.harness.cpu_tiers import EMULATED, HERE
 
     real = [one for one in HERE if one != EMULATED]
-    return real[day.toordinal() % len(real)]
+    return real[day.toordinal() // 2 % len(real)]
 
 
 def compiled(folder: Path, tier: str) -> Path:
