@@ -200,10 +200,10 @@ def _other(case: Case, name: str) -> Rates:
 
 
 def _lines(command: list[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in _output(command).splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in output(command).splitlines() if line.startswith("{")]
 
 
-def _output(command: list[str]) -> str:
+def output(command: list[str]) -> str:
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

@@ -45,7 +45,7 @@ def test_an_engine_that_cannot_read_the_file_has_no_rates(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(engine, "install_once", lambda *_: None)
     monkeypatch.setattr(engine, "_prepare", lambda case: None)
-    monkeypatch.setattr(engine, "_output", output)
+    monkeypatch.setattr(engine, "output", output)
     case = Case(tmp_path, tmp_path / "m", "file", "best", False)
     rows = compare(case, ["prefill", "decode1", "decode8"], 1, ["openvino", "mistral.rs"])
     assert [row[2] for row in rows[:2]] == [7, 5] and isnan(rows[2][2])
