@@ -35,9 +35,13 @@ def exported(folder: Path) -> str:
         model = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
 
         class Hidden(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
             def forward(self, ids: Any, mask: Any, types: Any) -> Any:
                 hidden = ((1 - mask.float()) * -1e9)[:, None, None].expand(-1, 1, mask.shape[1], -1)
-                return model(input_ids=ids, attention_mask=hidden, token_type_ids=types).last_hidden_state
+                return self.model(input_ids=ids, attention_mask=hidden, token_type_ids=types).last_hidden_state
 
         ids = torch.ones(2, 8, dtype=torch.long)
         axes = {name: {0: "texts", 1: "tokens"} for name in (*INPUTS, "hidden")}
