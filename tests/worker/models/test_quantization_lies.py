@@ -255,6 +255,7 @@ SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     ({"quant_method": "fp8", "fmt": "e5m2"}, ["'e5m2'", "e4m3"]),
     ({"quant_method": "fp8", "weight_block_size": 128}, ["128"]),
     ({"load_in_8bit": True}, ["quant_method None"]),
+    ({"quant_method": "gguf", "kind": "Q4_0", "tiled_heads": [1]}, ["gguf", "wrong type"]),
     ({"quant_method": "aqlm"}, ["'aqlm'", "gptq", "awq", "mxfp4", "bitsandbytes"]),
 ]
 
