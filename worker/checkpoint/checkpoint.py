@@ -30,6 +30,7 @@ from worker.checkpoint.staging import Extent, Staging
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MODELOPT = "hf_quant_config.json"
 MAX_SHOWN = 100  # how many characters of a name in a file an error message repeats
+MAX_REASON = 500  # the same for a library's message about a file, which may repeat its names
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -243,7 +244,8 @@ class Checkpoint:
         except FileNotFoundError as error:
             raise CheckpointError(f"{path} is missing") from error
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is not a complete safetensors file ({error}); fetch it again") from error
+            reason = on_one_line(str(error), MAX_REASON)
+            raise CheckpointError(f"{path} is not a complete safetensors file ({reason}); fetch it again") from error
         for name in file.keys():  # noqa: SIM118 (not a dict)
             place = _Place(path, file, name, extent=extents.get(name))
             self._places |= place.parts() or {name: place}
@@ -309,6 +311,12 @@ def _extents(fd: int) -> dict[str, Extent]:
     header = json.loads(os.pread(fd, begin - 8, 8))
     places = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
     return {name: Extent(fd, begin + first, end - first) for name, (first, end) in places.items()}
+
+
+def on_one_line(text: str, most: int = MAX_SHOWN) -> str:
+    """Returns the beginning of a text from a file for a message; a line break or another control is an escape."""
+    shown = text if len(text) <= most else f"{text[:most]}…"
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)
 
 
 def check_file_name(name: object, where: str) -> None:

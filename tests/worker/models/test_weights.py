@@ -163,6 +163,13 @@ BROKEN: dict[str, tuple[Callable[[State], Any], list[str]]] = {
         [Q.replace("weight", "bias"), "does not belong"],
     ),
     "integers": (lambda state: state.update({Q: state[Q].to(torch.int8)}), [Q, "I8", "BF16"]),
+    "a name of two lines": (lambda state: state.update({"model.a\nb": torch.ones(2)}), [r"model.a\nb", "not belong"]),
+    "a long name": (lambda state: state.update({"model." + "x" * 999: torch.ones(2)}), ["model.x", "xx… does not"]),
+    **{
+        f"{number} in {name}": (lambda state, name=name, number=number: state[name].view(-1)[3:4].fill_(number), [name])
+        for name in (Q, "model.layers.0.input_layernorm.weight", "model.embed_tokens.weight", "model.norm.weight")
+        for number in (float("nan"), float("-inf"))
+    },
 }
 
 
