@@ -24,13 +24,13 @@ from shared.gguf.naming import HUB_NAME, GgufError, is_translation, local_model
 from shared.gguf.naming import INDEX as GGUF_INDEX
 from shared.gguf.translated import check_not_only_gguf, fetch_model, tower_file, translated
 from shared.hf_hub import CHECKPOINT_FILES, HubError, Progress, fetch
+from shared.log import MAX_SHOWN, on_one_line
 from shared.weight_formats import folder_problem, other_format
 from worker.checkpoint.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MODELOPT = "hf_quant_config.json"
-MAX_SHOWN = 100  # how many characters of a name in a file an error message repeats
-MAX_REASON = 500  # the same for a library's message about a file, which may repeat its names
+MAX_REASON = 500  # how many characters of a library's message about a file, which may repeat its names, are repeated
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -311,12 +311,6 @@ def _extents(fd: int) -> dict[str, Extent]:
     header = json.loads(os.pread(fd, begin - 8, 8))
     places = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
     return {name: Extent(fd, begin + first, end - first) for name, (first, end) in places.items()}
-
-
-def on_one_line(text: str, most: int = MAX_SHOWN) -> str:
-    """Returns the beginning of a text from a file for a message; a line break or another control is an escape."""
-    shown = text if len(text) <= most else f"{text[:most]}…"
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)
 
 
 def check_file_name(name: object, where: str) -> None:

@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.checkpoint.checkpoint import CheckpointError, on_one_line
+from shared.log import on_one_line
+from worker.checkpoint.checkpoint import CheckpointError
 from worker.ops.block_rows import BlockFormat, BlockRows
 from worker.ops.quantized_weight import E4M3, INT8, CodeMap, Kind, QuantizedWeight, quantize_groups
 from worker.ops.quantized_weight import quantize as quantize_rows

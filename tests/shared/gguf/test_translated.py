@@ -69,7 +69,7 @@ def test_cache_is_that_of_the_user(written: Written, tmp_path: Path, monkeypatch
 
 def test_model_that_cannot_be_served_leaves_no_folder(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF and no more")
-    with pytest.raises(GgufError, match=r"bad.gguf is not a complete GGUF file") as caught:
+    with pytest.raises(GgufError, match=r"bad.gguf is not a valid GGUF file") as caught:
         translated([tmp_path / "bad.gguf"], tmp_path / "cache")
     assert "\n" not in str(caught.value) and list((tmp_path / "cache").iterdir()) == []
     with pytest.raises(GgufError, match=r"none.gguf cannot be read"):
