@@ -143,7 +143,7 @@ OUR_PACKAGES = ("shared", "frontend", "worker", "deploy", "bench")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; `argv` defaults to the process's arguments."""
-    _prepare_streams()
+    _reopen_closed_streams()
     _handle_sigterm_as_init()
     words = list(sys.argv[1:] if argv is None else argv)
     if is_json_wanted(words, os.environ):
@@ -164,19 +164,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _prepare_streams() -> None:
-    """Reopens closed stdin, stdout and stderr on /dev/null, so that no socket gets a descriptor from 0 to 2.
-
-    Letters that the terminal's encoding lacks are written to stdout as `?`.
-    """
+def _reopen_closed_streams() -> None:
+    """Reopens closed stdin, stdout and stderr on /dev/null, so that no socket gets a descriptor from 0 to 2."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def _handle_sigterm_as_init() -> None:
@@ -194,7 +189,12 @@ def _dispatch(prog: str, name: str, words: list[str]) -> int:
 
 
 def _run_tool(prog: str, run: Callable[..., Any], words: list[str]) -> int:
-    """Runs a tool. What the system refused is told in one sentence, also of the output that Python still holds."""
+    """Runs a tool. What the system refused is told in one sentence, also of the output that Python still holds.
+
+    Letters that the terminal's encoding lacks are written as `?`.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = int(run(words))
         sys.stdout.flush()
