@@ -170,8 +170,14 @@ def check_read(read: Tensor, name: str, tensors: StoredTensors) -> None:
 
     One such number in a norm or a matrix makes all logits NaN, from which only token 0 would be drawn.
     """
-    if read.dtype in NUMBERS:
+    if read.dtype not in NUMBERS:
+        return
+    try:
         check_finite(read, name, tensors)
+    except CheckpointError as error:
+        if read.dtype != torch.float16 or tensors.format(name) == "F16":
+            raise
+        raise CheckpointError(f"{error} in float16, whose range is small: --dtype bfloat16 has a wider one") from error
 
 
 def check_finite_blocks(rows: BlockRows, name: str, tensors: StoredTensors) -> BlockRows:
