@@ -73,9 +73,7 @@ def test_weights_are_rounded_to_the_requested_dtype(checkpoints: Checkpoints, dt
 def test_weight_that_is_too_large_for_float16_says_so(copy: Callable[..., Path]) -> None:
     folder = edit(copy("llama"), lambda state: state[Q].view(-1)[3:4].fill_(1e5))
     assert load_folder(folder, torch.bfloat16)
-    with pytest.raises(
-        CheckpointError, match=rf"{Q} contains a .* not finite in float16.*--dtype bfloat16"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{Q} contains a .* not finite in float16.*--dtype bfloat16"):
         load_folder(folder, torch.float16)
 
 
