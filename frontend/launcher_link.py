@@ -33,9 +33,8 @@ from shared.launcher_messages import (
     Done,
     Download,
     Forget,
-    Keep,
-    Load,
     ModelState,
+    Order,
     Reload,
     Reloaded,
     Seen,
@@ -179,7 +178,7 @@ class LauncherLink:
             self._wanted[name] -= 1
             self._tell()
 
-    def order(self, order: Keep | Load | Sleep) -> None:
+    def order(self, order: Order) -> None:
         if self._writer is not None:
             self._writer.write(frame(order))
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from frontend.errors import BadRequest, Overloaded, Unprocessable
 from frontend.launcher_link import LOST, LauncherLink
 from frontend.model_table import ModelTable, ServedModel
@@ -23,7 +25,7 @@ from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready
 from shared.address import parse_all
 from shared.config.settings import Settings, with_values
-from shared.launcher_messages import Keep, Load, ModelState
+from shared.launcher_messages import Keep, Load, ModelState, Unusable
 from shared.model_library import read_presets
 from shared.model_list import Entry, read_entries, seconds_of, worker_folder
 from shared.preset import TAG, Preset
@@ -232,7 +234,7 @@ class LoadedModels(ModelTable):
             if one.state.state == "failed":
                 raise failure(one.state)
             if one.tokenizer.done() and not one.tokenizer.cancelled() and (problem := one.tokenizer.exception()):
-                raise Overloaded(f"not ready: {problem}", code="model_failed", retry_after=RETRY_S)
+                raise failure(msgspec.structs.replace(one.state, reason=str(problem)))
             await asyncio.sleep(POLL_S)
 
     def load(self, name: str) -> None:
@@ -321,6 +323,7 @@ class LoadedModels(ModelTable):
             tokenizer.set_exception(error)
             tokenizer.exception()  # asyncio would otherwise warn that the exception was never retrieved
             log.error("the tokenizer of %s did not load: %s", one.entry.name, error)
+            self._link.order(Unusable(one.entry.name, str(error)))
 
     def _drop(self, one: LoadedModel) -> None:
         """Cancels the opening of a model, closes its connections and discards its tokenizer."""

@@ -82,7 +82,7 @@ def is_bidirectional(config: Mapping[str, Any]) -> bool:
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Whether the config.json is that of an encoder, which computes whole texts, in both directions."""
-    return config.get("model_type") in ENCODERS or is_bidirectional(config)
+    return str(config.get("model_type")) in ENCODERS or is_bidirectional(config)
 
 
 def read_task(folder: Path, wanted: str = "auto") -> Task:
@@ -97,7 +97,7 @@ def read_task(folder: Path, wanted: str = "auto") -> Task:
     encoder = is_encoder(config)
     says = _said(config, settings, modules) or ("embed" if encoder else "")
     name = (says or "generate") if wanted == "auto" else wanted
-    classes = ", ".join(config.get("architectures") or ())
+    classes = ", ".join(_classes(config))
     if says == "score" and name != "score" and classes.endswith(CLASSIFIER):
         raise TaskError(f"--task {name}: {folder} is a classifier ({classes}), which serves --task score")
     if says == "embed" and name == "score":
@@ -135,7 +135,7 @@ def _limits(folder: Path) -> dict[str, Any]:
 
 def _said(config: Mapping[str, Any], settings: Mapping[str, Any], modules: Sequence[Any] | None) -> str:
     """Returns the task that the files name, or ""."""
-    classes = config.get("architectures") or ()
+    classes = _classes(config)
     if settings.get("model_type") == "CrossEncoder" or any(name.endswith(CLASSIFIER) for name in classes):
         return "score"
     if modules is not None or any(name.endswith(HEADLESS) for name in classes):
@@ -143,10 +143,18 @@ def _said(config: Mapping[str, Any], settings: Mapping[str, Any], modules: Seque
     return ""
 
 
+def _classes(config: Mapping[str, Any]) -> list[str]:
+    """Returns the names of classes in `architectures`. What else stands there, the model's settings refuse by name."""
+    stated = config.get("architectures")
+    return [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+
+
 def _labels(folder: Path, config: Mapping[str, Any], *, encoder: bool) -> int:
-    stated = config.get("num_labels")
+    stated, named = config.get("num_labels"), config.get("id2label") or {}
+    if not isinstance(named, dict):
+        raise TaskError(f"{folder / 'config.json'}: id2label {named!r:.80} is not supported; it is an object")
     # transformers writes no id2label for two labels, its default
-    labels = len(config.get("id2label") or (0, 1)) if stated is None else stated
+    labels = len(named or (0, 1)) if stated is None else stated
     if type(labels) is not int or not 1 <= labels <= (MAX_LABELS if encoder else 1):
         most = f"supported are 1 to {MAX_LABELS}" if encoder else "supported is 1"
         raise TaskError(f"{folder / 'config.json'}: a classifier with {labels} labels is not supported; {most}")
@@ -166,7 +174,9 @@ def _embedding(
     folder: Path, settings: Mapping[str, Any], modules: Sequence[Any] | None, *, encoder: bool = False
 ) -> Task:
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name") or ""
-    if default and default not in prompts:
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise TaskError(f"{folder / 'config_sentence_transformers.json'}: prompts is not an object of texts")
+    if default and str(default) not in prompts:
         raise TaskError(f"{folder / 'config_sentence_transformers.json'}: there is no prompt {default!r}")
     if modules is None:  # sentence-transformers adds the mean where a folder states nothing
         bare = PoolingKind.MEAN if encoder else PoolingKind.LAST
@@ -174,6 +184,8 @@ def _embedding(
     pooling, normalized, dense = PoolingKind.LAST, False, list[Dense]()
     supported = MODULES if encoder else [one for one in MODULES if one != "Dense"]
     for module in modules:
+        if not isinstance(module, dict):
+            raise TaskError(f"{folder / 'modules.json'}: {module!r:.80} is not a module, which is an object")
         kind = str(module.get("type", "")).rpartition(".")[2]
         if kind not in supported:
             raise TaskError(
@@ -217,7 +229,7 @@ def _pooling(path: Path) -> PoolingKind:
         for name, on in config.items()
         if name.startswith("pooling_mode_") and on is True
     ]
-    modes = [stated] if isinstance(stated, str) else [str(mode) for mode in stated]
+    modes = [str(mode) for mode in stated] if isinstance(stated, list) else [str(stated)]
     if len(modes) != 1 or modes[0] not in POOLING_MODES:
         shown = " and ".join(modes) or "none"
         raise TaskError(f"{path}: pooling {shown} is not supported; supported is one of {', '.join(POOLING_MODES)}")

@@ -92,6 +92,16 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
     name: str
 
 
+class Unusable(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: it cannot serve the model that is loaded or loading, because of its tokenizer or template.
+
+    reason: one sentence
+    """
+
+    name: str
+    reason: str
+
+
 class Reload(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From a frontend: read the table of models again."""
 
@@ -172,7 +182,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Ask = Pull | Create | Copy | Delete | Forget
-FromFrontend = Seen | Keep | Load | Reload | Sleep | Ask
+Order = Keep | Load | Sleep | Unusable
+FromFrontend = Seen | Reload | Order | Ask
 FromLauncher = Table | Reloaded | Download | Done
 
 _encoder = msgspec.msgpack.Encoder()

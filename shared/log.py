@@ -212,3 +212,12 @@ def _log_exception(kind: type[BaseException], error: BaseException | None, at: T
         return
     message = "".join(traceback.format_exception_only(kind, error)).strip()
     log.critical("%s", message, exc_info=(kind, error or kind(), at))
+
+
+MAX_SHOWN = 100  # how many characters of a name in a file an error message repeats
+
+
+def on_one_line(text: str, most: int = MAX_SHOWN) -> str:
+    """Returns the beginning of a text from a file for a message; a line break or another control is an escape."""
+    shown = text if len(text) <= most else f"{text[:most]}…"
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)

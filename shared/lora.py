@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from shared.config.declaration import ConfigError
 from shared.config.settings import ModelConfig
+from shared.log import on_one_line
 from shared.sandbox import Lost, NotStarted, Raised, Sandbox
 
 # Reads and hashes the files of an adapter: two files in a PEFT folder, or one GGUF file. Does not know what the files
@@ -165,9 +166,12 @@ def low_rank_modules(files: AdapterFiles, max_rank: int = 0) -> dict[str, LowRan
     for name, factor in header.items():
         matched = FACTOR.fullmatch(name)
         if matched is None:
-            raise AdapterError(f"{WEIGHTS} has the tensor {name!r}, which is not the A or B of a LoRA on a linear")
-        module = _with_parameter(matched["module"], config["target_parameters"])
-        factors.setdefault(module, {})[matched["which"]] = factor
+            shown = on_one_line(name)
+            raise AdapterError(f"{WEIGHTS} has the tensor {shown!r}, which is not the A or B of a LoRA on a linear")
+        module, which = _with_parameter(matched["module"], config["target_parameters"]), matched["which"]
+        if which in factors.setdefault(module, {}):  # one may have the prefix of PEFT or the name of its adapter
+            raise AdapterError(f"{WEIGHTS} has two tensors for lora_{which} of {on_one_line(module)}")
+        factors[module][which] = factor
     if not factors:
         raise AdapterError(f"{WEIGHTS} has no tensors")
     ranks = _values(config, "rank_pattern", "r", [*factors])
@@ -227,6 +231,8 @@ def _config(content: bytes) -> dict[str, Any]:
             raise AdapterError(f"{CONFIG}: {key} is not an object of at most 10000 entries")
     for key in ("r", "lora_alpha"):
         config[key] = _number(config.get(key), key)
+    if config.get("use_rslora") not in (None, True, False):
+        raise AdapterError(f"{CONFIG}: use_rslora must be true or false, not {str(config['use_rslora'])[:80]}")
     return config
 
 
@@ -254,11 +260,22 @@ def _header(content: bytes) -> dict[str, StoredFactor]:
     try:
         entries = json.loads(content[8:size])
         entries.pop("__metadata__", None)
-        return {name: _factor(name, entry, size, len(content)) for name, entry in entries.items()}
+        found = {name: _factor(on_one_line(name), entry, size, len(content)) for name, entry in entries.items()}
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         if isinstance(error, AdapterError):
             raise
         raise AdapterError(f"{WEIGHTS} is not a complete safetensors file") from None
+    check_apart(found, WEIGHTS)
+    return found
+
+
+def check_apart(tensors: Mapping[str, StoredFactor], file: str) -> None:
+    """Raises AdapterError if two tensors have bytes in common: one of them has the wrong place. file: for the error"""
+    last, end = "", 0
+    for name, tensor in sorted(tensors.items(), key=lambda one: one[1].begin):
+        if tensor.begin < end:
+            raise AdapterError(f"{file} has the tensors {on_one_line(last)} and {on_one_line(name)}, which overlap")
+        last, end = name, tensor.end
 
 
 def _factor(name: str, entry: dict[str, Any], begin: int, end: int) -> StoredFactor:

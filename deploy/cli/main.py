@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 a failure, 2 bad flags or settings, 3 this model cannot
 
 import argparse
 import difflib
+import io
 import logging
 import os
 import signal
@@ -188,7 +189,12 @@ def _dispatch(prog: str, name: str, words: list[str]) -> int:
 
 
 def _run_tool(prog: str, run: Callable[..., Any], words: list[str]) -> int:
-    """Runs a tool. What the system refused is told in one sentence, also of the output that Python still holds."""
+    """Runs a tool. What the system refused is told in one sentence, also of the output that Python still holds.
+
+    Letters that the terminal's encoding lacks are written as `?`.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = int(run(words))
         sys.stdout.flush()

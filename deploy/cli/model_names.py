@@ -43,7 +43,7 @@ def names() -> dict[str, NamedModel]:
 def read_names(file: Path) -> dict[str, NamedModel]:
     """Reads one file of names. Raises CliError."""
     try:
-        table = tomllib.loads(file.read_text()).get("names", {})
+        table = tomllib.loads(file.read_text(encoding="utf-8")).get("names", {})
     except (OSError, ValueError) as error:
         raise CliError(f"{file} cannot be read: {error}", 2) from error
     if not isinstance(table, dict):

@@ -235,6 +235,8 @@ def check_before_start(settings: Settings) -> None:
         from shared.signing import Signer
 
         Signer.load(frontend.receipt_key)
+    if (folder_of_adapters := settings.model.allow_runtime_lora) and not Path(folder_of_adapters).expanduser().is_dir():
+        raise ConfigError(f"--allow-runtime-lora {folder_of_adapters}: there is no such folder")
     if settings.model.lora_modules:
         from frontend.lora import AdapterRegistry
 

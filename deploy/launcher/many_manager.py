@@ -31,9 +31,9 @@ from shared.launcher_messages import (
     Done,
     Download,
     Forget,
-    Keep,
     Load,
     ModelState,
+    Order,
     Pull,
     Reload,
     Reloaded,
@@ -41,6 +41,7 @@ from shared.launcher_messages import (
     Sleep,
     State,
     Table,
+    Unusable,
     frame,
     read_from_frontend,
 )
@@ -68,7 +69,7 @@ class Control:
     def __init__(
         self,
         on_change: Callable[[], None],
-        on_order: Callable[[Keep | Load | Sleep], None],
+        on_order: Callable[[Order], None],
         on_reload: Callable[[], Awaitable[str]],
         on_ask: Callable[[object, Ask], None] = lambda frontend, order: None,
         on_left: Callable[[object], None] = lambda frontend: None,
@@ -205,6 +206,7 @@ class _Process:
     task: asyncio.Task[int] | None = None
     folder: str = ""
     stopped: bool = False
+    unusable: str = ""  # why frontends cannot serve the model
 
 
 @dataclass(slots=True)
@@ -292,7 +294,7 @@ class Manager:
         if self._librarian is not None:
             self._librarian.left(frontend)
 
-    def _ordered(self, order: Keep | Load | Sleep) -> None:
+    def _ordered(self, order: Order) -> None:
         if isinstance(order, Sleep):
             self._sleep(order.asleep)
             return
@@ -305,10 +307,19 @@ class Manager:
                 slot.failed_at = -math.inf
             else:
                 self._account.ask(slot, explicitly=True)
+        elif isinstance(order, Unusable):
+            self._give_up(slot, order.reason)
         else:
             usual = self._account.keep_alive_of(slot.entry)
             slot.keep_alive = usual if order.seconds is None else order.seconds
         self._wake.set()
+
+    def _give_up(self, slot: Slot, reason: str) -> None:
+        """Ends the worker of a model that frontends cannot serve. The model has failed when the worker has ended."""
+        if (process := self._processes.get(slot)) is not None and not process.stopped:
+            process.unusable = process.unusable or reason
+            if process.child is not None:
+                process.child.stop()
 
     def _sleep(self, asleep: bool) -> None:
         account = self._account
@@ -410,7 +421,9 @@ class Manager:
             if process.stopped:
                 self._unloaded(slot)
             else:
-                self._account.failed(slot, child.last_error or f"its worker ended with exit code {task.result()}")
+                self._account.failed(
+                    slot, process.unusable or child.last_error or f"its worker ended with exit code {task.result()}"
+                )
                 self.say(f"the model {slot.name} cannot be served: {slot.reason}")
         elif slot.state == "loading" and child.spec.watchdog is not None and child.spec.watchdog.serving:
             child.mark_ready()
@@ -459,6 +472,8 @@ class Manager:
             ),
         )
         process.task.add_done_callback(lambda _: self._wake.set())
+        if process.unusable:
+            process.child.stop()
 
     def _publish(self, *, read: bool = False) -> None:
         """Sends the table to frontends if anything in it has changed. read: whether to send it even if nothing has

@@ -13,6 +13,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from shared.address import LONGEST_SOCKET_PATH
@@ -188,9 +189,20 @@ class ListenError(Exception):
     """The port cannot be opened; the message is one sentence that says why."""
 
 
-def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
+@dataclass(frozen=True, slots=True)
+class ListenFlags:
+    """The flags that name a host and a port, for errors."""
+
+    host: str = "--host"
+    port: str = "--port"
+
+
+OF_FRONTENDS, OF_WORKERS = ListenFlags(), ListenFlags("--worker-host", "--worker-metrics-port")
+
+
+def listen(host: str, port: int, count: int = 1, flags: ListenFlags = OF_FRONTENDS) -> list[socket.socket]:
     """Opens `count` sockets that listen on the same port; port 0 picks a free one. Raises ListenError."""
-    family, address = _resolve(host, port)
+    family, address = _resolve(host, port, flags)
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             _bind(probe, address, shared=False)  # fails if any process has the port, even a process that shares it
@@ -199,7 +211,7 @@ def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
             sockets.append(_listening(family, (address[0], sockets[0].getsockname()[1]) if sockets else address))
         return sockets
     except OSError as error:
-        raise ListenError(_reason(error, host, port)) from error
+        raise ListenError(_reason(error, host, port, flags)) from error
 
 
 def is_taken(host: str, port: int) -> bool:
@@ -225,13 +237,13 @@ def reachable(listener: socket.socket) -> tuple[str, int]:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
-def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
+def _resolve(host: str, port: int, flags: ListenFlags) -> tuple[int, tuple[str, int]]:
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except UnicodeError as error:
-        raise ListenError(f"cannot listen on --host {host}: that is not a host name") from error
+        raise ListenError(f"cannot listen on {flags.host} {host}: that is not a host name") from error
     except OSError as error:
-        raise ListenError(f"cannot listen on --host {host}: {error.strerror or error}") from error
+        raise ListenError(f"cannot listen on {flags.host} {host}: {error.strerror or error}") from error
     return info[0], (str(info[4][0]), port)
 
 
@@ -254,7 +266,8 @@ def _bind(target: socket.socket, address: tuple[str, int], *, shared: bool) -> N
     target.bind(address)
 
 
-def _reason(error: OSError, host: str, port: int) -> str:
+def _reason(error: OSError, host: str, port: int, flags: ListenFlags) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is already in use (on {host}; stop the process that has it, or choose another with --port)"
+        remedy = f"stop the process that has it, or choose another with {flags.port}"
+        return f"port {port} is already in use (on {host}; {remedy})"
     return f"cannot listen on {host} port {port}: {os.strerror(error.errno) if error.errno else error}"

@@ -19,7 +19,7 @@ from deploy.launcher.console import Console
 from deploy.launcher.many_manager import Manager
 from deploy.launcher.many_plan import Plan, plan
 from deploy.launcher.placement import WorkerPlacement, addresses, place_workers
-from deploy.launcher.run_dir import RunDirError, is_taken, listen, reachable, run_dir, url
+from deploy.launcher.run_dir import OF_WORKERS, RunDirError, is_taken, listen, reachable, run_dir, url
 from deploy.launcher.store_dir import with_store
 from deploy.launcher.supervisor import Supervisor
 from deploy.launcher.watchdog import Readiness, Timeouts, Watchdog, poll_ready, ready_message
@@ -141,7 +141,7 @@ def _metrics_port(settings: Settings, port: int, explicit: Collection[str]) -> i
     if not is_taken(host, port):
         return port
     if "worker_metrics_port" in explicit:
-        listen(host, port)  # raises the error that the user sees
+        listen(host, port, flags=OF_WORKERS)  # raises the error that the user sees
     free = _free_port(host)
     print(f"port {port} is in use; the worker's /metrics is on port {free} instead", file=sys.stderr)
     return free

@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from frontend.api.llama_cpp import server as llama_cpp
 from frontend.api.llama_cpp.options import AdapterScale
 from frontend.app_state import AppState, json_response
-from frontend.errors import BadRequest, Forbidden, NotFound, Unprocessable
+from frontend.errors import BadRequest, Forbidden, Internal, NotFound, Unprocessable
 from frontend.lora import AdapterRegistry, Default, NameTaken, NoSuchAdapter, TooMany, describe_in_child
 from frontend.model_table import ServedModel, scaled_adapter
 from frontend.request import Admission, Features, GenerationRequest
@@ -115,12 +115,16 @@ def _allowed(app: AppState, request: Request) -> AdapterRegistry:
 
 async def _try(base: ServedModel, adapter: Adapter, tenant: str) -> None:
     """Has a worker compute a token with an adapter. Raises BadRequest if this fails, Overloaded if no worker is
-    ready."""
+    ready.
+
+    The prompt has two tokens, because attention to a single one has the weight 1, whatever its score is; and not token
+    0, which is padding in many models, with an embedding of zeros that hides what a product does.
+    """
     await base.service.wait_for_handshake()
     if base.context.task.name != "generate":
         return
     request = GenerationRequest(
-        ([0],), Sampling(1, temperature=0.0), model=adapter.name, admission=Admission(tenant=tenant),
+        ([1, 2],), Sampling(1, temperature=0.0), model=adapter.name, admission=Admission(tenant=tenant),
         features=replace(Features(), adapter=adapter),
     )  # fmt: skip
     try:
@@ -131,6 +135,11 @@ async def _try(base: ServedModel, adapter: Adapter, tenant: str) -> None:
     try:
         async for _ in generation.deltas():
             pass
+    except Internal as failed:
+        if failed.code != "worker_error":  # no fault of the adapter: the worker was lost
+            raise
+        problem = f"the adapter {adapter.name!r} cannot be used: {failed.message}"
+        raise BadRequest(f"`lora_path`: {problem}", param="lora_path", code="adapter_unusable") from None
     finally:
         generation.close()
 

@@ -67,7 +67,9 @@ class TokenizerFiles:
         names = named_tokens(config, read_settings(folder / "special_tokens_map.json"))
         model = read_settings(folder / "config.json")
         generation = read_settings(folder / "generation_config.json")
-        settings = [generation, model, model.get("text_config") or {}]
+        inner = model.get("text_config")
+        text_model = inner if isinstance(inner, dict) else {}
+        settings = [generation, model, text_model]
         for name in ("bos", "eos"):
             token = next(iter(first_ids(f"{name}_token_id", settings)), None)
             if token is not None and (text := engine.id_to_token(token)):
@@ -75,7 +77,7 @@ class TokenizerFiles:
         engine.add_special_tokens(missing_specials(engine, config, names))
         eos_ids = first_ids("eos_token_id", settings) or ids_of(engine.token_to_id(names.get("eos_token", "")))
         templates = given_template(Path(template)) if template else chat_templates(folder, config)
-        check_vocabulary(engine, (model.get("text_config") or model).get("vocab_size"), templates, folder)
+        check_vocabulary(engine, (text_model or model).get("vocab_size"), templates, folder)
         served = _task(folder, task)
         sees = model.get("vision_config") and served.name == "generate"
         pictures = picture_format(folder, model, names) if sees else None
@@ -134,7 +136,18 @@ def read_engine(path: Path) -> tuple[bytes, Engine, Decoding]:
         raise TokenizerError(f"{path} is not a tokenizer: {exc}") from exc
     engine.no_truncation()
     engine.no_padding()
+    _try(engine, path)
     return source, engine, decoding_of(decoder)
+
+
+def _try(engine: Engine, path: Path) -> None:
+    """Raises TokenizerError if the tokenizer cannot encode: its post-processor may name a token that it lacks."""
+    try:
+        engine.encode("")
+    except BaseException as exc:
+        if type(exc).__name__ != "PanicException":  # the library's own class, no Exception, which no module exports
+            raise
+        raise TokenizerError(f"{path} is not a tokenizer: it cannot encode a text: {exc}") from exc
 
 
 def check_vocabulary(engine: Engine, size: object, templates: dict[str, str], folder: Path) -> None:
@@ -222,8 +235,9 @@ def missing_specials(engine: Engine, config: Settings, names: dict[str, str]) ->
 
 def chat_templates(folder: Path, config: Settings) -> dict[str, str]:
     """Returns the sources of chat templates by name; separate files take precedence over tokenizer_config.json."""
-    templates = _listed(config.get("chat_template"))
-    templates |= _listed(read_settings(folder / "chat_template.json").get("chat_template"))
+    templates = _listed(config.get("chat_template"), folder / "tokenizer_config.json")
+    own = folder / "chat_template.json"
+    templates |= _listed(read_settings(own).get("chat_template"), own)
     source = read_text(folder / "chat_template.jinja")
     if source is not None:
         templates["default"] = source
@@ -232,24 +246,24 @@ def chat_templates(folder: Path, config: Settings) -> dict[str, str]:
     return templates
 
 
-def _listed(value: object) -> dict[str, str]:
+def _listed(value: object, file: Path) -> dict[str, str]:
     match value:
         case None:
             return {}
         case str(source):
             return {"default": source}
         case list(entries):
-            return dict(map(_entry, entries))
+            return dict(_entry(entry, file) for entry in entries)
         case dict(entries):
             return {str(name): str(source) for name, source in entries.items()}
-    raise TokenizerError("chat_template must be a text or a list of named texts")
+    raise TokenizerError(f"{file}: chat_template must be a text or a list of named texts")
 
 
-def _entry(entry: object) -> tuple[str, str]:
+def _entry(entry: object, file: Path) -> tuple[str, str]:
     match entry:
         case {"name": str(name), "template": str(source)}:
             return name, source
-    raise TokenizerError("each entry of chat_template needs a name and a template")
+    raise TokenizerError(f"{file}: each entry of chat_template needs a name and a template")
 
 
 def ids_of(value: object) -> tuple[int, ...]:

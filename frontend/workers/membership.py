@@ -62,7 +62,7 @@ class Discovery:
         try:
             stat = self._file.stat()
             if (stat.st_mtime_ns, stat.st_size) != self._stamp:
-                lines = (line.partition("#")[0] for line in self._file.read_text().splitlines())
+                lines = (line.partition("#")[0] for line in self._file.read_text(encoding="utf-8").splitlines())
                 self._from_file = [address for line in lines for address in parse_all(line)]
                 self._stamp = stat.st_mtime_ns, stat.st_size
         except OSError as error:

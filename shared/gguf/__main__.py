@@ -3,7 +3,7 @@
 TOWER is the file of a vision tower, or empty. HOW is `given` or `found`. A tower that is `given` must fit the model. If
 a `found` tower does not fit, the text model is served without it, and config.json states the reason. With `text`
 instead of `model`, the command writes only what a frontend needs, from the first file and the file of the tower. Exits
-with 3 and one sentence on stderr if the files cannot be served.
+with one sentence on stderr: with 3 if the files cannot be served, with 4 if FOLDER cannot be written.
 """
 
 import json
@@ -20,7 +20,7 @@ from shared.gguf.config import config_of, outline_of, pooling_files, write_numbe
 from shared.gguf.config_vision import OF_TOWER, NotServed, Vision, read_vision
 from shared.gguf.container import Container, StoredTensor
 from shared.gguf.index import Entry, Index, TiledHeads
-from shared.gguf.naming import INDEX, NUMBERS, GgufError
+from shared.gguf.naming import CANNOT_WRITE, INDEX, NUMBERS, GgufError
 from shared.gguf.tokenizer import Vocabulary, generation_config_of, tokenizer_config_of, tokenizer_of
 from shared.gguf.translated import TowerFile
 
@@ -161,9 +161,12 @@ def main(kind: str, folder: str, how: str, tower: str, *files: str) -> int:
     beside = TowerFile(Path(tower), how == "given") if tower else None
     try:
         KINDS[kind]([Path(file) for file in files], Path(folder), beside)
-    except (GgufError, OSError) as error:
+    except GgufError as error:
         print(error, file=sys.stderr)
         return 3
+    except OSError as error:  # from writing: a file that cannot be read is a GgufError
+        print(f"{folder}: {error.strerror}", file=sys.stderr)
+        return CANNOT_WRITE
     return 0
 
 

@@ -18,12 +18,12 @@ from shared.gguf.naming import NUMBERS, GgufError
 def config_of(container: Container) -> Config:
     """Returns config.json. Raises GgufError when the architecture or one of its values is not supported."""
     if (kind := container.text("general.type", "model")) != "model":
-        raise GgufError(f"{container.name} is of type {kind!r}, not a model")
+        raise GgufError(f"{container.name} is of type {kind!r:.80}, not a model")
     name = container.text("general.architecture")
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
         supported = ", ".join(ARCHITECTURES)
-        raise GgufError(f"{container.name}: architecture {name!r} is not supported; supported are {supported}")
+        raise GgufError(f"{container.name}: architecture {name!r:.80} is not supported; supported are {supported}")
     values = Hyperparameters(container, name)
     norm = "attention.layer_norm_epsilon" if architecture.layer_norm else "attention.layer_norm_rms_epsilon"
     config = (

@@ -9,12 +9,14 @@ import logging
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField
 
 from shared.gguf.naming import MAGIC, GgufError
+from shared.log import on_one_line
 
 log = logging.getLogger("sluice.gguf")
 
@@ -30,6 +32,7 @@ IK_TYPES = {
     157: "IQ2_KL", 158: "IQ1_KT",
 }  # fmt: skip
 TYPE_PART = 4  # which part of a tensor's entry is its type
+MAX_REASON = 300  # how many characters of the library's message about a file, which may repeat its names, are repeated
 WIDEST = 4  # bytes of the largest number in a tensor; tensors begin at multiples of WIDEST
 
 
@@ -62,8 +65,8 @@ class Container:
     def read(cls, files: Sequence[Path]) -> "Container":
         """Reads all files of one model, given in the order of their numbers. Raises GgufError."""
         metadata, tensors = _read(files[0])
-        if int(metadata.get(SPLIT_COUNT, 1)) not in (0, len(files)):
-            raise GgufError(f"{files[0]} is one of {metadata[SPLIT_COUNT]} files, but {len(files)} are there")
+        if (count := cls(files[0].name, metadata, tensors).integer(SPLIT_COUNT, 1)) not in (0, len(files)):
+            raise GgufError(f"{files[0]} is one of {count} files, but {len(files)} are there")
         for file in files[1:]:
             more, part = _read(file)
             if more.get(SPLIT_COUNT) != len(files) or tensors.keys() & part.keys():
@@ -112,21 +115,24 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
     """The library's reader, in which a truncated file or an unknown type is an error, and an array is one list.
 
     The library makes several small NumPy arrays for each entry, which takes seconds for a vocabulary.
+
+    places: the tensors by name; the library's own list `tensors` stays empty
     """
 
+    places: dict[str, StoredTensor]
+
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-        part = super()._get(offset, dtype, count, override_order)
-        if len(part) < int(count):
+        if int(offset) + dtype().itemsize * int(count) > len(self.data):
             raise EOFError(f"it ends after {len(self.data)} bytes")
-        return part
+        return super()._get(offset, dtype, count, override_order)
 
     def _get_tensor_info_field(self, orig_offs: int) -> ReaderField:
         field = super()._get_tensor_info_field(orig_offs)
         if (number := int(field.parts[TYPE_PART][0])) not in KNOWN_TYPES:
             name = f"{IK_TYPES[number]} of ik_llama.cpp" if number in IK_TYPES else f"number {number}, which is unknown"
             raise GgufError(
-                f"{self.data.filename}: tensor {field.name} is stored as type {name}; supported are the types of "
-                "llama.cpp that docs/quantization.md lists"
+                f"{self.data.filename}: tensor {on_one_line(field.name)} is stored as type {name}; supported are the "
+                "types of llama.cpp that docs/quantization.md lists"
             )
         return field
 
@@ -136,12 +142,43 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
             return found
         number, count = struct.unpack_from("<IQ", self.data, orig_offs)
         kind, begin = GGUFValueType(number), orig_offs + 12
+        if kind == GGUFValueType.ARRAY:
+            raise ValueError("it has an array of arrays, which no model has")
         if kind == GGUFValueType.STRING:
             values, end = _strings(memoryview(self.data), begin, count)
         else:
             array = self._get(begin, self.gguf_scalar_to_np[kind], count)
             values, end = array.tolist(), begin + array.nbytes
         return end - orig_offs, [values], [0], [GGUFValueType.ARRAY, kind]
+
+    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
+        """Finds the tensors and checks that each lies in the file, apart from the others.
+
+        The library would map each tensor, and compute its place with numbers of 64 bits, which may wrap around.
+        """
+        self.places = {}
+        for field in fields:
+            if field.name in self.places:
+                raise ValueError(f"it has two tensors {field.name}")
+            self.places[field.name] = self._place(int(start_offs), field)
+        last = ("", 0)
+        for name, tensor in sorted(self.places.items(), key=lambda place: (place[1].offset, place[1].nbytes)):
+            if tensor.offset < last[1]:
+                raise ValueError(f"its tensors {last[0]} and {name} overlap")
+            last = name, tensor.offset + tensor.nbytes
+
+    def _place(self, start: int, field: ReaderField) -> StoredTensor:
+        _, _, _, sizes, number, offset = field.parts
+        shape, type, begin = sizes.tolist()[::-1], GGMLQuantizationType(int(number[0])), start + int(offset[0])
+        block, block_bytes = GGML_QUANT_SIZES[type]
+        if (columns := shape[-1] if shape else 1) % block:
+            raise ValueError(f"tensor {field.name} has rows of {columns} numbers, no whole blocks of {type.name}")
+        nbytes = prod(shape) // block * block_bytes
+        if begin % WIDEST:
+            raise ValueError(f"tensor {field.name} begins at byte {begin}")
+        if begin + nbytes > len(self.data):
+            raise EOFError(f"it ends after {len(self.data)} bytes, but tensor {field.name} after {begin + nbytes}")
+        return StoredTensor(Path(self.data.filename), type.name, tuple(shape), begin, nbytes)
 
 
 def _strings(data: memoryview, at: int, count: int) -> tuple[list[str], int]:
@@ -167,15 +204,19 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
             raise GgufError(f"{path} holds big-endian numbers, which are not supported")
         reader = _Reader(path)
         metadata = {name: _decoded(path, name, _plain(field)) for name, field in reader.fields.items()}
-        return metadata, {tensor.name: _stored(path, tensor) for tensor in reader.tensors}
+        return metadata, reader.places
     except GgufError:
         raise
     except UnicodeDecodeError as error:
         raise GgufError(f"{path} has a name that is not UTF-8: {error.object[:80]!r}") from error
     except OSError as error:
         raise GgufError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (EOFError, struct.error) as error:
+        reason = on_one_line(str(error), MAX_REASON)
+        raise GgufError(f"{path} is not a complete GGUF file ({reason}); fetch it again") from error
     except Exception as error:  # the library raises many types of exceptions for broken files
-        raise GgufError(f"{path} is not a complete GGUF file ({error}); fetch it again") from error
+        reason = on_one_line(str(error.args[0] if error.args else error), MAX_REASON)
+        raise GgufError(f"{path} is not a valid GGUF file ({reason})") from error
 
 
 def _plain(field: ReaderField) -> Any:
@@ -206,10 +247,3 @@ def _decoded(path: Path, name: str, value: Any) -> Any:
 
 def _valid(text: str) -> str:
     return text.encode(errors=UNDECODED).decode(errors="replace")
-
-
-def _stored(path: Path, tensor: ReaderTensor) -> StoredTensor:
-    shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
-    if tensor.data_offset % WIDEST:
-        raise ValueError(f"tensor {tensor.name} begins at byte {tensor.data_offset}")
-    return StoredTensor(path, tensor.tensor_type.name, shape, int(tensor.data_offset), int(tensor.n_bytes))

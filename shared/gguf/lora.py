@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shared.lora import AdapterError, AdapterFiles, LowRank, StoredFactor
+from shared.lora import AdapterError, AdapterFiles, LowRank, StoredFactor, check_apart
 
 MAX_FIELDS, MAX_TENSORS, MAX_NAME_BYTES = 1000, 100_000, 1024
 VERSIONS = (2, 3)
@@ -92,6 +92,7 @@ def _header(content: bytes) -> tuple[dict[str, Any], dict[str, StoredFactor]]:
     found = {name: _factor(name, shape, kind, begin + offset, len(content)) for name, shape, kind, offset, _ in entries}
     if len(found) < len(entries):
         raise AdapterError("the GGUF file has two tensors of one name")
+    check_apart(found, "the GGUF file")
     return fields, found
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from shared.private_files import cache_folder, is_trusted
 
 MAGIC = b"GGUF"
+CANNOT_WRITE = 4  # exit code of a translation whose folder cannot be written
 INDEX = "gguf.json"  # the index of the tensors in the folder of a translated model
 NUMBERS = "numbers.bin"  # a file beside INDEX: tensors that the metadata states as numbers
 SUFFIX = ".gguf"

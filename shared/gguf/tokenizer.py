@@ -183,7 +183,7 @@ def tokenizer_of(vocabulary: Vocabulary) -> str:
     make = MODELS.get(kind)
     if make is None:
         supported = ", ".join(MODELS)
-        raise GgufError(f"{container.name}: tokenizer {kind!r} is not supported; supported are {supported}")
+        raise GgufError(f"{container.name}: tokenizer {kind!r:.80} is not supported; supported are {supported}")
     parts = {"version": "1.0", "truncation": None, "padding": None, **make(vocabulary)}
     text = json.dumps(parts, ensure_ascii=False)
     try:
@@ -210,7 +210,7 @@ def _pre_tokenizer(container: Container) -> PreTokenizer:
     name = container.text("tokenizer.ggml.pre")
     if name not in PRE_TOKENIZERS:
         supported = ", ".join(PRE_TOKENIZERS)
-        raise GgufError(f"{container.name}: tokenizer.ggml.pre {name!r} is not known; known are {supported}")
+        raise GgufError(f"{container.name}: tokenizer.ggml.pre {name!r:.80} is not known; known are {supported}")
     return PRE_TOKENIZERS[name]
 
 

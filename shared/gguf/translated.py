@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.gguf.naming import (
+    CANNOT_WRITE,
     HUB_NAME,
     INDEX,
     QUANTIZATION,
@@ -127,15 +128,19 @@ def translated(
             return folder
         cache.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".", dir=cache))
-    except OSError:
-        staging = folder = temporary_folder()
-    try:
         _translate(files, staging, tower, only_text)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    if staging != folder:
-        _move(staging, folder)
+    except OSError:  # the cache cannot be written, or is full
+        return _in_temporary_folder(files, tower, only_text)
+    _move(staging, folder)
+    return folder
+
+
+def _in_temporary_folder(files: Sequence[Path], tower: TowerFile | None, only_text: bool) -> Path:
+    try:
+        folder = temporary_folder()
+        _translate(files, folder, tower, only_text)
+    except OSError as error:
+        raise GgufError(f"the translation of {files[0]} cannot be written: {error}") from error
     return folder
 
 
@@ -165,6 +170,15 @@ def _key(files: Sequence[Path], tower: TowerFile | None) -> str:
 
 
 def _translate(files: Sequence[Path], folder: Path, tower: TowerFile | None, only_text: bool) -> None:
+    """Writes the translation into the folder, or removes it. Raises GgufError, and OSError if it cannot be written."""
+    try:
+        _run(files, folder, tower, only_text)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _run(files: Sequence[Path], folder: Path, tower: TowerFile | None, only_text: bool) -> None:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     kind = "text" if only_text else "model"
     beside = ["", ""] if tower is None else ["given" if tower.given else "found", str(tower.path)]
@@ -172,6 +186,8 @@ def _translate(files: Sequence[Path], folder: Path, tower: TowerFile | None, onl
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"the translation exited with {done.returncode}"]
+        if done.returncode == CANNOT_WRITE:
+            raise OSError(lines[-1])
         raise GgufError(lines[-1] if done.returncode == 3 else f"{files[0]} cannot be translated: {lines[-1]}")
     for warning in dict.fromkeys(done.stderr.splitlines()):
         log.warning("%s", warning)

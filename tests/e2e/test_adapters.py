@@ -71,6 +71,14 @@ def test_adapters_come_and_go_under_load_and_all_answers_stay_the_same(adapters:
     adapters.server.until_idle()
 
 
+def test_adapter_whose_products_overflow_is_refused(adapters: Adapters) -> None:
+    """Its numbers are finite, but the logits are not: each answer was token 0 again and again."""
+    draw_adapter(adapters.base, adapters.folder / "huge", 9, size=1e30)
+    refused = adapters.load("huge", "huge")
+    assert refused.status_code == 400 and "the logits are not finite" in refused.text
+    assert len(adapters.ask("m").ids) == TOKENS
+
+
 def test_stream_survives_its_worker_and_ends_if_its_adapter_is_another_one_then(adapters: Adapters) -> None:
     shutil.copytree(adapters.folder / "a1", adapters.folder / "changing")
     assert adapters.load("c", "changing").status_code == 200

@@ -84,6 +84,7 @@ def test_scale_is_alpha_by_rank_or_one() -> None:
         ({}, {A: ((0, 10), 0)}, r"shape \[0, 10\]"),
         ({}, {A: ((1, 1, 1, 4, 10), 0)}, "5 dimensions"),
         ({}, {A: ((4, 1 << 50), 0)}, "not complete"),
+        ({}, {A: ((4, 20), 0)}, "the tensors .*lora_a and .*lora_b, which overlap"),
         ({}, {"x" * (gguf.MAX_NAME_BYTES + 1): ((4, 4), 0)}, "too long"),
     ],
 )  # fmt: skip

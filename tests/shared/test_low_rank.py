@@ -54,6 +54,7 @@ def test_scales_follow_alpha_rank_and_their_patterns() -> None:
         ({"rank_pattern": {"(": 2}}, "rank_pattern.*regular"), ({"rank_pattern": {"a{9999999999}": 2}}, "regular"),
         ({"alpha_pattern": {"(" * 9999: 2}}, "alpha_pattern"), ({"alpha_pattern": {"\ud800|a": 2}}, "alpha_pattern"),
         ({"alpha_pattern": [1]}, "alpha_pattern"), ({"r": float("inf")}, "r must be"),
+        ({"use_rslora": "false"}, "use_rslora must be true or false, not false"),
     ],
 )  # fmt: skip
 def test_other_formulas_and_malformed_values_are_refused_by_name(config: dict[str, Any], words: str) -> None:
@@ -80,6 +81,15 @@ def test_ranks_above_the_limit_and_other_tensors_are_refused_by_name() -> None:
         low_rank_modules(made({"y.lora_A.weight": torch.ones(4, 2).double()}))
     with pytest.raises(AdapterError, match="shape"):
         low_rank_modules(made({"y.lora_A.weight": torch.ones(4)}))
+    with pytest.raises(AdapterError, match=r"has the tensor 'x{100}…', which is not"):
+        low_rank_modules(made({"x" * 999: torch.ones(2, 2)}))
+
+
+@pytest.mark.parametrize("spelled", [f"{Q}.lora_A.weight", f"base_model.model.{Q}.lora_A.default.weight"])
+def test_two_tensors_for_one_matrix_are_refused(spelled: str) -> None:
+    """One of them was left out, whichever came first in the file."""
+    with pytest.raises(AdapterError, match=r"has two tensors for lora_A of model\.layers\.3\.self_attn\.q_proj"):
+        low_rank_modules(made({spelled: torch.zeros(4, 10)}))
 
 
 def test_broken_files_are_refused() -> None:
@@ -103,6 +113,8 @@ def test_broken_files_are_refused() -> None:
     for content in broken:
         with pytest.raises(AdapterError):
             low_rank_modules(made(weights=content))
+    with pytest.raises(AdapterError, match=r"has the tensors .* and .*, which overlap"):
+        low_rank_modules(made(weights=with_header(**{"y.lora_A.weight": entry})))
     for config in (b"", b"[]", b"{", b"\xff", b"[" * 100_000):
         with pytest.raises(AdapterError, match="adapter_config"):
             low_rank_modules(AdapterFiles(config, whole))

@@ -31,6 +31,7 @@ def folder_with(folder: Path, config: Any, modules: Any = None, pooling: Any = N
     [
         (CAUSAL, "auto", GENERATE),
         ({}, "auto", GENERATE),
+        ({"model_type": ["bert"], "architectures": [3]}, "auto", GENERATE),  # a worker refuses both by name
         (CAUSAL, "embed", Task("embed")),
         (CAUSAL, "score", Task("score")),
         (HEADLESS, "auto", Task("embed")),
@@ -98,6 +99,10 @@ def test_cross_encoder_scores(tmp_path: Path) -> None:
             "include_prompt false",
         ),
         ({"config": HEADLESS, "settings": {"default_prompt_name": "query"}}, "auto", "there is no prompt 'query'"),
+        ({"config": HEADLESS, "settings": {"prompts": ["query"]}}, "auto", "prompts is not an object of texts"),
+        ({"config": CAUSAL, "modules": [1]}, "auto", r"modules\.json: 1 is not a module"),
+        ({"config": CAUSAL, "modules": [POOLING], "pooling": {"pooling_mode": 7}}, "auto", "pooling 7 is not"),
+        ({"config": {**CLASSIFIER, "id2label": [1]}}, "auto", r"id2label \[1\] is not supported"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path, files: Any, wanted: str, words: str) -> None:

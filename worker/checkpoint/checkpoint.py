@@ -24,12 +24,13 @@ from shared.gguf.naming import HUB_NAME, GgufError, is_translation, local_model
 from shared.gguf.naming import INDEX as GGUF_INDEX
 from shared.gguf.translated import check_not_only_gguf, fetch_model, tower_file, translated
 from shared.hf_hub import CHECKPOINT_FILES, HubError, Progress, fetch
+from shared.log import MAX_SHOWN, on_one_line
 from shared.weight_formats import folder_problem, other_format
 from worker.checkpoint.staging import Extent, Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MODELOPT = "hf_quant_config.json"
-MAX_SHOWN = 100  # how many characters of a name in a file an error message repeats
+MAX_REASON = 500  # how many characters of a library's message about a file, which may repeat its names, are repeated
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -170,6 +171,8 @@ def _json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -241,7 +244,8 @@ class Checkpoint:
         except FileNotFoundError as error:
             raise CheckpointError(f"{path} is missing") from error
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is not a complete safetensors file ({error}); fetch it again") from error
+            reason = on_one_line(str(error), MAX_REASON)
+            raise CheckpointError(f"{path} is not a complete safetensors file ({reason}); fetch it again") from error
         for name in file.keys():  # noqa: SIM118 (not a dict)
             place = _Place(path, file, name, extent=extents.get(name))
             self._places |= place.parts() or {name: place}

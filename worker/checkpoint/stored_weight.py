@@ -13,12 +13,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shared.log import on_one_line
 from worker.checkpoint.checkpoint import CheckpointError
 from worker.ops.block_rows import BlockFormat, BlockRows
 from worker.ops.quantized_weight import E4M3, INT8, CodeMap, Kind, QuantizedWeight, quantize_groups
 from worker.ops.quantized_weight import quantize as quantize_rows
 
 PLAIN = ("F32", "BF16", "F16")  # number formats without scales
+NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of tensors that hold numbers, not codes
 # the code maps that worker/ops/quantized_weight.py supports, with one scale per row
 BY_ROW: dict[CodeMap, Kind] = {INT8: "int8", E4M3: "fp8"}
 Shape = tuple[int, ...]
@@ -158,9 +160,24 @@ class StoredTensors(Protocol):
 def check_finite(numbers: Tensor, name: str, tensors: StoredTensors) -> Tensor:
     """Returns the numbers. Raises CheckpointError if any number is NaN or infinite."""
     # aminmax() returns NaN if any number is NaN. It reads memory once, whereas isfinite() would make two more tensors.
-    if numbers.numel() and not all(math.isfinite(end.item()) for end in numbers.aminmax()):
+    if numbers.numel() and not torch.stack(numbers.aminmax()).isfinite().all():  # a GPU is waited for once
         raise _not_finite(name, tensors)
     return numbers
+
+
+def check_read(read: Tensor, name: str, tensors: StoredTensors) -> None:
+    """Raises CheckpointError if a tensor that was read holds numbers, and any is NaN or infinite in its dtype.
+
+    One such number in a norm or a matrix makes all logits NaN, from which only token 0 would be drawn.
+    """
+    if read.dtype not in NUMBERS:
+        return
+    try:
+        check_finite(read, name, tensors)
+    except CheckpointError as error:
+        if read.dtype != torch.float16 or tensors.format(name) == "F16":
+            raise
+        raise CheckpointError(f"{error} in float16, whose range is small: --dtype bfloat16 has a wider one") from error
 
 
 def check_finite_blocks(rows: BlockRows, name: str, tensors: StoredTensors) -> BlockRows:
@@ -304,5 +321,5 @@ def check_tensors(source: WeightSource, weights: Sequence[StoredWeight], prefix:
             )
     for name in sorted(set(tensors.names()) - expected.keys()):
         if name.startswith(prefix) and not name.endswith(source.ignored) and not name.startswith(unread):
-            raise CheckpointError(f"{tensors.where(name)}: tensor {name} does not belong to this model")
+            raise CheckpointError(f"{tensors.where(name)}: tensor {on_one_line(name)} does not belong to this model")
     return sum(tensors.nbytes(tensor.name) for tensor in read)

@@ -250,9 +250,12 @@ def _spec(folder: Path, task: Task) -> ModelSpec:
 
 def _tokenizer_hash(folder: Path) -> str:
     file = folder / "tokenizer.json"
-    if not file.exists():
-        raise CheckpointError(f"{folder}: tokenizer.json is missing")
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder}: tokenizer.json is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
 
 
 @contextmanager

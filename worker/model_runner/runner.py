@@ -20,7 +20,7 @@ from worker.model_runner.cuda_graph_capture import EagerGraph, cuda_capture
 from worker.model_runner.cuda_graph_inputs import Shapes
 from worker.model_runner.cuda_graphs import StepGraphs
 from worker.model_runner.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, prepare_batch, to_device
-from worker.model_runner.sampler import is_plain, sample_rows
+from worker.model_runner.sampler import check_drawn, is_plain, sample_rows
 from worker.model_runner.step import (
     AnyStep,
     Forward,
@@ -150,6 +150,8 @@ class Runner:
         ids = done.ids
         if ids is None:
             ids = self._sample(done.sampled, rows) if rows else done.logits.new_empty(0).long()
+        if self._device.type == "cpu":  # on a GPU, the host would have to wait for the ids
+            check_drawn(done.sampled, ids)
         if any(sequence.sampling.logprobs is not None for sequence in sequences) or done.use.prompts:
             return self._with_logprobs(plan, rows, done, ids)
         may_overlap = self._overlap and not plan.drafts and all(map(is_plain, sequences))
@@ -264,6 +266,8 @@ class Runner:
         sequence = dummy_sequence([0], cache.page_size, len(cache.groups), Sampling(1, temperature=0.0))
         try:
             self.step(Plan([Chunk(sequence, 0, 1, True)]))
+        except FloatingPointError:  # the device computes, and each request is told that the weights overflow
+            return
         except Exception as error:
             raise DeviceBroken(f"{self._device} cannot compute: {type(error).__name__}: {error}") from error
 

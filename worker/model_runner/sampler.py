@@ -56,6 +56,20 @@ def sample_rows(
     return sample(logits, params, plain_kernel)
 
 
+def check_drawn(logits: Tensor, ids: Tensor) -> None:
+    """Raises FloatingPointError if the logits of a row are not finite, so that its id means nothing.
+
+    Weights whose products overflow make them so, for example those of an adapter.
+
+    logits: [R, V] float32 before any adjustment, ids: [R] int64, both on the CPU, where the check takes a few
+    microseconds. An id is a highest logit or, where the highest is not finite, 0 (worker/ops/sampling).
+    """
+    values, chosen = logits.numpy(), ids.numpy()
+    picked, doubtful = values[np.arange(len(chosen)), chosen], chosen == 0
+    if not np.isfinite(picked).all() or (doubtful.any() and not np.isfinite(values[doubtful].max(-1)).all()):
+        raise FloatingPointError("the logits are not finite: the weights of the model or of its adapter overflow")
+
+
 def is_plain(sequence: Sequence) -> bool:
     """Whether no penalty, bias, chain of samplers, grammar or min_tokens adjusts the logits before sampling.
 

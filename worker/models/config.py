@@ -75,7 +75,7 @@ def spec_from_config(config: Config, task: Task = GENERATE) -> ModelSpec:
     family = FAMILIES.get(name)
     if family is None:
         supported = ", ".join(sorted([*FAMILIES, *TEXT_MODELS, *ENCODERS]))
-        shown = repr(model_type) if model_type == name else f"{model_type!r} around a {name!r}"
+        shown = repr(model_type) if str(model_type) == name else f"{model_type!r} around a {name!r}"
         raise UnsupportedModel(f"model_type {shown} is not supported; supported are {supported}")
     if task.name == "generate":
         _check_generates(config.get("architectures") or ())

@@ -91,7 +91,8 @@ def _rows(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 OUTLINE = {  # the settings that are read before the family is known
-    **_rows(TEXT, "model_type"), **_rows(OBJECT, "text_config"), **_rows(listed(TEXT, 64), "architectures"),
+    **_rows(TEXT, "model_type"), **_rows(OBJECT, "text_config vision_config"),
+    **_rows(listed(TEXT, 64), "architectures"),
 }  # fmt: skip
 VALUES: Mapping[str, Rule] = {
     **OUTLINE,

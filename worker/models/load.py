@@ -31,6 +31,7 @@ from worker.checkpoint.stored_weight import (
     WeightSource,
     check_finite,
     check_finite_blocks,
+    check_read,
     check_tensors,
     find_embedding,
     find_head,
@@ -398,6 +399,7 @@ class Loader:
     def _tensor(self, name: str, shape: Shape, dtype: torch.dtype) -> Tensor:
         into = torch.empty(shape, dtype=dtype, device=self.device)
         self.source.tensors.copy(name, into)
+        check_read(into, name, self.source.tensors)
         self.done += self.source.tensors.nbytes(name)
         self.on_progress(self.done, self.total)
         return into

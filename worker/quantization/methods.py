@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -62,7 +63,7 @@ def method_of(config: Config) -> Method | None:
     read: Callable[[Config], Method] = import_module(module).read
     try:
         return read(settings)
-    except (AttributeError, KeyError, TypeError) as error:  # for example, a list where a number belongs
+    except (AttributeError, KeyError, TypeError, msgspec.ValidationError) as error:  # a list where a number belongs
         raise CheckpointError(f"quant_method {name!r}: a setting has a wrong type ({error})") from error
 
 

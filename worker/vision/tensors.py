@@ -15,6 +15,7 @@ from worker.checkpoint.stored_weight import (
     StoredTensors,
     StoredWeight,
     WeightSource,
+    check_read,
     check_tensors,
 )
 from worker.vision.spec import Connector, Layout
@@ -144,6 +145,7 @@ class TowerReader:
         def copied(name: str, shape: Shape, dtype: torch.dtype) -> Tensor:
             into = torch.empty(shape, dtype=dtype, device=self.device)
             self.source.tensors.copy(name, into)
+            check_read(into, name, self.source.tensors)
             return into
 
         def read(name: str) -> Tensor:

@@ -104,3 +104,11 @@ def test_reader_that_has_enough_ends_the_command_without_a_word() -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["run", "--list"]])
+def test_terminal_and_locale_without_unicode_get_all_lines(command: list[str]) -> None:
+    """`doctor` prints arrows, and the table of names has letters beyond ASCII."""
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    done = subprocess.run([*SLUICE, *command], capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+    assert done.stdout.isascii() and "Traceback" not in done.stderr and "cannot be read" not in done.stderr, done.stderr

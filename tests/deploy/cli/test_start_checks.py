@@ -35,6 +35,14 @@ def test_adapter_that_cannot_be_used_is_an_error_of_its_flag(tmp_path: Path) -> 
             check(lora_modules=given)
 
 
+def test_folder_of_adapters_that_is_not_there_is_an_error_of_its_flag(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("none", "file"):
+        with pytest.raises(ConfigError, match=rf"^--allow-runtime-lora .*{name}: there is no such folder"):
+            check(allow_runtime_lora=str(tmp_path / name))
+    check(allow_runtime_lora=str(tmp_path))
+
+
 def test_file_with_wrong_contents_is_an_error_of_its_flag(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("{% if %}")

@@ -1,11 +1,12 @@
 """Listening sockets."""
 
 import asyncio
+import contextlib
 import socket
 
 import pytest
 
-from deploy.launcher.run_dir import ListenError, is_taken, listen, reachable, url
+from deploy.launcher.run_dir import OF_WORKERS, ListenError, is_taken, listen, reachable, url
 from tests.deploy.launcher.harness import running, script
 from tests.patience import PATIENCE_S
 
@@ -41,6 +42,18 @@ def test_foreign_address_or_bad_host_is_one_line() -> None:
         listen("no such host", 80)
     with pytest.raises(ListenError, match=r"cannot listen on --host a\.\.b: that is not a host name"):
         listen("a..b", 80)
+    with pytest.raises(ListenError, match="cannot listen on --worker-host"):
+        listen("no such host", 80, flags=OF_WORKERS)
+
+
+def test_port_in_use_names_the_flag_that_chooses_another() -> None:
+    [listener] = listen("127.0.0.1", 0)
+    with contextlib.closing(listener):
+        port = reachable(listener)[1]
+        with pytest.raises(ListenError, match="choose another with --port"):
+            listen("127.0.0.1", port)
+        with pytest.raises(ListenError, match="choose another with --worker-metrics-port"):
+            listen("127.0.0.1", port, flags=OF_WORKERS)
 
 
 def test_url_shows_wildcard_address_as_loopback() -> None:

@@ -17,7 +17,7 @@ from deploy.launcher.many_sizes import FetchFailed, HubModels
 from frontend import launcher_link
 from frontend.launcher_link import LauncherLink
 from shared.config.settings import Settings, with_values
-from shared.launcher_messages import Load, Sleep
+from shared.launcher_messages import Keep, Load, Sleep, Unusable
 from tests.frontend.serving import until
 
 
@@ -178,6 +178,23 @@ async def test_a_worker_that_never_serves_fails_and_one_that_served_is_started_a
         assert not b.done.done() and link.states["b"].state == "loaded"
 
 
+@pytest.mark.parametrize("state", ["loading", "loaded"])
+async def test_a_model_that_frontends_cannot_serve_has_failed_when_its_worker_has_ended(
+    state: str, managed: Managed
+) -> None:
+    with managed.link.wanting("a"):
+        a = await managed.child(1)
+        if state == "loaded":
+            a.serve()
+        await managed.until_state("a", state)
+        managed.link.order(Unusable("a", "its tokenizer is broken"))
+        await until(lambda: a.stopped)
+        assert managed.link.states["a"].state == state, "its memory is still in use"
+        a.end(0)
+        await managed.until_state("a", "failed")
+    assert managed.link.states["a"].reason == "its tokenizer is broken" and len(managed.supervisor.children) == 1
+
+
 async def test_epochs_of_a_model_never_come_again(managed: Managed) -> None:
     epochs = set()
     for count in range(1, 4):
@@ -186,7 +203,7 @@ async def test_epochs_of_a_model_never_come_again(managed: Managed) -> None:
             child.serve()
             await managed.until_state("a", "loaded")
         epochs.add(child.spec.environment(child.incarnation)["SLUICE_EPOCH"])
-        managed.link.order(launcher_link.Keep("a", 0.0))
+        managed.link.order(Keep("a", 0.0))
         await until(lambda child=child: child.stopped)
         child.end(0)
         await managed.until_state("a", "unloaded")

@@ -137,9 +137,12 @@ def test_gguf_files_are_given_by_flags_and_loaded_like_folders(checkpoints: Chec
 def hostile(folder: Path, patterns: int, modules: int) -> str:
     """Writes an adapter whose patterns match no module, which costs patterns x modules matches."""
     folder.mkdir()
-    entry = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
-    header = json.dumps({f"layers.{i}.q.lora_{which}.weight": entry for i in range(modules) for which in "AB"}).encode()
-    (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    names = [f"layers.{i}.q.lora_{which}.weight" for i in range(modules) for which in "AB"]
+    places = {name: [4 * number, 4 * number + 4] for number, name in enumerate(names)}
+    entry = {"dtype": "F32", "shape": [1, 1]}
+    header = json.dumps({name: entry | {"data_offsets": place} for name, place in places.items()}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(4 * len(names))
+    (folder / "adapter_model.safetensors").write_bytes(content)
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "rank_pattern": {f"none.{i}": 1 for i in range(patterns)}}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return str(folder)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from frontend import launcher_link
 from frontend.errors import BadRequest, Overloaded, Unprocessable
 from frontend.loaded_models import LoadedModels
 from frontend.observability.metrics import MAX_MODELS, PrometheusMetrics
-from shared.launcher_messages import Keep
+from shared.launcher_messages import Keep, Unusable
 from shared.model_list import Entry
 from tests.frontend.many_models.launched import Launcher, launched
 from tests.frontend.serving import until
@@ -80,6 +81,21 @@ async def test_failures_are_told_and_not_tried_again_at_once(
         for answer in (await asked, await completion(http, "a")):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_failed")
             assert "its config is odd" in answer.text and answer.headers["Retry-After"]
+
+
+async def test_a_tokenizer_that_does_not_load_is_told_to_the_client_and_the_launcher(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model stayed loaded in place of others, and was loaded again for each request after that."""
+    async with models(tmp_path_factory, monkeypatch, "a") as (http, _, launcher):
+        (Path(launcher.checkpoint) / "tokenizer.json").write_text("{")
+        asked = completion(http, "a")
+        await launcher.until_wanted("a")
+        launcher.tell("a", "loaded", attempts=1)
+        answer = await asked
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_failed")
+        told = await launcher.asked(Unusable)
+        assert told.name == "a" and "tokenizer.json is not a tokenizer" in told.reason and told.reason in answer.text
 
 
 async def test_waiting_has_an_end_and_mistakes_are_refused_without_a_load(

@@ -55,6 +55,23 @@ def test_named_tokens_are_as_special_as_in_transformers(source: str, token: str,
     assert tokenizer.named_tokens["eos_token"] == token
 
 
+def test_tokenizer_that_cannot_encode_is_refused_at_start(tmp_path: Path) -> None:
+    """The library panics, which is no Exception."""
+    engine = kinds.byte_level()
+    engine.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    file = kinds.save(engine, tmp_path) / "tokenizer.json"
+    stated = json.loads(file.read_text())
+    stated["post_processor"]["special_tokens"] = {}
+    file.write_text(json.dumps(stated))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer: it cannot encode a text"):
+        Tokenizer.load(tmp_path)
+
+
+def test_text_config_that_is_no_object_is_left_to_the_worker_to_refuse(tmp_path: Path) -> None:
+    kinds.save(kinds.byte_level(), tmp_path, config={"text_config": "x", "eos_token_id": 7})
+    assert Tokenizer.load(tmp_path).eos_ids == (7,)
+
+
 def test_tokenizer_of_another_model_is_refused_at_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = kinds.byte_level()
     count, all_ids = engine.get_vocab_size(with_added_tokens=False), engine.get_vocab_size()
@@ -121,8 +138,8 @@ def test_template_as_plain_text_is_the_default(tmp_path: Path) -> None:
         ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON"),
         ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json is not JSON"),
         ("generation_config.json", "[]", "must hold a JSON object"),
-        ("tokenizer_config.json", json.dumps({"chat_template": 3}), "chat_template must be"),
-        ("tokenizer_config.json", json.dumps({"chat_template": [{}]}), "needs a name"),
+        ("tokenizer_config.json", json.dumps({"chat_template": 3}), r"tokenizer_config\.json: chat_template must be"),
+        ("tokenizer_config.json", json.dumps({"chat_template": [{}]}), r"tokenizer_config\.json: each entry .* a name"),
     ],
 )
 def test_broken_folder_raises_with_the_reason(folder: Path, name: str, content: str | None, message: str) -> None:

@@ -100,7 +100,7 @@ def test_file_with_any_changed_byte_of_its_header_never_fails_otherwise(tmp_path
     ("at", "value", "words"),
     [
         (0, b"LLLL", "is not a GGUF file"),
-        (4, struct.pack("<I", 99), r"is not a complete GGUF file \(.*version 99"),
+        (4, struct.pack("<I", 99), r"is not a valid GGUF file \(.*version 99"),
         (4, struct.pack(">I", 3), "big-endian"),
         (8, struct.pack("<Q", 1 << 60), "is not a complete GGUF file"),
     ],
@@ -111,6 +111,55 @@ def test_foreign_header_is_refused(at: int, value: bytes, words: str, tmp_path: 
     data[at : at + len(value)] = value
     path.write_bytes(data)
     with pytest.raises(GgufError, match=words):
+        Container.read([path])
+
+
+def with_entry(data: bytes, name: bytes, sizes: list[int], type: int, offset: int) -> bytes:
+    """Returns the file with another shape (two sizes, columns first), type and offset of a tensor."""
+    at = data.rindex(struct.pack("<Q", len(name)) + name) + 8 + len(name)
+    entry = struct.pack("<IQQIQ", 2, *sizes, type, offset)
+    return data[:at] + entry + data[at + len(entry) :]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "type", "offset", "words"),
+    [
+        ([32, 2], 0, 1 << 40, r"not a complete GGUF file \(it ends after \d+ bytes, but tensor q after 109\d+\)"),
+        ([32, 2], 0, (1 << 64) - 64, "not a complete GGUF file .*tensor q after 1844674407"),
+        ([1 << 32, 1 << 32], 0, 256, "not a complete GGUF file .*tensor q after"),
+        ([32, 2], 8, 257, r"not a valid GGUF file \(tensor q begins at byte"),
+        ([32, 2], 8, 224, r"not a valid GGUF file \(its tensors w and q overlap\)"),
+        ([32, 2], 8, 0, r"not a valid GGUF file \(its tensors q and w overlap\)"),
+        ([31, 2], 8, 256, r"not a valid GGUF file \(tensor q has rows of 31 numbers, no whole blocks of Q8_0\)"),
+    ],
+)
+def test_tensor_whose_place_is_wrong_is_named(
+    sizes: list[int], type: int, offset: int, words: str, tmp_path: Path
+) -> None:
+    """Numbers of 64 bits would wrap around, and tensors that overlap would be read as if nothing were wrong."""
+    path = write(tmp_path / "a.gguf")
+    path.write_bytes(with_entry(path.read_bytes(), b"q", sizes, type, offset))
+    with pytest.raises(GgufError, match=rf"a\.gguf is {words}"):
+        Container.read([path])
+
+
+def test_two_tensors_of_one_name_are_refused_on_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf")
+    data = path.read_bytes()
+    entry, name = struct.pack("<Q", 1), b"\n"
+    for one in (b"w", b"q"):
+        data = data.replace(entry + one + struct.pack("<I", 2), entry + name + struct.pack("<I", 2))
+    path.write_bytes(data)
+    with pytest.raises(GgufError, match=r"a\.gguf is not a valid GGUF file \(it has two tensors \\n\)$"):
+        Container.read([path])
+
+
+def test_array_of_arrays_is_refused_in_words(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", **{"x.list": [1, 2]})
+    data = path.read_bytes()
+    at = data.index(b"x.list") + len(b"x.list") + 4
+    path.write_bytes(data[:at] + struct.pack("<I", gguf.GGUFValueType.ARRAY) + data[at + 4 :])
+    with pytest.raises(GgufError, match="it has an array of arrays"):
         Container.read([path])
 
 
@@ -191,6 +240,9 @@ def test_split_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     first, second = split(tmp_path)
     with pytest.raises(GgufError, match="is one of 2 files, but 1 are there"):
         Container.read([first])
+    for count in (float("nan"), [2], "2"):
+        with pytest.raises(GgufError, match=r"split\.count must be a whole number"):
+            Container.read([write(tmp_path / "other.gguf", **{"split.count": count})])
     with pytest.raises(GgufError, match="does not belong to"):
         Container.read([first, first])
     with pytest.raises(GgufError, match="does not belong to"):

@@ -62,6 +62,25 @@ def test_cache_that_cannot_be_written_gives_a_temporary_folder(
     assert folder.parent == tmp_path / "temporary" and json.loads((folder / "config.json").read_text())
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_cache_that_is_full_gives_a_temporary_folder_unless_that_is_full_too(
+    both: bool, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is missing stands for a full disk: the translation ends with the same exit code."""
+    cache, temporary, run = tmp_path / "cache", tmp_path / "temporary", module._run
+    temporary.mkdir()
+    monkeypatch.setattr(module.tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(
+        module, "_run", lambda files, folder, *how: run(files, folder / ("x" * (both or folder.parent == cache)), *how)
+    )
+    if both:
+        with pytest.raises(GgufError, match=r"the translation of .*gguf cannot be written: .*x: No such file"):
+            translated([written.file], cache)
+    else:
+        assert translated([written.file], cache).parent == temporary
+    assert list(cache.iterdir()) == [] and len(list(temporary.iterdir())) == (not both), "no folder is left behind"
+
+
 def test_cache_is_that_of_the_user(written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert translated([written.file]).parent == tmp_path / "sluice" / "gguf"
@@ -69,7 +88,7 @@ def test_cache_is_that_of_the_user(written: Written, tmp_path: Path, monkeypatch
 
 def test_model_that_cannot_be_served_leaves_no_folder(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF and no more")
-    with pytest.raises(GgufError, match=r"bad.gguf is not a complete GGUF file") as caught:
+    with pytest.raises(GgufError, match=r"bad.gguf is not a valid GGUF file") as caught:
         translated([tmp_path / "bad.gguf"], tmp_path / "cache")
     assert "\n" not in str(caught.value) and list((tmp_path / "cache").iterdir()) == []
     with pytest.raises(GgufError, match=r"none.gguf cannot be read"):

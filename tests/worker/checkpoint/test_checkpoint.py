@@ -150,6 +150,15 @@ def test_folder_with_an_index_of_gguf_files_is_refused(tmp_path: Path) -> None:
         resolve(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "hf_quant_config.json"])
+def test_settings_that_cannot_be_read_are_refused(name: str, tmp_path: Path) -> None:
+    if name != "config.json":
+        (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be read: Is a directory"):
+        read_config(tmp_path)
+
+
 def test_config_nested_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a":' * 100_000)
     with pytest.raises(CheckpointError, match=r"config\.json is not JSON"):

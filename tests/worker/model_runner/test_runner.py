@@ -6,6 +6,7 @@ import torch
 from shared import messages as m
 from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig
+from shared.wire import pack_u32
 from tests.checkpoints import Checkpoints
 from tests.worker.model_runner.harness import OTHERS, PLAIN, RunnerBench, batch_invariant_decoder, scores, traffic
 from worker.engine.build import load_engine
@@ -47,6 +48,26 @@ def test_draws_in_parts_and_in_turns_change_no_bit(checkpoints: Checkpoints, mon
     traffic(turns, samplings)
     assert set(drawn) == {1}
     assert turns.received()[0] == whole.received()[0] and scores(turns) == scores(whole)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("sampling", [m.Sampling(6, temperature=0.0), m.Sampling(6, temperature=1.0, seed=3)])
+def test_request_whose_logits_overflow_ends_in_an_error_and_no_other(
+    value: float, sampling: m.Sampling, checkpoints: Checkpoints
+) -> None:
+    """It was answered with token 0 for ever, as a success."""
+    decoder = batch_invariant_decoder.__wrapped__(checkpoints("llama"), torch.float32)
+    whole, broken = RunnerBench(decoder), RunnerBench(decoder)
+    prompts = {0: [20, 30, 40], 1: [20, 7, 40], 2: [9, 10]}
+    whole.send(*(m.Submit(id, pack_u32(prompt), sampling) for id, prompt in prompts.items()))
+    whole.iterate(12)
+    decoder.weights.embed.stored[7] = value
+    broken.runner.check_device()
+    broken.send(*(m.Submit(id, pack_u32(prompt), sampling) for id, prompt in prompts.items()))
+    broken.iterate(12)
+    outputs, ends = broken.received()
+    assert ends[1].outcome == m.Outcome.ERROR and "the logits are not finite" in ends[1].error and not outputs.get(1)
+    assert {id: outputs[id] for id in (0, 2)} == {id: whole.received()[0][id] for id in (0, 2)}
 
 
 def test_preemptions_of_in_flight_sequences_change_no_bit(checkpoints: Checkpoints) -> None:

@@ -722,6 +722,7 @@ def test_longrope_is_served_up_to_its_original_positions() -> None:
         ({"rope_scaling": {"rope_type": "longrope"}}, ["short_factor"]),
         ({"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification", "generate text"]),
         ({"model_type": "mistral3", "text_config": {"model_type": "mamba"}}, ["'mistral3'", "'mamba'"]),
+        ({"model_type": "llama", "vision_config": "x"}, ["vision_config 'x'", "an object"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
         ({"hidden_act": "relu"}, ["'relu'", "silu"]),
         ({"model_type": "cohere2", "logit_scale": None}, ["logit_scale None"]),

@@ -124,7 +124,7 @@ LIES: list[tuple[str, str, Change | None, list[str]]] = [
     ("nf4", DOWN + "weight.absmax", fewer, [DOWN + "weight.quant_state", "[64, 160]", "blocks of 32"]),
     ("nf4", DOWN + "weight.quant_map", put(0.5), [DOWN + "weight.quant_map", "nf4"]),
     ("nf4", DOWN + "weight.nested_absmax", fewer, [DOWN + "weight.nested_absmax", "1 scales", "320"]),
-    ("nf4", DOWN + "weight.nested_absmax", put(NAN, 0), [DOWN + "weight.absmax", "not finite"]),
+    ("nf4", DOWN + "weight.nested_absmax", put(NAN, 0), [DOWN + "weight.nested_absmax", "not finite"]),
     ("nf4", DOWN + "weight.nested_quant_map", fewer, [DOWN + "weight.nested_quant_map", "[255]", "[256]"]),
     ("nf4", DOWN + "weight.quant_state.bitsandbytes__nf4", None, [DOWN + "weight.quant_state", "missing"]),
     ("nf4", DOWN + "weight.quant_state.bitsandbytes__nf4", put(0), [DOWN + "weight.quant_state", "describe"]),
@@ -255,6 +255,7 @@ SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     ({"quant_method": "fp8", "fmt": "e5m2"}, ["'e5m2'", "e4m3"]),
     ({"quant_method": "fp8", "weight_block_size": 128}, ["128"]),
     ({"load_in_8bit": True}, ["quant_method None"]),
+    ({"quant_method": "gguf", "kind": "Q4_0", "tiled_heads": [1]}, ["gguf", "wrong type"]),
     ({"quant_method": "aqlm"}, ["'aqlm'", "gptq", "awq", "mxfp4", "bitsandbytes"]),
 ]
 

@@ -70,6 +70,13 @@ def test_weights_are_rounded_to_the_requested_dtype(checkpoints: Checkpoints, dt
     assert torch.equal(weights.layers[1].before_mlp, exact.layers[1].before_mlp.to(dtype))
 
 
+def test_weight_that_is_too_large_for_float16_says_so(copy: Callable[..., Path]) -> None:
+    folder = edit(copy("llama"), lambda state: state[Q].view(-1)[3:4].fill_(1e5))
+    assert load_folder(folder, torch.bfloat16)
+    with pytest.raises(CheckpointError, match=rf"{Q} contains a .* not finite in float16.*--dtype bfloat16"):
+        load_folder(folder, torch.float16)
+
+
 def test_projections_are_stacked_in_order(checkpoints: Checkpoints) -> None:
     folder = checkpoints("llama-biased")
     state, layer = load_file(folder / "model.safetensors"), load_folder(folder).layers[2]
@@ -163,6 +170,13 @@ BROKEN: dict[str, tuple[Callable[[State], Any], list[str]]] = {
         [Q.replace("weight", "bias"), "does not belong"],
     ),
     "integers": (lambda state: state.update({Q: state[Q].to(torch.int8)}), [Q, "I8", "BF16"]),
+    "a name of two lines": (lambda state: state.update({"model.a\nb": torch.ones(2)}), [r"model.a\nb", "not belong"]),
+    "a long name": (lambda state: state.update({"model." + "x" * 999: torch.ones(2)}), ["model.x", "xx… does not"]),
+    **{
+        f"{number} in {name}": (lambda state, name=name, number=number: state[name].view(-1)[3:4].fill_(number), [name])
+        for name in (Q, "model.layers.0.input_layernorm.weight", "model.embed_tokens.weight", "model.norm.weight")
+        for number in (float("nan"), float("-inf"))
+    },
 }
 
 

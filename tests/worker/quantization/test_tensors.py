@@ -234,7 +234,7 @@ def weights_of(path: Path, tmp_path: Path) -> dict[str, torch.Tensor]:
         (lambda arrays: arrays.update({"blk.0.ffn_up_exps.scale": factors(3)}),
          r"layers.0.mlp.experts.3.up_proj.scale is missing"),
         (lambda arrays: arrays.update({"blk.0.ffn_up_exps.scale": factors(4, float("inf"))}),
-         r"layers.0.mlp.experts.0.up_proj.weight contains a number that is not finite"),
+         r"layers.0.mlp.experts.0.up_proj.scale contains a number that is not finite"),
         (lambda arrays: arrays.update({"blk.0.attn_norm.scale": factors(1)}),
          r"layers.0.input_layernorm.scale does not belong to this model"),
     ],
