@@ -186,6 +186,7 @@ PRESET_SAMPLING: Mapping[str, str] = {
     "repeat_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty", "seed": "seed",
 }  # fmt: skip
+RANDOM_SEED = -1  # Ollama's own default of `seed`
 
 
 class PresetDefaults(NamedTuple):
@@ -201,6 +202,8 @@ def preset_defaults(parameters: Mapping[str, Any]) -> PresetDefaults:
     sampling = {known: parameters[name] for name, known in PRESET_SAMPLING.items() if name in parameters}
     if "top_k" in sampling:
         sampling["top_k"] = max(0, sampling["top_k"])
+    if sampling.get("seed") == RANDOM_SEED:
+        del sampling["seed"]
     stop, most = parameters.get("stop", ()), parameters.get("num_predict", -1)
     return PresetDefaults(sampling, (stop,) if isinstance(stop, str) else tuple(stop), most if most > 0 else None)
 

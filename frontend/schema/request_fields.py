@@ -144,7 +144,7 @@ Indent = Annotated[Count, doc("End before a line, after the first, that begins w
 TimingsPerToken = Annotated[bool, doc("Every event of a stream has llama.cpp's `timings`")]
 ReturnProgress = Annotated[bool, doc("A stream begins with `prompt_progress` once the prompt is computed")]
 _LOW64, _HIGH64 = -(1 << 63), (1 << 64) - 1
-_Seed = Annotated[int, Meta(extra_json_schema={"minimum": _LOW64, "maximum": _HIGH64})]
+Seed = Annotated[int, Meta(extra_json_schema={"minimum": _LOW64, "maximum": _HIGH64})]  # see `check_seed`
 
 
 def check_stops(field: str, stops: str | Sequence[str] | None) -> None:
@@ -153,6 +153,12 @@ def check_stops(field: str, stops: str | Sequence[str] | None) -> None:
         texts = (stops,) if isinstance(stops, str) else stops
         if sum([len(text.encode(errors="replace")) for text in texts]) > MAX_STOP_BYTES:
             raise FieldError(field, f"may have at most {MAX_STOP_BYTES} bytes in all")
+
+
+def check_seed(seed: int | None) -> None:
+    """Raises FieldError for a seed of more than 64 bits. msgspec's Meta takes only bounds within int64."""
+    if seed is not None and not _LOW64 <= seed <= _HIGH64:
+        raise FieldError("seed", f"must be a signed or unsigned integer of 64 bits, got {seed!r:.80}")
 
 
 def check_indent(indent: int, receipt: bool) -> None:
@@ -192,7 +198,7 @@ class GenerationFields(RequestModel):
     ] = None
     top_k: Annotated[TopK | None, doc("Draw from this many of the likeliest tokens; null, 0 and -1: from all")] = None
     seed: Annotated[
-        _Seed | None, doc("The same seed gives the same bytes; absent: a random one, reported in the answer")
+        Seed | None, doc("The same seed gives the same bytes; absent: a random one, reported in the answer")
     ] = None
     min_tokens: Annotated[Count | None, doc("The model may not end its answer before this many tokens")] = None
     ignore_eos: Annotated[bool | None, doc("Continue until `max_tokens`, even if the model would end")] = None
@@ -229,9 +235,7 @@ class GenerationFields(RequestModel):
         return False
 
     def __post_init__(self) -> None:
-        # checked here, because msgspec's Meta takes only bounds within int64
-        if self.seed is not None and not _LOW64 <= self.seed <= _HIGH64:
-            raise FieldError("seed", f"must be a signed or unsigned integer of 64 bits, got {self.seed!r:.80}")
+        check_seed(self.seed)
 
 
 JsonSchemaValue = dict[str, Any] | bool | str
