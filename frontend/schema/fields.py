@@ -51,7 +51,6 @@ WHY: Mapping[str, str] = {
     "length_penalty": _NO_BEAMS,
     "logits_processors": "requests bring no code",
     "logprob_token_ids": "`logprobs` tells the likeliest tokens, and /v1/logprobs scores given ones",
-    "logprobs": "Ollama's format is served without log-probabilities",
     "lora": "an adapter is chosen by its name as the `model`",
     "lora_path": "an adapter is chosen by its name as the `model`",
     "max_chunks_per_doc": _WHOLE,
