@@ -105,7 +105,6 @@ WHY: Mapping[str, str] = {
     "thinking_token_budget": _AS_IT_IS,
     "thread": _ONE_SERVER,
     "token_ids_logprob": "/v1/logprobs scores given tokens",
-    "top_logprobs": "Ollama's format is served without log-probabilities",
     "transformations": "the server sets the size of a picture",
     "truncate": _WHOLE,
     "truncate_prompt_tokens": _WHOLE,
