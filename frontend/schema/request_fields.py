@@ -126,6 +126,7 @@ TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # the ids of a whole
 STOPS = f"Texts that end the answer, of {MAX_STOP_BYTES} bytes in all; they are not part of it"
 StopText = Annotated[str, Meta(min_length=1)]
 StopTexts = list[StopText]
+MIN_TOKENS = "Neither the model nor a stop id ends the answer before this many tokens; a stop text does"
 Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
 SaltField = Annotated[Salt | None, doc("The prefix cache is shared only with requests of the same salt")]
 ModelName = Annotated[str | None, doc("A served name, see `/v1/models`; absent or empty: the served model")]
@@ -194,13 +195,13 @@ class GenerationFields(RequestModel):
 
     temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
     top_p: Annotated[
-        PositiveShare | None, doc("Draw from the likeliest tokens that together have this probability")
+        Share | None, doc("Draw from the likeliest tokens that together have this probability; 0: the likeliest one")
     ] = None
     top_k: Annotated[TopK | None, doc("Draw from this many of the likeliest tokens; null, 0 and -1: from all")] = None
     seed: Annotated[
         Seed | None, doc("The same seed gives the same bytes; absent: a random one, reported in the answer")
     ] = None
-    min_tokens: Annotated[Count | None, doc("The model may not end its answer before this many tokens")] = None
+    min_tokens: Annotated[Count | None, doc(MIN_TOKENS)] = None
     ignore_eos: Annotated[bool | None, doc("Continue until `max_tokens`, even if the model would end")] = None
     stop_token_ids: Annotated[TokenIds | None, doc("Token ids that end the answer")] = None
     stream: Annotated[bool, doc("Answer in server-sent events")] = False

@@ -19,7 +19,7 @@ from frontend.api.request_builder import ParsedRequest, TokenLimits, allowed, ch
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext, check_characters, check_ids
 from frontend.request import Features, GenerationRequest, Telemetry
-from frontend.schema.base import EXACT, LARGEST, MOST, SMALLEST, FieldError, Names, RequestModel
+from frontend.schema.base import EXACT, LARGEST, MOST, FieldError, Names, RequestModel
 from frontend.schema.request_fields import (
     MAX_CHOICES,
     STOPS,
@@ -320,9 +320,8 @@ class Options(RequestModel):
         return {
             "temperature": self.temperature and max(0.0, self.temperature),
             "top_k": self.top_k and max(0, self.top_k),
-            "top_p": self.top_p if self.top_p is None else max(SMALLEST, self.top_p),
-            "min_p": self.min_p, "repetition_penalty": self.repeat_penalty, "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
+            "top_p": self.top_p, "min_p": self.min_p, "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
         }  # fmt: skip
 
 

@@ -23,7 +23,6 @@ from frontend.schema.request_fields import (
     MirostatEta,
     MirostatTau,
     Penalty,
-    PositiveShare,
     RepeatLastN,
     SamplerFields,
     Seed,
@@ -62,7 +61,7 @@ class Options(RequestModel):
 
     temperature: Temperature | None = None
     top_k: Unlimited | None = None
-    top_p: PositiveShare | None = None
+    top_p: Share | None = None
     min_p: Share | None = None
     seed: Seed | None = None
     num_predict: Unlimited | None = None

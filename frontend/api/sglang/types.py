@@ -11,6 +11,7 @@ from frontend.api.openai.completions import MAX_PROMPTS, Prompt
 from frontend.errors import BadRequest
 from frontend.schema.base import EXACT, MOST, FieldError, Names, RequestModel, ResponseModel
 from frontend.schema.request_fields import (
+    MIN_TOKENS,
     STOPS,
     ChoiceCount,
     Count,
@@ -56,7 +57,7 @@ class SamplingParams(RequestModel):
     max_new_tokens: Annotated[
         Count | None, doc(f"Most tokens of the answer; 0: the prompt is only computed; absent: {MOST_TOKENS}")
     ] = None
-    min_new_tokens: Annotated[Count | None, doc("The model may not end its answer before this many tokens")] = None
+    min_new_tokens: Annotated[Count | None, doc(MIN_TOKENS)] = None
     n: Annotated[ChoiceCount, doc("Answers to each prompt; their seeds follow each other")] = 1
     temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
     top_p: Annotated[

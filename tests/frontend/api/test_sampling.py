@@ -31,6 +31,11 @@ async def test_sampling_number_too_small_for_float32_is_zero(tokenizer: Tokenize
     assert (await parsed(tokenizer, body(temperature=1e-30))).sampling.temperature == 1e-30
 
 
+@pytest.mark.parametrize("share", [0, 0.0, 1e-50])
+async def test_top_p_of_zero_is_the_least_share_that_keeps_a_token(tokenizer: Tokenizer, share: float) -> None:
+    assert 0 < (await parsed(tokenizer, body(top_p=share))).sampling.top_p < 1e-30
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [

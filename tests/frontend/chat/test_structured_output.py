@@ -86,7 +86,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"response_format": "json"}, 400, "response_format"),
     ({"guided_json": "{"}, 422, "guided_json"), ({"guided_json": "3"}, 422, "guided_json"),
     ({"guided_json": 3}, 400, "guided_json"), ({"guided_regex": "("}, 422, "guided_regex"),
-    ({"guided_choice": []}, 422, "guided_choice"), ({"guided_choice": [1]}, 400, "guided_choice"),
+    ({"guided_choice": []}, 422, "guided_choice"), ({"guided_choice": [1]}, 400, "guided_choice[0]"),
     ({"guided_grammar": "x"}, 422, "guided_grammar"),
     ({"structured_outputs": {"xml": 1}}, 422, "structured_outputs.xml"),
     ({"structured_outputs": {"regex": "("}}, 422, "structured_outputs.regex"),

@@ -146,7 +146,7 @@ async def test_long_prompt_is_refused_with_its_length(tokenizer: Tokenizer) -> N
         ({"samplers": "kz"}, "`samplers`"),
         ({"samplers": "k" * 21}, "`samplers`"),
         ({"dry_multiplier": 1.0, "dry_sequence_breakers": []}, "`dry_sequence_breakers`"),
-        ({"dry_multiplier": 1.0, "dry_sequence_breakers": ["x" * 41]}, "`dry_sequence_breakers`"),
+        ({"dry_multiplier": 1.0, "dry_sequence_breakers": ["x" * 41]}, "`dry_sequence_breakers[0]`"),
         ({"dry_multiplier": 1.0, "dry_sequence_breakers": ["x"] * 33}, "`dry_sequence_breakers`"),
         ({"dry_base": 0.5}, "`dry_base`"),
         ({"dry_penalty_last_n": -2}, "`dry_penalty_last_n`"),

@@ -133,6 +133,7 @@ async def test_another_model_is_404_in_ollamas_words(tokenizer: Tokenizer) -> No
     ("change", "word"),
     [
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "sees no images"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk=", {}]}]}, "`messages[0].images[1]` must be"),
         ({"options": {"temperature": -1}}, "options.temperature"),
         ({"options": {"mirostat": 3}}, "options.mirostat"),
         ({"options": {"seed": 1 << 64}}, "options.seed"),
