@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.openai.completions import MAX_PROMPTS, Prompt
+from frontend.api.openai.completions import MAX_PROMPTS, MOST_TOKENS, Prompt
 from frontend.errors import BadRequest
 from frontend.schema.base import EXACT, MOST, FieldError, Names, RequestModel, ResponseModel
 from frontend.schema.request_fields import (
@@ -38,7 +38,6 @@ from frontend.schema.request_fields import (
 )
 from frontend.schema.responses import Size
 
-MOST_TOKENS = 128  # limit on an answer's tokens if the request has no `max_new_tokens`
 SAME = (  # the sampling parameters that have the same names on OpenAI's routes
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "stop",
     "stop_token_ids", "ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias", "json_schema", "regex", "ebnf",
