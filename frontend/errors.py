@@ -89,6 +89,15 @@ class Unprocessable(SluiceError):
     kind = "invalid_request_error"
 
 
+class UnknownModel(Unprocessable):
+    """No model here has the name that the request states. served: the served model, if there is one alone"""
+
+    def __init__(self, name: str, served: str = "") -> None:
+        only = served and f"; this server serves `{served}`"
+        super().__init__(f"`model`: the model `{name}` does not exist{only}", param="model", code="model_not_found")
+        self.name = name
+
+
 class ContextLengthExceeded(Unprocessable):
     """The prompt, or the prompt together with the requested tokens, is longer than the model's context.
 

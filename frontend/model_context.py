@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from frontend.errors import BadRequest, ContextLengthExceeded, SluiceError, Unprocessable
+from frontend.errors import BadRequest, ContextLengthExceeded, SluiceError, UnknownModel, Unprocessable
 from frontend.output_parser.model_format import ModelFormat
 from frontend.schema.base import fields_of
 from frontend.schema.decoding import reader, refuse_unknown
@@ -109,13 +109,9 @@ class ModelContext:
 
 
 def check_model(name: str | None, context: ModelContext) -> None:
-    """Raises Unprocessable if `name` is not a name of the model. None and "" are accepted."""
+    """Raises UnknownModel if `name` is not a name of the model. None and "" are accepted."""
     if name and name != context.model and name not in context.names and not context.any_name:
-        raise Unprocessable(
-            f"`model`: the model `{name}` does not exist; this server serves `{context.model}`",
-            param="model",
-            code="model_not_found",
-        )
+        raise UnknownModel(name, context.model)
 
 
 def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:
