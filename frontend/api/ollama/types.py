@@ -162,7 +162,7 @@ class AnswerFields(RequestModel):
     @property
     def form(self) -> list[StructuredOutput]:
         """The structured output that `format` asks for; empty if the text is free."""
-        if not self.format:
+        if self.format in (None, ""):  # {} is a schema, of any JSON value
             return []
         kind: Kind = "json" if isinstance(self.format, dict) else "json_object"
         return [StructuredOutput("format", kind, self.format)]

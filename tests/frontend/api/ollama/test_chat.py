@@ -70,7 +70,7 @@ async def test_answer_without_a_limit_goes_to_the_contexts_end(tokenizer: Tokeni
     assert one.sampling.max_tokens == 512 - len(one.prompt)
 
 
-@pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
+@pytest.mark.parametrize("form", ["json", {}, {"type": "object", "properties": {"a": {"type": "integer"}}}])
 async def test_format_becomes_a_grammar(tokenizer: Tokenizer, form: Any) -> None:
     pool = completing(tokenizer)
     async with http_client(pool, tokenizer) as http:
