@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from frontend.errors import BadRequest, Overloaded, UnknownModel
+from frontend.errors import BadRequest, Overloaded, unknown_model
 from frontend.launcher_link import LOST, LauncherLink
 from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.model_metrics import ModelMetrics, Residence
@@ -172,7 +172,7 @@ class LoadedModels(ModelTable):
         """
         seconds = seconds_of_field(keep_alive)
         if name and not found.config.any_model_name and self._named(name) is None:
-            raise UnknownModel(name)
+            raise unknown_model(name)
         one, task = self._loaded[(found if found.base is None else found.base).name], asyncio.current_task()
         self._waiting[task] = one.entry.name
         try:
@@ -208,7 +208,7 @@ class LoadedModels(ModelTable):
         with self._link.wanting(name):
             while not one.loaded:
                 if one.gone:
-                    raise UnknownModel(name)
+                    raise unknown_model(name)
                 if self._link.asleep:
                     raise asleep()
                 if one.state.state == "failed" and one.state.attempts > attempts:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from frontend.errors import BadRequest, ContextLengthExceeded, SluiceError, UnknownModel, Unprocessable
+from frontend.errors import BadRequest, ContextLengthExceeded, SluiceError, Unprocessable, unknown_model
 from frontend.output_parser.model_format import ModelFormat
 from frontend.schema.base import fields_of
 from frontend.schema.decoding import reader, refuse_unknown
@@ -111,7 +111,7 @@ class ModelContext:
 def check_model(name: str | None, context: ModelContext) -> None:
     """Raises UnknownModel if `name` is not a name of the model. None and "" are accepted."""
     if name and name != context.model and name not in context.names and not context.any_name:
-        raise UnknownModel(name, context.model)
+        raise unknown_model(name, context.model)
 
 
 def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:

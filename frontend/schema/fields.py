@@ -13,6 +13,8 @@ _OLDER = "`tools` and `tool_choice` replace it"
 _AS_IT_IS = "the text of a completion is sent as the model wrote it"
 _TEXT_ONLY = "answers are text"
 _TEXTS = "prompts are texts or token ids"
+_LIMIT = "`max_output_tokens` does it"
+_GRAMMAR = "`guided_grammar` does it"
 _TRIGGERS = "a grammar holds from the first token on"
 
 WHY: Mapping[str, str] = {
@@ -23,6 +25,7 @@ WHY: Mapping[str, str] = {
     "audio": _TEXT_ONLY,
     "audio_data": _TEXTS,
     "background": "a response is answered on its own connection",
+    "best_of": "`n` tells all answers",
     "bootstrap_host": _DISAGGREGATED,
     "bootstrap_port": _DISAGGREGATED,
     "bootstrap_room": _DISAGGREGATED,
@@ -34,12 +37,15 @@ WHY: Mapping[str, str] = {
     "detokenize": "answers always have their text",
     "disagg_prefill_dp_rank": _DISAGGREGATED,
     "early_stopping": _NO_BEAMS,
+    "ebnf": _GRAMMAR,
     "ec_transfer_params": _DISAGGREGATED,
+    "echo": "/v1/completions returns the prompt",
     "embed_dtype": "vectors are float32",
     "endianness": "vectors in base64 are little-endian",
     "extra_key": "`cache_salt` keeps the cache of some requests apart",
     "function_call": _OLDER,
     "functions": _OLDER,
+    "grammar": _GRAMMAR,
     "grammar_lazy": _TRIGGERS,
     "grammar_triggers": _TRIGGERS,
     "image_data": "pictures are in chats",
@@ -47,6 +53,7 @@ WHY: Mapping[str, str] = {
     "images_config": _TEXT_ONLY,
     "include_reasoning": _AS_IT_IS,
     "input_embeds": _TEXTS,
+    "json_schema": "`guided_json` does it",
     "kv_transfer_params": _DISAGGREGATED,
     "length_penalty": _NO_BEAMS,
     "logits_processors": "requests bring no code",
@@ -54,7 +61,10 @@ WHY: Mapping[str, str] = {
     "lora": "an adapter is chosen by its name as the `model`",
     "lora_path": "an adapter is chosen by its name as the `model`",
     "max_chunks_per_doc": _WHOLE,
+    "max_completion_tokens": _LIMIT,
+    "max_output_tokens": "`max_completion_tokens` does it",
     "max_thinking_tokens": _AS_IT_IS,
+    "max_tokens": _LIMIT,
     "mcp_servers": "the server calls no tools",
     "modalities": _TEXT_ONLY,
     "moderation": "the server judges no contents",
@@ -74,7 +84,10 @@ WHY: Mapping[str, str] = {
     "require_reasoning": _AS_IT_IS,
     "rank_fields": "a document has one text",
     "raw_scores": "scores are between 0 and 1",
+    "reasoning_effort": "`reasoning.effort` does it",
+    "regex": "`guided_regex` does it",
     "repetition_detection": "penalties and DRY act against repetitions; none ends an answer",
+    "response_format": "responses have `text.format`, messages have `output_config.format`",
     "response_fields": _COMPLETION,
     "return_cached_tokens_details": "`usage` always tells how many tokens were cached",
     "return_entropy": "log-probabilities are told instead",
@@ -96,6 +109,7 @@ WHY: Mapping[str, str] = {
     "session_params": _ONE_SERVER,
     "softmax": _VECTORS,
     "speed": "there is one speed",
+    "stop": "`stop_sequences` does it",
     "stop_regex": "`stop` takes texts; `guided_regex` gives a whole answer its form",
     "stream_reasoning": "reasoning is streamed as it comes",
     "t_max_predict_ms": _COMPLETION,

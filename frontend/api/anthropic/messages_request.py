@@ -297,7 +297,8 @@ class MessageCountRequest(RequestModel):
 class MessageRequest(GenerationFields):
     ONLY: ClassVar = {**GenerationFields.ONLY, **_ONLY}
     IGNORED: ClassVar[Names] = ("inference_geo", "diagnostics")
-    REFUSED: ClassVar[Names] = ("thread", "container")
+    # OpenAI's `stop` and `response_format` have other names here: without them, the answer would be another
+    REFUSED: ClassVar[Names] = ("thread", "container", "stop", "response_format")
 
     model: ModelName = None
     messages: Messages

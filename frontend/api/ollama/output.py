@@ -15,7 +15,7 @@ from frontend.api.ollama.types import AnswerFields, Asked
 from frontend.api.openai.chat import logprob_entries
 from frontend.api.openai.response_types import TokenLogprobs
 from frontend.api.receipts import receipt_of
-from frontend.errors import SluiceError, UnknownModel, api_status
+from frontend.errors import SluiceError, UnknownModel, api_status, unknown_model
 from frontend.model_context import ModelContext
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.parser import output_parser
@@ -137,7 +137,7 @@ def check_model(name: str, context: ModelContext) -> None:
     for known in (name, name.removesuffix(TAG) or name, name + TAG):
         with suppress(UnknownModel):
             return model_context.check_model(known, context)
-    raise UnknownModel(name)
+    raise unknown_model(name)
 
 
 def tagged(name: str) -> str:
