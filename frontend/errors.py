@@ -89,6 +89,22 @@ class Unprocessable(SluiceError):
     kind = "invalid_request_error"
 
 
+class UnknownModel(Unprocessable):
+    """No model here has the name that the request states."""
+
+    def __init__(self, message: str, *, name: str = "", **more: Any) -> None:
+        super().__init__(message, **more)
+        self.name = name
+
+
+def unknown_model(name: str, served: str = "") -> UnknownModel:
+    """Returns the error for a name that no model has. served: the name of the served model, if there is one alone"""
+    only = served and f"; this server serves `{served}`"
+    return UnknownModel(
+        f"`model`: the model `{name}` does not exist{only}", name=name, param="model", code="model_not_found"
+    )
+
+
 class ContextLengthExceeded(Unprocessable):
     """The prompt, or the prompt together with the requested tokens, is longer than the model's context.
 

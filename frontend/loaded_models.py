@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from frontend.errors import BadRequest, Overloaded, Unprocessable
+from frontend.errors import BadRequest, Overloaded, unknown_model
 from frontend.launcher_link import LOST, LauncherLink
 from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.model_metrics import ModelMetrics, Residence
@@ -169,12 +169,12 @@ class LoadedModels(ModelTable):
     ) -> ServedModel:
         """Returns the model when it can serve, and holds it (keeps it loaded) until the calling task has ended.
 
-        Raises Unprocessable for an unknown name, Overloaded if the model cannot be loaded or is not ready within
+        Raises UnknownModel for an unknown name, Overloaded if the model cannot be loaded or is not ready within
         --load-wait, and BadRequest for a `keep_alive` that is no duration.
         """
         seconds = seconds_of_field(keep_alive)
         if name and not found.config.any_model_name and self._named(name) is None:
-            raise absent(name)
+            raise unknown_model(name)
         one, task = self._loaded[(found if found.base is None else found.base).name], asyncio.current_task()
         self._waiting[task] = one.entry.name
         try:
@@ -210,7 +210,7 @@ class LoadedModels(ModelTable):
         with self._link.wanting(name):
             while not one.loaded:
                 if one.gone:
-                    raise absent(name)
+                    raise unknown_model(name)
                 if self._link.asleep:
                     raise asleep()
                 if one.state.state == "failed" and one.state.attempts > attempts:
@@ -372,10 +372,6 @@ def seconds_of_field(keep_alive: object) -> float | None:
         return seconds_of(keep_alive)
     except (ValueError, OverflowError) as error:
         raise BadRequest(f"`keep_alive` {error}", param="keep_alive", code="out_of_range") from None
-
-
-def absent(name: str) -> Unprocessable:
-    return Unprocessable(f"`model`: the model `{name}` does not exist", param="model", code="model_not_found")
 
 
 def asleep() -> Overloaded:

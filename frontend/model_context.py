@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from frontend.errors import BadRequest, ContextLengthExceeded, SluiceError, Unprocessable
+from frontend.errors import BadRequest, ContextLengthExceeded, SluiceError, Unprocessable, unknown_model
 from frontend.output_parser.model_format import ModelFormat
 from frontend.schema.base import fields_of
 from frontend.schema.decoding import reader, refuse_unknown
@@ -109,13 +109,9 @@ class ModelContext:
 
 
 def check_model(name: str | None, context: ModelContext) -> None:
-    """Raises Unprocessable if `name` is not a name of the model. None and "" are accepted."""
+    """Raises UnknownModel if `name` is not a name of the model. None and "" are accepted."""
     if name and name != context.model and name not in context.names and not context.any_name:
-        raise Unprocessable(
-            f"`model`: the model `{name}` does not exist; this server serves `{context.model}`",
-            param="model",
-            code="model_not_found",
-        )
+        raise unknown_model(name, context.model)
 
 
 def check_task(what: str, tasks: Sequence[str], context: ModelContext) -> None:
@@ -186,6 +182,7 @@ PRESET_SAMPLING: Mapping[str, str] = {
     "repeat_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty", "seed": "seed",
 }  # fmt: skip
+RANDOM_SEED = -1  # Ollama's own default of `seed`
 
 
 class PresetDefaults(NamedTuple):
@@ -201,6 +198,8 @@ def preset_defaults(parameters: Mapping[str, Any]) -> PresetDefaults:
     sampling = {known: parameters[name] for name, known in PRESET_SAMPLING.items() if name in parameters}
     if "top_k" in sampling:
         sampling["top_k"] = max(0, sampling["top_k"])
+    if sampling.get("seed") == RANDOM_SEED:
+        del sampling["seed"]
     stop, most = parameters.get("stop", ()), parameters.get("num_predict", -1)
     return PresetDefaults(sampling, (stop,) if isinstance(stop, str) else tuple(stop), most if most > 0 else None)
 

@@ -44,17 +44,16 @@ def routes() -> str:
 
 def fields() -> str:
     """Lists the request fields of all API formats; a field that differs between formats has a row for each variant."""
-    rows: dict[tuple[str, str, str], tuple[list[str], str]] = {}
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
     for api_format, request in API_FORMATS.items():
         for name, shape, value in effective(request):
-            formats, _ = rows.setdefault((name, words(shape), value), ([], shape["description"]))
-            formats.append(api_format)
-    names = list(dict.fromkeys(name for name, _, _ in rows))
+            rows.setdefault((name, words(shape), value, shape["description"]), []).append(api_format)
+    names = list(dict.fromkeys(name for name, *_ in rows))
     return table(
         ["field", "value", "default", *API_FORMATS, ""],
         [
             [f"`{name}`", kind, value, *("✓" if api_format in formats else "" for api_format in API_FORMATS), meaning]
-            for (name, kind, value), (formats, meaning) in sorted(rows.items(), key=lambda row: names.index(row[0][0]))
+            for (name, kind, value, meaning), formats in sorted(rows.items(), key=lambda row: names.index(row[0][0]))
         ],
     )
 

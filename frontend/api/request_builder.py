@@ -264,6 +264,8 @@ def _for_worker(name: str, value: Any, context: ModelContext) -> Any:
     match name:
         case "seed":
             return value % (1 << 64)  # reinterprets a signed 64-bit integer as unsigned
+        case "top_p":
+            return max(SMALLEST, float(value))  # the likeliest token has more than any positive share
         case "top_k":
             # 0, -1 and numbers above the vocabulary's size turn top_k off. The message cannot hold very large numbers.
             return min(value, context.vocab_size) if value > 0 else 0

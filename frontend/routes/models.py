@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -184,11 +185,17 @@ async def list_models(app: AppState, request: Request) -> Response:
             raise MethodNotAllowed("a reload changes the server: send POST /models?reload=1", allow="POST")
         check_admin(request, "a reload")
         await app.models.reload()
-    return json_response(model_list(app.models, app.created))
+    listed = model_list(app.models, app.created)
+    return json_response(replace(listed, data=[_for_client(one, request) for one in listed.data]))
 
 
 async def get_model(app: AppState, request: Request) -> Response:
-    return json_response(find_model(request.path_params["name"], app.models, app.created))
+    return json_response(_for_client(find_model(request.path_params["name"], app.models, app.created), request))
+
+
+def _for_client(model: Model, request: Request) -> Model:
+    """Returns the model without `capabilities` if Anthropic's SDK asks: there, it is an object of other facts."""
+    return replace(model, capabilities=None) if "anthropic-version" in request.headers else model
 
 
 async def tokenizer_info(app: AppState, request: Request) -> Response:

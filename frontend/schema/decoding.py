@@ -11,6 +11,7 @@ Knows no API format and no field.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import chain
 from math import isinf
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect as nodes
 
-from frontend.errors import BadRequest, Unprocessable
+from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.schema.base import (
     LARGEST,
     SMALLEST,
@@ -248,16 +249,16 @@ def _of_string(some: bool, most: int | None, pattern: str | None) -> Reader:
 
 
 def _of_array(node: nodes.ListType) -> Reader:
-    """Returns the reader of an array.
-
-    Errors name an entry (`messages[2].role`) if the entries are objects, and else the whole array.
-    """
+    """Returns the reader of an array. Errors name the entry: `messages[2].role`, `stop[0]`."""
     item = reader(node.item_type)
     objects = any(isinstance(bare(one), nodes.StructType) for one in alternatives(node.item_type))
 
     def read(value: list[Any], path: str, unknown: OnUnknown) -> list[Any]:
         _check_count(path, len(value), node)
-        return [item(entry, f"{path}[{i}]" if objects else path, unknown) for i, entry in enumerate(value)]
+        if not objects:  # there may be millions of ids: their places are counted only if one is wrong
+            with suppress(SluiceError):
+                return [item(entry, path, unknown) for entry in value]
+        return [item(entry, f"{path}[{i}]", unknown) for i, entry in enumerate(value)]
 
     return read
 

@@ -13,7 +13,7 @@ from frontend.schema.request_fields import GenerationFields
 from shared.messages import Sampling
 
 Schema = Mapping[str, Any]  # JSON Schema, 2020-12
-SAMPLING_DEFAULTS = msgspec.structs.asdict(Sampling(max_tokens=0))
+SAMPLING_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Sampling) if not field.required}
 
 
 def request_schema(kind: type[RequestModel]) -> Schema:

@@ -126,6 +126,7 @@ TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # the ids of a whole
 STOPS = f"Texts that end the answer, of {MAX_STOP_BYTES} bytes in all; they are not part of it"
 StopText = Annotated[str, Meta(min_length=1)]
 StopTexts = list[StopText]
+MIN_TOKENS = "Neither the model nor a stop id ends the answer before this many tokens; a stop text does"
 Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
 SaltField = Annotated[Salt | None, doc("The prefix cache is shared only with requests of the same salt")]
 ModelName = Annotated[str | None, doc("A served name, see `/v1/models`; absent or empty: the served model")]
@@ -144,7 +145,7 @@ Indent = Annotated[Count, doc("End before a line, after the first, that begins w
 TimingsPerToken = Annotated[bool, doc("Every event of a stream has llama.cpp's `timings`")]
 ReturnProgress = Annotated[bool, doc("A stream begins with `prompt_progress` once the prompt is computed")]
 _LOW64, _HIGH64 = -(1 << 63), (1 << 64) - 1
-_Seed = Annotated[int, Meta(extra_json_schema={"minimum": _LOW64, "maximum": _HIGH64})]
+Seed = Annotated[int, Meta(extra_json_schema={"minimum": _LOW64, "maximum": _HIGH64})]  # see `check_seed`
 
 
 def check_stops(field: str, stops: str | Sequence[str] | None) -> None:
@@ -153,6 +154,12 @@ def check_stops(field: str, stops: str | Sequence[str] | None) -> None:
         texts = (stops,) if isinstance(stops, str) else stops
         if sum([len(text.encode(errors="replace")) for text in texts]) > MAX_STOP_BYTES:
             raise FieldError(field, f"may have at most {MAX_STOP_BYTES} bytes in all")
+
+
+def check_seed(seed: int | None) -> None:
+    """Raises FieldError for a seed of more than 64 bits. msgspec's Meta takes only bounds within int64."""
+    if seed is not None and not _LOW64 <= seed <= _HIGH64:
+        raise FieldError("seed", f"must be a signed or unsigned integer of 64 bits, got {seed!r:.80}")
 
 
 def check_indent(indent: int, receipt: bool) -> None:
@@ -188,13 +195,13 @@ class GenerationFields(RequestModel):
 
     temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
     top_p: Annotated[
-        PositiveShare | None, doc("Draw from the likeliest tokens that together have this probability")
+        Share | None, doc("Draw from the likeliest tokens that together have this probability; 0: the likeliest one")
     ] = None
     top_k: Annotated[TopK | None, doc("Draw from this many of the likeliest tokens; null, 0 and -1: from all")] = None
     seed: Annotated[
-        _Seed | None, doc("The same seed gives the same bytes; absent: a random one, reported in the answer")
+        Seed | None, doc("The same seed gives the same bytes; absent: a random one, reported in the answer")
     ] = None
-    min_tokens: Annotated[Count | None, doc("The model may not end its answer before this many tokens")] = None
+    min_tokens: Annotated[Count | None, doc(MIN_TOKENS)] = None
     ignore_eos: Annotated[bool | None, doc("Continue until `max_tokens`, even if the model would end")] = None
     stop_token_ids: Annotated[TokenIds | None, doc("Token ids that end the answer")] = None
     stream: Annotated[bool, doc("Answer in server-sent events")] = False
@@ -229,9 +236,7 @@ class GenerationFields(RequestModel):
         return False
 
     def __post_init__(self) -> None:
-        # checked here, because msgspec's Meta takes only bounds within int64
-        if self.seed is not None and not _LOW64 <= self.seed <= _HIGH64:
-            raise FieldError("seed", f"must be a signed or unsigned integer of 64 bits, got {self.seed!r:.80}")
+        check_seed(self.seed)
 
 
 JsonSchemaValue = dict[str, Any] | bool | str

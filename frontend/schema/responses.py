@@ -63,10 +63,12 @@ class Model(ResponseModel):
     display_name: str
     created_at: str
     max_input_tokens: Size | None
+    lifecycle: Annotated[Literal["active"], Meta(description="Anthropic's; no model is retired here")] = "active"
     fingerprint: Annotated[str | None, Meta(description="Equal on servers that give equal answers")]
     status: ModelStatus
     capabilities: Annotated[
-        list[Capability] | None, Meta(description="In Ollama's words; null while the tokenizer is loading")
+        list[Capability] | None,
+        Meta(description="In Ollama's words; null while the tokenizer is loading, and for Anthropic's SDK"),
     ] = None
     recommended_sampling: Annotated[
         dict[str, float] | None,

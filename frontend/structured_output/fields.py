@@ -188,6 +188,7 @@ def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:
         yield StructuredOutput(param, "json_object")
 
 
-def anthropic(config: OutputConfig | None) -> list[StructuredOutput]:
-    form = config and config.format
-    return [StructuredOutput("output_config.format.schema", "json", form.schema)] if form else []
+def anthropic(config: OutputConfig | None, older: OutputFormat | None) -> list[StructuredOutput]:
+    """Returns the structured outputs of Anthropic's formats. older: the format under its name of the beta"""
+    forms = {"output_config.format.schema": config and config.format, "output_format.schema": older}
+    return [StructuredOutput(param, "json", form.schema) for param, form in forms.items() if form]

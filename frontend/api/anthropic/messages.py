@@ -53,7 +53,7 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
     thinking, keep_s = request.thinking, cached_for(request)
     reading = ParsedRequest(
         request, "messages", request.max_tokens, tool_choice=_tool_choice(request, context),
-        form=fields.anthropic(request.output_config),
+        form=fields.anthropic(request.output_config, request.output_format),
         budget=(thinking.budget_tokens if thinking else None, "thinking.budget_tokens"),
         format_data=Asked(
             omits_thoughts=thinking is not None and thinking.display == "omitted", caches=keep_s > 0
@@ -68,7 +68,7 @@ async def count_tokens(request: MessageCountRequest, context: ModelContext) -> t
     """Returns the number of input tokens that a message with this body would have."""
     check_model(request.model, context)
     known = await checked(_tool_choice(request, context).shown_functions)
-    await check_forms(fields.anthropic(request.output_config))
+    await check_forms(fields.anthropic(request.output_config, request.output_format))
     return types.InputTokenCount(input_tokens=len((await message_prompt(request, known, context.unlimited)).ids))
 
 

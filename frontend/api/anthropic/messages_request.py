@@ -31,7 +31,7 @@ from frontend.schema.request_fields import (
     check_stops,
     doc,
 )
-from frontend.structured_output.fields import OutputConfig
+from frontend.structured_output.fields import OutputConfig, OutputFormat
 from frontend.text.chat_template import PICTURES, Source, base64_source, found_in, joined, within
 
 # the content blocks
@@ -269,6 +269,7 @@ OutputField = Annotated[
     OutputConfig | None,
     doc("`format`: a JSON schema that the answer keeps to; `effort`: passed to templates that know degrees"),
 ]
+OlderOutputField = Annotated[OutputFormat | None, doc("The beta's name of `output_config.format`")]
 BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
 _ONLY: dict[str, Sequence[Any]] = {
@@ -290,12 +291,14 @@ class MessageCountRequest(RequestModel):
     thinking: ThinkingField = None
     cache_control: CacheControl = None
     output_config: OutputField = None
+    output_format: OlderOutputField = None
 
 
 class MessageRequest(GenerationFields):
     ONLY: ClassVar = {**GenerationFields.ONLY, **_ONLY}
     IGNORED: ClassVar[Names] = ("inference_geo", "diagnostics")
-    REFUSED: ClassVar[Names] = ("thread", "container")
+    # OpenAI's `stop` and `response_format` have other names here: without them, the answer would be another
+    REFUSED: ClassVar[Names] = ("thread", "container", "stop", "response_format")
 
     model: ModelName = None
     messages: Messages
@@ -308,6 +311,7 @@ class MessageRequest(GenerationFields):
     thinking: ThinkingField = None
     cache_control: CacheControl = None
     output_config: OutputField = None
+    output_format: OlderOutputField = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

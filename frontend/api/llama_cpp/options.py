@@ -19,7 +19,7 @@ from frontend.api.request_builder import ParsedRequest, TokenLimits, allowed, ch
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext, check_characters, check_ids
 from frontend.request import Features, GenerationRequest, Telemetry
-from frontend.schema.base import EXACT, LARGEST, MOST, SMALLEST, FieldError, Names, RequestModel
+from frontend.schema.base import EXACT, LARGEST, MOST, FieldError, Names, RequestModel
 from frontend.schema.request_fields import (
     MAX_CHOICES,
     STOPS,
@@ -169,6 +169,7 @@ CHAINED = (  # the fields that have the same names on OpenAI's routes
 MOST_SEED = (1 << 64) - 1
 _Seed = Annotated[int, Meta(extra_json_schema={"minimum": -1, "maximum": MOST_SEED})]
 _Limit = Annotated[int, Meta(ge=-2, le=MOST)]
+_Copies = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 _AnyTemperature = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 
 
@@ -189,12 +190,12 @@ class Options(RequestModel):
     model: ModelName = None
     n_predict: Annotated[_Limit | None, doc("Most tokens of the answer; -1 or absent: to the context's end")] = None
     max_tokens: Annotated[_Limit | None, doc("Another name of `n_predict`")] = None
-    n_cmpl: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc("Answers to each prompt; their seeds follow each other")
-    ] = None
+    max_completion_tokens: Annotated[_Limit | None, doc("Another name of `n_predict`")] = None
+    n_cmpl: Annotated[_Copies | None, doc("Answers to each prompt; their seeds follow each other")] = None
+    n: Annotated[_Copies | None, doc("Another name of `n_cmpl`")] = None
     n_indent: Indent = 0
     stream: Annotated[bool, doc("Answer in server-sent events")] = False
-    stop: Annotated[list[str] | None, doc(STOPS)] = None
+    stop: Annotated[str | list[str] | None, doc(STOPS)] = None
     temperature: Annotated[_AnyTemperature | None, doc("0 and less: the likeliest token")] = None
     top_k: Annotated[Annotated[int, Meta(ge=-MOST, le=MOST)] | None, doc("0 and less: from all tokens")] = None
     top_p: Annotated[Share | None, doc("Draw from the likeliest tokens that together have this probability")] = None
@@ -209,8 +210,10 @@ class Options(RequestModel):
     grammar: Annotated[str | None, doc("A grammar in GBNF (or Lark) that the answer keeps to; empty: none")] = None
     json_schema: Annotated[JsonSchemaValue | None, doc("A JSON schema that the answer keeps to")] = None
     n_probs: Annotated[
-        Count, doc("Tell the probabilities of each token and of this many of the likeliest, up to `--max-logprobs`")
-    ] = 0
+        Count | None,
+        doc("Tell the probabilities of each token and of this many of the likeliest, up to `--max-logprobs`"),
+    ] = None
+    logprobs: Annotated[Count | None, doc("Another name of `n_probs`")] = None
     post_sampling_probs: Annotated[
         bool,
         doc("Tell those after the samplers, penalties, biases and grammars"),
@@ -266,13 +269,32 @@ class Options(RequestModel):
     @property
     def limit(self) -> int:
         """The limit on new tokens; negative: no limit."""
-        given = self.max_tokens if self.n_predict is None else self.n_predict
-        return -1 if given is None else given
+        given = getattr(self, self.limit_name)
+        return -1 if given is None else int(given)
 
     @property
     def limit_name(self) -> str:
         """The name of the field with that limit."""
-        return "max_tokens" if self.n_predict is None else "n_predict"
+        return self._given("n_predict", "max_completion_tokens", "max_tokens")
+
+    @property
+    def copies(self) -> int:
+        """How many answers each prompt gets."""
+        return getattr(self, self._given("n_cmpl", "n")) or 1
+
+    @property
+    def probs(self) -> int:
+        """How many likeliest tokens are told for each token; 0: no probabilities."""
+        return getattr(self, self.probs_name) or 0
+
+    @property
+    def probs_name(self) -> str:
+        """The name of the field with that number."""
+        return self._given("n_probs", "logprobs")
+
+    def _given(self, *names: str) -> str:
+        """Returns the first of a field's names that the request has; the first name if it has none."""
+        return next((name for name in names if getattr(self, name) is not None), names[0])
 
     @property
     def telemetry(self) -> Telemetry | None:
@@ -281,7 +303,8 @@ class Options(RequestModel):
 
     @property
     def stops(self) -> list[str]:
-        return [one for one in self.stop or () if one]
+        given = [self.stop] if isinstance(self.stop, str) else self.stop
+        return [one for one in given or () if one]
 
     def fields(self) -> TokenDetailFields:
         """Returns the options under OpenAI's names. An absent option gets the server's default."""
@@ -297,9 +320,8 @@ class Options(RequestModel):
         return {
             "temperature": self.temperature and max(0.0, self.temperature),
             "top_k": self.top_k and max(0, self.top_k),
-            "top_p": self.top_p if self.top_p is None else max(SMALLEST, self.top_p),
-            "min_p": self.min_p, "repetition_penalty": self.repeat_penalty, "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
+            "top_p": self.top_p, "min_p": self.min_p, "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
         }  # fmt: skip
 
 
@@ -324,7 +346,7 @@ async def options_request(
     """
     reading = ParsedRequest(
         fields := options.fields(), param, None if options.limit < 0 else options.limit, options.limit_name,
-        ends_with_context=True, n=options.n_cmpl or 1, form=structured_output_fields.openai(fields, None, ""),
+        ends_with_context=True, n=options.copies, form=structured_output_fields.openai(fields, None, ""),
         features=Features(output_ms=max(0, options.t_max_predict_ms or 0)),
     )  # fmt: skip
     ids = [prompt.ids for prompt in prompts]
@@ -338,9 +360,9 @@ async def options_request(
         options.limit < 0 or options.limit > room, context.max_seq_len,
     )  # fmt: skip
     ruled = _ruled(made.sampling, options, biases.added, forbidden)
-    if options.n_probs and options.post_sampling_probs:
+    if options.probs and options.post_sampling_probs:
         ruled = reporting(ruled)
-    if options.n_probs:
+    if options.probs:
         ruled = msgspec.structs.replace(ruled, logprobs=_scored(options, ruled, len(prompts), context))
     return replace(
         made, sampling=ruled,
@@ -358,6 +380,6 @@ def _ruled(chosen: Sampling, options: Options, added: Mapping[int, float], forbi
 
 def _scored(options: Options, sampling: Sampling, prompts: int, context: ModelContext) -> int:
     """Returns how many likeliest tokens the worker must score for each position. Raises Unprocessable for too many."""
-    told = allowed(options.n_probs, "n_probs", TokenLimits(context.vocab_size, context.config.max_logprobs))
-    check_total(told, prompts * (options.n_cmpl or 1) * sampling.max_tokens, "n_probs", options.stream)
+    told = allowed(options.probs, options.probs_name, TokenLimits(context.vocab_size, context.config.max_logprobs))
+    check_total(told, prompts * options.copies * sampling.max_tokens, options.probs_name, options.stream)
     return min(needed(told, options.post_sampling_probs, sampling), context.vocab_size)

@@ -42,7 +42,7 @@ class _Answer(Answer):
     @property
     def entries(self) -> int:
         """How many probabilities the whole answer reports."""
-        return len(self._scores) * (1 + self.options.n_probs)
+        return len(self._scores) * (1 + self.options.probs)
 
     @property
     def evaluated(self) -> int:
@@ -70,10 +70,10 @@ class _Answer(Answer):
 
     def probabilities(self, scores: list[TokenLogprob]) -> list[types.LlamaCppProbability] | UnsetType:
         options = self.options
-        if not options.n_probs:
+        if not options.probs:
             return UNSET
         sampling = self.context.request.sampling
-        return told(scores, options.n_probs, options.post_sampling_probs, sampling, self.context.tokenizer)
+        return told(scores, options.probs, options.post_sampling_probs, sampling, self.context.tokenizer)
 
     def finished(self) -> Any:
         """Returns the whole answer, or the last event of a stream. Raises SluiceError if the answer has not ended."""
@@ -112,7 +112,7 @@ def settings(sampling: Sampling, wanted: Wanted, seed: int | None, stops: tuple[
         n_ctx=wanted.n_ctx, seed=-1 if seed is None else seed, **_samplers(sampling, options), stop=list(stops),
         max_tokens=limit, n_predict=limit, ignore_eos=options.ignore_eos, stream=options.stream, logit_bias=biases,
         dry_sequence_breakers=list(options.dry_sequence_breakers or BREAKERS),
-        n_probs=options.n_probs, grammar=wanted.grammar,
+        n_probs=options.probs, grammar=wanted.grammar,
         timings_per_token=options.timings_per_token, post_sampling_probs=options.post_sampling_probs,
     )  # fmt: skip
 
@@ -185,7 +185,7 @@ class EventWriter:
 
     def _parts(self, answer: _Answer, delta: Delta) -> list[types.LlamaCppPart]:
         """Returns one event per token if probabilities are reported, and else one event for the whole delta."""
-        if not answer.options.n_probs:
+        if not answer.options.probs:
             self._counts[delta.index] += len(delta.ids)
             return [self._part(answer, delta.index, delta.text, delta.ids)]
         parts = []

@@ -21,7 +21,7 @@ COMMAND = re.compile(r"\s*(?P<word>[A-Za-z]+)[ \t]+")
 ROLES = ("system", "user", "assistant")
 WITH_EFFECT = {*PRESET_SAMPLING, "stop", "num_predict"}
 # Parameters that no name can have here, with the value that leaves them off.
-OFF: Mapping[str, object] = {"mirostat": 0, "typical_p": 1.0, "tfs_z": 1.0}
+OFF: Mapping[str, object] = {"mirostat": 0, "typical_p": 1.0, "repeat_last_n": -1, "tfs_z": 1.0}
 GO = re.compile(r"\{\{-?\s*(\.[A-Z]|if\b|range\b|end\b|else\b|with\b|template\b|\$)")
 
 

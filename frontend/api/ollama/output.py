@@ -15,7 +15,7 @@ from frontend.api.ollama.types import AnswerFields, Asked
 from frontend.api.openai.chat import logprob_entries
 from frontend.api.openai.response_types import TokenLogprobs
 from frontend.api.receipts import receipt_of
-from frontend.errors import NotFound, SluiceError, api_status
+from frontend.errors import SluiceError, UnknownModel, api_status, unknown_model
 from frontend.model_context import ModelContext
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.parser import output_parser
@@ -133,11 +133,11 @@ FINISH: dict[Finish, types.DoneReason] = {Finish.EOS: "stop", Finish.STOP: "stop
 
 
 def check_model(name: str, context: ModelContext) -> None:
-    """Raises NotFound for a model that is not served. The tag `:latest` may be omitted or added."""
+    """Raises UnknownModel for a model that is not served. The tag `:latest` may be omitted or added."""
     for known in (name, name.removesuffix(TAG) or name, name + TAG):
-        with suppress(SluiceError):
+        with suppress(UnknownModel):
             return model_context.check_model(known, context)
-    raise NotFound(f"model '{name}' not found", param="model", code="model_not_found")
+    raise unknown_model(name)
 
 
 def tagged(name: str) -> str:
@@ -184,6 +184,8 @@ def end(context: ResponseContext, delta: Delta, usage: Usage) -> dict[str, Any]:
 
 
 def error(exc: SluiceError, request_id: str) -> bytes:
+    if isinstance(exc, UnknownModel):  # clients look for Ollama's words, and then pull the model
+        return to_json(types.OllamaError(error=f"model '{exc.name}' not found"))
     return to_json(types.OllamaError(error=exc.message))
 
 

@@ -1,5 +1,6 @@
 """The JSON of Ollama's API: the fields that /api/chat and /api/generate share, messages, and responses."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -13,7 +14,7 @@ from frontend.api.request_builder import ParsedRequest
 from frontend.chat.history import ChatMessage, call, chat_message
 from frontend.chat.prompt import Prompt, render_prompt
 from frontend.chat.reasoning import effort, thinking
-from frontend.model_context import ModelContext
+from frontend.model_context import RANDOM_SEED, ModelContext
 from frontend.output_parser.model_format import Function, ToolChoice
 from frontend.schema.base import MOST, Names, RequestModel, ResponseModel
 from frontend.schema.request_fields import (
@@ -22,9 +23,9 @@ from frontend.schema.request_fields import (
     MirostatEta,
     MirostatTau,
     Penalty,
-    PositiveShare,
     RepeatLastN,
     SamplerFields,
+    Seed,
     Share,
     StopText,
     StopTexts,
@@ -32,6 +33,7 @@ from frontend.schema.request_fields import (
     TemplateArguments,
     Text,
     TypicalP,
+    check_seed,
     check_stops,
     doc,
 )
@@ -41,6 +43,7 @@ from frontend.text.chat_template import Source, base64_source, found_in, within
 from shared.model_list import MOST_S
 
 Unlimited = Annotated[int, Meta(ge=-2, le=MOST)]  # 0 and negative values: no limit
+SEED_BITS = 53  # of a drawn seed: JavaScript represents so many exactly
 OllamaModelName = Annotated[Text, doc("The served name, see `/api/tags`; `:latest` may follow it")]
 
 
@@ -58,9 +61,9 @@ class Options(RequestModel):
 
     temperature: Temperature | None = None
     top_k: Unlimited | None = None
-    top_p: PositiveShare | None = None
+    top_p: Share | None = None
     min_p: Share | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     num_predict: Unlimited | None = None
     stop: StopText | StopTexts | None = None
     repeat_penalty: Factor | None = None
@@ -73,6 +76,7 @@ class Options(RequestModel):
     mirostat_tau: MirostatTau = None
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         check_stops("stop", self.stop)
 
     @property
@@ -80,11 +84,17 @@ class Options(RequestModel):
         """The limit on new tokens; None: no limit."""
         return self.num_predict if (self.num_predict or 0) > 0 else None
 
+    @property
+    def _seed(self) -> int | None:
+        """The seed; a drawn one for -1, because None would be the seed of a name that has one."""
+        return secrets.randbits(SEED_BITS) if self.seed == RANDOM_SEED else self.seed
+
     def fields(self, **more: Any) -> SamplerFields:
         """Returns the options under OpenAI's names. more: fields for which Ollama has no option"""
         return SamplerFields(
             temperature=self.temperature, top_k=None if self.top_k is None else max(0, self.top_k), top_p=self.top_p,
-            min_p=self.min_p, seed=self.seed, stop=self.stop or None, repetition_penalty=self.repeat_penalty,
+            min_p=self.min_p, seed=self._seed, stop=self.stop or None,
+            repetition_penalty=self.repeat_penalty,
             presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty,
             repeat_last_n=self.repeat_last_n, typical_p=self.typical_p, mirostat=self.mirostat,
             mirostat_tau=self.mirostat_tau, mirostat_eta=self.mirostat_eta, **more,
@@ -152,7 +162,7 @@ class AnswerFields(RequestModel):
     @property
     def form(self) -> list[StructuredOutput]:
         """The structured output that `format` asks for; empty if the text is free."""
-        if not self.format:
+        if self.format in (None, ""):  # {} is a schema, of any JSON value
             return []
         kind: Kind = "json" if isinstance(self.format, dict) else "json_object"
         return [StructuredOutput("format", kind, self.format)]

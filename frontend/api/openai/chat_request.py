@@ -339,8 +339,11 @@ class ChatRequest(TokenDetailFields):
         "modalities": (["text"],),
         "functions": ([],),  # the old name of `tools`
         "function_call": ("none",),  # the old name of `tool_choice`
+        "echo": (False,),
+        "best_of": (1,),
     }
-    REFUSED: ClassVar[Names] = ("audio", "moderation", "web_search_options")
+    # `max_output_tokens`: the name of a limit on responses
+    REFUSED: ClassVar[Names] = ("audio", "moderation", "web_search_options", "max_output_tokens")
 
     messages: Messages
     model: ModelName = None

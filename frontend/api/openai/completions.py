@@ -8,7 +8,6 @@ chunks in a slightly different shape.
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
-from msgspec.structs import force_setattr
 
 from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
 from frontend.api.continuation import ContinueFromField
@@ -37,7 +36,6 @@ from frontend.schema.request_fields import (
     Text,
     TokenDetailFields,
     doc,
-    limit_of,
 )
 from frontend.server.sse import SERVER_SENT_EVENTS
 from frontend.structured_output import fields
@@ -62,6 +60,9 @@ _Token = Annotated[int, EXACT]
 _Off = Annotated[bool, Meta(extra_json_schema={"enum": [False]})]
 
 
+MOST_TOKENS = 128  # limit on an answer's tokens if neither the request nor the name of its model has one
+
+
 class CompletionRequest(TokenDetailFields):
     ONLY: ClassVar = {
         **TokenDetailFields.ONLY,
@@ -75,8 +76,9 @@ class CompletionRequest(TokenDetailFields):
         Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_PROMPTS)),
     ]
     max_tokens: Annotated[
-        int, Meta(ge=-2, le=MOST), doc("Most tokens of the answer; -1 and -2: to the context's end")
-    ] = 128
+        Annotated[int, Meta(ge=-2, le=MOST)] | None,
+        doc(f"Most tokens of the answer; -1 and -2: to the context's end; absent: {MOST_TOKENS}"),
+    ] = None
     n: ChoiceCount = 1
     add_special_tokens: Annotated[bool, doc("false: without the tokenizer's special tokens, such as BOS")] = True
     best_of: Annotated[Positive | None, doc("Must equal `n`")] = None
@@ -98,8 +100,6 @@ class CompletionRequest(TokenDetailFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_tokens is not None and self.max_tokens < 0:  # `n_predict` may have made it None
-            force_setattr(self, "max_tokens", limit_of("max_tokens", self.max_tokens))
         prompts = self.prompts
         if not prompts or not (all(prompts) or self.suffix):
             raise FieldError("prompt", "is empty", BadRequest, "empty_prompt")
@@ -110,6 +110,12 @@ class CompletionRequest(TokenDetailFields):
         kinds = {*map(type, self.prompt)} if isinstance(self.prompt, list) else set()
         if int in kinds and kinds != {int}:
             raise FieldError("prompt", f"must be {SHAPES}", BadRequest, "wrong_type")
+
+    def limit(self, context: ModelContext) -> int | None:
+        """Returns the limit on new tokens; None: that of the model's name, or else the context's end."""
+        if self.max_tokens is None and self.n_predict is None:
+            return MOST_TOKENS if context.most_new is None else None
+        return None if self.max_tokens is None or self.max_tokens < 0 else self.max_tokens
 
     @property
     def asked_logprobs(self) -> int | None:
@@ -172,7 +178,7 @@ async def parse(request: CompletionRequest, context: ModelContext) -> Generation
     check_stream_options(request, streams)
     _check_suffix(request)
     reading = ParsedRequest(
-        request, "prompt", request.max_tokens, n=request.n, logprobs=request.asked_logprobs,
+        request, "prompt", request.limit(context), n=request.n, logprobs=request.asked_logprobs,
         form=fields.openai(request, request.response_format, "response_format"),
         features=Features(echo=prompt_texts(request.prompts)) if request.echo else NO_FEATURES,
     )  # fmt: skip

@@ -184,7 +184,12 @@ class ResponseRequest(OpenAIFields):
         **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
     }  # fmt: skip
     IGNORED: ClassVar[Names] = ("client_metadata",)
-    REFUSED: ClassVar[Names] = ("prompt", "prompt_logprobs", "moderation")
+    REFUSED: ClassVar[Names] = (
+        "prompt", "prompt_logprobs", "moderation",
+        # the names that other routes have for fields of this one: without them, the answer would be another
+        "max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "json_schema", "grammar",
+        "regex", "ebnf",
+    )  # fmt: skip
 
     input: Input
     model: ModelName = None

@@ -7,10 +7,10 @@ from msgspec import UNSET
 
 from frontend.api.answer import Answer, AsyncDeltas, ResponseContext
 from frontend.api.openai.chunk_writer import LEAST
-from frontend.api.openai.completions import error, tokenized
+from frontend.api.openai.completions import MOST_TOKENS, error, tokenized
 from frontend.api.request_builder import ParsedRequest, check_repeated, prepare
 from frontend.api.sglang import types
-from frontend.api.sglang.types import MOST_TOKENS, GenerateRequest, SamplingParams
+from frontend.api.sglang.types import GenerateRequest, SamplingParams
 from frontend.errors import SluiceError, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
@@ -174,9 +174,12 @@ async def parse(request: GenerateRequest, context: ModelContext) -> GenerationRe
             "`logprob_start_len` cannot go with `stream`", param="logprob_start_len", code="conflicting_fields"
         )
     params = _params(request)
-    most = MOST_TOKENS if params.max_new_tokens is None else params.max_new_tokens
+    most = params.max_new_tokens
+    if most is None and context.most_new is None:  # the name of a model may have a limit of its own
+        most = MOST_TOKENS
     if request.stream and request.return_logprob:
-        check_repeated(max(0, request.top_logprobs_num or 0), most, "max_new_tokens")
+        places = context.most_new or 0 if most is None else most
+        check_repeated(max(0, request.top_logprobs_num or 0), places, "max_new_tokens")
     reading = ParsedRequest(
         fields := request.fields(params), request.param, most, "sampling_params.max_new_tokens", n=params.n,
         logprobs=(request.top_logprobs_num or 0) if request.return_logprob else None,

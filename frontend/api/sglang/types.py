@@ -7,10 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.api.openai.completions import MAX_PROMPTS, Prompt
+from frontend.api.openai.completions import MAX_PROMPTS, MOST_TOKENS, Prompt
 from frontend.errors import BadRequest
 from frontend.schema.base import EXACT, MOST, FieldError, Names, RequestModel, ResponseModel
 from frontend.schema.request_fields import (
+    MIN_TOKENS,
     STOPS,
     ChoiceCount,
     Count,
@@ -37,7 +38,6 @@ from frontend.schema.request_fields import (
 )
 from frontend.schema.responses import Size
 
-MOST_TOKENS = 128  # limit on an answer's tokens if the request has no `max_new_tokens`
 SAME = (  # the sampling parameters that have the same names on OpenAI's routes
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "stop",
     "stop_token_ids", "ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias", "json_schema", "regex", "ebnf",
@@ -56,7 +56,7 @@ class SamplingParams(RequestModel):
     max_new_tokens: Annotated[
         Count | None, doc(f"Most tokens of the answer; 0: the prompt is only computed; absent: {MOST_TOKENS}")
     ] = None
-    min_new_tokens: Annotated[Count | None, doc("The model may not end its answer before this many tokens")] = None
+    min_new_tokens: Annotated[Count | None, doc(MIN_TOKENS)] = None
     n: Annotated[ChoiceCount, doc("Answers to each prompt; their seeds follow each other")] = 1
     temperature: Annotated[Temperature | None, doc("0: the likeliest token; higher values draw more randomly")] = None
     top_p: Annotated[

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.api.openai import completions
+from frontend.api.sglang import generate
 from frontend.errors import Unprocessable
 from frontend.request import GenerationRequest
 from frontend.text.tokenizer import Tokenizer
@@ -29,6 +30,27 @@ async def test_sampling_number_too_small_for_float32_is_zero(tokenizer: Tokenize
     chosen = (await parsed(tokenizer, body(temperature=1e-50, min_p=1e-310))).sampling
     assert (chosen.temperature, chosen.min_p) == (0.0, 0.0)
     assert (await parsed(tokenizer, body(temperature=1e-30))).sampling.temperature == 1e-30
+
+
+async def test_limit_of_a_models_name_is_the_default_of_every_route(tokenizer: Tokenizer) -> None:
+    texts = context(tokenizer, max_seq_len=256)
+    named = replace(texts, most_new=4)
+
+    async def limits(api_format: Any, body: dict[str, Any]) -> list[int]:
+        return [(await parse(api_format, body, one)).sampling.max_tokens for one in (texts, named)]
+
+    prompt, text = {"model": MODEL, "prompt": "abc"}, {"model": MODEL, "text": "abc"}
+    assert await limits(completions, prompt) == [128, 4]
+    assert await limits(completions, prompt | {"max_tokens": 128}) == [128, 128]
+    assert await limits(completions, prompt | {"n_predict": 9}) == [9, 9]
+    assert await limits(generate, text) == [128, 4]
+    assert await limits(generate, text | {"sampling_params": {"max_new_tokens": 128}}) == [128, 128]
+    assert (await limits(completions, prompt | {"max_tokens": -1}))[0] > 200
+
+
+@pytest.mark.parametrize("share", [0, 0.0, 1e-50])
+async def test_top_p_of_zero_is_the_least_share_that_keeps_a_token(tokenizer: Tokenizer, share: float) -> None:
+    assert 0 < (await parsed(tokenizer, body(top_p=share))).sampling.top_p < 1e-30
 
 
 @pytest.mark.parametrize(

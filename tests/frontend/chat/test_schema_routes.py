@@ -48,6 +48,7 @@ def forms(schema: Any) -> list[tuple[Any, dict[str, Any]]]:
         (completions, prompt | {"structured_outputs": {"json": schema}}),
         (responses, {"model": MODEL, "input": "hi", "text": flat}),
         (messages, ASKED | {"output_config": {"format": {"type": "json_schema", "schema": schema}}}),
+        (messages, ASKED | {"output_format": {"type": "json_schema", "schema": schema}}),
         (ollama, {"model": MODEL, "messages": HELLO, "format": schema}),
     ]  # fmt: skip
 

@@ -86,7 +86,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"response_format": "json"}, 400, "response_format"),
     ({"guided_json": "{"}, 422, "guided_json"), ({"guided_json": "3"}, 422, "guided_json"),
     ({"guided_json": 3}, 400, "guided_json"), ({"guided_regex": "("}, 422, "guided_regex"),
-    ({"guided_choice": []}, 422, "guided_choice"), ({"guided_choice": [1]}, 400, "guided_choice"),
+    ({"guided_choice": []}, 422, "guided_choice"), ({"guided_choice": [1]}, 400, "guided_choice[0]"),
     ({"guided_grammar": "x"}, 422, "guided_grammar"),
     ({"structured_outputs": {"xml": 1}}, 422, "structured_outputs.xml"),
     ({"structured_outputs": {"regex": "("}}, 422, "structured_outputs.regex"),
@@ -115,8 +115,11 @@ async def test_anthropic_output_config_becomes_a_grammar(tokenizer: Tokenizer) -
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 9}
     schema = {"format": {"type": "json_schema", "schema": PERSON}}
     request = await parse(messages, {**body, "output_config": schema}, context(tokenizer))
-    assert request.sampling.grammar == build.json_schema(PERSON, "x")
+    older = await parse(messages, {**body, "output_format": schema["format"]}, context(tokenizer))
+    assert request.sampling.grammar == older.sampling.grammar == build.json_schema(PERSON, "x")
     assert not (await parse(messages, {**body, "output_config": {}}, context(tokenizer))).sampling.grammar
+    with pytest.raises(SluiceError, match="one form only"):
+        await parse(messages, {**body, "output_config": schema, "output_format": schema["format"]}, context(tokenizer))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"effort": "extreme"}, "output_config.effort"),
         ({"format": {"type": "json_schema", "schema": {"not": {}}}}, "output_config.format.schema.not"),

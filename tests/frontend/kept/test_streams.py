@@ -34,7 +34,8 @@ def store(tmp_path: Path) -> Path:
 
 
 def body(path: str, **more: Any) -> dict[str, Any]:
-    return {"model": "tiny", "max_tokens": 400, "stream": True, **BODIES[path], **more}
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    return {"model": "tiny", limit: 400, "stream": True, **BODIES[path], **more}
 
 
 async def head(held: Held, http: httpx.AsyncClient, path: str, events: int, **more: Any) -> bytes:

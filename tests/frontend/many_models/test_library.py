@@ -189,5 +189,8 @@ async def test_names_are_listed_and_mean_their_model(
         assert own["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
         assert plain["system_fingerprint"] != own["system_fingerprint"]
         assert (await http.post("/v1/chat/completions", json={"model": "lost", **said})).status_code == 404
+        for path in ("/api/chat", "/api/show"):
+            lost = await http.post(path, json={"model": "lost"} | (said if path == "/api/chat" else {}))
+            assert (lost.status_code, lost.json()) == (404, {"error": "model 'lost' not found"})
         assert (await http.post("/models/unload", json={"model": "mine"})).json() == {"success": True}
         assert (await launcher.asked(Keep)).name == "a"

@@ -150,7 +150,7 @@ async def test_another_fingerprint_is_refused_unless_forced(tokenizer: Tokenizer
     ("changes", "param"),
     [
         ({"output_ids": None}, "receipt.output_ids"),
-        ({"output_ids": ["a"]}, "receipt.output_ids"),
+        ({"output_ids": ["a"]}, "receipt.output_ids[0]"),
         ({"route": "/v1/embeddings"}, "receipt.route"),
         ({"index": 1}, "receipt.index"),
         ({"version": 2}, "receipt.version"),

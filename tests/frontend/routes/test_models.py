@@ -23,6 +23,9 @@ async def test_models_lists_the_served_model(tokenizer: Tokenizer) -> None:
         listing = (await http.get("/v1/models")).json()
         one = (await http.get(f"/v1/models/{MODEL}")).json()
         other = await http.get("/v1/models/org/other")
+        sdk = {"anthropic-version": "2023-06-01"}  # Anthropic's SDK, which has another meaning of `capabilities`
+        claude = [(await http.get(path, headers=sdk)).json() for path in (f"/v1/models/{MODEL}", "/v1/models")]
+    assert claude[0] == claude[1]["data"][0] == one | {"capabilities": None} and one["lifecycle"] == "active"
     theirs = {"name": MODEL, "model": MODEL, "capabilities": ["completion"]}  # fields for llama.cpp's clients
     ends = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
     assert listing == {"object": "list", "data": [one], "models": [theirs], **ends}

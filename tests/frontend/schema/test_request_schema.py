@@ -51,5 +51,5 @@ def test_request_schema_has_required_fields_and_no_refused_ones(kind: type[Reque
 
 def test_default_is_in_the_schema_only_if_it_could_be_sent() -> None:
     told = request_schema(REQUESTS["CompletionRequest"])["properties"]
-    assert (told["max_tokens"]["default"], told["temperature"]["default"], told["echo"]["default"]) == (128, 1.0, False)
-    assert not any("default" in told[name] for name in ("seed", "logit_bias", "stop", "logprobs"))
+    assert (told["n"]["default"], told["temperature"]["default"], told["echo"]["default"]) == (1, 1.0, False)
+    assert not any("default" in told[name] for name in ("seed", "logit_bias", "stop", "logprobs", "max_tokens"))

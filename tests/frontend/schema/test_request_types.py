@@ -34,7 +34,7 @@ def test_shared_field_accepts_its_values(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(("field", "value", "code"), [
-    ("seed", 1 << 64, "out_of_range"), ("top_p", 0, "out_of_range"), ("min_p", 1.1, "out_of_range"),
+    ("seed", 1 << 64, "out_of_range"), ("top_p", -0.1, "out_of_range"), ("min_p", 1.1, "out_of_range"),
     ("repetition_penalty", 0, "out_of_range"), ("logit_bias", {"a": 1}, "out_of_range"), ("stop", [""], "out_of_range"),
     ("stream_reasoning", False, "unsupported_field"), ("allowed_token_ids", [-1], "out_of_range"),
     ("nonsense", 1, "unknown_field"),
@@ -42,7 +42,8 @@ def test_shared_field_accepts_its_values(field: str, value: Any) -> None:
 def test_shared_field_out_of_range_or_unsupported_is_unprocessable(field: str, value: Any, code: str) -> None:
     with pytest.raises(Unprocessable) as refused:
         convert({**LEAST, field: value}, CompletionRequest)
-    assert (refused.value.param, refused.value.code, refused.value.status) == (field, code, 422)
+    wrong = f"{field}[0]" if isinstance(value, list) else field
+    assert (refused.value.param, refused.value.code, refused.value.status) == (wrong, code, 422)
 
 
 @pytest.mark.parametrize(("field", "value"), [("seed", "1"), ("top_k", 8.5), ("stop", 1), ("logit_bias", [1])])
@@ -108,5 +109,5 @@ def test_cache_salt_longer_than_the_limit_is_refused_by_name(kind: type[RequestM
 
 def test_bad_word_longer_than_the_limit_is_refused_by_name() -> None:
     convert({**LEAST, "bad_words": ["x" * 128]}, CompletionRequest)
-    with pytest.raises(Unprocessable, match="`bad_words` may have at most 128 characters"):
-        convert({**LEAST, "bad_words": ["x" * 129]}, CompletionRequest)
+    with pytest.raises(Unprocessable, match=r"`bad_words\[1\]` may have at most 128 characters"):
+        convert({**LEAST, "bad_words": ["x", "x" * 129]}, CompletionRequest)

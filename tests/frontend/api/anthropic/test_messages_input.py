@@ -177,7 +177,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("system", [{"type": "document"}], 422, "system[0].type"), ("max_tokens", 0, 422, "max_tokens"),
     ("model", "claude", 422, "model"), ("tools", [{}], 400, "tools[0].name"),
     ("tool_choice", {"type": "any"}, 422, "tool_choice"), ("stop_sequences", ["x" * 16_385], 422, "stop_sequences"),
-    ("stop_sequences", [""], 422, "stop_sequences"),
+    ("stop_sequences", ["x", ""], 422, "stop_sequences[1]"),
     ("n", 1, 422, "n"), ("logprobs", True, 422, "logprobs"), ("min_p", 0.1, 422, "min_p"), ("stop", "x", 422, "stop"),
     ("temperature", -1, 422, "temperature"), ("top_k", -2, 422, "top_k"), ("container", "x", 422, "container"),
 ]  # fmt: skip

@@ -78,8 +78,10 @@ async def test_stream_has_parts_and_a_last_event_without_content(tokenizer: Toke
 
 
 async def test_stop_string_is_named(tokenizer: Tokenizer) -> None:
-    body = (await ask(tokenizer, completing(tokenizer), stop=["", "ll"])).json()
-    assert (body["content"], body["stop_type"], body["stopping_word"]) == ("he", "word", "ll")
+    for stop in (["", "ll"], "ll"):
+        body = (await ask(tokenizer, completing(tokenizer), stop=stop)).json()
+        assert (body["content"], body["stop_type"], body["stopping_word"]) == ("he", "word", "ll")
+    assert (await ask(tokenizer, completing(tokenizer), stop="")).json()["content"] == "hello"
 
 
 async def test_several_prompts_have_an_array_of_answers(tokenizer: Tokenizer) -> None:
@@ -91,9 +93,23 @@ async def test_several_prompts_have_an_array_of_answers(tokenizer: Tokenizer) ->
 
 
 async def test_several_answers_to_a_prompt(tokenizer: Tokenizer) -> None:
+    for asked in ({"n_cmpl": 2}, {"n": 2}, {"n_cmpl": 2, "n": 9}):
+        pool = completing(tokenizer)
+        body = (await ask(tokenizer, pool, seed=5, **asked)).json()
+        assert [one["index"] for one in body] == [0, 1] and [one.sampling.seed for one in pool.submitted] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({"n_predict": 3, "max_completion_tokens": 4, "max_tokens": 5}, 3), ({"max_completion_tokens": 4}, 4),
+        ({"max_completion_tokens": 4, "max_tokens": 5}, 4), ({"max_tokens": 5}, 5),
+    ],
+)  # fmt: skip
+async def test_limit_has_several_names(tokenizer: Tokenizer, fields: dict[str, Any], limit: int) -> None:
     pool = completing(tokenizer)
-    body = (await ask(tokenizer, pool, n_cmpl=2, seed=5)).json()
-    assert [one["index"] for one in body] == [0, 1] and [one.sampling.seed for one in pool.submitted] == [5, 6]
+    assert (await ask(tokenizer, pool, **fields)).status_code == 200
+    assert pool.submitted[0].sampling.max_tokens == limit
 
 
 async def test_answer_without_a_limit_goes_to_the_contexts_end(tokenizer: Tokenizer) -> None:
@@ -130,7 +146,7 @@ async def test_long_prompt_is_refused_with_its_length(tokenizer: Tokenizer) -> N
         ({"samplers": "kz"}, "`samplers`"),
         ({"samplers": "k" * 21}, "`samplers`"),
         ({"dry_multiplier": 1.0, "dry_sequence_breakers": []}, "`dry_sequence_breakers`"),
-        ({"dry_multiplier": 1.0, "dry_sequence_breakers": ["x" * 41]}, "`dry_sequence_breakers`"),
+        ({"dry_multiplier": 1.0, "dry_sequence_breakers": ["x" * 41]}, "`dry_sequence_breakers[0]`"),
         ({"dry_multiplier": 1.0, "dry_sequence_breakers": ["x"] * 33}, "`dry_sequence_breakers`"),
         ({"dry_base": 0.5}, "`dry_base`"),
         ({"dry_penalty_last_n": -2}, "`dry_penalty_last_n`"),
@@ -147,6 +163,7 @@ async def test_long_prompt_is_refused_with_its_length(tokenizer: Tokenizer) -> N
         ({"stop": ["x" * 20_000]}, "`stop`"),
         ({"receipt": True, "t_max_predict_ms": 5}, "`receipt`"),
         ({"n_probs": 21}, "`n_probs`"),
+        ({"logprobs": 21}, "`logprobs`"),
     ],
 )
 async def test_what_cannot_be_done_is_refused_by_name(tokenizer: Tokenizer, fields: dict[str, Any], named: str) -> None:

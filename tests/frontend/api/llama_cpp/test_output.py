@@ -37,6 +37,7 @@ async def post(tokenizer: Tokenizer, pool: FakePool, **fields: Any) -> Any:
 
 async def test_probabilities_of_a_whole_answer(tokenizer: Tokenizer) -> None:
     body = await post(tokenizer, scoring(tokenizer, "hi!"), n_probs=2)
+    assert (await post(tokenizer, scoring(tokenizer, "hi!"), logprobs=2))["generation_settings"]["n_probs"] == 2
     tokens = body["completion_probabilities"]
     assert [one["token"] for one in tokens] == ["h", "i", "!"]
     assert all(one["logprob"] == -0.5 and len(one["top_logprobs"]) == 2 for one in tokens)

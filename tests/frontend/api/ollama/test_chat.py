@@ -41,6 +41,16 @@ async def test_options_become_sampling(tokenizer: Tokenizer) -> None:
     assert (chosen.presence_penalty, chosen.frequency_penalty) == (0.5, 0.25)
 
 
+async def test_seed_minus_one_asks_for_a_random_seed(tokenizer: Tokenizer) -> None:
+    pool = completing(tokenizer)
+    async with http_client(pool, tokenizer) as http:
+        for path, more in (("chat", {"messages": USER}), ("generate", {"prompt": "hi"})) * 2:
+            sent = {"model": MODEL, "stream": False, "options": {"seed": -1}, **more}
+            assert (await http.post(f"/api/{path}", json=sent)).status_code == 200
+    seeds = {one.sampling.seed for one in pool.submitted}
+    assert len(seeds) == 4 and all(seed is not None and 0 <= seed < 1 << 53 for seed in seeds)
+
+
 async def test_penalties_in_a_window_and_typical_sampling_become_a_chain(tokenizer: Tokenizer) -> None:
     pool = completing(tokenizer)
     async with http_client(pool, tokenizer) as http:
@@ -60,7 +70,7 @@ async def test_answer_without_a_limit_goes_to_the_contexts_end(tokenizer: Tokeni
     assert one.sampling.max_tokens == 512 - len(one.prompt)
 
 
-@pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
+@pytest.mark.parametrize("form", ["json", {}, {"type": "object", "properties": {"a": {"type": "integer"}}}])
 async def test_format_becomes_a_grammar(tokenizer: Tokenizer, form: Any) -> None:
     pool = completing(tokenizer)
     async with http_client(pool, tokenizer) as http:
@@ -123,8 +133,11 @@ async def test_another_model_is_404_in_ollamas_words(tokenizer: Tokenizer) -> No
     ("change", "word"),
     [
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "sees no images"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk=", {}]}]}, "`messages[0].images[1]` must be"),
         ({"options": {"temperature": -1}}, "options.temperature"),
         ({"options": {"mirostat": 3}}, "options.mirostat"),
+        ({"options": {"seed": 1 << 64}}, "options.seed"),
+        ({"options": {"seed": -1e308}}, "options.seed"),
         ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),
         ({"logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from frontend.api.ollama.output import check_model, rfc3339, tagged
-from frontend.errors import NotFound
+from frontend.api.ollama.output import check_model, error, rfc3339, tagged
+from frontend.errors import UnknownModel
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context
 
@@ -21,8 +21,9 @@ def test_tag_may_be_left_out_or_added(tokenizer: Tokenizer, served: str, asked: 
 
 @pytest.mark.parametrize("asked", ["other", "other:latest", f"{MODEL}:7b", f"{MODEL}:latest:latest:x", ":latest"])
 def test_other_name_is_not_found(tokenizer: Tokenizer, asked: str) -> None:
-    with pytest.raises(NotFound, match=f"model '{asked}' not found|not found"):
+    with pytest.raises(UnknownModel) as refused:
         check_model(asked, context(tokenizer))
+    assert error(refused.value, "req") == b'{"error":"model \'%s\' not found"}' % asked.encode()
 
 
 @pytest.mark.parametrize(

@@ -251,8 +251,8 @@ NOT_ACCEPTABLE: list[tuple[str, Any, str]] = [
     ("max_completion_tokens", 9, "max_completion_tokens"),
     ("top_logprobs", 3, "top_logprobs"), ("top_logprobs", 21, "top_logprobs"), ("min_tokens", 9, "min_tokens"),
     ("top_k", -2, "top_k"), ("continue_final_message", True, "continue_final_message"),
-    ("prompt", "x", "prompt"), ("echo", True, "echo"), ("suffix", "x", "suffix"), ("best_of", 1, "best_of"),
-    ("stream_options", {"foo": True}, "stream_options.foo"), ("stop", [""], "stop"), ("n", 0, "n"),
+    ("prompt", "x", "prompt"), ("echo", True, "echo"), ("suffix", "x", "suffix"), ("best_of", 2, "best_of"),
+    ("stream_options", {"foo": True}, "stream_options.foo"), ("stop", [""], "stop[0]"), ("n", 0, "n"),
     ("model", "gpt-4", "model"),
 ]  # fmt: skip
 

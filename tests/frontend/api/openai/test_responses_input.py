@@ -88,7 +88,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"previous_response_id": "resp_1"}, 400, "previous_response_id"), ({"conversation": "c"}, 400, "conversation"),
     ({"background": True}, 400, "background"), ({"prompt": {"id": "a"}}, 400, "prompt"),
     ({"truncation": "auto"}, 400, "truncation"),
-    ({"max_output_tokens": 0}, 400, "max_output_tokens"), ({"include": ["all"]}, 400, "include"),
+    ({"max_output_tokens": 0}, 400, "max_output_tokens"), ({"include": ["all"]}, 400, "include[0]"),
     ({"top_logprobs": 21}, 400, "top_logprobs"), ({"text": {"verbosity": "none"}}, 400, "text.verbosity"),
     ({"image": {"context_compression": "enabled"}}, 400, "image"),
     ({"access_programs": {"cyber": "daybreak_red"}}, 400, "access_programs"),

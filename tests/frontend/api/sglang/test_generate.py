@@ -106,7 +106,7 @@ async def test_failed_stream_has_an_error_and_an_end(tokenizer: Tokenizer) -> No
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"text": None}, "text"), ({"text": ""}, "text"), ({"text": []}, "text"), ({"text": [1]}, "text"),
+    ({"text": None}, "text"), ({"text": ""}, "text"), ({"text": []}, "text"), ({"text": [1]}, "text[0]"),
     ({"input_ids": []}, "input_ids"), ({"input_ids": [[]]}, "input_ids"), ({"input_ids": [1, [2]]}, "input_ids"),
     ({"input_ids": [999]}, "input_ids"), ({"input_ids": [1], "text": "a"}, "input_ids"),
     ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
