@@ -33,6 +33,7 @@ from frontend.schema.request_fields import (
     ChoiceCount,
     LogprobCount,
     Positive,
+    PositiveShare,
     Text,
     TokenDetailFields,
     doc,
@@ -78,6 +79,10 @@ class CompletionRequest(TokenDetailFields):
     max_tokens: Annotated[
         Annotated[int, Meta(ge=-2, le=MOST)] | None,
         doc(f"Most tokens of the answer; -1 and -2: to the context's end; absent: {MOST_TOKENS}"),
+    ] = None
+    # vLLM's range; other routes take 0, too
+    top_p: Annotated[
+        PositiveShare | None, doc("Draw from the likeliest tokens that together have this probability")
     ] = None
     n: ChoiceCount = 1
     add_special_tokens: Annotated[bool, doc("false: without the tokenizer's special tokens, such as BOS")] = True

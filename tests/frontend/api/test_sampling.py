@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontend.api.openai import completions
+from frontend.api.openai import chat, completions
 from frontend.api.sglang import generate
 from frontend.errors import Unprocessable
 from frontend.request import GenerationRequest
@@ -50,7 +50,8 @@ async def test_limit_of_a_models_name_is_the_default_of_every_route(tokenizer: T
 
 @pytest.mark.parametrize("share", [0, 0.0, 1e-50])
 async def test_top_p_of_zero_is_the_least_share_that_keeps_a_token(tokenizer: Tokenizer, share: float) -> None:
-    assert 0 < (await parsed(tokenizer, body(top_p=share))).sampling.top_p < 1e-30
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "abc"}], "top_p": share}
+    assert 0 < (await parse(chat, asked, context(tokenizer))).sampling.top_p < 1e-30
 
 
 @pytest.mark.parametrize(

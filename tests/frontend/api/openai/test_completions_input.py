@@ -128,7 +128,7 @@ async def test_required_field_missing_is_400(tokenizer: Tokenizer, missing: str)
 
 
 OUT_OF_RANGE: list[tuple[str, Any]] = [
-    ("max_tokens", 0), ("max_tokens", -3), ("temperature", -0.1), ("top_p", -0.1), ("top_p", 1.01), ("top_k", -2),
+    ("max_tokens", 0), ("max_tokens", -3), ("temperature", -0.1), ("top_p", 0), ("top_p", 1.01), ("top_k", -2),
     ("min_p", -0.1), ("min_p", 1.1), ("repetition_penalty", 0), ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1), ("logit_bias", {"1": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"269": 1}),
     ("seed", 2**64), ("seed", -(2**63) - 1), ("stop", ""), ("stop", ["a", ""]), ("stop", ["x"] * 16385),
