@@ -38,7 +38,8 @@ class EmbedRequest(RequestModel):
     input: Annotated[Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)], doc("A text, or several")]
     dimensions: Annotated[Positive | None, doc("Only so many numbers, normalized again; for models trained so")] = None
     truncate: Annotated[
-        bool | None, doc("true: a text that is too long is cut at its end; absent or false: it is refused")
+        bool | None,
+        doc("A text that is too long is cut at its end; false: it is refused; absent: true, if not `long_inputs`"),
     ] = None
     long_inputs: LongInputs = None
     keep_alive: KeepAlive = None
@@ -51,10 +52,11 @@ async def parse(request: EmbedRequest, context: ModelContext) -> GenerationReque
     """Makes a GenerationRequest for the vectors. Raises NotFound, BadRequest or Unprocessable."""
     check_model(request.model, context)
     texts = [request.input] if isinstance(request.input, str) else request.input
+    cuts = request.long_inputs is None if request.truncate is None else request.truncate
     begun = Begun(request.model, time.perf_counter())
     return await embedding_request(
         PoolingFields(), texts, context, dimensions=request.dimensions or 0, format_data=begun,
-        cut=Cut() if request.truncate else None, long=request.long_inputs,
+        cut=Cut() if cuts else None, long=request.long_inputs,
     )  # fmt: skip
 
 

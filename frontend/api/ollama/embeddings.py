@@ -7,7 +7,7 @@ from frontend.api.ollama import types
 from frontend.api.ollama.output import check_model, error, status
 from frontend.api.ollama.types import KeepAlive, OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import PoolingFields, collect
+from frontend.api.pooling.fields import Cut, PoolingFields, collect
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
 from frontend.schema.base import Names, RequestModel, to_json
@@ -32,7 +32,7 @@ REQUEST = OneEmbeddingRequest
 async def parse(request: OneEmbeddingRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the vector. Raises NotFound, BadRequest or Unprocessable."""
     check_model(request.model, context)
-    return await embedding_request(PoolingFields(), [request.prompt], context, param="prompt")
+    return await embedding_request(PoolingFields(), [request.prompt], context, param="prompt", cut=Cut())
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

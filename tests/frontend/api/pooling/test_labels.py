@@ -124,12 +124,14 @@ async def test_texts_are_cut_as_the_request_says(for_task: Callable[[Task], Toke
         tei = await prompt("/embed", inputs=words, truncate=True, truncation_direction="Left")
         cohere = await prompt("/v2/embed", texts=[words])
         await prompt("/v2/embed", texts=["red house"], truncate="NONE", max_tokens=4)
-        ollama = await prompt("/api/embed", model="tiny", input=words, truncate=True)
+        ollama = await prompt("/api/embed", model="tiny", input=words)
+        assert ollama == await prompt("/api/embeddings", model="tiny", prompt=words)
         for path, body in (
-            ("/v1/embeddings", {"input": words}), ("/embed", {"inputs": words}), ("/api/embed", {"input": words}),
+            ("/v1/embeddings", {"input": words}), ("/embed", {"inputs": words}),
             ("/v2/embed", {"texts": [words], "truncate": "NONE"}),
             ("/v2/embed", {"texts": ["red", "red house old"], "truncate": "NONE", "max_tokens": 4}),
             ("/v1/embeddings", {"input": words, "truncate_prompt_tokens": 2}),
+            ("/api/embed", {"model": "tiny", "input": words, "truncate": False}),
             ("/v1/embeddings", {"input": words, "truncate_prompt_tokens": 9}),
         ):  # fmt: skip
             refused = await http.post(path, json={"model": "tiny", **body})

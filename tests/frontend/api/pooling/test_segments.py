@@ -54,7 +54,8 @@ async def test_vector_of_a_long_text_is_the_mean_of_its_segments(
     pool, ids = welcomed(5), tokenizer.encode_now([WORDS])[0]
     body: dict[str, Any] = {"model": "tiny", field: [WORDS]}
     async with http_client(pool, tokenizer) as http:
-        refused = await http.post(path, json=body | ({"truncate": "NONE"} if path == "/v2/embed" else {}))
+        whole = {"/v2/embed": {"truncate": "NONE"}, "/api/embed": {"truncate": False}}.get(path, {})
+        refused = await http.post(path, json=body | whole)
         answer = await http.post(path, json=body | {"long_inputs": "mean"})
         short = await http.post(path, json=body | {field: ["red"], "long_inputs": "mean"})
         plain = await http.post(path, json=body | {field: ["red"]})
