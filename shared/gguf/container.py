@@ -121,6 +121,10 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
 
     places: dict[str, StoredTensor]
 
+    def __init__(self, path: Path) -> None:
+        self._path = path  # `data.filename` is where a link leads: in the hub's cache, a name without a suffix
+        super().__init__(path)
+
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
         if int(offset) + dtype().itemsize * int(count) > len(self.data):
             raise EOFError(f"it ends after {len(self.data)} bytes")
@@ -131,7 +135,7 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
         if (number := int(field.parts[TYPE_PART][0])) not in KNOWN_TYPES:
             name = f"{IK_TYPES[number]} of ik_llama.cpp" if number in IK_TYPES else f"number {number}, which is unknown"
             raise GgufError(
-                f"{self.data.filename}: tensor {on_one_line(field.name)} is stored as type {name}; supported are the "
+                f"{self._path}: tensor {on_one_line(field.name)} is stored as type {name}; supported are the "
                 "types of llama.cpp that docs/quantization.md lists"
             )
         return field
@@ -178,7 +182,7 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
             raise ValueError(f"tensor {field.name} begins at byte {begin}")
         if begin + nbytes > len(self.data):
             raise EOFError(f"it ends after {len(self.data)} bytes, but tensor {field.name} after {begin + nbytes}")
-        return StoredTensor(Path(self.data.filename), type.name, tuple(shape), begin, nbytes)
+        return StoredTensor(self._path, type.name, tuple(shape), begin, nbytes)
 
 
 def _strings(data: memoryview, at: int, count: int) -> tuple[list[str], int]:

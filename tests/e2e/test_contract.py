@@ -149,7 +149,7 @@ SHARED: list[tuple[str, dict[str, Any] | bytes, int, str, str]] = [
     ("model", {"model": "other"}, 422, BAD, "not_found_error"),
     ("max_tokens", {"max_tokens": 0}, 422, BAD, BAD),
     ("temperature", {"temperature": -0.1}, 422, BAD, BAD),
-    ("top_p", {"top_p": 0}, 422, BAD, BAD),
+    ("top_p", {"top_p": -0.1}, 422, BAD, BAD),
     ("top_p", {"top_p": 1.5}, 422, BAD, BAD),
     ("top_k", {"top_k": -2}, 422, BAD, BAD),
     ("stop_token_ids", {"stop_token_ids": [99_999]}, 422, BAD, BAD),
@@ -162,7 +162,7 @@ EMPTY: dict[str, list[dict[str, Any]]] = {
 }
 OWN: dict[str, list[tuple[str, Any]]] = {
     COMPLETIONS: [
-        ("best_of", 2), ("suffix", "x"), ("logprobs", 21), ("n", 0), ("min_p", 2), ("logit_bias", {"x": 1}),
+        ("best_of", 2), ("suffix", "x"), ("logprobs", 21), ("top_p", 0), ("n", 0), ("min_p", 2), ("logit_bias", {"x": 1}),
         ("tools", []), ("messages", QUESTION), ("stop", ["x" * 16_385]), ("stop_sequences", ["x"]), ("top_logprobs", 1),
         ("foo", "bar"), ("foo", None), ("stream_options", {"foo": True}), ("stream_options", {"include_usage": True}),
         ("kv_transfer_params", {}), ("prompt_embeds", "x"), ("stop_regex", "x"), ("detokenize", False),

@@ -236,6 +236,13 @@ def test_split_files_are_read_as_one(tmp_path: Path) -> None:
     assert container.tensors["w1"].floats() == (WEIGHT + 1).flatten().tolist()
 
 
+def test_tensors_of_a_link_are_in_the_file_of_that_name(tmp_path: Path) -> None:
+    """The hub's cache has a link with the file's name to a file whose name is a hash."""
+    link = tmp_path / "a.gguf"
+    link.symlink_to(write(tmp_path / "0123abc"))
+    assert {tensor.file for tensor in Container.read([link]).tensors.values()} == {link}
+
+
 def test_split_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     first, second = split(tmp_path)
     with pytest.raises(GgufError, match="is one of 2 files, but 1 are there"):
