@@ -162,10 +162,10 @@ EMPTY: dict[str, list[dict[str, Any]]] = {
 }
 OWN: dict[str, list[tuple[str, Any]]] = {
     COMPLETIONS: [
-        ("best_of", 2), ("suffix", "x"), ("logprobs", 21), ("top_p", 0), ("n", 0), ("min_p", 2), ("logit_bias", {"x": 1}),
+        ("best_of", 2), ("suffix", "x"), ("logprobs", 21), ("n", 0), ("min_p", 2), ("logit_bias", {"x": 1}),
         ("tools", []), ("messages", QUESTION), ("stop", ["x" * 16_385]), ("stop_sequences", ["x"]), ("top_logprobs", 1),
         ("foo", "bar"), ("foo", None), ("stream_options", {"foo": True}), ("stream_options", {"include_usage": True}),
-        ("kv_transfer_params", {}), ("prompt_embeds", "x"), ("stop_regex", "x"), ("detokenize", False),
+        ("kv_transfer_params", {}), ("prompt_embeds", "x"), ("stop_regex", "x"), ("detokenize", False), ("top_p", 0),
     ],
     CHAT: [
         ("top_logprobs", 2), ("n", 129), ("presence_penalty", 3), ("functions", [1]), ("modalities", ["audio"]),
