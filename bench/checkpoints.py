@@ -5,7 +5,8 @@ a checkpoint is generated. There is also one real model: the GGUF file that a pa
 import os
 import shutil
 import sysconfig
-from argparse import ArgumentTypeError
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,16 @@ def gguf_model(text: str) -> Path:
     if not path.is_file():
         raise ArgumentTypeError(f"{text} is not a file")
     return path
+
+
+def chosen(args: Namespace, root: Path) -> Iterator[tuple[Path, str]]:
+    """Yields the folder and the weights of each checkpoint that a command names: those of --file, if it is given, or
+    else each of --shape in each of --weights.
+    """
+    if args.file:
+        yield from ((of_file(file, root), FILE) for file in args.file)
+    else:
+        yield from ((checkpoint(shape, root), weights) for shape in args.shape for weights in args.weights)
 
 
 def of_file(file: Path, root: Path | None = None) -> Path:

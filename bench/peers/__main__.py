@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from bench.checkpoints import ALL_SHAPES, FILE, cache_folder, checkpoint, gguf_model, of_file
+from bench.checkpoints import ALL_SHAPES, cache_folder, checkpoint, chosen, gguf_model
 from bench.client.server import BenchError
 from bench.client.summary import aligned, number, to_json
 from bench.peers.catalog import PEERS, Peer, configured, in_weights, with_context
@@ -36,11 +36,8 @@ def main(words: list[str]) -> int:
             print(serving(peers, args.serving, args.root))
             return 0
         selected = [at_depth(depth) for depth in args.depth] or [SCENARIOS[name] for name in args.scenarios]
-        models = args.models.absolute()
-        made = ((checkpoint(shape, models), weights) for shape in args.shape for weights in args.weights)
-        given = ((of_file(file, models), FILE) for file in args.file)
-        pairs = given if args.file else made
-        cases = [(folder, weights, isa) for folder, weights in pairs for isa in args.isa]
+        found = chosen(args, args.models.absolute())
+        cases = [(folder, weights, isa) for folder, weights in found for isa in args.isa]
         figures = {title(case): compare(case, peers, selected, args) for case in cases}
         if args.json:
             args.json.write_text(to_json(figures))

@@ -16,7 +16,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoints import ALL_SHAPES, FILE, cache_folder, checkpoint, gguf_model, of_file
+from bench.checkpoints import ALL_SHAPES, cache_folder, chosen, gguf_model
 from bench.client.server import BenchError
 from bench.client.summary import NOTHING, aligned, number, to_json
 from bench.micro.engine import DECODE_STEPS, PROMPT
@@ -40,11 +40,8 @@ Rates = dict[str, float]  # measurement (a key of COUNTS) → tokens per second
 def main(words: list[str]) -> int:
     try:
         args = _parser().read(words)
-        root, models = args.root.absolute(), args.models.absolute()
-        made = ((checkpoint(shape, models), weights) for shape in args.shape for weights in args.weights)
-        given = ((of_file(file, models), FILE) for file in args.file)
-        pairs = given if args.file else made
-        cases = [Case(root, folder, weights, isa, args.safetensors) for folder, weights in pairs for isa in args.isa]
+        root, found = args.root.absolute(), chosen(args, args.models.absolute())
+        cases = [Case(root, folder, weights, isa, args.safetensors) for folder, weights in found for isa in args.isa]
         engines = [args.only] if args.only else [OURS, "llama.cpp", *args.others]
         results = [compare(case, args.scenarios, args.rounds, engines) for case in cases]
     except (ConfigError, BenchError) as error:

@@ -5,7 +5,7 @@ import pytest
 
 from bench.client.server import BenchError
 from bench.client.summary import NOTHING
-from bench.peers import engine
+from bench.peers import catalog, engine, in_process
 from bench.peers.catalog import Peer
 from bench.peers.engine import COUNTS, Case, compare, table
 
@@ -50,6 +50,10 @@ def test_an_engine_that_cannot_read_the_file_has_no_rates(monkeypatch: pytest.Mo
     rows = compare(case, ["prefill", "decode1", "decode8"], 1, ["openvino", "mistral.rs"])
     assert [row[2] for row in rows[:2]] == [7, 5] and isnan(rows[2][2])
     assert all(isnan(row[3]) for row in rows)
+
+
+def test_every_engine_that_is_installed_can_be_measured() -> None:
+    assert [*catalog.ENGINES] == [*in_process.ENGINES]
 
 
 def test_only_the_file_of_a_case_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
