@@ -1,5 +1,7 @@
 """Fixtures and settings that several folders of tests share."""
 
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import date
@@ -7,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import hypothesis
 import pytest
@@ -33,6 +36,19 @@ def _one_thread() -> None:
     scratch slot, would race in the C kernels of recurrent layers, which use the slot as their working memory.
     """
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_this_test(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Leaves out of `caplog` what threads say that earlier tests left behind, because tests count what is logged."""
+    left_behind = WeakSet(thread for thread in threading.enumerate() if thread is not threading.current_thread())
+
+    def of_this_test(record: logging.LogRecord) -> bool:
+        return threading.current_thread() not in left_behind
+
+    caplog.handler.addFilter(of_this_test)
+    yield
+    caplog.handler.removeFilter(of_this_test)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -157,12 +157,19 @@ async def settled(row: Row, server: ServerUnderTest, before: ResourceUsage) -> N
         await server.until_idle(SETTLE_S)
     except AssertionError as error:
         row.notes.append(str(error))
-    row.leaked += (await server.stats())["pages"]["owned"]
     deadline = time.monotonic() + SETTLE_S
-    while (growth := server.resource_usage().growth(before)) and time.monotonic() < deadline:
+    growth, owned = server.resource_usage().growth(before), await _owned_pages(server)
+    while (growth or owned) and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
+        growth, owned = server.resource_usage().growth(before), await _owned_pages(server)
+    row.leaked += owned
     if growth:
         row.notes.append(growth)
+
+
+async def _owned_pages(server: ServerUnderTest) -> int:
+    """What the frontend that answers was last told, which may be older than what another one has said before."""
+    return int((await server.stats())["pages"]["owned"])
 
 
 async def _ended(row: Row, server: ServerUnderTest) -> None:
