@@ -124,8 +124,9 @@ static void multiply_integer_panel(const Gemm *g, const Strips *s, const ThreadB
     CodeTable table = load_code_table(x.table);
     int32_t *codes = (int32_t *)buffers->chunk;
     for (IntegerBlock b = block_at(w, 0, 0); b.from < w->k; b = block_after(w, b), x.scales += rows) {
-        const char *next = w->kind == INTEGER8 ? unpack_integers(w, panel, b, table, codes, INTEGER8)
-                                               : unpack_integers(w, panel, b, table, codes, INTEGER4);
+        const char *next = w->kind == INTEGER8   ? unpack_integers(w, panel, b, table, codes, INTEGER8)
+                           : w->kind == INTEGER6 ? unpack_integers(w, panel, b, table, codes, INTEGER6)
+                                                 : unpack_integers(w, panel, b, table, codes, INTEGER4);
         long bytes = b.count / CODE_BLOCK * code_block_bytes(w) + b.parts * group_head_bytes(w);
         UnpackedBlock unpacked = {w, group_at(w, panel, b.group), codes, b.parts, b.inputs / 2, b.count / 2,
                                   w->has_minimum ? groups_ending(w, b) : 0, next, ceil_div(bytes, 64)};
