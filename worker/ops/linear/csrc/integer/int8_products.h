@@ -12,8 +12,13 @@
 
 #define INT8_CHUNK 128 /* about how many inputs of a panel all columns multiply before the next inputs are read */
 
-/* Returns how many registers of columns are multiplied at once, so that all sums stay in registers. */
-#define int8_registers(rows) ((rows) * PANEL_REGISTERS <= 4 ? PANEL_REGISTERS : SIMD_WIDTH == 16 || (rows) > 2 ? 1 : 2)
+/* Returns how many registers of columns are multiplied at once, so that all sums stay in registers. Twice as many rows
+ * and half as many columns would have as many sums, but load more for each product. */
+#if SIMD_WIDTH == 16
+#define int8_registers(rows) PANEL_REGISTERS
+#else
+#define int8_registers(rows) ((rows) * PANEL_REGISTERS <= 4 ? PANEL_REGISTERS : (rows) > 2 ? 1 : 2)
+#endif
 
 #ifndef HAS_DOT_BYTES
 /* Magnitudes of signed codes, which are multiplied by inputs with the codes' signs. The sum of two products is at most
@@ -39,9 +44,10 @@ INLINE vi add_whole_bytes(vi sum, vu codes, vi x) {
 }
 
 /* Sums the products of nibbles, `count` blocks of 16 inputs. Without dot products of bytes, a piece has at most eight
- * sums of two products, each at most 2 * 15 * 127, which fit in 16 bits together. */
+ * sums of two products, each at most 2 * 15 * 127, which fit in 16 bits together. stride: how many words of x lie
+ * between one word of a row and the next one */
 INLINE void sum_nibbles(const char *block, long count, int column, const int32_t *x, const int32_t *starts,
-                        vi sum[][PANEL_REGISTERS], const int rows, const int registers) {
+                        vi sum[][PANEL_REGISTERS], const int rows, const int stride, const int registers) {
 #ifdef HAS_DOT_BYTES
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < registers; j++) sum[r][j] = broadcast_pair(starts + r);
@@ -49,14 +55,14 @@ INLINE void sum_nibbles(const char *block, long count, int column, const int32_t
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < registers; j++) sum[r][j] = (vi){0};
 #endif
-    for (long octet = 0; octet < 2 * count; octet++, block += 4 * PANEL, x += 2 * rows) {
+    for (long octet = 0; octet < 2 * count; octet++, block += 4 * PANEL, x += 2 * stride) {
         vu even[PANEL_REGISTERS], odd[PANEL_REGISTERS];
         for (int j = 0; j < registers; j++) {
             vu words = load_words(block + (column + j * SIMD_WIDTH) * 4);
             even[j] = words & 0x0f0f0f0fu, odd[j] = (words >> 4) & 0x0f0f0f0fu;
         }
         for (int r = 0; r < rows; r++) {
-            vi of_even = broadcast_pair(x + r), of_odd = broadcast_pair(x + rows + r);
+            vi of_even = broadcast_pair(x + r), of_odd = broadcast_pair(x + stride + r);
             for (int j = 0; j < registers; j++) {
 #ifdef HAS_DOT_BYTES
                 sum[r][j] = dot_signed(dot_signed(sum[r][j], even[j], of_even), odd[j], of_odd);
@@ -76,7 +82,8 @@ INLINE void sum_nibbles(const char *block, long count, int column, const int32_t
 
 /* Sums the products of codes of any byte. Callers pass a constant `kind`. */
 INLINE void sum_whole_bytes(const char *block, long count, int column, const int32_t *x, const int32_t *starts,
-                            CodeTable table, vi sum[][PANEL_REGISTERS], int kind, const int rows, const int registers) {
+                            CodeTable table, vi sum[][PANEL_REGISTERS], int kind, const int rows, const int stride,
+                            const int registers) {
     const int step = kind == TABLE_BYTES ? 2 : 1; /* how many words of inputs meet one load of codes */
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < registers; j++) sum[r][j] = broadcast_pair(starts + r);
@@ -87,7 +94,7 @@ INLINE void sum_whole_bytes(const char *block, long count, int column, const int
                 vu codes = RAISES_CODES ? words ^ 0x80808080u : words;
                 if (kind == TABLE_BYTES) codes = look_up(table, (half ? words >> 4 : words) & 0x0f0f0f0fu);
                 for (int r = 0; r < rows; r++)
-                    sum[r][j] = add_whole_bytes(sum[r][j], codes, broadcast_pair(x + (i * step + half) * rows + r));
+                    sum[r][j] = add_whole_bytes(sum[r][j], codes, broadcast_pair(x + (i * step + half) * stride + r));
             }
         }
 }
@@ -96,18 +103,26 @@ INLINE vf load_stored(const Weight *w, const char *head, long column) {
     return w->scale_bytes == 4 ? load_f32((const float *)head + column) : load_f16((const uint16_t *)head + column);
 }
 
-/* Prefetches one of `parts` equal parts of the bytes that will follow `at` later. */
-INLINE void prefetch_part(const char *at, long bytes, long part, long parts) {
-    prefetch_codes(at + bytes * part / parts, bytes / parts);
+/* Which of the cache lines of a piece are prefetched with each piece. A panel is read once for each strip of rows, so
+ * every strip prefetches a share of the lines. */
+typedef struct {
+    long begin, bytes;
+} Share;
+
+/* Returns share `index` of `count` shares. */
+INLINE Share share_of_piece(const Weight *w, long index, long count) {
+    long lines = piece_inputs(w) / CODE_BLOCK * code_block_bytes(w) / 64, begin = lines * index / count;
+    return (Share){begin * 64, (lines * (index + 1) / count - begin) * 64};
 }
 
-/* Adds the products of groups [group, end) for `registers` registers of columns, from `column` on: to out [rows][32],
- * from zero if `group` is 0. */
+/* Adds the products of groups [group, end) for `rows` rows of a strip of `stride` rows and for `registers` registers of
+ * columns, from `column` on: to out [rows][32], from zero if `group` is 0. Callers pass a constant `one_piece`: whether
+ * a group has one piece, whose sums then need no registers beside the totals. */
 INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,
-                                 int column, float *out, int kind, const int rows, const int registers) {
-    const long inputs = piece_inputs(w), in_group = w->group / inputs, block_bytes = code_block_bytes(w);
-    const long bytes = inputs / CODE_BLOCK * block_bytes;
-    const int part = column / SIMD_WIDTH / registers, parts = PANEL_REGISTERS / registers;
+                                 int column, float *out, Share ahead, int kind, const int one_piece, const int rows,
+                                 const int stride, const int registers) {
+    const long inputs = piece_inputs(w), in_group = w->group / inputs;
+    const long bytes = inputs / CODE_BLOCK * code_block_bytes(w);
     vf total[MAX_STRIP_ROWS][PANEL_REGISTERS];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < registers; j++)
@@ -118,48 +133,66 @@ INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long e
         vf of_group[MAX_STRIP_ROWS][PANEL_REGISTERS];
         for (int r = 0; r < rows; r++)
             for (int j = 0; j < registers; j++) of_group[r][j] = broadcast(0);
-        for (; piece < last; piece++, block += bytes) {
+        do {
             vi sum[MAX_STRIP_ROWS][PANEL_REGISTERS];
-            const int32_t *words = x.words + piece * inputs / 4 * rows, *starts = x.starts + piece * rows;
-            const float *scales = x.scales + piece * inputs / INT8_BLOCK * rows;
-            prefetch_part(block, bytes, part, parts);
+            const int32_t *words = x.words + piece * inputs / 4 * stride, *starts = x.starts + piece * stride;
+            const float *scales = x.scales + piece * inputs / INT8_BLOCK * stride;
+            prefetch_codes(block + ahead.begin, ahead.bytes);
             if (kind == NIBBLES)
-                sum_nibbles(block, inputs / CODE_BLOCK, column, words, starts, sum, rows, registers);
+                sum_nibbles(block, inputs / CODE_BLOCK, column, words, starts, sum, rows, stride, registers);
             else
-                sum_whole_bytes(block, inputs / CODE_BLOCK, column, words, starts, table, sum, kind, rows, registers);
+                sum_whole_bytes(block, inputs / CODE_BLOCK, column, words, starts, table, sum, kind, rows, stride,
+                                registers);
             for (int r = 0; r < rows; r++)
-                for (int j = 0; j < registers; j++)
-                    of_group[r][j] = simd_fma(as_floats(sum[r][j]), broadcast(scales[r]), of_group[r][j]);
-        }
-        if (!part) prefetch_codes(block, group_head_bytes(w));
+                for (int j = 0; j < registers; j++) {
+                    vf of_piece = as_floats(sum[r][j]);
+                    of_group[r][j] = one_piece ? of_piece * scales[r] : simd_fma(of_piece, broadcast(scales[r]), of_group[r][j]);
+                }
+            block += bytes;
+        } while (++piece < last && !one_piece);
+        if (!ahead.begin && ahead.bytes) prefetch_codes(block, group_head_bytes(w));
         for (int j = 0; j < registers; j++) {
             vf scale = load_stored(w, head, column + j * SIMD_WIDTH);
             for (int r = 0; r < rows; r++) total[r][j] = simd_fma(of_group[r][j], scale, total[r][j]);
             if (!w->has_minimum) continue;
             vf minimum = load_stored(w, head + PANEL * w->scale_bytes, column + j * SIMD_WIDTH);
             for (int r = 0; r < rows; r++)
-                total[r][j] = simd_fma(broadcast(x.sums[group * rows + r]), minimum, total[r][j]);
+                total[r][j] = simd_fma(broadcast(x.sums[group * stride + r]), minimum, total[r][j]);
         }
     }
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < registers; j++) store_f32(out + r * PANEL + column + j * SIMD_WIDTH, total[r][j]);
 }
 
-/* Computes one panel for a strip of rows: out [rows][32]. */
-INLINE void int8_panel(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out, int kind, const int rows) {
-    const int registers = int8_registers(rows);
+/* Computes one panel for a strip of rows: out [rows][32]. The strip is number `strip` of `strips`. */
+INLINE void int8_panel(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out, long strip, long strips,
+                       int kind, const int one_piece, const int rows) {
+    const int registers = int8_registers(rows), first = integer_rows_at_once(rows);
+    const int by_columns = PANEL_REGISTERS / registers, passes = by_columns * (first < rows ? 2 : 1);
+    const Int8Rows rest = {x.words + first, x.starts + first, x.scales + first, x.sums + first};
     long groups = group_count(w), at_once = max_long(INT8_CHUNK / w->group, 1);
-    for (long group = 0; group < groups; group += at_once)
-        for (int j = 0; j < PANEL_REGISTERS; j += registers)
-            multiply_int8_groups(w, panel, group, min_long(group + at_once, groups), x, table, j * SIMD_WIDTH, out,
-                                 kind, rows, registers);
+    Share shares[2 * PANEL_REGISTERS];
+    for (int i = 0; i < passes; i++) shares[i] = share_of_piece(w, strip * passes + i, strips * passes);
+    for (long group = 0; group < groups; group += at_once) {
+        long end = min_long(group + at_once, groups);
+        for (int j = 0; j < by_columns; j++)
+            multiply_int8_groups(w, panel, group, end, x, table, j * registers * SIMD_WIDTH, out, shares[j], kind,
+                                 one_piece, first, rows, registers);
+        for (int j = 0; first < rows && j < by_columns; j++)
+            multiply_int8_groups(w, panel, group, end, rest, table, j * registers * SIMD_WIDTH, out + first * PANEL,
+                                 shares[by_columns + j], kind, one_piece, rows - first, rows, registers);
+    }
 }
 
-typedef void Int8Panel(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out);
+typedef void Int8Panel(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out, long strip, long strips);
 
-#define INT8_KERNEL(name, kind, rows)                                                                    \
-    static void name##_##rows(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out) {    \
-        int8_panel(w, panel, x, table, out, kind, rows);                                                 \
+#define INT8_KERNEL(name, kind, rows)                                                                       \
+    static void name##_##rows(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out,         \
+                              long strip, long strips) {                                                    \
+        if (w->group == piece_inputs(w))                                                                    \
+            int8_panel(w, panel, x, table, out, strip, strips, kind, 1, rows);                              \
+        else                                                                                                \
+            int8_panel(w, panel, x, table, out, strip, strips, kind, 0, rows);                              \
     }
 #define INT8_KERNELS(rows)                          \
     INT8_KERNEL(int8_nibbles, NIBBLES, rows)        \
@@ -177,6 +210,6 @@ static void multiply_int8_panel(const Gemm *g, const Strips *s, const ThreadBuff
     for (long i = 0; i < s->count; i++) {
         long row = s->strip[i].row, rows = s->strip[i].rows;
         int8_kernels[rows - 1][codes.kind](g->weight, panel, int8_strip(g->weight, buffers->rows, row, rows),
-                                           load_code_table(codes.table), buffers->total + row * PANEL);
+                                           load_code_table(codes.table), buffers->total + row * PANEL, i, s->count);
     }
 }
