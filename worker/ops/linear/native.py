@@ -46,9 +46,12 @@ LAYOUT = 6  # version of packed weights: to be raised if csrc/weight.h or the ch
 PANEL = 32  # columns of a packed panel
 K_STEP = 32  # how many inputs a step of a bf16 kernel multiplies
 CODE_BLOCK = 16  # inputs of a block of codes
-# The kinds of numbers in weight.h. PLAIN: of the weight's dtype; INTEGER4, 6, 8: codes that are multiplied as integers; INT8_INPUTS4, INT8_INPUTS8: codes that are multiplied by inputs of 8 bits; the other kinds: codes whose
-# values are multiplied.
-PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, INTEGER4, INTEGER6, INTEGER8, INT8_INPUTS4, INT8_INPUTS8 = range(9)
+# The kinds of numbers in weight.h. PLAIN: of the weight's dtype; INTEGER4, 6, 8: codes that are multiplied as
+# integers; INT8_INPUTS4, 6, 8: codes that are multiplied by inputs of 8 bits; the other kinds: codes whose values are
+# multiplied.
+PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, *OF_INTEGERS = range(10)
+INTEGER4, INTEGER6, INTEGER8, INT8_INPUTS4, INT8_INPUTS6, INT8_INPUTS8 = OF_INTEGERS
+SIX_BITS = {INTEGER8: INTEGER6, INT8_INPUTS8: INT8_INPUTS6}  # the kind if all codes of INT8 fit in six bits
 KINDS = {INT8: INT8_VALUES, E4M3: E4M3_VALUES}  # all other codes have four bits
 # Codes whose values are small integers or multiples of 0.5
 INTEGER_KINDS = {
@@ -310,7 +313,7 @@ def _empty_part(weights: Sequence[Coded], kind: int, scale_bytes: int, memory: M
     """Returns a part for the rows of weights in the same format. Its panels are not written yet."""
     weight, n = weights[0], sum(weight.shape[0] for weight in weights)
     k = weight.shape[1]
-    bits, has_minimum = 6 if kind == INTEGER6 else weight.code_map.bits, weight.has_minimum
+    bits, has_minimum = 6 if kind in SIX_BITS.values() else weight.code_map.bits, weight.has_minimum
     assert weight.code_map.bits == 4 or weight.code_map in KINDS
     group = _group(weight)
     group_bytes = PANEL * scale_bytes * (1 + has_minimum) + group * PANEL * bits // 8
@@ -329,7 +332,7 @@ def _empty_part(weights: Sequence[Coded], kind: int, scale_bytes: int, memory: M
 
 def _flip(code_map: CodeMap, kind: int) -> int:
     """Returns the mask of the bits that packing inverts in every code (see pack_codes.c)."""
-    return 8 if code_map is INT4 else 32 if kind == INTEGER6 else 0
+    return 8 if code_map is INT4 else 32 if kind in SIX_BITS.values() else 0
 
 
 def _kind(code_map: CodeMap, group: int, dtype: torch.dtype, int8_inputs: bool = False, bits: int = 8) -> int:
@@ -338,13 +341,17 @@ def _kind(code_map: CodeMap, group: int, dtype: torch.dtype, int8_inputs: bool =
     group: inputs of a group; dtype: the dtype of inputs; bits: in how many bits each code of INT8 fits
     """
     if int8_inputs and code_map in INT8_INPUT_KINDS:
-        return INT8_INPUT_KINDS[code_map]
+        return _narrowed(INT8_INPUT_KINDS[code_map], bits)
     as_integers = code_map in INTEGER_KINDS and dtype == torch.bfloat16
     if as_integers and tier() != "amx":
-        return INTEGER6 if code_map is INT8 and bits <= 6 else INTEGER_KINDS[code_map]
+        return _narrowed(INTEGER_KINDS[code_map], bits)
     if as_integers and _exact_in_tiles(code_map, group):
         return INTEGER_KINDS[code_map]  # tiles have no kernel for six bits, which need eight
     return KINDS.get(code_map, TABLE4)
+
+
+def _narrowed(kind: int, bits: int) -> int:
+    return SIX_BITS.get(kind, kind) if bits <= 6 else kind
 
 
 def _exact_in_tiles(code_map: CodeMap, group: int) -> bool:
@@ -364,7 +371,7 @@ def _code_order(kind: int, dtype: torch.dtype) -> int:
     """Returns the order in which the kernel for this kind of numbers and for inputs of `dtype` reads codes."""
     if kind in (INTEGER4, INTEGER6, INTEGER8):
         return FOR_INTEGERS
-    if kind in (INT8_INPUTS4, INT8_INPUTS8):
+    if kind in (INT8_INPUTS4, INT8_INPUTS6, INT8_INPUTS8):
         return FOR_INT8
     return FOR_BF16_PAIRS if dtype == torch.bfloat16 and multiplies_bf16() else FOR_FP32
 

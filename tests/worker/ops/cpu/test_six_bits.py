@@ -9,9 +9,9 @@ import torch
 from tests.gguf_blocks import random_rows
 from tests.worker.ops.cpu.test_integer_codes import ROWS, inputs
 from tests.worker.ops.harness.cpu_tiers import FASTER, HERE, needs_library, use
-from worker.ops.block_rows import BlockRows
+from worker.ops.block_rows import BlockFormat, BlockRows
 from worker.ops.linear import native as linear_native
-from worker.ops.linear.native import INTEGER6, INTEGER8, CpuWeight, pack_weight
+from worker.ops.linear.native import INT8_INPUTS6, INT8_INPUTS8, INTEGER6, INTEGER8, CpuWeight, pack_weight
 from worker.ops.quantized_weight import QuantizedWeight
 from worker.quantization.gguf import FORMATS
 
@@ -44,15 +44,19 @@ def kinds(weight: CpuWeight) -> list[int]:
 
 
 @needs_library
-@pytest.mark.parametrize("which", [one for one in (*HERE, *FASTER) if not one.startswith("amx")])
+@pytest.mark.parametrize("int8_inputs", [False, True])
+@pytest.mark.parametrize("which", [*HERE, *FASTER])
 @pytest.mark.parametrize("format", SIX_BITS, ids=lambda format: format.name)
-def test_products_have_the_bits_of_eight_bits(format: object, which: str) -> None:
+def test_products_have_the_bits_of_eight_bits(format: BlockFormat, which: str, int8_inputs: bool) -> None:
+    """With AMX, only inputs of 8 bits have kernels for six bits."""
     for n, k in SHAPES:
-        rows = rows_in_blocks(format.name, n, k)  # type: ignore[attr-defined]
-        x = inputs(k)
+        rows, x = rows_in_blocks(format.name, n, k), inputs(k)
         with use(which):
-            six, eight = (pack_weight([one], dtype=BF16) for one in (rows, in_eight_bits(rows)))
-            assert kinds(six) == [INTEGER6] and kinds(eight) == [INTEGER8] and six.nbytes < 0.82 * eight.nbytes
+            both = (rows, in_eight_bits(rows))
+            six, eight = (pack_weight([one], dtype=BF16, int8_inputs=int8_inputs) for one in both)
+            assert kinds(eight) == [INT8_INPUTS8 if int8_inputs else INTEGER8]
+            if int8_inputs or not which.startswith("amx"):
+                assert kinds(six) == [INT8_INPUTS6 if int8_inputs else INTEGER6] and six.nbytes < 0.82 * eight.nbytes
             for count in (*range(1, 18), 33, 64, ROWS):
                 products = (linear_native.linear(x[:count].contiguous(), one, torch.float32) for one in (six, eight))
                 left, right = (product.view(torch.int32) for product in products)

@@ -108,7 +108,7 @@ USES_AVX2 static void pack_block(const Weight *w, Strip strip, long input, char 
         order == FOR_BF16_PAIRS ? pack_four_bits(strip, input, to, flip, 1) : pack_four_bits(strip, input, to, flip, 0);
         return;
     }
-    if (w->kind == INTEGER6) {
+    if (code_bits(w) == 6) {
         pack_six_bits(strip, input, to, flip);
         return;
     }

@@ -10,6 +10,9 @@
 #include "int8_rows.h"
 #include "integer_bytes.h"
 
+#define UNPACKED (WHOLE_BYTES + 1) /* codes in a buffer, as unpack_six_bits writes them */
+#define UNPACKS_CODES (RAISES_CODES && SIMD_WIDTH == 16) /* whether 6-bit codes are unpacked once for all strips */
+#define UNPACKED_CHUNK 512 /* how many inputs of a panel are unpacked at once: their codes (16 KB) stay in the L1 cache */
 #define INT8_CHUNK 128 /* about how many inputs of a panel all columns multiply before the next inputs are read */
 
 /* Returns how many registers of columns are multiplied at once, so that all sums stay in registers. Twice as many rows
@@ -43,38 +46,44 @@ INLINE vi add_whole_bytes(vi sum, vu codes, vi x) {
 #endif
 }
 
-/* Sums the products of nibbles, `count` blocks of 16 inputs. Without dot products of bytes, a piece has at most eight
- * sums of two products, each at most 2 * 15 * 127, which fit in 16 bits together. stride: how many words of x lie
- * between one word of a row and the next one */
-INLINE void sum_nibbles(const char *block, long count, int column, const int32_t *x, const int32_t *starts,
-                        vi sum[][PANEL_REGISTERS], const int rows, const int stride, const int registers) {
+/* Sums the products of an octet of codes of at least 0, its even and its odd inputs. Without dot products of bytes, sums
+ * of nibbles stay in 16 bits: a piece has at most eight sums of two products, each at most 2 * 15 * 127. Of 6-bit codes,
+ * only two sums, each at most 2 * 63 * 127, fit. */
+INLINE vi add_octet(vi sum, vu even, vu odd, vi of_even, vi of_odd, const int six_bits) {
 #ifdef HAS_DOT_BYTES
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < registers; j++) sum[r][j] = broadcast_pair(starts + r);
+    (void)six_bits;
+    return dot_signed(dot_signed(sum, even, of_even), odd, of_odd);
 #else
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < registers; j++) sum[r][j] = (vi){0};
+    if (six_bits) return sum + WIDEN_16(ADD_16(ADD_BYTE_PAIRS(even, of_even), ADD_BYTE_PAIRS(odd, of_odd)));
+    return (vi)ADD_16(ADD_16((REGISTER_16)sum, ADD_BYTE_PAIRS(even, of_even)), ADD_BYTE_PAIRS(odd, of_odd));
 #endif
-    for (long octet = 0; octet < 2 * count; octet++, block += 4 * PANEL, x += 2 * stride) {
-        vu even[PANEL_REGISTERS], odd[PANEL_REGISTERS];
-        for (int j = 0; j < registers; j++) {
-            vu words = load_words(block + (column + j * SIMD_WIDTH) * 4);
-            even[j] = words & 0x0f0f0f0fu, odd[j] = (words >> 4) & 0x0f0f0f0fu;
-        }
+}
+
+/* Sums the products of codes of at least 0, of 4 bits or, with `six_bits`, of 6 bits: `count` blocks of 16 inputs.
+ * stride: how many words of x lie between one word of a row and the next one. Callers pass a constant `six_bits`. */
+INLINE void sum_raised(const char *block, long count, int column, const int32_t *x, const int32_t *starts,
+                       vi sum[][PANEL_REGISTERS], const int six_bits, const int rows, const int stride,
+                       const int registers) {
+#ifdef HAS_DOT_BYTES
+    const int in_16_bits = 0;
+#else
+    const int in_16_bits = !six_bits;
+#endif
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++) sum[r][j] = in_16_bits ? (vi){0} : broadcast_pair(starts + r);
+    const long block_bytes = CODE_BLOCK * PANEL * (six_bits ? 6 : 4) / 8;
+    for (long octet = 0; octet < 2 * count; octet++, x += 2 * stride) {
+        vu codes[PANEL_REGISTERS][2];
+        for (int j = 0; j < registers; j++)
+            read_octet(block + octet / 2 * block_bytes, octet % 2, column + j * SIMD_WIDTH, six_bits, codes[j]);
         for (int r = 0; r < rows; r++) {
             vi of_even = broadcast_pair(x + r), of_odd = broadcast_pair(x + stride + r);
-            for (int j = 0; j < registers; j++) {
-#ifdef HAS_DOT_BYTES
-                sum[r][j] = dot_signed(dot_signed(sum[r][j], even[j], of_even), odd[j], of_odd);
-#else
-                sum[r][j] = (vi)ADD_16(ADD_16((REGISTER_16)sum[r][j], ADD_BYTE_PAIRS(even[j], of_even)),
-                                       ADD_BYTE_PAIRS(odd[j], of_odd));
-#endif
-            }
+            for (int j = 0; j < registers; j++)
+                sum[r][j] = add_octet(sum[r][j], codes[j][0], codes[j][1], of_even, of_odd, six_bits);
         }
     }
 #ifndef HAS_DOT_BYTES
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; in_16_bits && r < rows; r++)
         for (int j = 0; j < registers; j++)
             sum[r][j] = WIDEN_16((REGISTER_16)sum[r][j]) + broadcast_pair(starts + r);
 #endif
@@ -99,6 +108,19 @@ INLINE void sum_whole_bytes(const char *block, long count, int column, const int
         }
 }
 
+/* Sums the products of codes that are unpacked: words of four codes each (see unpack_six_bits). */
+INLINE void sum_unpacked(const char *codes, long count, int column, const int32_t *x, const int32_t *starts,
+                         vi sum[][PANEL_REGISTERS], const int rows, const int stride, const int registers) {
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < registers; j++) sum[r][j] = broadcast_pair(starts + r);
+    for (long i = 0; i < 4 * count; i++, codes += 4 * PANEL, x += stride) {
+        vu words[PANEL_REGISTERS];
+        for (int j = 0; j < registers; j++) words[j] = load_words(codes + (column + j * SIMD_WIDTH) * 4);
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < registers; j++) sum[r][j] = add_whole_bytes(sum[r][j], words[j], broadcast_pair(x + r));
+    }
+}
+
 INLINE vf load_stored(const Weight *w, const char *head, long column) {
     return w->scale_bytes == 4 ? load_f32((const float *)head + column) : load_f16((const uint16_t *)head + column);
 }
@@ -116,11 +138,12 @@ INLINE Share share_of_piece(const Weight *w, long index, long count) {
 }
 
 /* Adds the products of groups [group, end) for `rows` rows of a strip of `stride` rows and for `registers` registers of
- * columns, from `column` on: to out [rows][32], from zero if `group` is 0. Callers pass a constant `one_piece`: whether
+ * columns, from `column` on: to out [rows][32], from zero if `group` is 0. unpacked: the codes of these groups if `kind`
+ * is UNPACKED. Callers pass a constant `one_piece`: whether
  * a group has one piece, whose sums then need no registers beside the totals. */
 INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,
-                                 int column, float *out, Share ahead, int kind, const int one_piece, const int rows,
-                                 const int stride, const int registers) {
+                                 int column, float *out, Share ahead, const char *unpacked, int kind,
+                                 const int one_piece, const int rows, const int stride, const int registers) {
     const long inputs = piece_inputs(w), in_group = w->group / inputs;
     const long bytes = inputs / CODE_BLOCK * code_block_bytes(w);
     vf total[MAX_STRIP_ROWS][PANEL_REGISTERS];
@@ -138,8 +161,12 @@ INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long e
             const int32_t *words = x.words + piece * inputs / 4 * stride, *starts = x.starts + piece * stride;
             const float *scales = x.scales + piece * inputs / INT8_BLOCK * stride;
             prefetch_codes(block + ahead.begin, ahead.bytes);
-            if (kind == NIBBLES)
-                sum_nibbles(block, inputs / CODE_BLOCK, column, words, starts, sum, rows, stride, registers);
+            if (kind == UNPACKED) {
+                sum_unpacked(unpacked, inputs / CODE_BLOCK, column, words, starts, sum, rows, stride, registers);
+                unpacked += inputs * PANEL;
+            } else if (kind == NIBBLES || kind == SIX_BITS)
+                sum_raised(block, inputs / CODE_BLOCK, column, words, starts, sum, kind == SIX_BITS, rows, stride,
+                           registers);
             else
                 sum_whole_bytes(block, inputs / CODE_BLOCK, column, words, starts, table, sum, kind, rows, stride,
                                 registers);
@@ -164,52 +191,95 @@ INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long e
         for (int j = 0; j < registers; j++) store_f32(out + r * PANEL + column + j * SIMD_WIDTH, total[r][j]);
 }
 
-/* Computes one panel for a strip of rows: out [rows][32]. The strip is number `strip` of `strips`. */
-INLINE void int8_panel(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out, long strip, long strips,
-                       int kind, const int one_piece, const int rows) {
+/* Adds the products of groups [group, last) of a panel for a strip of rows to out [rows][32], from zero if `group` is 0.
+ * The strip is number `strip` of `strips`. */
+INLINE void multiply_int8_strip(const Weight *w, long panel, long group, long last, Int8Rows x, CodeTable table,
+                                const char *unpacked, float *out, long strip, long strips, int kind, const int one_piece,
+                                const int rows) {
     const int registers = int8_registers(rows), first = integer_rows_at_once(rows);
     const int by_columns = PANEL_REGISTERS / registers, passes = by_columns * (first < rows ? 2 : 1);
     const Int8Rows rest = {x.words + first, x.starts + first, x.scales + first, x.sums + first};
-    long groups = group_count(w), at_once = max_long(INT8_CHUNK / w->group, 1);
+    const long at_once = max_long(INT8_CHUNK / w->group, 1);
     Share shares[2 * PANEL_REGISTERS];
     for (int i = 0; i < passes; i++) shares[i] = share_of_piece(w, strip * passes + i, strips * passes);
-    for (long group = 0; group < groups; group += at_once) {
-        long end = min_long(group + at_once, groups);
+    for (; group < last; group += at_once, unpacked += at_once * w->group * PANEL) {
+        long end = min_long(group + at_once, last);
         for (int j = 0; j < by_columns; j++)
-            multiply_int8_groups(w, panel, group, end, x, table, j * registers * SIMD_WIDTH, out, shares[j], kind,
-                                 one_piece, first, rows, registers);
+            multiply_int8_groups(w, panel, group, end, x, table, j * registers * SIMD_WIDTH, out, shares[j], unpacked,
+                                 kind, one_piece, first, rows, registers);
         for (int j = 0; first < rows && j < by_columns; j++)
             multiply_int8_groups(w, panel, group, end, rest, table, j * registers * SIMD_WIDTH, out + first * PANEL,
-                                 shares[by_columns + j], kind, one_piece, rows - first, rows, registers);
+                                 shares[by_columns + j], unpacked, kind, one_piece, rows - first, rows, registers);
     }
 }
 
-typedef void Int8Panel(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out, long strip, long strips);
+typedef void Int8Strip(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,
+                       const char *unpacked, float *out, long strip, long strips);
 
-#define INT8_KERNEL(name, kind, rows)                                                                       \
-    static void name##_##rows(const Weight *w, long panel, Int8Rows x, CodeTable table, float *out,         \
-                              long strip, long strips) {                                                    \
-        if (w->group == piece_inputs(w))                                                                    \
-            int8_panel(w, panel, x, table, out, strip, strips, kind, 1, rows);                              \
-        else                                                                                                \
-            int8_panel(w, panel, x, table, out, strip, strips, kind, 0, rows);                              \
+#define INT8_KERNEL(name, kind, rows)                                                                              \
+    static void name##_##rows(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,      \
+                              const char *unpacked, float *out, long strip, long strips) {                         \
+        if (w->group == piece_inputs(w))                                                                           \
+            multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind, 1, rows);      \
+        else                                                                                                       \
+            multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind, 0, rows);      \
     }
+#if UNPACKS_CODES
+#define INT8_UNPACKED_KERNEL(rows) INT8_KERNEL(int8_unpacked, UNPACKED, rows)
+#define INT8_UNPACKED_ENTRY(rows) , int8_unpacked_##rows
+#else
+#define INT8_UNPACKED_KERNEL(rows)
+#define INT8_UNPACKED_ENTRY(rows)
+#endif
 #define INT8_KERNELS(rows)                          \
     INT8_KERNEL(int8_nibbles, NIBBLES, rows)        \
     INT8_KERNEL(int8_table, TABLE_BYTES, rows)      \
-    INT8_KERNEL(int8_bytes, WHOLE_BYTES, rows)
+    INT8_KERNEL(int8_six, SIX_BITS, rows)           \
+    INT8_KERNEL(int8_bytes, WHOLE_BYTES, rows)      \
+    INT8_UNPACKED_KERNEL(rows)
 FOR_STRIP_ROWS(INT8_KERNELS)
 
 /* The functions, indexed by number of rows - 1 and by kind of CodeBytes. */
-#define INT8_ENTRY(rows) {int8_nibbles_##rows, int8_table_##rows, int8_bytes_##rows},
-static Int8Panel *const int8_kernels[][3] = {FOR_STRIP_ROWS(INT8_ENTRY)};
+#define INT8_ENTRY(rows) \
+    {int8_nibbles_##rows, int8_table_##rows, int8_six_##rows, int8_bytes_##rows INT8_UNPACKED_ENTRY(rows)},
+static Int8Strip *const int8_kernels[][UNPACKED + 1] = {FOR_STRIP_ROWS(INT8_ENTRY)};
 
-/* Computes one panel for a block of rows: total [rows][32]. */
-static void multiply_int8_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long panel) {
-    CodeBytes codes = code_bytes(g->weight);
-    for (long i = 0; i < s->count; i++) {
-        long row = s->strip[i].row, rows = s->strip[i].rows;
-        int8_kernels[rows - 1][codes.kind](g->weight, panel, int8_strip(g->weight, buffers->rows, row, rows),
-                                           load_code_table(codes.table), buffers->total + row * PANEL, i, s->count);
+/* Unpacks the 6-bit codes of groups [group, end) to bytes, in words of four in the order of the rows' words:
+ * [inputs / 4][32]. */
+INLINE void unpack_six_bits(const Weight *w, long panel, long group, long end, char *to) {
+    long inputs = min_long(end * w->group, ceil_div(w->k, CODE_BLOCK) * CODE_BLOCK) - group * w->group;
+    CodeReader reader = read_codes(w, panel, group * w->group);
+    for (; inputs > 0; inputs -= CODE_BLOCK, to += CODE_BLOCK * PANEL) {
+        const char *block = read_block(&reader);
+        for (int c = 0; c < PANEL; c += SIMD_WIDTH) {
+            vu words[4];
+            read_octet(block, 0, c, 1, words);
+            read_octet(block, 1, c, 1, words + 2);
+            for (int i = 0; i < 4; i++) __builtin_memcpy(to + (i * PANEL + c) * 4, &words[i], sizeof words[i]);
+        }
     }
+}
+
+/* Adds the products of groups [group, end) of a panel for strip i to its totals. */
+INLINE void add_strip(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long panel, long group, long end,
+                      CodeTable table, long i, int kind) {
+    long row = s->strip[i].row, rows = s->strip[i].rows;
+    int8_kernels[rows - 1][kind](g->weight, panel, group, end, int8_strip(g->weight, buffers->rows, row, rows), table,
+                                 buffers->chunk, buffers->total + row * PANEL, i, s->count);
+}
+
+/* Computes one panel for a block of rows: total [rows][32]. Strip by strip, whose inputs stay in the L1 cache; or, if
+ * codes are unpacked, piece by piece of the panel. */
+static void multiply_int8_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long panel) {
+    const Weight *w = g->weight;
+    CodeBytes codes = code_bytes(w);
+    CodeTable table = load_code_table(codes.table);
+    int unpacks = UNPACKS_CODES && codes.kind == SIX_BITS && s->count > 1 && w->group <= UNPACKED_CHUNK;
+    long groups = group_count(w), at_once = max_long(UNPACKED_CHUNK / w->group, 1);
+    for (long group = 0; unpacks && group < groups; group += at_once) {
+        long end = min_long(group + at_once, groups);
+        unpack_six_bits(w, panel, group, end, buffers->chunk);
+        for (long i = 0; i < s->count; i++) add_strip(g, s, buffers, panel, group, end, table, i, UNPACKED);
+    }
+    for (long i = 0; !unpacks && i < s->count; i++) add_strip(g, s, buffers, panel, 0, groups, table, i, codes.kind);
 }

@@ -101,8 +101,6 @@ INLINE IntegerRows integer_rows(const Gemm *g, char *buffer, long rows) {
     return x;
 }
 
-#define RAISED_SIX_BITS 32 /* by how much 6-bit codes are raised, so that the lowest is not below 0 */
-
 /* Writes the integers that 4-bit codes stand for, all raised so that the lowest is not below 0. Returns by how much the
  * codes of a weight are raised. */
 INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
