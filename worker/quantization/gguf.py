@@ -186,7 +186,8 @@ class BlockWeight:
         if self.type not in FORMATS:
             return None  # check_tensors will refuse the type
         stays = self._format if not self.factor and self.columns is None else None
-        return Layout(self._format.code_map, self._format.group_size, self._format.minimum, stays)
+        form = self._format
+        return Layout(form.code_map, form.group_size, form.minimum, stays, form.six_bits)
 
     def tensors(self) -> Sequence[ExpectedTensor]:
         weight = ExpectedTensor(self.name, self.shape, (*PLAIN, *FORMATS))
@@ -253,4 +254,5 @@ class GgufMethod:
 
 def read(settings: Mapping[str, Any]) -> GgufMethod:
     heads = settings.get("tiled_heads")
-    return GgufMethod(StoredQuantization(str(settings["kind"])), heads and msgspec.convert(heads, TiledHeads))
+    stored = StoredQuantization(str(settings["kind"]), activations="blocks")
+    return GgufMethod(stored, heads and msgspec.convert(heads, TiledHeads))
