@@ -1,6 +1,7 @@
 /* Products of codes with inputs of 8 bits (int8_rows.h), by integer instructions that multiply bytes.
  *
- * Codes are read into registers and are not unpacked to memory. Every element is computed as
+ * Codes are read into registers and are not unpacked to memory, except 6-bit codes if there are many rows. Every element
+ * is computed as
  *
  *     sum over groups of  scale * (sum over the group's pieces of scale of x * (sum of the piece's integers))
  *                         + minimum * (sum over the group of x)
