@@ -9,7 +9,7 @@ import itertools
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,6 +18,7 @@ from frontend.errors import Overloaded, Unprocessable
 from frontend.generation.extras import extras_of
 from frontend.generation.generation import Choice, Extra, Generation, RequestMetrics, deadline_error
 from frontend.generation.price import check_price
+from frontend.generation.room import Ask, Room
 from frontend.output_parser.parser import searched_text
 from frontend.request import Delta, GenerationRequest
 from frontend.text.detokenizer import OutputText
@@ -32,6 +33,7 @@ from shared.prefix_identity import PrefixIdentity
 DRAINING_RETRY_S = 5.0  # the Retry-After while draining: another server may have taken over by then
 HANDSHAKE_S = 0.5  # how long a request waits for a worker that may be ready at any moment
 MAX_TOKENS = 1 << 22  # limit on prompt tokens times `n` in a request of several sequences: 16 MiB of messages
+FULL_S = 0.25  # pause before prompts are submitted again that the workers' queue had no place for
 POLL_S = 0.02  # pause between two checks for the end of a handshake or of a drain
 
 
@@ -65,6 +67,7 @@ class Service:
         self.metrics = metrics or RequestMetrics()
         self.generations: set[Generation] = set()  # all generations that are not closed
         self.draining = False
+        self.room = Room(pool.places)  # for the prompts of `Windows`
         self._tokenizer = tokenizer
         self._groups = itertools.count(1)
         self._prefix_cache_scope = prefix_cache_scope
@@ -274,7 +277,8 @@ def _sampling(sampling: Sampling, n: int, seed: int | None) -> Sampling:
 # A request with many prompts, which are submitted a few at a time so that they fit in a worker's queue.
 #
 # A request that generates text is admitted as a whole, before its response begins. A request for vectors or
-# log-probabilities is answered only when all its prompts are computed, so it may also be refused halfway.
+# log-probabilities is answered only when all its prompts are computed. If the workers' queue is full when it begins, it
+# is refused; later it waits, because what is computed would be lost.
 
 WINDOW = 256  # prompts submitted at a time; the default of --max-waiting-requests leaves room for several windows
 
@@ -302,17 +306,43 @@ class Windows:
         for first in range(0, len(prompts), size):
             at = slice(first, first + size)
             window = _window(self._request, at).admitted(fingerprint=self.fingerprint)
-            generation = await self._service.start(window, self._arrived_at)
-            self.fingerprint = generation.fingerprint
-            self.choices += generation.choices
+            async with AsyncExitStack() as held:
+                await self._enter_in_time(held, window, left=self._request.prompts[first:])
+                generation = await self._start(window)
+                self.fingerprint = generation.fingerprint
+                self.choices += generation.choices
+                try:
+                    async for deltas in generation.deltas():
+                        for delta in deltas:
+                            delta.index += first
+                        yield deltas
+                finally:
+                    generation.close()
+                    self.reason = generation.reason
+
+    async def _enter_in_time(
+        self, held: AsyncExitStack, window: GenerationRequest, left: Sequence[Sequence[int]]
+    ) -> None:
+        """Waits for room, which `held` frees. left: the prompts that the request still has, with those of the window"""
+        admission = window.admission
+        ask = Ask(admission.tenant, len(window.prompts), sum(map(len, left)), admission.priority)
+        seconds = max(0.0, _time_left(window, self._arrived_at)) if admission.deadline_ms else None
+        try:
+            async with asyncio.timeout(seconds):
+                await held.enter_async_context(self._service.room.taken(ask))
+        except TimeoutError:
+            for _ in window.prompts:
+                self._service.metrics.aborted("deadline_exceeded")
+            raise deadline_error() from None
+
+    async def _start(self, window: GenerationRequest) -> Generation:
+        while True:
             try:
-                async for deltas in generation.deltas():
-                    for delta in deltas:
-                        delta.index += first
-                    yield deltas
-            finally:
-                generation.close()
-                self.reason = generation.reason
+                return await self._service.start(window, self._arrived_at)
+            except Overloaded as full:
+                if full.code != "queue_full" or not self.choices:
+                    raise
+                await asyncio.sleep(min(full.retry_after or FULL_S, FULL_S))
 
 
 def _window(request: GenerationRequest, at: slice) -> GenerationRequest:

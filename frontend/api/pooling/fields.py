@@ -230,11 +230,26 @@ class RankedInput(ResponseModel):
     text: str | UnsetType = UNSET
 
 
+class CohereUnits(ResponseModel):
+    input_tokens: Size
+
+
+class CohereMeta(ResponseModel):
+    billed_units: CohereUnits
+    api_version: dict[str, str]
+
+
 class Ranking(ResponseModel):
     id: str
     model: str
     results: Annotated[list[Ranked], Meta(description="The most relevant one first")]
     usage: PoolingUsage
+    meta: Annotated[CohereMeta, Meta(description="What Cohere's API tells; some of its clients require it")]
+
+
+def meta_of(usage: Usage, version: str) -> CohereMeta:
+    """Returns what a response says of its request. version: of Cohere's API"""
+    return CohereMeta(billed_units=CohereUnits(input_tokens=usage.prompt_tokens), api_version={"version": version})
 
 
 def usage_of(usage: Usage) -> PoolingUsage:

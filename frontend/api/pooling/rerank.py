@@ -108,5 +108,8 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
         for index in order[: judged.top]
     ]
     return to_json(
-        types.Ranking(id=context.id, model=context.request.model, results=results, usage=types.usage_of(usage))
-    )
+        types.Ranking(
+            id=context.id, model=context.request.model, results=results, usage=types.usage_of(usage),
+            meta=types.meta_of(usage, "2"),
+        )
+    )  # fmt: skip

@@ -110,6 +110,7 @@ async def test_texts_are_ranked_as_text_embeddings_inference_does(for_task: Call
         raw = await http.post("/rerank", json=body | {"raw_scores": True})
     assert bare == [{"index": one["index"], "score": one["relevance_score"]} for one in ours["results"]]
     assert told == [bare[0] | {"text": "defgh"}]
+    assert ours["meta"]["billed_units"] == {"input_tokens": ours["usage"]["prompt_tokens"]}
     assert [one.status_code for one in (both, none, raw)] == [400, 400, 200]
     assert none.json()["error"]["param"] == "documents"
     assert [(one["index"], one["score"]) for one in raw.json()] == [
