@@ -8,8 +8,10 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, suppress
+from bisect import insort
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,7 +20,6 @@ from frontend.errors import Overloaded, Unprocessable
 from frontend.generation.extras import extras_of
 from frontend.generation.generation import Choice, Extra, Generation, RequestMetrics, deadline_error
 from frontend.generation.price import check_price
-from frontend.generation.room import Ask, Room
 from frontend.output_parser.parser import searched_text
 from frontend.request import Delta, GenerationRequest
 from frontend.text.detokenizer import OutputText
@@ -33,6 +34,7 @@ from shared.prefix_identity import PrefixIdentity
 DRAINING_RETRY_S = 5.0  # the Retry-After while draining: another server may have taken over by then
 HANDSHAKE_S = 0.5  # how long a request waits for a worker that may be ready at any moment
 MAX_TOKENS = 1 << 22  # limit on prompt tokens times `n` in a request of several sequences: 16 MiB of messages
+MOST_WAITING = 1 << 22  # limit on the tokens of all requests that wait, which take up to 36 bytes each
 FULL_S = 0.25  # pause before prompts are submitted again that the workers' queue had no place for
 POLL_S = 0.02  # pause between two checks for the end of a handshake or of a drain
 
@@ -272,6 +274,104 @@ def _sampling(sampling: Sampling, n: int, seed: int | None) -> Sampling:
     if sampling.seed is None or n == 0:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + n) % (1 << 64))
+
+
+# How many prompts for vectors or scores are with the workers at the same time; further ones wait for their turn.
+#
+# A client that embeds many texts sends many requests at once, each with hundreds of them. Together they are more than a
+# worker's queue holds, and refused ones would come again and again. They wait here instead, so that the queue of the
+# workers keeps places for others.
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Prompts that need room. priority: lower values go first, among prompts of one tenant"""
+
+    tenant: str
+    prompts: int
+    tokens: int
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    ask: Ask
+    turn: "asyncio.Future[None]"  # its result is set when it has room, and it is cancelled with the task that waits
+
+
+class Room:
+    """The prompts of one model that are with its workers, and those that wait. Belongs to one event loop."""
+
+    def __init__(self, places: Callable[[], int]) -> None:
+        """places: returns how many prompts the workers can hold; 0: unknown"""
+        self._places = places
+        self._inside: Counter[str] = Counter()  # prompts with the workers, by tenant
+        self._waiting: dict[str, list[_Waiting]] = {}  # by tenant, the one with the next turn first
+        self.waiting_tokens = 0
+
+    @asynccontextmanager
+    async def taken(self, ask: Ask) -> AsyncGenerator[None]:
+        """Waits for room, and holds it during a `with` block. Raises Overloaded if too many tokens wait already."""
+        if ask.tenant in self._waiting or not self._fits(ask):
+            await self._wait(ask)
+        else:
+            self._inside[ask.tenant] += ask.prompts
+        try:
+            yield
+        finally:
+            self._leave(ask)
+
+    def _fits(self, ask: Ask) -> bool:
+        """Half of the places may be one tenant's, and three quarters may be taken. Prompts always fit if alone."""
+        places, own = self._places(), self._inside[ask.tenant]
+        if not places:
+            return True
+        mine = not own or own + ask.prompts <= places // 2
+        return mine and (not own or self._inside.total() + ask.prompts <= places * 3 // 4)
+
+    async def _wait(self, ask: Ask) -> None:
+        if self.waiting_tokens and self.waiting_tokens + ask.tokens > MOST_WAITING:
+            raise Overloaded(
+                f"texts of {self.waiting_tokens} tokens are waiting, and at most {MOST_WAITING} may wait",
+                code="queue_full", retry_after=1.0,
+            )  # fmt: skip
+        one = _Waiting(ask, asyncio.get_running_loop().create_future())
+        insort(self._waiting.setdefault(ask.tenant, []), one, key=lambda other: other.ask.priority)
+        self.waiting_tokens += ask.tokens
+        try:
+            await one.turn
+        except asyncio.CancelledError:
+            if not one.turn.cancelled():  # it got room just before
+                self._leave(ask)
+            elif one in self._waiting.get(ask.tenant, ()):
+                self._remove(one)
+                self._next()
+            raise
+        finally:
+            self.waiting_tokens -= ask.tokens
+
+    def _leave(self, ask: Ask) -> None:
+        self._inside[ask.tenant] -= ask.prompts
+        if not self._inside[ask.tenant]:
+            del self._inside[ask.tenant]
+        self._next()
+
+    def _next(self) -> None:
+        """Gives room to all that now have it. Tenants take turns."""
+        while ready := next((queue[0] for queue in self._waiting.values() if self._fits(queue[0].ask)), None):
+            self._remove(ready)
+            if ready.turn.cancelled():  # its task has not run since
+                continue
+            if queue := self._waiting.pop(ready.ask.tenant, None):
+                self._waiting[ready.ask.tenant] = queue  # behind the other tenants
+            self._inside[ready.ask.tenant] += ready.ask.prompts
+            ready.turn.set_result(None)
+
+    def _remove(self, one: _Waiting) -> None:
+        queue = self._waiting[one.ask.tenant]
+        queue.remove(one)
+        if not queue:
+            del self._waiting[one.ask.tenant]
 
 
 # A request with many prompts, which are submitted a few at a time so that they fit in a worker's queue.

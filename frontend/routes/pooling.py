@@ -45,6 +45,7 @@ POOLING_FORMATS: Modules[PoolingFormat] = Modules({
     "/v1/classify": "frontend.api.pooling.classify",
     "/predict": "frontend.api.pooling.predict",
     "/embed": "frontend.api.pooling.tei_embed",
+    "/similarity": "frontend.api.pooling.tei_similarity",
     "/v1/embed": "frontend.api.pooling.cohere_v1",
     "/v2/embed": "frontend.api.pooling.cohere",
     "/v1/logprobs": "frontend.api.pooling.logprobs",

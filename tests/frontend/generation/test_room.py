@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from frontend.errors import DeadlineExceeded, Overloaded
-from frontend.generation.room import MOST_WAITING, Ask, Room
-from frontend.generation.service import WINDOW, Windows
+from frontend.generation.service import MOST_WAITING, WINDOW, Ask, Room, Windows
 from frontend.request import Admission, Features, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
