@@ -402,7 +402,8 @@ class Windows:
     async def deltas(self) -> AsyncGenerator[list[Delta]]:
         """Yields the deltas of all prompts. Raises SluiceError when a prompt is refused or fails."""
         prompts = self._request.prompts
-        size = min(WINDOW, self._service.pool.places() or WINDOW, max(1, MAX_TOKENS // max(map(len, prompts))))
+        longest = max(map(len, prompts), default=1)
+        size = min(WINDOW, self._service.pool.places() or WINDOW, max(1, MAX_TOKENS // longest))
         for first in range(0, len(prompts), size):
             at = slice(first, first + size)
             window = _window(self._request, at).admitted(fingerprint=self.fingerprint)

@@ -140,6 +140,23 @@ async def test_texts_are_cut_as_the_request_says(for_task: Callable[[Task], Toke
     assert left == [whole[0], *whole[-3:]] and tei == [whole[0], *whole[-7:]]
 
 
+async def test_ollama_takes_any_number_of_texts_and_an_empty_one_loads_the_model(
+    for_task: Callable[[Task], Tokenizer],
+) -> None:
+    pool = welcomed(8, play=lambda ids: [float(len(ids)), 0.0])
+    texts = ["red house" if index % 2 else "" for index in range(2500)]
+    async with http_client(pool, for_task(EMBED)) as http:
+        many = await http.post("/api/embed", json={"model": "tiny", "input": texts})
+        none = [(await http.post("/api/embed", json={"model": "tiny", "input": given})).json() for given in ("", [])]
+        older = await http.post("/api/embeddings", json={"model": "tiny", "prompt": ""})
+        too_many = await http.post("/api/embed", json={"model": "tiny", "input": ["a"] * 17_000})
+    assert many.json()["embeddings"] == [[4.0, 0.0] if text else [2.0, 0.0] for text in texts]
+    assert many.json()["prompt_eval_count"] == 3 * 2500
+    assert [(one["embeddings"], one["prompt_eval_count"]) for one in none] == [([], 0)] * 2
+    assert older.json() == {"embedding": []} and len(pool.submitted) == 2500
+    assert too_many.status_code == 400 and "`input`" in too_many.json()["error"]
+
+
 BODY = {"text_1": "red house old mill stone", "text_2": "light", "truncate_prompt_tokens": -1}
 
 
