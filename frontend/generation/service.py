@@ -35,6 +35,7 @@ DRAINING_RETRY_S = 5.0  # the Retry-After while draining: another server may hav
 HANDSHAKE_S = 0.5  # how long a request waits for a worker that may be ready at any moment
 MAX_TOKENS = 1 << 22  # limit on prompt tokens times `n` in a request of several sequences: 16 MiB of messages
 MOST_WAITING = 1 << 22  # limit on the tokens of all requests that wait, which take up to 36 bytes each
+FEW = 8  # so many prompts of a request for vectors do not wait behind requests with more
 FULL_S = 0.25  # pause before prompts are submitted again that the workers' queue had no place for
 POLL_S = 0.02  # pause between two checks for the end of a handshake or of a drain
 
@@ -312,7 +313,7 @@ class Room:
     @asynccontextmanager
     async def taken(self, ask: Ask) -> AsyncGenerator[None]:
         """Waits for room, and holds it during a `with` block. Raises Overloaded if too many tokens wait already."""
-        if ask.tenant in self._waiting or not self._fits(ask):
+        if not self._fits(ask) or (ask.tenant in self._waiting and ask.prompts > FEW):
             await self._wait(ask)
         else:
             self._inside[ask.tenant] += ask.prompts
@@ -322,12 +323,16 @@ class Room:
             self._leave(ask)
 
     def _fits(self, ask: Ask) -> bool:
-        """Half of the places may be one tenant's, and three quarters may be taken. Prompts always fit if alone."""
+        """Half of the places may be one tenant's, and three quarters may be taken. Prompts always fit if alone.
+
+        A few prompts may have all three quarters, so that a question need not wait for a client that embeds many texts.
+        """
         places, own = self._places(), self._inside[ask.tenant]
-        if not places:
+        if not places or not own:
             return True
-        mine = not own or own + ask.prompts <= places // 2
-        return mine and (not own or self._inside.total() + ask.prompts <= places * 3 // 4)
+        most = places * 3 // 4
+        mine = own + ask.prompts <= (most if ask.prompts <= FEW else places // 2)
+        return mine and self._inside.total() + ask.prompts <= most
 
     async def _wait(self, ask: Ask) -> None:
         if self.waiting_tokens and self.waiting_tokens + ask.tokens > MOST_WAITING:

@@ -54,7 +54,7 @@ POOLING_FORMATS: Modules[PoolingFormat] = Modules({
     "/v1/score": "frontend.api.pooling.score",
     "/score": "frontend.api.pooling.score",
     "/v1/rerank": "frontend.api.pooling.rerank",
-    "/v2/rerank": "frontend.api.pooling.rerank",
+    "/v2/rerank": "frontend.api.pooling.cohere_rerank",
     "/rerank": "frontend.api.pooling.rerank",
     "/v1/reranking": "frontend.api.pooling.rerank",
     "/reranking": "frontend.api.pooling.rerank",

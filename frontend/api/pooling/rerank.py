@@ -78,14 +78,20 @@ error = completions.error
 
 async def parse(request: RerankRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the scores. Raises BadRequest or Unprocessable, which name the field."""
+    return await ranking(request, context, cuts=request.max_tokens_per_doc is not None)
+
+
+async def ranking(request: RerankRequest, context: ModelContext, *, cuts: bool) -> GenerationRequest:
+    """Makes a GenerationRequest for the scores. cuts: whether a document that the model cannot read is cut"""
     check_model(request.model, context)
     bare = request.texts is not None
     documents = [one if isinstance(one, str) else one.text for one in request.texts or request.documents or ()]
     pairs = Pairs([request.query], documents, "query", "texts" if bare else "documents")
-    asked, cut = pairs, None
+    asked, cut = pairs, request.cut
     if request.max_tokens_per_doc is not None:
         check_texts(pairs.second_field, documents, context.unlimited)
         asked = replace(pairs, second=await context.tokenizer.beginnings(documents, request.max_tokens_per_doc))
+    if cut is None and cuts:
         cut = await _cut_of_documents(request, context)
     scored = await relevance_request(request, asked, context, cut)
     shown = request.return_text if bare else request.return_documents

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from frontend.errors import DeadlineExceeded, Overloaded
-from frontend.generation.service import MOST_WAITING, WINDOW, Ask, Room, Windows
+from frontend.generation.service import FEW, MOST_WAITING, WINDOW, Ask, Room, Windows
 from frontend.request import Admission, Features, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
@@ -66,7 +66,7 @@ async def test_prompts_wait_in_order_of_priority_and_then_of_time() -> None:
 async def test_another_tenant_need_not_wait_and_more_than_fit_go_alone() -> None:
     queue = Queue()
     await queue.enter("large", PLACES)
-    await queue.enter("small", 1)
+    await queue.enter("small", 10)
     await queue.enter("other", PLACES, tenant="b")
     assert queue.inside == ["large", "other"]
     await queue.leave("large")
@@ -77,6 +77,17 @@ async def test_another_tenant_need_not_wait_and_more_than_fit_go_alone() -> None
     assert unknown.inside == ["a", "b", "c"]
 
 
+async def test_few_prompts_need_not_wait_for_many() -> None:
+    queue = Queue()
+    await queue.enter("index", 400)
+    await queue.enter("more", 400)
+    await queue.enter("question", FEW)
+    assert queue.inside == ["index", "question"]
+    for index in range((600 - 400) // FEW):
+        await queue.enter(f"another {index}", FEW)
+    assert "more" not in queue.inside and len(queue.inside) == 1 + (600 - 400) // FEW, "until three quarters are taken"
+
+
 async def test_prompts_that_leave_early_hold_up_nobody() -> None:
     queue = Queue()
     await queue.enter("first", 400)
@@ -85,7 +96,7 @@ async def test_prompts_that_leave_early_hold_up_nobody() -> None:
     await queue.cancel("wide")
     assert queue.inside == ["first"]
     await queue.enter("last", 350)
-    await queue.enter("next", 1)
+    await queue.enter("next", 10)
     queue._ends["first"].set()
     queue._tasks["small"].cancel()  # before its turn comes, but it learns of it after that
     await queue.leave("first")
@@ -103,9 +114,9 @@ async def test_prompts_that_leave_early_hold_up_nobody() -> None:
 async def test_more_tokens_than_may_wait_are_refused() -> None:
     queue = Queue()
     await queue.enter("first", 400)
-    await queue.enter("second", 1, tokens=MOST_WAITING + 1)  # one may always wait
+    await queue.enter("second", 10, tokens=MOST_WAITING + 1)  # one may always wait
     with pytest.raises(Overloaded, match="waiting") as refused:
-        async with queue.room.taken(Ask("a", 1, 1)):
+        async with queue.room.taken(Ask("a", 10, 1)):
             pass
     assert refused.value.code == "queue_full"
     await queue.leave("first")

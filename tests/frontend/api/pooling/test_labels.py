@@ -279,13 +279,19 @@ async def test_documents_are_cut_to_the_tokens_that_a_request_allows(
     long = "red  house old mill stone bridge river light"
     body = {"query": "red", "documents": [long, "mill"]}
     async with http_client(pool, tokenizer) as http:
-        refused = await http.post("/v2/rerank", json=body)
+        refused = await http.post("/v1/rerank", json=body)
         told = await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": 3})
         odd = await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": 0})
         seen = len(pool.submitted)
-        fits = await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": 4096})
+        fits = [
+            await http.post("/v1/rerank", json={**body, "max_tokens_per_doc": 4096}),
+            await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": None}),
+        ]
+        tei = await http.post("/v2/rerank", json={"query": "red", "texts": [long]})
         asked = await http.post("/v2/rerank", json={**body, "query": long, "max_tokens_per_doc": 3})
-    assert fits.status_code == 200 and {len(one.prompt) for one in pool.submitted[seen:]} <= {3, 5, 8}
+    assert [one.status_code for one in (*fits, tei)] == [200, 200, 400] and {
+        len(one.prompt) for one in pool.submitted[seen:]
+    } <= {3, 5, 8}
     assert asked.json()["error"]["param"] == "query" and asked.json()["error"]["code"] == "context_length_exceeded"
     assert refused.json()["error"]["code"] == "context_length_exceeded" and "max_tokens_per_doc" in odd.text
     prompts = [one.prompt for one in pool.submitted[:seen]]
