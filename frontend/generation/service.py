@@ -10,8 +10,8 @@ import math
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -306,7 +306,8 @@ class Room:
     def __init__(self, places: Callable[[], int]) -> None:
         """places: returns how many prompts the workers can hold; 0: unknown"""
         self._places = places
-        self._inside: Counter[str] = Counter()  # prompts with the workers, by tenant
+        self._inside = Counter[str]()  # prompts with the workers, by tenant
+        self._computing = Counter[str]()  # windows that the workers have admitted, by tenant
         self._waiting: dict[str, list[_Waiting]] = {}  # by tenant, the one with the next turn first
         self.waiting_tokens = 0
 
@@ -321,6 +322,21 @@ class Room:
             yield
         finally:
             self._leave(ask)
+
+    @contextmanager
+    def computing(self, tenant: str) -> Iterator[None]:
+        """Counts prompts as admitted by the workers during a `with` block."""
+        self._computing[tenant] += 1
+        try:
+            yield
+        finally:
+            self._computing[tenant] -= 1
+            if not self._computing[tenant]:
+                del self._computing[tenant]
+
+    def is_computing(self, tenant: str) -> bool:
+        """Whether the workers compute prompts of a tenant, so that there will be places in their queue."""
+        return tenant in self._computing
 
     def _fits(self, ask: Ask) -> bool:
         """Half of the places may be one tenant's, and three quarters may be taken. Prompts always fit if alone.
@@ -383,7 +399,8 @@ class Room:
 #
 # A request that generates text is admitted as a whole, before its response begins. A request for vectors or
 # log-probabilities is answered only when all its prompts are computed. If the workers' queue is full when it begins, it
-# is refused; later it waits, because what is computed would be lost.
+# is refused, unless prompts of the same tenant are computed (other frontends may have filled it, which no room counts).
+# Later it waits, because what is computed would be lost.
 
 WINDOW = 256  # prompts submitted at a time; the default of --max-waiting-requests leaves room for several windows
 
@@ -417,6 +434,7 @@ class Windows:
                 generation = await self._start(window)
                 self.fingerprint = generation.fingerprint
                 self.choices += generation.choices
+                held.enter_context(self._service.room.computing(window.admission.tenant))
                 try:
                     async for deltas in generation.deltas():
                         for delta in deltas:
@@ -442,11 +460,13 @@ class Windows:
             raise deadline_error() from None
 
     async def _start(self, window: GenerationRequest) -> Generation:
+        """Submits prompts, again and again while the queue is full of the tenant's own. Raises what `start` raises."""
+        room, tenant = self._service.room, window.admission.tenant
         while True:
             try:
                 return await self._service.start(window, self._arrived_at)
             except Overloaded as full:
-                if full.code != "queue_full" or not self.choices:
+                if full.code != "queue_full" or not (self.choices or room.is_computing(tenant)):
                     raise
                 await asyncio.sleep(min(full.retry_after or FULL_S, FULL_S))
 

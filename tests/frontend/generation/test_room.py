@@ -1,6 +1,7 @@
 """Prompts for vectors wait for their turn instead of being refused: `Room`, and `Windows` where it is used."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from frontend.generation.service import FEW, MOST_WAITING, WINDOW, Ask, Room, Wi
 from frontend.request import Admission, Features, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
-from shared.messages import Pooling, PoolingKind, Sampling
+from shared.messages import Outcome, Pooling, PoolingKind, Sampling
 from tests.fakes import FakePool, pooling
 from tests.frontend.generation.harness import make_service
 
@@ -158,6 +159,24 @@ async def test_full_queue_halfway_is_waited_for(tokenizer: Tokenizer) -> None:
     service = make_service(tokenizer, pool)
     assert await _vectors(Windows(service, _asked(WINDOW + 5), 0.0)) == WINDOW + 5
     assert pool.calls > WINDOW + 5 and not pool.live
+
+
+async def test_queue_that_is_full_of_own_prompts_is_waited_for(tokenizer: Tokenizer) -> None:
+    full = Overloaded("full", code="queue_full", retry_after=0.01)
+    pool = FakePool(refusals={1: full, 2: full})
+    service = make_service(tokenizer, pool)
+    first = asyncio.create_task(_vectors(Windows(service, _asked(1), 0.0)))
+    await asyncio.sleep(0.01)
+    second = asyncio.create_task(_vectors(Windows(service, _asked(1), 0.0)))
+    other = replace(_asked(1), admission=Admission(tenant="another"))
+    with pytest.raises(Overloaded, match="full"):
+        await _vectors(Windows(service, other, 0.0))
+    while len(pool.submitted) < 2:
+        await asyncio.sleep(0.01)
+    for one in pool.submitted:
+        pool.end(one.stream, Outcome.POOLED)
+    assert await asyncio.gather(first, second) == [1, 1]
+    assert not service.room.is_computing("")
 
 
 async def test_deadline_counts_while_waiting(tokenizer: Tokenizer) -> None:
