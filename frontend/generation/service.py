@@ -34,7 +34,7 @@ from shared.prefix_identity import PrefixIdentity
 DRAINING_RETRY_S = 5.0  # the Retry-After while draining: another server may have taken over by then
 HANDSHAKE_S = 0.5  # how long a request waits for a worker that may be ready at any moment
 MAX_TOKENS = 1 << 22  # limit on prompt tokens times `n` in a request of several sequences: 16 MiB of messages
-MOST_WAITING = 1 << 22  # limit on the tokens of all requests that wait, which take up to 36 bytes each
+MOST_WAITING = 1 << 23  # limit on the tokens of all requests that wait to begin, which take up to 36 bytes each
 FEW = 8  # so many prompts of a request for vectors do not wait behind requests with more
 FULL_S = 0.25  # pause before prompts are submitted again that the workers' queue had no place for
 POLL_S = 0.02  # pause between two checks for the end of a handshake or of a drain
@@ -286,12 +286,18 @@ def _sampling(sampling: Sampling, n: int, seed: int | None) -> Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Prompts that need room. priority: lower values go first, among prompts of one tenant"""
+    """Prompts that need room.
+
+    tokens: of all prompts that the request still has
+    priority: lower values go first, among prompts of one tenant
+    begun: whether the workers had other prompts of the request before
+    """
 
     tenant: str
     prompts: int
     tokens: int
     priority: int = 0
+    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -309,7 +315,7 @@ class Room:
         self._inside = Counter[str]()  # prompts with the workers, by tenant
         self._computing = Counter[str]()  # windows that the workers have admitted, by tenant
         self._waiting: dict[str, list[_Waiting]] = {}  # by tenant, the one with the next turn first
-        self.waiting_tokens = 0
+        self._waiting_tokens = Counter[str]()
 
     @asynccontextmanager
     async def taken(self, ask: Ask) -> AsyncGenerator[None]:
@@ -351,14 +357,19 @@ class Room:
         return mine and self._inside.total() + ask.prompts <= most
 
     async def _wait(self, ask: Ask) -> None:
-        if self.waiting_tokens and self.waiting_tokens + ask.tokens > MOST_WAITING:
+        own, most = self._waiting_tokens[ask.tenant], MOST_WAITING // 2
+        if (
+            not ask.begun
+            and own
+            and (own + ask.tokens > most or self._waiting_tokens.total() + ask.tokens > MOST_WAITING)
+        ):
             raise Overloaded(
-                f"texts of {self.waiting_tokens} tokens are waiting, and at most {MOST_WAITING} may wait",
-                code="queue_full", retry_after=1.0,
+                f"texts of {own} tokens are waiting, and at most {most} of one key may wait", code="queue_full",
+                retry_after=1.0,
             )  # fmt: skip
         one = _Waiting(ask, asyncio.get_running_loop().create_future())
         insort(self._waiting.setdefault(ask.tenant, []), one, key=lambda other: other.ask.priority)
-        self.waiting_tokens += ask.tokens
+        self._waiting_tokens[ask.tenant] += ask.tokens
         try:
             await one.turn
         except asyncio.CancelledError:
@@ -369,7 +380,9 @@ class Room:
                 self._next()
             raise
         finally:
-            self.waiting_tokens -= ask.tokens
+            self._waiting_tokens[ask.tenant] -= ask.tokens
+            if not self._waiting_tokens[ask.tenant]:
+                del self._waiting_tokens[ask.tenant]
 
     def _leave(self, ask: Ask) -> None:
         self._inside[ask.tenant] -= ask.prompts
@@ -449,7 +462,8 @@ class Windows:
     ) -> None:
         """Waits for room, which `held` frees. left: the prompts that the request still has, with those of the window"""
         admission = window.admission
-        ask = Ask(admission.tenant, len(window.prompts), sum(map(len, left)), admission.priority)
+        tokens, begun = sum(map(len, left)), len(left) < len(self._request.prompts)
+        ask = Ask(admission.tenant, len(window.prompts), tokens, admission.priority, begun)
         seconds = max(0.0, _time_left(window, self._arrived_at)) if admission.deadline_ms else None
         try:
             async with asyncio.timeout(seconds):

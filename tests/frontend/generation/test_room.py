@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,11 @@ class Queue:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ends: dict[str, asyncio.Event] = {}
 
-    async def enter(self, name: str, prompts: int, tenant: str = "a", priority: int = 0, tokens: int = 1) -> None:
+    async def enter(self, name: str, prompts: int, tenant: str = "a", tokens: int = 1, **more: Any) -> None:
         end = self._ends[name] = asyncio.Event()
 
         async def hold() -> None:
-            async with self.room.taken(Ask(tenant, prompts, tokens, priority)):
+            async with self.room.taken(Ask(tenant, prompts, tokens, **more)):
                 self.inside.append(name)
                 await end.wait()
             self.inside.remove(name)
@@ -101,7 +102,7 @@ async def test_prompts_that_leave_early_hold_up_nobody() -> None:
     queue._ends["first"].set()
     queue._tasks["small"].cancel()  # before its turn comes, but it learns of it after that
     await queue.leave("first")
-    assert queue.inside == ["last", "next"] and queue.room.waiting_tokens == 0
+    assert queue.inside == ["last", "next"] and not queue.room._waiting_tokens
     await queue.enter("more", 400)
     queue._ends["last"].set()
     queue._ends["next"].set()
@@ -112,16 +113,20 @@ async def test_prompts_that_leave_early_hold_up_nobody() -> None:
     assert queue.inside == ["after"]
 
 
-async def test_more_tokens_than_may_wait_are_refused() -> None:
+async def test_more_tokens_than_may_wait_are_refused_unless_their_request_has_begun() -> None:
     queue = Queue()
     await queue.enter("first", 400)
-    await queue.enter("second", 10, tokens=MOST_WAITING + 1)  # one may always wait
+    await queue.enter("second", 10, tokens=MOST_WAITING)  # one may always wait
     with pytest.raises(Overloaded, match="waiting") as refused:
         async with queue.room.taken(Ask("a", 10, 1)):
             pass
     assert refused.value.code == "queue_full"
+    await queue.enter("begun", 10, begun=True)
+    await queue.enter("other", 400, tenant="b")
+    await queue.enter("another", 400, tenant="b")
+    assert queue.inside == ["first", "other"] and queue.room._waiting_tokens.total() == MOST_WAITING + 2
     await queue.leave("first")
-    assert queue.inside == ["second"] and queue.room.waiting_tokens == 0
+    assert queue.inside == ["other", "second", "begun"]
 
 
 def _asked(prompts: int, deadline_ms: int = 0) -> GenerationRequest:
