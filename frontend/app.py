@@ -22,13 +22,13 @@ from frontend.api.formats import API_FORMATS, MODULES, error_format
 from frontend.app_state import AppState
 from frontend.errors import MethodNotAllowed, NotFound
 from frontend.model_table import ModelTable
-from frontend.observability.access_log import RequestRecord
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.routes.pooling import POOLING_FORMATS
 from frontend.server import playground
 from frontend.server.access import LOCALHOST, OF_THIS_MACHINE, ApiKeys, Hosts, Origins, admission_of
 from frontend.server.middleware import RECORD, Live, RequestMiddleware
+from frontend.server.request_record import RequestRecord
 from shared.config.declaration import words
 from shared.config.frontend import FrontendConfig
 from shared.signing import Signer

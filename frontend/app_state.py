@@ -18,7 +18,6 @@ from starlette.responses import Response
 from frontend.chat.large_chats import body_bytes
 from frontend.errors import UnsupportedMediaType
 from frontend.model_table import ModelTable, ServedModel
-from frontend.observability.access_log import RequestRecord
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.schema.base import RequestModel, to_json
 from frontend.schema.decoding import OnUnknown, check_values, decode, decode_valid
@@ -26,6 +25,7 @@ from frontend.schema.unknown_fields import UnknownFields
 from frontend.server.access import administers
 from frontend.server.content_coding import coding_of
 from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, Bodies, header_value, largest_body
+from frontend.server.request_record import RequestRecord
 from frontend.turns import FairThreads
 from shared.config.frontend import FrontendConfig
 from shared.signing import Signer

@@ -24,7 +24,8 @@ class RecurrentShape(Protocol):
 
 
 ATTENTION = "attention"  # the kind of mixer that keeps K/V
-Activations = Literal["unquantized", "dynamic", "other"]  # dynamic: quantized at run time, with a scale per token
+# dynamic: quantized at run time, with a scale per token; blocks: a format of llama.cpp, which rounds them in blocks
+Activations = Literal["unquantized", "dynamic", "blocks", "other"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,16 +35,18 @@ class Format:
     their_flags: tuple[str, ...] = ()
 
 
+FLOAT = ("--activations", "float")
 FORMATS = {  # the key "file" stands for the GGUF file as it was published
     "float32": Format(FOLDER, ("--dtype", "float32")),
     "bfloat16": Format(FOLDER, BF16, "bf16"),
-    "file": Format(GIVEN, (), GIVEN),
+    "file": Format(GIVEN, FLOAT, GIVEN),
     "file-float32": Format(GIVEN, ("--dtype", "float32")),
     "file-int8-activations": Format(GIVEN, ("--activations", "int8")),
     "file-float32-int8-activations": Format(GIVEN, ("--dtype", "float32", "--activations", "int8")),
-    "q8_0": Format("q8_0", (), "q8_0"),
-    "q4_0": Format("q4_0", (), "q4_0"),
-    "q4_k_m": Format("q4_k_m", (), "q4_k_m"),
+    "q8_0": Format("q8_0", FLOAT, "q8_0"),
+    "q4_0": Format("q4_0", FLOAT, "q4_0"),
+    "q4_k_m": Format("q4_k_m", FLOAT, "q4_k_m"),
+    **{f"{name}-int8-activations": Format(name, ("--activations", "int8")) for name in ("q8_0", "q4_0", "q4_k_m")},
     "int8": Format(FOLDER, (*BF16, "--quantization", "int8")),
     "int4": Format(FOLDER, (*BF16, "--quantization", "int4")),
     "int4-g32": Format(FOLDER, (*BF16, "--quantization", "int4-g32")),

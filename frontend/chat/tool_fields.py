@@ -322,7 +322,7 @@ async def shown(tools: Sequence[Tool] | None, choice: OpenAIChoice) -> tuple[Fun
 async def checked(functions: Sequence[Function]) -> tuple[Function, ...]:
     """Returns functions whose schemas were checked as those of an answer are. Raises Unprocessable."""
     if functions:
-        from frontend.chat.tools import check_parameters
+        from frontend.structured_output.tool_grammar import check_parameters
 
         await check_parameters(functions)
     return tuple(functions)

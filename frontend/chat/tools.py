@@ -5,7 +5,6 @@ frontend/output_parser defines how each model writes a call.
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,7 +25,6 @@ from frontend.chat.tool_fields import (
 from frontend.errors import Unprocessable
 from frontend.model_context import ModelContext
 from frontend.output_parser.model_format import INPUT, Custom, Function, Mode, ToolChoice, ToolFormat
-from frontend.structured_output import grammar as grammar_builder
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -57,20 +55,6 @@ def _function(tool: Tool, path: str) -> Function | None:
     return Function(
         definition.name, schema, bool(definition.strict), param, {"type": "function", "function": shown_definition}
     )
-
-
-async def check_parameters(functions: Sequence[Function]) -> None:
-    """Checks the schemas of functions as an answer does, on routes that only count or render. Raises Unprocessable."""
-    if functions:
-        await grammar_builder.in_thread(partial(_check_parameters, functions))
-
-
-def _check_parameters(functions: Sequence[Function]) -> str:
-    for one in functions:
-        if one.custom is not None and one.custom.syntax == "lark":
-            grammar_builder.lark(one.custom.definition, one.custom.param)
-        grammar_builder.supported(one.parameters, one.param, lenient=not one.strict)
-    return ""
 
 
 def _freeform(tool: FreeformDefinition | FreeformTool, path: str) -> Function:

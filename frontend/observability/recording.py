@@ -18,7 +18,8 @@ from typing import Any, Self
 import msgspec
 
 from frontend.generation.generation import Generation
-from frontend.observability.access_log import LogEntry, RequestRecord
+from frontend.observability.access_log import LogEntry
+from frontend.server.request_record import RequestRecord
 from shared.config.declaration import ConfigError
 from shared.log import NonBlockingWriter, write_all
 from shared.messages import Sampling

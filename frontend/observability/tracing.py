@@ -10,7 +10,8 @@ import threading
 import time
 from typing import Self
 
-from frontend.observability.access_log import LogEntry, RequestRecord
+from frontend.observability.access_log import LogEntry
+from frontend.server.request_record import RequestRecord
 from shared.config.declaration import ConfigError
 
 MISSING_PACKAGES = "--otlp-endpoint needs `pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`"

@@ -16,9 +16,9 @@ from starlette.types import Message
 from frontend.api.openai.batches import request_id
 from frontend.kept.batch_runner import Answer
 from frontend.kept.batches import Batch, Line
-from frontend.observability.access_log import RequestRecord
 from frontend.server.access import ApiKeys, Hosts, Origins
 from frontend.server.middleware import Envelope, RequestMiddleware
+from frontend.server.request_record import RequestRecord
 
 LOWEST = (1 << 31) - 1  # of priorities; a lower number goes first
 KEEPS = "/v1/responses"  # keeps its answers, if a request does not say otherwise

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from frontend.app_state import AppState, json_response
 from frontend.errors import Overloaded
-from frontend.observability.access_log import RequestRecord
 from frontend.schema.responses import Health, Load, NotReady, PrefixCacheReset, Ready, Version
 from frontend.server.access import administers, check_admin
 from frontend.server.middleware import RECORD
+from frontend.server.request_record import RequestRecord
 from frontend.workers.status import ConnectionState
 from shared import build
 from shared import messages as m

@@ -26,7 +26,6 @@ from frontend.errors import BadRequest, MethodNotAllowed, NotFound, NotSupported
 from frontend.model_context import ModelContext, recommended
 from frontend.model_table import ModelTable, ServedModel
 from frontend.observability import stats as statistics
-from frontend.observability.access_log import RequestRecord
 from frontend.routes import tokenize
 from frontend.schema.base import RequestModel, ResponseModel
 from frontend.schema.request_fields import doc
@@ -40,6 +39,7 @@ from frontend.schema.responses import (
 )
 from frontend.server.access import check_admin
 from frontend.server.middleware import RECORD
+from frontend.server.request_record import RequestRecord
 from frontend.workers.status import NO_TOKENIZER, ConnectionState
 from shared import build
 from shared.launcher_messages import Download, ModelState

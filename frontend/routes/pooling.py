@@ -14,11 +14,11 @@ from frontend.app_state import AppState
 from frontend.errors import SluiceError
 from frontend.generation.service import Windows
 from frontend.model_context import ModelContext, check_task
-from frontend.observability.access_log import RequestRecord
 from frontend.request import GenerationRequest
 from frontend.routes.generate import while_connected
 from frontend.schema.base import RequestModel
 from frontend.server.middleware import API_FORMAT, RECORD
+from frontend.server.request_record import RequestRecord
 
 
 class PoolingFormat(Protocol):

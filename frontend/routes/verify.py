@@ -19,11 +19,11 @@ from frontend.api.verification import VerifyRequest, read_claim
 from frontend.app_state import AppState, json_response
 from frontend.errors import BadRequest
 from frontend.model_context import check_task
-from frontend.observability.access_log import RequestRecord
 from frontend.routes.generate import generate, while_connected
 from frontend.routes.pooling import POOLING_FORMATS, pool
 from frontend.schema.base import RequestModel
 from frontend.server.middleware import RECORD
+from frontend.server.request_record import RequestRecord
 
 ROUTES = {  # field → the route that needs this field. The first of these fields that a body has decides.
     "messages": "/v1/chat/completions",

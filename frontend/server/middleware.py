@@ -32,10 +32,10 @@ from frontend.errors import (
     SluiceError,
     TooLarge,
 )
-from frontend.observability.access_log import RequestRecord
 from frontend.request import Notes, notes
 from frontend.server.access import KEYS, Admission, ApiKeys, Hosts, Origins
 from frontend.server.content_coding import Coding, unpacked
+from frontend.server.request_record import RequestRecord
 from frontend.turns import tenant
 
 log = logging.getLogger("sluice.frontend")

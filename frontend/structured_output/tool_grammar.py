@@ -8,7 +8,7 @@ reasoning. Without `strict`, schema keywords that cannot be enforced are ignored
 accepts, `parser` finds the same calls.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -556,3 +556,17 @@ async def answer_grammar(
             specials=specials, answer=answer, tags=style.tags, drifts=style.drifts,
         )
     )  # fmt: skip
+
+
+async def check_parameters(functions: Sequence[Function]) -> None:
+    """Checks the schemas of functions as an answer does, on routes that only count or render. Raises Unprocessable."""
+    if functions:
+        await grammar_builder.in_thread(partial(_check_parameters, functions))
+
+
+def _check_parameters(functions: Sequence[Function]) -> str:
+    for one in functions:
+        if one.custom is not None and one.custom.syntax == "lark":
+            grammar_builder.lark(one.custom.definition, one.custom.param)
+        grammar_builder.supported(one.parameters, one.param, lenient=not one.strict)
+    return ""

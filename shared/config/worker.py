@@ -35,10 +35,11 @@ class WorkerConfig:
         choices=("auto", "none", "fp8", "int8", "int4", "int4-g32", "fp8-dynamic", "int8-dynamic"),
     )
     activations: str = setting(
-        "float",
+        "auto",
         "inputs of the layers' weights in few bits on the CPU; float: in --dtype; int8: rounded to 8 bits, with one "
-        "scale for 32 values, which multiplies faster and loses a little accuracy",
-        choices=("float", "int8"),
+        "scale for 32 values, which multiplies faster and loses a little accuracy; auto: int8 for GGUF files, as "
+        "llama.cpp does, where AVX-512 has VNNI and bf16 and there is no AMX, else float",
+        choices=("auto", "float", "int8"),
     )
     weights_cache: str = setting(
         "", "folder in which the CPU keeps a copy of the weights as they are in memory, so that the next start only "

@@ -43,26 +43,30 @@ class Layout:
     group_size: how many inputs of a row share a scale; 0: all
     minimum: if true, each group also has a minimum, which is added to its numbers
     blocks: the block format in which one tensor of a file has the whole weight, unchanged; None: it is stored otherwise
+    six_bits: as in QuantizedWeight
     """
 
     code_map: CodeMap
     group_size: int = 0
     minimum: bool = False
     blocks: BlockFormat | None = field(default=None, compare=False)
+    six_bits: bool = field(default=False, compare=False)
 
     @property
     def shared(self) -> str:
         """Says for the log which numbers share a scale."""
         return f"{self.group_size} values" if self.group_size else "row"
 
-    def nbytes(self, shape: Shape, scale_bytes: int = 4) -> int:
+    def nbytes(self, shape: Shape, scale_bytes: int = 4, *, narrow: bool = False) -> int:
         """Returns how many bytes a weight of this shape takes in memory: codes, scales and minimums.
 
         scale_bytes: the size of one scale or minimum
+        narrow: whether codes that fit in six bits take six
         """
+        bits = 6 if narrow and self.six_bits else self.code_map.bits
         rows, columns = shape
         groups = -(-columns // (self.group_size or columns))
-        return rows * (-(-columns * self.code_map.bits // 8) + groups * scale_bytes * (1 + self.minimum))
+        return rows * (-(-columns * bits // 8) + groups * scale_bytes * (1 + self.minimum))
 
     def quantize(self, weight: Tensor) -> QuantizedWeight:
         """Quantizes a weight [N, K] of any float dtype by rounding to nearest, without minimums."""

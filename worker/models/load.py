@@ -539,7 +539,8 @@ class Keeper:
         # On a CPU without the C library, weights are dequantized: plain PyTorch has no products of quantized codes.
         if layout is None or (self.device.type == "cpu" and not self.in_c):
             return plain
-        return layout.nbytes(shape, scale_bytes=2 if self.in_c and self.dtype == torch.bfloat16 else 4)
+        short = self.in_c and self.dtype == torch.bfloat16
+        return layout.nbytes(shape, scale_bytes=2 if short else 4, narrow=short and c_library.tier() != "amx")
 
     @property
     def in_c(self) -> bool:

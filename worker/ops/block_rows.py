@@ -36,6 +36,7 @@ class BlockFormat:
     unpack: makes codes, scales and minimums from the bytes of blocks
     grid: returns the table that the indices of a format with a grid mean, uint8 [entries, 4 or 8]
     scales: the bytes of a block that hold its scales and minimums and nothing else; None: they are in several places
+    six_bits: whether all codes, which are INT8's, are integers from -32 to 31
     """
 
     name: str
@@ -47,6 +48,7 @@ class BlockFormat:
     unpack: Callable[[Tensor], Parts]
     grid: Callable[[], Tensor] | None = None
     scales: slice | None = None
+    six_bits: bool = False
 
     def row_bytes(self, columns: int) -> int:
         """Returns the size of a weight's row in bytes. columns: the numbers of a row, a multiple of `numbers`"""
@@ -69,7 +71,7 @@ class BlockFormat:
 
         if not unpack_blocks(self, rows, codes, scale, minimum):
             by_rows(n, codes.shape[1], convert, on_gpu=rows.is_cuda)
-        return QuantizedWeight(codes, self.code_map, scale, minimum, self.group_size)
+        return QuantizedWeight(codes, self.code_map, scale, minimum, self.group_size, six_bits=self.six_bits)
 
     @property
     def is_unpacked_in_c(self) -> bool:
@@ -125,6 +127,11 @@ class BlockRows:
     @property
     def has_minimum(self) -> bool:
         return self.format.minimum
+
+    @property
+    def code_bits(self) -> int:
+        """In how many bits each code fits."""
+        return 6 if self.format.six_bits else self.format.code_map.bits
 
     @property
     def input_order(self) -> None:

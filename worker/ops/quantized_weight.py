@@ -85,6 +85,7 @@ class QuantizedWeight:
     """A quantized weight [N, K]. A group is `group_size` consecutive codes of a row; the last group may be shorter.
 
     input_order: if given, codes[:, k] belongs to input input_order[k] of the layer (GPTQ's act-order)
+    six_bits: whether all codes, which are INT8's, are integers from -32 to 31
     """
 
     codes: Tensor  # [N, K] uint8, one code per byte
@@ -93,6 +94,7 @@ class QuantizedWeight:
     minimum: Tensor | None  # [N, groups] float32
     group_size: int  # a multiple of 16, or at least K: one group per row
     input_order: Tensor | None = None  # [K] int64, a permutation
+    six_bits: bool = False
 
     def __post_init__(self) -> None:
         n, k = self.codes.shape
@@ -114,6 +116,11 @@ class QuantizedWeight:
     @property
     def has_minimum(self) -> bool:
         return self.minimum is not None
+
+    @property
+    def code_bits(self) -> int:
+        """In how many bits each code fits."""
+        return 6 if self.six_bits else self.code_map.bits
 
     def rows(self, index: Tensor | slice) -> "QuantizedWeight":
         """Returns a weight with the rows that `index` selects, in the order of `index`."""

@@ -131,13 +131,13 @@ ALL = (
     BlockFormat("Q8_0", 32, 34, INT8, 32, False, _q8_0, scales=slice(0, 2)),
     BlockFormat("Q4_0", 32, 18, INT4, 32, False, _q4_0, scales=slice(0, 2)),
     BlockFormat("Q4_1", 32, 20, INT4, 32, True, _q4_1, scales=slice(0, 4)),
-    BlockFormat("Q5_0", 32, 22, INT8, 32, False, _q5_0, scales=slice(0, 2)),
-    BlockFormat("Q5_1", 32, 24, INT8, 32, True, _q5_1, scales=slice(0, 4)),
+    BlockFormat("Q5_0", 32, 22, INT8, 32, False, _q5_0, scales=slice(0, 2), six_bits=True),
+    BlockFormat("Q5_1", 32, 24, INT8, 32, True, _q5_1, scales=slice(0, 4), six_bits=True),
     BlockFormat("Q2_K", 256, 84, INT4, 16, True, _q2_k),
     BlockFormat("Q3_K", 256, 110, INT4, 16, False, _q3_k, scales=slice(96, 110)),
     BlockFormat("Q4_K", 256, 144, INT4, 32, True, _q4_k, scales=slice(0, 16)),
-    BlockFormat("Q5_K", 256, 176, INT8, 32, True, _q5_k, scales=slice(0, 16)),
-    BlockFormat("Q6_K", 256, 210, INT8, 16, False, _q6_k, scales=slice(192, 210)),
+    BlockFormat("Q5_K", 256, 176, INT8, 32, True, _q5_k, scales=slice(0, 16), six_bits=True),
+    BlockFormat("Q6_K", 256, 210, INT8, 16, False, _q6_k, scales=slice(192, 210), six_bits=True),
     BlockFormat("IQ4_NL", 32, 18, IQ4_NL, 32, False, _iq4_nl, scales=slice(0, 2)),
     BlockFormat("IQ4_XS", 256, 136, IQ4_NL, 32, False, _iq4_xs, scales=slice(0, 8)),
     BlockFormat("MXFP4", 32, 17, E2M1, 32, False, _mxfp4, scales=slice(0, 1)),
@@ -186,7 +186,8 @@ class BlockWeight:
         if self.type not in FORMATS:
             return None  # check_tensors will refuse the type
         stays = self._format if not self.factor and self.columns is None else None
-        return Layout(self._format.code_map, self._format.group_size, self._format.minimum, stays)
+        form = self._format
+        return Layout(form.code_map, form.group_size, form.minimum, stays, form.six_bits)
 
     def tensors(self) -> Sequence[ExpectedTensor]:
         weight = ExpectedTensor(self.name, self.shape, (*PLAIN, *FORMATS))
@@ -253,4 +254,5 @@ class GgufMethod:
 
 def read(settings: Mapping[str, Any]) -> GgufMethod:
     heads = settings.get("tiled_heads")
-    return GgufMethod(StoredQuantization(str(settings["kind"])), heads and msgspec.convert(heads, TiledHeads))
+    stored = StoredQuantization(str(settings["kind"]), activations="blocks")
+    return GgufMethod(stored, heads and msgspec.convert(heads, TiledHeads))

@@ -198,7 +198,7 @@ def describe(stored: StoredQuantization | None, memory: InMemory, dtype: torch.d
         text = f"{origin} are kept in few bits"
     if memory.by_row is not None and memory.by_row.dynamic:
         return f"{text}; so are their inputs, one scale per token"
-    expected = flag.endswith("-dynamic") or (stored is not None and stored.activations != "unquantized")
+    expected = flag.endswith("-dynamic") or (stored is not None and stored.activations in ("dynamic", "other"))
     if memory.int8_inputs:
         return f"{text}; so are their inputs, to int8 with one scale per 32"
     return text + ("; activations, which would be quantized as well, are not" if expected else "")

@@ -4,9 +4,10 @@ import sys
 
 import pytest
 
-from frontend.observability.access_log import LogEntry, RequestRecord
+from frontend.observability.access_log import LogEntry
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
+from frontend.server.request_record import RequestRecord
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 

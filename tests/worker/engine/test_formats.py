@@ -1,6 +1,7 @@
 """The number formats that a worker chooses, and how Status names them."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
 from worker.checkpoint.checkpoint import read_config
+from worker.engine import numerics
 from worker.engine.build import load_engine
 from worker.engine.numerics import choose_formats, dtype_name
 from worker.models.config import spec_from_config
 from worker.ops.quantized_weight import Scheme
 from worker.quantization.methods import AS_STORED, InMemory
+from worker.spec import ModelSpec, StoredQuantization
 
 
 @pytest.mark.parametrize(
@@ -79,3 +82,21 @@ def test_dtype_name_includes_the_format_of_weights() -> None:
     assert dtype_name(torch.bfloat16, dynamic) == "bfloat16, fp8-dynamic weights"
     assert dtype_name(torch.bfloat16, InMemory("int4")) == "bfloat16, int4 weights"
     assert dtype_name(torch.float16, AS_STORED) == "float16"
+
+
+@pytest.mark.parametrize("tier", ["avx2", "avx512", "avx512bf16", "amx"])
+def test_inputs_of_a_gguf_file_are_rounded_where_that_is_faster(
+    tier: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, cpu = spec_from_config(read_config(checkpoints("llama"))), torch.device("cpu")
+    monkeypatch.setattr(numerics.c_library, "tier", lambda: tier)
+
+    def rounds(spec: ModelSpec, **flags: str) -> bool:
+        return choose_formats(spec, WorkerConfig(**flags), cpu).memory.int8_inputs
+
+    in_blocks = replace(plain, stored=StoredQuantization("Q4_K_M", activations="blocks"), dtype="bfloat16")
+    assert rounds(in_blocks) == (tier == "avx512bf16") and rounds(in_blocks, activations="int8")
+    assert not rounds(in_blocks, activations="float")
+    assert not numerics._rounds_inputs(in_blocks, AS_STORED, torch.bfloat16, torch.device("cuda"))
+    assert not rounds(in_blocks, dtype="float32") and not rounds(in_blocks, quantization="none")
+    assert not rounds(replace(in_blocks, stored=StoredQuantization("int4"))) and not rounds(replace(plain, stored=None))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TypeVar
 
 import torch
@@ -42,14 +42,16 @@ from worker.ops.quantized_weight import (
     runs_in_one_format,
 )
 
-LAYOUT = 5  # version of packed weights: to be raised if csrc/weight.h or the choice of quantized codes changes
+LAYOUT = 6  # version of packed weights: to be raised if csrc/weight.h or the choice of quantized codes changes
 PANEL = 32  # columns of a packed panel
 K_STEP = 32  # how many inputs a step of a bf16 kernel multiplies
 CODE_BLOCK = 16  # inputs of a block of codes
-# The kinds of numbers in weight.h. PLAIN: of the weight's dtype; INTEGER4, INTEGER8: codes that are multiplied as
-# integers; INT8_INPUTS4, INT8_INPUTS8: codes that are multiplied by inputs of 8 bits; the other kinds: codes whose
-# values are multiplied.
-PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, INTEGER4, INTEGER8, INT8_INPUTS4, INT8_INPUTS8 = range(8)
+# The kinds of numbers in weight.h. PLAIN: of the weight's dtype; INTEGER4, 6, 8: codes that are multiplied as
+# integers; INT8_INPUTS4, 6, 8: codes that are multiplied by inputs of 8 bits; the other kinds: codes whose values are
+# multiplied.
+PLAIN, TABLE4, INT8_VALUES, E4M3_VALUES, *OF_INTEGERS = range(10)
+INTEGER4, INTEGER6, INTEGER8, INT8_INPUTS4, INT8_INPUTS6, INT8_INPUTS8 = OF_INTEGERS
+SIX_BITS = {INTEGER8: INTEGER6, INT8_INPUTS8: INT8_INPUTS6}  # the kind if all codes of INT8 fit in six bits
 KINDS = {INT8: INT8_VALUES, E4M3: E4M3_VALUES}  # all other codes have four bits
 # Codes whose values are small integers or multiples of 0.5
 INTEGER_KINDS = {
@@ -203,7 +205,8 @@ def _pack_runs(
         yield _pack_tensors(tensors, dtype, memory)
     elif not tensors:
         for run in runs_in_one_format(quantized):
-            yield _pack_codes(run, dtype, memory, int8_inputs)
+            for _, alike in groupby(run, lambda part: part.code_bits):
+                yield _pack_codes(list(alike), dtype, memory, int8_inputs)
     else:
         for part in parts:
             if isinstance(part, Tensor):
@@ -230,7 +233,7 @@ def _pack_tensors(weights: Sequence[Tensor], dtype: torch.dtype, memory: Memory)
 def _pack_codes(weights: Sequence[Coded], dtype: torch.dtype, memory: Memory, int8_inputs: bool) -> PackedPart:
     """Packs the rows of weights in the same format, one weight after another."""
     any_weight = weights[0]
-    kind = _kind(any_weight.code_map, _group(any_weight), dtype, int8_inputs)
+    kind = _kind(any_weight.code_map, _group(any_weight), dtype, int8_inputs, any_weight.code_bits)
     order, size = _code_order(kind, dtype), any_weight.group_size
     if order == FOR_BF16_PAIRS and CODE_BLOCK < size < any_weight.shape[1] and size % K_STEP:
         weights = [_with_groups_of_a_block(_unpacked(weight)) for weight in weights]
@@ -246,7 +249,7 @@ def _write_panels(part: PackedPart, weight: Coded, order: int) -> None:
     found, threads = library(), torch.get_num_threads()
     assert found is not None
     struct = ctypes.byref(part.struct())
-    how = c_int(order), c_int(_flip(weight.code_map)), c_int(threads)
+    how = c_int(order), c_int(_flip(weight.code_map, part.kind)), c_int(threads)
     if isinstance(weight, BlockRows) and weight.format.is_unpacked_in_c:
         assert weight.stored.is_contiguous() and part.group == weight.group_size
         groups = weight.shape[1] // weight.group_size
@@ -266,7 +269,8 @@ def _unpacked(weight: Coded) -> QuantizedWeight:
 
 def order_of_codes(weight: CpuWeight, code_map: CodeMap) -> tuple[int, int]:
     """Returns the order in which the first part of a weight has its codes, and the bits that are inverted in a code."""
-    return _code_order(weight.parts[0].kind, weight.dtype), _flip(code_map)
+    kind = weight.parts[0].kind
+    return _code_order(kind, weight.dtype), _flip(code_map, kind)
 
 
 def _joined(weights: list[Coded]) -> Coded:
@@ -309,12 +313,13 @@ def _empty_part(weights: Sequence[Coded], kind: int, scale_bytes: int, memory: M
     """Returns a part for the rows of weights in the same format. Its panels are not written yet."""
     weight, n = weights[0], sum(weight.shape[0] for weight in weights)
     k = weight.shape[1]
-    bits, has_minimum = weight.code_map.bits, weight.has_minimum
-    assert bits == 4 or weight.code_map in KINDS
+    bits, has_minimum = 6 if kind in SIX_BITS.values() else weight.code_map.bits, weight.has_minimum
+    assert weight.code_map.bits == 4 or weight.code_map in KINDS
     group = _group(weight)
     group_bytes = PANEL * scale_bytes * (1 + has_minimum) + group * PANEL * bits // 8
     numbers = weight.code_map.values if bits == 4 else (0.0,) * 16
-    values = torch.tensor([numbers[code ^ _flip(weight.code_map)] for code in range(16)])
+    flip = _flip(weight.code_map, kind) & 15
+    values = torch.tensor([numbers[code ^ flip] for code in range(16)])
     order = weight.input_order
     return PackedPart(
         panels=memory((-(-n // PANEL), -(-k // group), group_bytes), torch.uint8),
@@ -325,19 +330,28 @@ def _empty_part(weights: Sequence[Coded], kind: int, scale_bytes: int, memory: M
     )  # fmt: skip
 
 
-def _flip(code_map: CodeMap) -> int:
+def _flip(code_map: CodeMap, kind: int) -> int:
     """Returns the mask of the bits that packing inverts in every code (see pack_codes.c)."""
-    return 8 if code_map is INT4 else 0
+    return 8 if code_map is INT4 else 32 if kind in SIX_BITS.values() else 0
 
 
-def _kind(code_map: CodeMap, group: int, dtype: torch.dtype, int8_inputs: bool = False) -> int:
-    """Returns the kind of numbers in weight.h for codes. group: inputs of a group; dtype: the dtype of inputs"""
+def _kind(code_map: CodeMap, group: int, dtype: torch.dtype, int8_inputs: bool = False, bits: int = 8) -> int:
+    """Returns the kind of numbers in weight.h for codes.
+
+    group: inputs of a group; dtype: the dtype of inputs; bits: in how many bits each code of INT8 fits
+    """
     if int8_inputs and code_map in INT8_INPUT_KINDS:
-        return INT8_INPUT_KINDS[code_map]
+        return _narrowed(INT8_INPUT_KINDS[code_map], bits)
     as_integers = code_map in INTEGER_KINDS and dtype == torch.bfloat16
-    if as_integers and (tier() != "amx" or _exact_in_tiles(code_map, group)):
-        return INTEGER_KINDS[code_map]
+    if as_integers and tier() != "amx":
+        return _narrowed(INTEGER_KINDS[code_map], bits)
+    if as_integers and _exact_in_tiles(code_map, group):
+        return INTEGER_KINDS[code_map]  # tiles have no kernel for six bits, which need eight
     return KINDS.get(code_map, TABLE4)
+
+
+def _narrowed(kind: int, bits: int) -> int:
+    return SIX_BITS.get(kind, kind) if bits <= 6 else kind
 
 
 def _exact_in_tiles(code_map: CodeMap, group: int) -> bool:
@@ -355,9 +369,9 @@ def _exact_in_tiles(code_map: CodeMap, group: int) -> bool:
 
 def _code_order(kind: int, dtype: torch.dtype) -> int:
     """Returns the order in which the kernel for this kind of numbers and for inputs of `dtype` reads codes."""
-    if kind in (INTEGER4, INTEGER8):
+    if kind in (INTEGER4, INTEGER6, INTEGER8):
         return FOR_INTEGERS
-    if kind in (INT8_INPUTS4, INT8_INPUTS8):
+    if kind in (INT8_INPUTS4, INT8_INPUTS6, INT8_INPUTS8):
         return FOR_INT8
     return FOR_BF16_PAIRS if dtype == torch.bfloat16 and multiplies_bf16() else FOR_FP32
 

@@ -80,13 +80,21 @@ __attribute__((visibility("default"))) int block_rows(int format, const uint8_t 
     return 0;
 }
 
-/* Finds the 16 codes of column c in a block of codes (pack_codes.c): code i is in byte at[i], from bit shift[i] on. */
-static void find_codes(const Weight *w, CodeOrder order, int c, int *at, int *shift) {
+/* Where the 16 codes of a column are in a block of codes (pack_codes.c): code i is in byte at[i], from bit shift[i] on.
+ * The upper two bits of a 6-bit code are in byte upper[i], from bit upper_shift[i] on. */
+typedef struct {
+    int at[CODE_BLOCK], shift[CODE_BLOCK], upper[CODE_BLOCK], upper_shift[CODE_BLOCK];
+} Places;
+
+static Places places_of(const Weight *w, CodeOrder order, int c) {
     enum { HALF = PANEL / 2 };
+    Places p;
+    int *at = p.at, *shift = p.shift;
     for (int i = 0; i < CODE_BLOCK; i++) {
         int octet = i / 8, in_octet = i % 8, half = c / HALF, in_half = c % HALF;
         shift[i] = 0;
-        if (has_four_bits(w)) {
+        p.upper[i] = (2 * PANEL + c) * 4 + in_octet / 2, p.upper_shift[i] = octet * 4 + in_octet % 2 * 2;
+        if (code_bits(w) < 8) {
             int pairs = order == FOR_BF16_PAIRS, place = pairs ? in_octet % 2 * 4 + in_octet / 2 : in_octet;
             int word = pairs ? half * PANEL + octet * HALF + in_half : octet * PANEL + c;
             at[i] = 4 * word + place / 2;
@@ -99,22 +107,30 @@ static void find_codes(const Weight *w, CodeOrder order, int c, int *at, int *sh
             at[i] = order == FOR_BF16_PAIRS ? (half * CODE_BLOCK + i) * HALF + in_half : i * PANEL + c;
         }
     }
+    return p;
+}
+
+/* Reads the 16 codes of a column in the block `from`. */
+static inline void read_codes(const Weight *w, const Places *p, const char *from, int flip, uint8_t *codes) {
+    int mask = code_bits(w) < 8 ? 15 : 255;
+    for (int i = 0; i < CODE_BLOCK; i++) codes[i] = ((uint8_t)from[p->at[i]] >> p->shift[i] & mask) ^ flip;
+    for (int i = 0; code_bits(w) == 6 && i < CODE_BLOCK; i++)
+        codes[i] ^= ((uint8_t)from[p->upper[i]] >> p->upper_shift[i] & 3) << 4;
 }
 
 /* As block_rows, for a table whose codes are those of a packed weight, and whose scales and minimums are in the bytes
  * of each block from `begin` on. They are needed because the weight's own have only 11 bits.
- * scales: these bytes, [n, blocks, length]; order, flip: as for pack_codes */
+ * scales: these bytes, [n, blocks, length]; order, flip: as for pack_codes. Codes of 6 bits are signed integers. */
 __attribute__((visibility("default"))) int packed_rows(int format, const uint8_t *grid, const float *values, int bits,
                                                        const Weight *w, CodeOrder order, int flip,
                                                        const uint8_t *scales, int begin, int length, const int64_t *ids,
                                                        long count, void *out, int bf16, int threads) {
-    Meaning of = {&BLOCK_FORMATS[format], grid, values, bits};
+    Meaning of = {&BLOCK_FORMATS[format], grid, values, code_bits(w) == 6 ? 6 : bits};
     if (outside(ids, count, w->n)) return 1;
-    long blocks = w->k / of.format->numbers, mask = has_four_bits(w) ? 15 : 255, of_group = w->group / CODE_BLOCK;
+    long blocks = w->k / of.format->numbers, of_group = w->group / CODE_BLOCK;
 #pragma omp parallel for num_threads(threads) if (count * w->k >= MANY)
     for (long row = 0; row < count; row++) {
-        int at[CODE_BLOCK], shift[CODE_BLOCK];
-        find_codes(w, order, ids[row] % PANEL, at, shift);
+        Places places = places_of(w, order, ids[row] % PANEL);
         for (long b = 0; b < blocks; b++) {
             Block block;
             uint8_t stored[MAX_BLOCK_BYTES];
@@ -124,7 +140,7 @@ __attribute__((visibility("default"))) int packed_rows(int format, const uint8_t
                 long code_block = (b * of.format->numbers + i) / CODE_BLOCK;
                 const char *from = group_at(w, ids[row] / PANEL, code_block / of_group) + group_head_bytes(w) +
                                    code_block % of_group * code_block_bytes(w);
-                for (int j = 0; j < CODE_BLOCK; j++) block.codes[i + j] = ((uint8_t)from[at[j]] >> shift[j] & mask) ^ flip;
+                read_codes(w, &places, from, flip, block.codes + i);
             }
             write_block(&of, &block, out, row * blocks + b, bf16);
         }

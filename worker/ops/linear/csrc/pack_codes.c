@@ -7,8 +7,13 @@
  * pairs] [even input, odd input][16 columns] for bf16 pairs, and [2 octets][i = 0 to 3][32 columns][input i, input i +
  * 4] for integers of 16 bits, and [4 quads][32 columns][4 inputs] for integers of 8 bits.
  *
- * `flip` is a mask of bits to invert in every 4-bit code. 8 turns two's complement into codes that increase with their
- * values, for which kernels that multiply integers need no table.
+ * 6-bit codes are read by kernels that multiply integers: their lower four bits as 4-bit codes, then a word for each
+ * column with the upper two bits of its 16 inputs: [32 columns]. Byte i of a word has those of the inputs 2 * i,
+ * 2 * i + 1, 8 + 2 * i and 9 + 2 * i, the first in the lowest bits. So one shift gives the upper bits of four inputs,
+ * each in the byte in which its lower bits are.
+ *
+ * `flip` is a mask of bits to invert in every 4-bit or 6-bit code. The highest bit turns two's complement into codes that
+ * increase with their values, for which kernels that multiply integers need no table.
  *
  * A strip of 4 blocks is copied first, because a column's codes of these 4 blocks fill one cache line. */
 #include "weight.h"
@@ -49,6 +54,22 @@ USES_AVX2 static inline void pack_four_bits(Strip strip, long input, char *to, i
     }
 }
 
+/* Packs a block of 6-bit codes. */
+USES_AVX2 static inline void pack_six_bits(Strip strip, long input, char *to, int flip) {
+    const __m128i even_then_odd = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    Strip lower;
+    uint32_t *words = (uint32_t *)(to + CODE_BLOCK * PANEL / 2);
+    for (long c = 0; c < PANEL; c++) {
+        __m128i codes = _mm_xor_si128(_mm_loadu_si128((const void *)&strip[c][input]), _mm_set1_epi8(flip));
+        _mm_storeu_si128((void *)&lower[c][input], _mm_and_si128(codes, _mm_set1_epi8(15)));
+        uint32_t upper[4]; /* the even and the odd inputs of the first octet, then those of the second */
+        codes = _mm_and_si128(_mm_srli_epi16(codes, 4), _mm_set1_epi8(3));
+        _mm_storeu_si128((void *)upper, _mm_shuffle_epi8(codes, even_then_odd));
+        words[c] = upper[0] | upper[1] << 2 | upper[2] << 4 | upper[3] << 6;
+    }
+    pack_four_bits(lower, input, to, 0, 0);
+}
+
 /* Transposes 16 columns of 16 codes. Interleaving rows i and i + 8 rotates the bits of every index (row, column) by
  * one; after four times, row and column have changed places. */
 USES_AVX2 static inline void transpose_bytes(Strip strip, long column, long input, __m128i *rows) {
@@ -85,6 +106,10 @@ USES_AVX2 static inline void pack_eight_bits(Strip strip, long half, long input,
 USES_AVX2 static void pack_block(const Weight *w, Strip strip, long input, char *to, CodeOrder order, int flip) {
     if (has_four_bits(w)) {
         order == FOR_BF16_PAIRS ? pack_four_bits(strip, input, to, flip, 1) : pack_four_bits(strip, input, to, flip, 0);
+        return;
+    }
+    if (code_bits(w) == 6) {
+        pack_six_bits(strip, input, to, flip);
         return;
     }
     if (order == FOR_INT8) {

@@ -33,6 +33,14 @@ static void cut_strips(Strips *s, long rows) {
  * have enough independent sums to hide the latency of multiply-adds. */
 #define registers_at_once(rows) ((rows) * PANEL_REGISTERS <= 12 ? PANEL_REGISTERS : 2)
 
+/* Returns how many rows of a strip of integers are multiplied together; the other rows follow. The sums of a group and
+ * those of all groups of six rows fit in the registers of AVX-512, those of twelve rows do not. */
+#if SIMD_WIDTH == 16
+#define integer_rows_at_once(rows) ((rows) <= 6 ? (rows) : ((rows) + 1) / 2)
+#else
+#define integer_rows_at_once(rows) (rows)
+#endif
+
 /* Returns the rows of a block: about as many as fit in 768 KB, but at most 192 and at least 48. */
 INLINE long rows_of_block(const Gemm *g, size_t row_bytes) {
     long most = min_long((768L << 10) / row_bytes / MAX_STRIP_ROWS * MAX_STRIP_ROWS, 192);

@@ -11,11 +11,12 @@
 
 #define PANEL 32      /* columns of a panel */
 #define CODE_BLOCK 16 /* inputs of a block of codes */
+#define RAISED_SIX_BITS 32 /* by how much 6-bit codes are raised, so that the lowest is not below 0 */
 
 /* The kinds of numbers. 4-bit codes have a table of values. Codes of the INTEGER kinds are multiplied as integers. They
- * stand for integers of 8 bits or, if they have 4 bits, for multiples of 0.5. The INT8_INPUTS kinds are such codes, too,
- * of 4 or of 8 bits, for inputs that are rounded to 8 bits first (int8_rows.h). */
-enum { PLAIN, TABLE4, INT8, E4M3, INTEGER4, INTEGER8, INT8_INPUTS4, INT8_INPUTS8 };
+ * stand for integers of 6 or 8 bits or, if they have 4 bits, for multiples of 0.5. The INT8_INPUTS kinds are such codes, too,
+ * of 4, 6 or 8 bits, for inputs that are rounded to 8 bits first (int8_rows.h). */
+enum { PLAIN, TABLE4, INT8, E4M3, INTEGER4, INTEGER6, INTEGER8, INT8_INPUTS4, INT8_INPUTS6, INT8_INPUTS8 };
 
 /* The order of codes in a block, by what the kernel multiplies: fp32, pairs of bf16, integers of 16 or of 8 bits
  * (pack_codes.c). */
@@ -50,7 +51,11 @@ static inline long count_columns(const Weight *w) {
 
 static inline int has_four_bits(const Weight *w) { return w->kind == INTEGER4 || w->kind == TABLE4 || w->kind == INT8_INPUTS4; }
 
-static inline long code_block_bytes(const Weight *w) { return CODE_BLOCK * PANEL / (has_four_bits(w) ? 2 : 1); }
+static inline int code_bits(const Weight *w) {
+    return has_four_bits(w) ? 4 : w->kind == INTEGER6 || w->kind == INT8_INPUTS6 ? 6 : 8;
+}
+
+static inline long code_block_bytes(const Weight *w) { return CODE_BLOCK * PANEL * code_bits(w) / 8; }
 
 static inline long group_head_bytes(const Weight *w) { return PANEL * w->scale_bytes * (1 + w->has_minimum); }
 

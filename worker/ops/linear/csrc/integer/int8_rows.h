@@ -24,22 +24,23 @@
 typedef struct {
     _Alignas(16) uint8_t table[16]; /* the bytes that 4-bit codes become */
     int32_t offset;                 /* by how much the bytes of codes are raised */
-    int kind;                       /* NIBBLES, TABLE_BYTES or WHOLE_BYTES */
+    int kind;                       /* NIBBLES, TABLE_BYTES, SIX_BITS or WHOLE_BYTES */
     float unit;                     /* the value of 1 */
 } CodeBytes;
 
-enum { NIBBLES, TABLE_BYTES, WHOLE_BYTES }; /* 4-bit codes that are their own bytes, other 4-bit codes, 8-bit codes */
+/* 4-bit codes that are their own bytes, other 4-bit codes, 6-bit codes, 8-bit codes */
+enum { NIBBLES, TABLE_BYTES, SIX_BITS, WHOLE_BYTES };
 
 /* The integers of a strip of rows. All arrays are [...][rows of the strip]. */
 typedef struct {
-    int32_t *words; /* [K / 4]: four bytes each. For 4-bit codes, the even and then the odd inputs of each octet; for
-                       8-bit codes, four neighbouring inputs */
+    int32_t *words; /* [K / 4]: four bytes each. For codes of 4 or 6 bits, the even and then the odd inputs of each octet;
+                       for 8-bit codes, four neighbouring inputs */
     int32_t *starts; /* [pieces]: the number at which the sum of a piece's products starts, which takes back `offset` */
     float *scales;   /* [blocks]: the value of 1, times the weight's factor; NaN if an input of the block is not finite */
     float *sums;     /* [groups]: the sum of a group's inputs, times the weight's factor, if the weight has minimums */
 } Int8Rows;
 
-INLINE int has_int8_inputs(const Weight *w) { return w->kind == INT8_INPUTS4 || w->kind == INT8_INPUTS8; }
+INLINE int has_int8_inputs(const Weight *w) { return w->kind >= INT8_INPUTS4; }
 
 INLINE long int8_blocks(const Weight *w) { return ceil_div(w->k, INT8_BLOCK); }
 INLINE long piece_inputs(const Weight *w) { return w->group % INT8_BLOCK ? CODE_BLOCK : INT8_BLOCK; }
@@ -64,6 +65,10 @@ INLINE Int8Rows int8_strip(const Weight *w, char *buffer, long row, long rows) {
 static CodeBytes code_bytes(const Weight *w) {
     CodeBytes to = {.offset = RAISES_CODES ? 128 : 0, .kind = WHOLE_BYTES, .unit = 1};
     if (w->kind == INT8_INPUTS8) return to;
+    if (w->kind == INT8_INPUTS6) {
+        to.kind = SIX_BITS, to.offset = RAISED_SIX_BITS;
+        return to;
+    }
     float lowest = 0;
     int halves = 0, differs = 0;
     for (int i = 0; i < 16; i++) {
@@ -147,7 +152,7 @@ NOINLINE void round_row(const Gemm *g, const char *x, const CodeBytes *codes, lo
         float scale = round_block(inputs, bytes, sums) * w->factor;
         to.scales[b * rows] = scale * codes->unit;
         for (int half = 0; half < 2; half++)
-            store_words(bytes[half], w->kind == INT8_INPUTS4, to.words + half * 4 * rows, rows);
+            store_words(bytes[half], w->kind != INT8_INPUTS8, to.words + half * 4 * rows, rows);
         for (long p = b * in_block; p < min_long((b + 1) * in_block, pieces); p++) {
             int32_t sum = in_block == 1 ? sums[0] + sums[1] : sums[p % 2];
             to.starts[p * rows] = -codes->offset * sum;

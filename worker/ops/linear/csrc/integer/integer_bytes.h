@@ -1,5 +1,5 @@
-/* Products of 4-bit codes from 0 to 15 with 16-bit integers, one byte of the integer at a time. This is faster: an
- * instruction multiplies twice as many bytes as 16-bit numbers, and codes need not be widened. The upper byte of an
+/* Products of codes from 0 to 15, or from 0 to 63, with 16-bit integers, one byte of the integer at a time. This is
+ * faster: an instruction multiplies twice as many bytes as 16-bit numbers, and codes need not be widened. The upper byte of an
  * integer is signed, the lower byte unsigned. So a sum of products is 256 * (sum over upper bytes) + (sum over lower
  * bytes). */
 #pragma once
@@ -20,18 +20,26 @@ typedef __m256i REGISTER_16;
 #endif
 
 /* Adds the products of a block of 16 inputs for one register of columns and one row. codes: for each octet, the codes
- * of its even and of its odd inputs. x: the bytes of the octets (see IntegerRows) in a strip of `rows` rows. */
-INLINE void add_bytes(vi *lower, vi *upper, const vu *codes, const int32_t *x, const int rows) {
+ * of its even and of its odd inputs. x: the bytes of the octets (see IntegerRows) in a strip of `rows` rows. Callers pass
+ * a constant `six_bits`: whether codes may be larger than 15. */
+INLINE void add_bytes(vi *lower, vi *upper, const vu *codes, const int32_t *x, const int six_bits, const int rows) {
 #ifdef HAS_DOT_BYTES
     for (int i = 0; i < 4; i++, x += (i == 2 ? 3 : 1) * rows) {
         *upper = dot_signed(*upper, codes[i], broadcast_pair(x));
         *lower = dot_unsigned(*lower, codes[i], broadcast_pair(x + 2 * rows));
     }
+    (void)six_bits;
 #else /* the sum of four times two products is at most 4 * 2 * 15 * 255, which fits in 16 bits */
     vu inputs[8];
     for (int i = 0; i < 8; i++) inputs[i] = (vu)broadcast_pair(x + i * rows);
-    *upper += WIDEN_16(ADD_16(ADD_16(ADD_BYTE_PAIRS(codes[0], inputs[0]), ADD_BYTE_PAIRS(codes[1], inputs[1])),
-                              ADD_16(ADD_BYTE_PAIRS(codes[2], inputs[4]), ADD_BYTE_PAIRS(codes[3], inputs[5]))));
+    REGISTER_16 first = ADD_16(ADD_BYTE_PAIRS(codes[0], inputs[0]), ADD_BYTE_PAIRS(codes[1], inputs[1]));
+    REGISTER_16 second = ADD_16(ADD_BYTE_PAIRS(codes[2], inputs[4]), ADD_BYTE_PAIRS(codes[3], inputs[5]));
+    if (six_bits) { /* here, 2 * 2 * 63 * 128 fits, and 2 * 63 * 255 */
+        *upper += WIDEN_16(first) + WIDEN_16(second);
+        for (int i = 0; i < 4; i++) *lower += WIDEN_16(ADD_BYTE_PAIRS(inputs[2 + i % 2 + i / 2 * 4], codes[i]));
+        return;
+    }
+    *upper += WIDEN_16(ADD_16(first, second));
     *lower += WIDEN_16(ADD_16(ADD_16(ADD_BYTE_PAIRS(inputs[2], codes[0]), ADD_BYTE_PAIRS(inputs[3], codes[1])),
                               ADD_16(ADD_BYTE_PAIRS(inputs[6], codes[2]), ADD_BYTE_PAIRS(inputs[7], codes[3]))));
 #endif
@@ -49,20 +57,11 @@ INLINE const char *block_of_part(PartReader *part, long i, int column) {
     return part->blocks[i];
 }
 
-/* Reads the codes of a block of 16 inputs for a register of columns: for each octet, first the even inputs, then the
- * odd inputs. */
-INLINE void read_bytes(const char *block, int column, vu *codes) {
-    for (int octet = 0; octet < 2; octet++) {
-        vu words = load_words(block + (octet * PANEL + column) * 4);
-        codes[octet * 2] = words & 0x0f0f0f0fu, codes[octet * 2 + 1] = (words >> 4) & 0x0f0f0f0fu;
-    }
-}
-
 /* Computes the sums of products of a part for `rows` rows and `registers` registers of columns, from `column` on. The
  * part has `count` blocks of 16 inputs. The first columns read the blocks one by one, so that prefetches are spread
- * over the work. Callers pass constants for `rows` and `registers`. */
+ * over the work. Callers pass constants for `six_bits`, `rows` and `registers`. */
 INLINE void sum_bytes(PartReader *part, long count, int column, const int32_t *x, const int32_t *starts,
-                      vi sum[][PANEL_REGISTERS], const int rows, const int registers) {
+                      vi sum[][PANEL_REGISTERS], const int six_bits, const int rows, const int registers) {
     vi lower[FEW_BYTE_ROWS][PANEL_REGISTERS], upper[FEW_BYTE_ROWS][PANEL_REGISTERS];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < registers; j++) lower[r][j] = broadcast_pair(starts + r), upper[r][j] = (vi){0};
@@ -70,8 +69,9 @@ INLINE void sum_bytes(PartReader *part, long count, int column, const int32_t *x
         const char *block = block_of_part(part, i, column);
         for (int j = 0; j < registers; j++) {
             vu codes[4];
-            read_bytes(block, column + j * SIMD_WIDTH, codes);
-            for (int r = 0; r < rows; r++) add_bytes(&lower[r][j], &upper[r][j], codes, x + r, rows);
+            for (int octet = 0; octet < 2; octet++)
+                read_octet(block, octet, column + j * SIMD_WIDTH, six_bits, codes + 2 * octet);
+            for (int r = 0; r < rows; r++) add_bytes(&lower[r][j], &upper[r][j], codes, x + r, six_bits, rows);
         }
     }
     for (int r = 0; r < rows; r++)

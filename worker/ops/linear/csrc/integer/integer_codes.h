@@ -37,6 +37,17 @@ INLINE CodeTable load_code_table(const uint8_t *table) {
 #endif
 }
 
+/* Reads the codes of one octet of a block for a register of columns from `column` on, a byte each: its even inputs, then
+ * its odd inputs. Codes have 4 bits or, with `six_bits`, 6 bits. Callers pass a constant `six_bits`. */
+INLINE void read_octet(const char *block, int octet, int column, int six_bits, vu *bytes) {
+    vu words = load_words(block + (octet * PANEL + column) * 4);
+    bytes[0] = words & 0x0f0f0f0fu, bytes[1] = (words >> 4) & 0x0f0f0f0fu;
+    if (!six_bits) return;
+    vu upper = load_words(block + (2 * PANEL + column) * 4);
+    bytes[0] |= (octet ? upper : upper << 4) & 0x30303030u;
+    bytes[1] |= (octet ? upper >> 2 : upper << 2) & 0x30303030u;
+}
+
 /* Reads the four pairs of an octet of inputs, for a register of columns from `column` on. Callers pass a constant
  * `kind`. */
 INLINE void read_pairs(const char *block, int octet, int column, CodeTable table, int kind, vu *pairs) {
@@ -44,10 +55,11 @@ INLINE void read_pairs(const char *block, int octet, int column, CodeTable table
         for (int p = 0; p < 4; p++) pairs[p] = sign_extended(block + ((octet * 4 + p) * PANEL + column) * 2);
         return;
     }
-    vu words = load_words(block + (octet * PANEL + column) * 4);
-    vu even = look_up(table, words & 0x0f0f0f0fu), odd = look_up(table, (words >> 4) & 0x0f0f0f0fu);
-    pairs[0] = even & 0x00ff00ffu, pairs[1] = odd & 0x00ff00ffu;
-    pairs[2] = upper_bytes(even), pairs[3] = upper_bytes(odd);
+    vu bytes[2];
+    read_octet(block, octet, column, kind == INTEGER6, bytes);
+    if (kind == INTEGER4) bytes[0] = look_up(table, bytes[0]), bytes[1] = look_up(table, bytes[1]);
+    pairs[0] = bytes[0] & 0x00ff00ffu, pairs[1] = bytes[1] & 0x00ff00ffu;
+    pairs[2] = upper_bytes(bytes[0]), pairs[3] = upper_bytes(bytes[1]);
 }
 
 INLINE vi broadcast_pair(const int32_t *pair) { return *pair - (vi){0}; }

@@ -2,7 +2,9 @@
 #pragma once
 #include "integer_bytes.h"
 
-enum { BYTES4 = INTEGER8 + 1 }; /* 4-bit codes from 0 to 15, multiplied byte by byte (see multiplies_bytes) */
+/* How a few rows are multiplied: pairs of 4-bit codes with a table, pairs of 8-bit codes, or 4-bit and 6-bit codes byte
+ * by byte (see multiplies_bytes). */
+typedef enum { PAIRS4, PAIRS8, BYTES4, BYTES6 } FewWay;
 
 /* Computes the same sums as sum_bytes, but multiplies pairs of 16-bit integers. Callers pass a constant `kind`. */
 INLINE void sum_pairs(PartReader *part, long count, int column, const int32_t *x, const int32_t *starts,
@@ -24,14 +26,14 @@ INLINE void sum_pairs(PartReader *part, long count, int column, const int32_t *x
 }
 
 /* Returns how many registers of columns are multiplied at once, so that all sums stay in registers. */
-INLINE int few_registers(int kind, int rows) {
-    return SIMD_WIDTH == 16 && kind == BYTES4 && rows > 2 ? 1 : PANEL_REGISTERS;
+INLINE int few_registers(FewWay way, int rows) {
+    return SIMD_WIDTH == 16 && way >= BYTES4 && rows > 2 ? 1 : PANEL_REGISTERS;
 }
 
 /* Computes one panel: out [rows][32]. */
-INLINE void few_integer_rows(const Weight *w, long panel, IntegerRows x, const float *input_sums, float *out, int kind,
-                             const int rows) {
-    const int registers = few_registers(kind, rows);
+INLINE void few_integer_rows(const Weight *w, long panel, IntegerRows x, const float *input_sums, float *out,
+                             FewWay way, const int rows) {
+    const int registers = few_registers(way, rows);
     CodeTable table = load_code_table(x.table);
     PartReader part = {.codes = read_codes(w, panel, 0)};
     vf total[FEW_BYTE_ROWS][PANEL_REGISTERS] = {{{0}}};
@@ -42,10 +44,11 @@ INLINE void few_integer_rows(const Weight *w, long panel, IntegerRows x, const f
             long count = min_long(b.inputs, b.count - k) / CODE_BLOCK;
             for (int first = 0; first < PANEL_REGISTERS; first += registers) {
                 vi sum[FEW_BYTE_ROWS][PANEL_REGISTERS];
-                if (kind == BYTES4)
-                    sum_bytes(&part, count, first * SIMD_WIDTH, x.pairs, x.starts, sum, rows, registers);
+                if (way >= BYTES4)
+                    sum_bytes(&part, count, first * SIMD_WIDTH, x.pairs, x.starts, sum, way == BYTES6, rows, registers);
                 else
-                    sum_pairs(&part, count, first * SIMD_WIDTH, x.pairs, x.starts, table, sum, kind, rows, registers);
+                    sum_pairs(&part, count, first * SIMD_WIDTH, x.pairs, x.starts, table, sum,
+                              way == PAIRS8 ? INTEGER8 : INTEGER4, rows, registers);
                 for (int j = 0; j < registers; j++) {
                     vf scale = load_scales(w, head, (first + j) * SIMD_WIDTH);
                     for (int r = 0; r < rows; r++)
@@ -70,34 +73,35 @@ INLINE void few_integer_rows(const Weight *w, long panel, IntegerRows x, const f
 
 typedef void FewIntegerRows(const Weight *w, long panel, IntegerRows x, const float *input_sums, float *out);
 
-#define FEW_INTEGER_ROWS_KERNEL(name, kind, rows)                                                             \
+#define FEW_INTEGER_ROWS_KERNEL(name, way, rows)                                                              \
     static void name##_##rows(const Weight *w, long panel, IntegerRows x, const float *sums, float *out) {    \
-        few_integer_rows(w, panel, x, sums, out, kind, rows);                                                 \
+        few_integer_rows(w, panel, x, sums, out, way, rows);                                                  \
     }
-#define FEW_PAIRS_KERNELS(rows)                              \
-    FEW_INTEGER_ROWS_KERNEL(few_integer4, INTEGER4, rows)    \
-    FEW_INTEGER_ROWS_KERNEL(few_integer8, INTEGER8, rows)    \
-    FEW_INTEGER_ROWS_KERNEL(few_bytes4, BYTES4, rows)
-FEW_PAIRS_KERNELS(1)
-FEW_PAIRS_KERNELS(2)
+#define FEW_BYTES_KERNELS(rows)                          \
+    FEW_INTEGER_ROWS_KERNEL(few_bytes4, BYTES4, rows)    \
+    FEW_INTEGER_ROWS_KERNEL(few_bytes6, BYTES6, rows)
+#define FEW_KERNELS(rows)                                \
+    FEW_INTEGER_ROWS_KERNEL(few_pairs4, PAIRS4, rows)    \
+    FEW_INTEGER_ROWS_KERNEL(few_pairs8, PAIRS8, rows)    \
+    FEW_BYTES_KERNELS(rows)
+FEW_KERNELS(1)
+FEW_KERNELS(2)
 #if FEW_INTEGER_ROWS == 4
-FEW_PAIRS_KERNELS(3)
-FEW_PAIRS_KERNELS(4)
+FEW_KERNELS(3)
+FEW_KERNELS(4)
 #endif
 #if FEW_BYTE_ROWS == 12
 #define FOR_MORE_BYTE_ROWS(of) of(5) of(6) of(7) of(8) of(9) of(10) of(11) of(12)
-#define FEW_BYTES_KERNEL(rows) FEW_INTEGER_ROWS_KERNEL(few_bytes4, BYTES4, rows)
-FOR_MORE_BYTE_ROWS(FEW_BYTES_KERNEL)
+FOR_MORE_BYTE_ROWS(FEW_BYTES_KERNELS)
 #endif
 
-/* The functions, indexed by number of rows - 1 and by kind of codes: 4 bits with a table, 8 bits, 4 bits without a
- * table. */
-#define FEW_PAIRS_ENTRY(rows) {few_integer4_##rows, few_integer8_##rows, few_bytes4_##rows},
-#define FEW_BYTES_ENTRY(rows) {NULL, NULL, few_bytes4_##rows},
-static FewIntegerRows *const few_integer_rows_kernels[FEW_BYTE_ROWS][3] = {
-    FEW_PAIRS_ENTRY(1) FEW_PAIRS_ENTRY(2)
+/* The functions, indexed by number of rows - 1 and by FewWay. */
+#define FEW_ENTRY(rows) {few_pairs4_##rows, few_pairs8_##rows, few_bytes4_##rows, few_bytes6_##rows},
+#define FEW_BYTES_ENTRY(rows) {NULL, NULL, few_bytes4_##rows, few_bytes6_##rows},
+static FewIntegerRows *const few_integer_rows_kernels[FEW_BYTE_ROWS][4] = {
+    FEW_ENTRY(1) FEW_ENTRY(2)
 #if FEW_INTEGER_ROWS == 4
-    FEW_PAIRS_ENTRY(3) FEW_PAIRS_ENTRY(4)
+    FEW_ENTRY(3) FEW_ENTRY(4)
 #endif
 #if FEW_BYTE_ROWS == 12
     FOR_MORE_BYTE_ROWS(FEW_BYTES_ENTRY)
@@ -112,6 +116,7 @@ INLINE int has_few_integer_rows(const Gemm *g, const uint8_t *table) {
 /* Computes one panel of a product with few rows (has_few_integer_rows): buffers->total [rows][32]. */
 static void multiply_few_integer_rows(const Gemm *g, const ThreadBuffers *buffers, long panel) {
     IntegerRows x = integer_rows(g, buffers->rows, g->t);
-    int codes = multiplies_bytes(g, x.table) ? 2 : g->weight->kind == INTEGER8;
-    few_integer_rows_kernels[g->t - 1][codes](g->weight, panel, x, buffers->input_sums, buffers->total);
+    int kind = g->weight->kind;
+    FewWay way = kind == INTEGER6 ? BYTES6 : multiplies_bytes(g, x.table) ? BYTES4 : kind == INTEGER8 ? PAIRS8 : PAIRS4;
+    few_integer_rows_kernels[g->t - 1][way](g->weight, panel, x, buffers->input_sums, buffers->total);
 }

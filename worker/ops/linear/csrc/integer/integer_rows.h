@@ -27,7 +27,7 @@
 /* Rows as integers. Blocks and parts are numbered over all of K. */
 typedef struct {
     int32_t *pairs;  /* each strip of rows as [K / 2][its rows]: pairs of inputs i and i + 4 of an octet, i = 0 to 3.
-                        For a few rows and codes from 0 to 15, the bytes of an octet instead: the upper bytes of its
+                        For a few rows and codes of at least 0, the bytes of an octet instead: the upper bytes of its
                         even inputs, then of its odd inputs, then the lower bytes in the same order */
     int32_t *starts; /* [parts][rows]: the number at which the sum of a part's products starts, if codes have an
                         offset */
@@ -45,7 +45,7 @@ typedef struct {
 
 /* Returns whether this product multiplies integers. */
 INLINE int multiplies_integers(const Gemm *g) {
-    return g->x_bf16 && (g->weight->kind == INTEGER4 || g->weight->kind == INTEGER8);
+    return g->x_bf16 && g->weight->kind >= INTEGER4 && g->weight->kind <= INTEGER8;
 }
 
 /* Returns by how many bits the converted inputs are shorter than 16 bits. With 8-bit codes in AMX tiles they must be
@@ -101,9 +101,11 @@ INLINE IntegerRows integer_rows(const Gemm *g, char *buffer, long rows) {
     return x;
 }
 
-/* Writes the integers that 4-bit codes stand for, all raised so that the lowest is not below 0. Returns by how much. */
+/* Writes the integers that 4-bit codes stand for, all raised so that the lowest is not below 0. Returns by how much the
+ * codes of a weight are raised. */
 INLINE int32_t fill_table(const Weight *w, float unit, uint8_t *table) {
     float lowest = 0;
+    if (w->kind == INTEGER6) return RAISED_SIX_BITS;
     if (w->kind != INTEGER4) return 0;
     for (int i = 0; i < 16; i++) lowest = w->values[i] < lowest ? w->values[i] : lowest;
     for (int i = 0; i < 16; i++) table[i] = (uint8_t)((w->values[i] - lowest) / unit);
@@ -119,7 +121,8 @@ INLINE int is_identity(const uint8_t *table) {
 
 /* Returns whether integers are multiplied byte by byte (integer_bytes.h). */
 INLINE int multiplies_bytes(const Gemm *g, const uint8_t *table) {
-    return g->weight->kind == INTEGER4 && g->t <= FEW_BYTE_ROWS && is_identity(table);
+    if (g->t > FEW_BYTE_ROWS) return 0;
+    return g->weight->kind == INTEGER6 || (g->weight->kind == INTEGER4 && is_identity(table));
 }
 
 /* Returns the bits of the largest magnitude among `length` numbers, where `length` is a multiple of 16. */
