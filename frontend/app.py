@@ -72,6 +72,7 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", "/v1/completions/render", "frontend.routes.tokenize:post_completion"),
     ("POST", "/v1/chat/completions/render", "frontend.routes.tokenize:post_chat"),
     ("POST", "/invocations", "frontend.routes.verify:invocations"),
+    ("POST", "/", "frontend.routes.verify:invocations"),
     ("GET", "/api/tags", "frontend.routes.models:ollama_tags"),
     ("GET", "/api/ps", "frontend.routes.models:ollama_processes"),
     ("POST", "/api/show", "frontend.routes.models:ollama_show"),

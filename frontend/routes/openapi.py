@@ -139,6 +139,7 @@ def _pooling() -> dict[str, Any]:
         "/embed": _post(
             "Texts as vectors, as Text Embeddings Inference has them", "TeiEmbedRequest", "TeiVectors", tei
         ),
+        "/similarity": _post("Tell how alike texts are, as TEI does", "TeiSimilarityRequest", "TeiSimilarities", tei),
         "/predict": _post("Tell which labels texts have, as TEI does", "TeiPredictRequest", "TeiPredictions", tei),
         "/v1/embed": _post(
             "Texts as vectors, as older clients of Cohere expect them",
@@ -209,18 +210,28 @@ def _counting() -> dict[str, Any]:
     }
 
 
-def _invocations() -> dict[str, Any]:
-    """Describes SageMaker's route. Its request and response types are those of the routes it forwards to."""
-    takes = ("ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest", "ScoreRequest", "RerankRequest")
-    gives = ("ChatCompletion", "Completion", "Embeddings", "Scores", "Ranking", "RankedTexts")
+def _invocations(
+    summary: str = "For SageMaker: a chat by `messages`, a text by `prompt`, vectors by `input`, "
+    "scores by `text_1` or `query`",
+    operation: str = "Invocation",
+) -> dict[str, Any]:
+    """Describes SageMaker's route or `/`. Its request and response types are those of the routes it forwards to."""
+    takes = (
+        "ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest", "ScoreRequest", "RerankRequest",
+        "TeiEmbedRequest", "TeiPredictRequest", "TeiSimilarityRequest",
+    )  # fmt: skip
+    gives = (
+        "ChatCompletion", "Completion", "Embeddings", "Scores", "Ranking", "RankedTexts",
+        "TeiVectors", "TeiPredictions", "TeiSimilarities",
+    )  # fmt: skip
     chunks = {"anyOf": [ref("ChatCompletionChunk"), ref("CompletionChunk"), ref("OpenAIError")]}
     path = _post(
-        "For SageMaker: a chat by `messages`, a text by `prompt`, vectors by `input`, scores by `text_1` or `query`",
+        summary,
         takes[0],
         gives[0],
         ref("OpenAIError"),
         chunks,
-        operation="Invocation",
+        operation=operation,
     )
     path["post"]["requestBody"]["content"] = _json({"anyOf": [ref(name) for name in takes]})
     path["post"]["responses"]["200"]["content"] |= _json({"anyOf": [ref(name) for name in gives]})
@@ -238,7 +249,10 @@ def _reporting() -> dict[str, Any]:
     files = {kind: {"schema": {"type": "string"}} for kind in ("text/html", "text/css", "text/javascript")}
     prometheus = {"text/plain": {"schema": {"type": "string"}}}
     return {
-        "/": _open(_get("The playground", page)),
+        "/": {
+            **_open(_get("The playground", page)),
+            **_invocations("What a body with `inputs` or `query` asks for, as TEI does", "Root"),
+        },
         "/web/{name}": _open(_get("The playground's files", files, missing)) | {"parameters": [name]},
         "/health": _open(_get("Whether the process runs", _json(ref("Health")))),
         "/v1/health": _open(_get("The same as /health", _json(ref("Health")))),

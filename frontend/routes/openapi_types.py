@@ -29,6 +29,7 @@ from frontend.api.pooling import (
     systemone,
     tei,
     tei_embed,
+    tei_similarity,
 )
 from frontend.api.pooling import fields as pooling
 from frontend.api.pooling import pooling as any_pooling
@@ -55,6 +56,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "DecisionRequest": decisions.DecisionRequest,
     "SystemOneRequest": systemone.SystemOneRequest,
     "TeiEmbedRequest": tei_embed.TeiEmbedRequest,
+    "TeiSimilarityRequest": tei_similarity.TeiSimilarityRequest,
     "TeiPredictRequest": predict.TeiPredictRequest,
     "CohereEmbedRequest": cohere.CohereEmbedRequest,
     "VerifyRequest": VerifyRequest,
@@ -104,6 +106,7 @@ RESPONSES: Mapping[str, Any] = {
     "Decision": decisions.Decision,
     "StructuredDecision": systemone.StructuredDecision,
     "TeiVectors": list[list[float]],
+    "TeiSimilarities": list[float],
     "TeiPredictions": list[predict.Predicted | list[predict.Predicted]],
     "TeiError": tei.TeiError,
     "CohereEmbeddings": cohere.CohereEmbeddings,

@@ -1,7 +1,7 @@
-"""Routes whose body holds another route's request: receipts to verify, and SageMaker's /invocations.
+"""Routes whose body holds another route's request: receipts to verify, SageMaker's /invocations, and POST /.
 
-/invocations, the only route that Amazon SageMaker calls. The fields of a body decide which other route handles
-it.
+/invocations is the only route that Amazon SageMaker calls, and Hugging Face's clients call / of a server of Text
+Embeddings Inference. The fields of a body decide which other route handles it; for `inputs` the model does, too.
 """
 
 import time
@@ -14,6 +14,7 @@ from starlette.types import Message
 
 from frontend.api.formats import API_FORMATS
 from frontend.api.pooling import score
+from frontend.api.pooling.fields import PoolingFields
 from frontend.api.verification import VerifyRequest, read_claim
 from frontend.app_state import AppState, json_response
 from frontend.errors import BadRequest
@@ -30,6 +31,7 @@ ROUTES = {  # field → the route that needs this field. The first of these fiel
     "input": "/v1/embeddings",
     **dict.fromkeys(score.FIRST, "/v1/score"),
     "query": "/v1/rerank",
+    "inputs": "/embed",
 }
 _Fields = dict[str, msgspec.Raw]
 
@@ -37,20 +39,34 @@ _Fields = dict[str, msgspec.Raw]
 async def invocations(app: AppState, request: Request) -> Response:
     """Responds like the route to which the body's fields belong. Raises BadRequest if no field decides."""
     body = await app.body(request)
-    path = request.scope["path"] = _route(body)
+    path, fields = _route(body)
+    request.scope["path"] = path
+    if path == "/embed":
+        path = request.scope["path"] = await _of_inputs(app, request, fields)
+    del fields
     answered = Request(request.scope, _again(body, request))
     del body  # `answered` has it until it is read again
     return await (pool if path in POOLING_FORMATS else generate)(app, answered)
 
 
-def _route(body: bytes) -> str:
+async def _of_inputs(app: AppState, request: Request, fields: "_Fields") -> str:
+    """Returns which route of Text Embeddings Inference a body with `inputs` belongs to."""
+    if bytes(fields["inputs"]).startswith(b"{"):
+        return "/similarity"
+    name = msgspec.json.decode(fields["model"]) if "model" in fields else None
+    model = await app.usable_model(request, PoolingFields(model=name if isinstance(name, str) else None))
+    return "/predict" if model.context.task.labels else "/embed"
+
+
+def _route(body: bytes) -> "tuple[str, _Fields]":
+    """Returns the route of a body, and its fields."""
     try:
         fields: Any = msgspec.json.decode(body, type=_Fields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("the body must be a JSON object") from None
     for field, path in ROUTES.items():
         if field in fields:
-            return path
+            return path, fields
     names = ", ".join(f"`{field}`" for field in ROUTES)
     raise BadRequest(f"the body has none of {names}, which tell what it asks for", code="missing_field")
 

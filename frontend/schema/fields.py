@@ -60,7 +60,7 @@ WHY: Mapping[str, str] = {
     "logprob_token_ids": "`logprobs` tells the likeliest tokens, and /v1/logprobs scores given ones",
     "lora": "an adapter is chosen by its name as the `model`",
     "lora_path": "an adapter is chosen by its name as the `model`",
-    "max_chunks_per_doc": _WHOLE,
+    "max_chunks_per_doc": "a document is scored as a whole; `max_tokens_per_doc` cuts it",
     "max_completion_tokens": _LIMIT,
     "max_output_tokens": "`max_completion_tokens` does it",
     "max_thinking_tokens": _AS_IT_IS,

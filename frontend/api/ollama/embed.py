@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -11,16 +11,17 @@ from frontend.api.ollama import types
 from frontend.api.ollama.output import check_model, error, status
 from frontend.api.ollama.types import KeepAlive, OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, collect
+from frontend.api.pooling.fields import Cut, PoolingFields, collect
 from frontend.api.pooling.segments import LongInputs
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
-from frontend.schema.base import Names, RequestModel, to_json
-from frontend.schema.request_fields import Positive, Text, doc
+from frontend.schema.base import JsonArray, Names, RequestModel, in_slices, to_json
+from frontend.schema.request_fields import Positive, doc
 
 __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]
 
 NAME, PREFIX, TASKS = "ollama embed", "embed", ("embed",)
+MOST_TEXTS = 16_384  # Ollama has no limit, so its clients send all the texts that they have
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,10 @@ class EmbedRequest(RequestModel):
     IGNORED: ClassVar[Names] = ("options",)
 
     model: OllamaModelName
-    input: Annotated[Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)], doc("A text, or several")]
+    input: Annotated[
+        str | Annotated[list[str], Meta(max_length=MOST_TEXTS)],
+        doc("A text, or several; an empty one alone loads the model"),
+    ]
     dimensions: Annotated[Positive | None, doc("Only so many numbers, normalized again; for models trained so")] = None
     truncate: Annotated[
         bool | None,
@@ -51,7 +55,7 @@ REQUEST = EmbedRequest
 async def parse(request: EmbedRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the vectors. Raises NotFound, BadRequest or Unprocessable."""
     check_model(request.model, context)
-    texts = [request.input] if isinstance(request.input, str) else request.input
+    texts = [request.input] if isinstance(request.input, str) and request.input else list(request.input)
     cuts = request.long_inputs is None if request.truncate is None else request.truncate
     begun = Begun(request.model, time.perf_counter())
     return await embedding_request(
@@ -63,10 +67,13 @@ async def parse(request: EmbedRequest, context: ModelContext) -> GenerationReque
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     vectors = await collect(context, arriving)
     begun: Begun = context.request.format_data
+    written = JsonArray(each=4)
+    await in_slices(range(len(vectors.packed)), lambda index: written.append(vectors.floats(index).tolist()))
+    embeddings: Any = written.raw
     return to_json(
         types.OllamaEmbeddings(
             model=begun.model,
-            embeddings=[vectors.floats(index).tolist() for index in range(len(vectors.packed))],
+            embeddings=embeddings,
             total_duration=round((time.perf_counter() - begun.at) * 1e9),
             prompt_eval_count=vectors.usage.prompt_tokens,
         )

@@ -11,7 +11,7 @@ from frontend.api.pooling.fields import Cut, PoolingFields, collect
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
 from frontend.schema.base import Names, RequestModel, to_json
-from frontend.schema.request_fields import Text, doc
+from frontend.schema.request_fields import doc
 
 __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]
 
@@ -22,7 +22,7 @@ class OneEmbeddingRequest(RequestModel):
     IGNORED: ClassVar[Names] = ("options",)
 
     model: OllamaModelName
-    prompt: Annotated[Text, doc("The text")]
+    prompt: Annotated[str, doc("The text; an empty one loads the model")]
     keep_alive: KeepAlive = None
 
 
@@ -32,9 +32,10 @@ REQUEST = OneEmbeddingRequest
 async def parse(request: OneEmbeddingRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the vector. Raises NotFound, BadRequest or Unprocessable."""
     check_model(request.model, context)
-    return await embedding_request(PoolingFields(), [request.prompt], context, param="prompt", cut=Cut())
+    texts = [request.prompt] if request.prompt else []
+    return await embedding_request(PoolingFields(), texts, context, param="prompt", cut=Cut())
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     vectors = await collect(context, arriving)
-    return to_json(types.OllamaEmbedding(embedding=vectors.floats(0).tolist()))
+    return to_json(types.OllamaEmbedding(embedding=vectors.floats(0).tolist() if vectors.packed else []))

@@ -9,14 +9,13 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import MAX_INPUTS, Cut, PoolingFields, Vectors, collect
+from frontend.api.pooling.fields import MAX_INPUTS, CohereMeta, Cut, PoolingFields, Vectors, collect, meta_of
 from frontend.api.pooling.segments import LongInputs
 from frontend.errors import BadRequest, SluiceError, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
-from frontend.request import GenerationRequest, Usage
+from frontend.request import GenerationRequest
 from frontend.schema.base import FieldError, Names, RequestModel, ResponseModel, to_json
 from frontend.schema.request_fields import Positive, Text, doc
-from frontend.schema.responses import Size
 
 NAME, PREFIX, TASKS = "cohere embed", "embd", ("embed",)
 # Cohere's names of the purposes of texts → the names that checkpoints give the prompts for them
@@ -80,15 +79,6 @@ class CohereVectors(ResponseModel):
     binary: list[list[int]] | UnsetType = UNSET
     ubinary: list[list[int]] | UnsetType = UNSET
     base64: list[str] | UnsetType = UNSET
-
-
-class CohereUnits(ResponseModel):
-    input_tokens: Size
-
-
-class CohereMeta(ResponseModel):
-    billed_units: CohereUnits
-    api_version: dict[str, str]
 
 
 class CohereEmbeddings(ResponseModel):
@@ -165,11 +155,6 @@ def vectors_of(request: CohereEmbedRequest, vectors: Vectors) -> CohereVectors:
         "base64": lambda: [base64.b64encode(packed).decode() for packed in vectors.packed],
     }
     return CohereVectors(**{form: forms[form]() for form in request.embedding_types or ("float",)})
-
-
-def meta_of(usage: Usage, version: str) -> CohereMeta:
-    """Returns what a response says of its request. version: of Cohere's API"""
-    return CohereMeta(billed_units=CohereUnits(input_tokens=usage.prompt_tokens), api_version={"version": version})
 
 
 def in_int8(vector: "array[float] | Sequence[float]") -> list[int]:

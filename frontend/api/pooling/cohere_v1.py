@@ -6,17 +6,8 @@ A request is that of /v2/embed. Without `embedding_types` the response has bare 
 from typing import Literal
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
-from frontend.api.pooling.cohere import (
-    CohereEmbedRequest,
-    CohereMeta,
-    CohereVectors,
-    error,
-    meta_of,
-    parse,
-    status,
-    vectors_of,
-)
-from frontend.api.pooling.fields import collect
+from frontend.api.pooling.cohere import CohereEmbedRequest, CohereVectors, error, parse, status, vectors_of
+from frontend.api.pooling.fields import CohereMeta, collect, meta_of
 from frontend.schema.base import ResponseModel, to_json
 
 __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]

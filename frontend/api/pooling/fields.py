@@ -93,13 +93,18 @@ class Cut:
             )
         return self.most
 
-    def __call__(self, ids: Prompt, context: ModelContext, *, around: bool = True) -> Prompt:
-        """Returns at most `limit` ids of a text. around: whether the tokenizer has put its own tokens around it"""
+    def __call__(self, ids: Prompt, context: ModelContext, *, around: bool = True, second: int = 0) -> Prompt:
+        """Returns at most `limit` ids of a text.
+
+        around: whether the tokenizer has put its own tokens around it
+        second: where the second text of a pair begins, before which nothing is cut off; 0: it is no pair
+        """
         most = self.limit(context)
         if len(ids) <= most or most < 1:
             return ids
         before, after = context.tokenizer.around if around else (0, 0)
-        if self.left:
+        before = second or before
+        if self.left and before + after < most:
             return ids[:before] + ids[len(ids) - (most - before) :]
         return ids[: most - after] + ids[len(ids) - after :]
 
@@ -230,11 +235,26 @@ class RankedInput(ResponseModel):
     text: str | UnsetType = UNSET
 
 
+class CohereUnits(ResponseModel):
+    input_tokens: Size
+
+
+class CohereMeta(ResponseModel):
+    billed_units: CohereUnits
+    api_version: dict[str, str]
+
+
 class Ranking(ResponseModel):
     id: str
     model: str
     results: Annotated[list[Ranked], Meta(description="The most relevant one first")]
     usage: PoolingUsage
+    meta: Annotated[CohereMeta, Meta(description="What Cohere's API tells; some of its clients require it")]
+
+
+def meta_of(usage: Usage, version: str) -> CohereMeta:
+    """Returns what a response says of its request. version: of Cohere's API"""
+    return CohereMeta(billed_units=CohereUnits(input_tokens=usage.prompt_tokens), api_version={"version": version})
 
 
 def usage_of(usage: Usage) -> PoolingUsage:

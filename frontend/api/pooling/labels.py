@@ -55,7 +55,9 @@ async def label_request(
         second.append(next(places) if isinstance(one, tuple) else 0)
     if cut is not None:
         around = [not isinstance(one, list) for one in inputs]
-        prompts = [cut(ids, context, around=own) for ids, own in zip(prompts, around, strict=True)]
+        prompts = [
+            cut(ids, context, around=own, second=place) for ids, own, place in zip(prompts, around, second, strict=True)
+        ]
     check_prompts(param, prompts, context)
     check_seconds(param, prompts, second, context)
     pooling = Pooling(PoolingKind.LOGITS, token_ids=tuple(range(task.labels)))

@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import (
+    Cut,
     CutFields,
     Prompt,
     Vectors,
@@ -75,10 +76,19 @@ class Judged:
     raw: bool = False  # whether scores are logits of a classification head
 
 
-async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: ModelContext) -> GenerationRequest:
-    """Makes the request whose vectors or logits `scores` turns into one score per pair. Raises Unprocessable."""
-    task = context.task
-    asked = task.name == "score" and not task.labels
+def in_words(context: ModelContext) -> bool:
+    """Whether the model is asked a question in words, which is not cut."""
+    return context.task.name == "score" and not context.task.labels
+
+
+async def relevance_request(
+    fields: RelevanceFields, pairs: Pairs, context: ModelContext, cut: Cut | None = None
+) -> GenerationRequest:
+    """Makes the request whose vectors or logits `scores` turns into one score per pair. Raises Unprocessable.
+
+    cut: how texts that are too long are cut; None: as `fields` say
+    """
+    task, asked = context.task, in_words(context)
     if fields.instruction is not None and not asked:
         raise Unprocessable(
             "`instruction`: this model is not asked in words, so it takes no instruction",
@@ -91,7 +101,7 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
             code="unsupported_field",
         )  # fmt: skip
     raw = fields.use_activation is False
-    cut = fields.cut
+    cut = cut or fields.cut
     if task.name == "embed":
         texts = [*pairs.first, *pairs.second]
         return await embedding_request(
@@ -118,7 +128,9 @@ async def relevance_request(fields: RelevanceFields, pairs: Pairs, context: Mode
         )
     else:
         prompts, seconds = await pair_prompts(list(pairs), context)
-        prompts = prompts if cut is None else [cut(one, context) for one in prompts]
+        if cut is not None:
+            places = seconds or [0] * len(prompts)
+            prompts = [cut(ids, context, second=place) for ids, place in zip(prompts, places, strict=True)]
         ids = tuple(range(task.labels))
     check_prompts(pairs.second_field, prompts, context)
     check_seconds(pairs.first_field, prompts, seconds, context)

@@ -15,9 +15,10 @@ from frontend.api.openai import completions
 from frontend.api.pooling import fields as types
 from frontend.api.pooling import relevance
 from frontend.api.pooling.fields import MAX_INPUTS, Cut, check_texts
-from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, relevance_request
+from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, in_words, relevance_request
+from frontend.api.pooling.tei import Direction, cut_of
 from frontend.errors import BadRequest, api_status
-from frontend.model_context import ModelContext, check_model
+from frontend.model_context import ModelContext, check_length, check_model
 from frontend.request import GenerationRequest
 from frontend.schema.base import FieldError, Names, RequestModel, to_json
 from frontend.schema.request_fields import Count, Positive, Text, doc
@@ -35,7 +36,8 @@ _MANY = Meta(min_length=1, max_length=MAX_INPUTS)
 class RerankRequest(RelevanceFields):
     REFUSED: ClassVar[Names] = ("max_chunks_per_doc", "rank_fields")
 
-    truncate: Annotated[bool | None, doc("TEI's switch: true: a text that is too long is cut at its end")] = None
+    truncate: Annotated[bool | None, doc("TEI's switch: true: a text that is too long is cut")] = None
+    truncation_direction: Direction = "right"
     raw_scores: Annotated[bool, doc("Whether scores are logits, with a classification head")] = False
     query: Annotated[Text, doc("What the documents are compared with")]
     documents: Annotated[
@@ -50,13 +52,17 @@ class RerankRequest(RelevanceFields):
     top_n: Annotated[Count | None, doc("Only so many of the most relevant documents; 0: all")] = None
     return_documents: Annotated[bool, doc("Whether the answer has the documents' texts")] = True
     max_tokens_per_doc: Annotated[
-        Positive | None, doc("A document with more tokens, without the tokenizer's own, is cut at its end")
+        Positive | None,
+        doc(
+            "A document with more tokens, without the tokenizer's own, is cut at its end, and one that the model "
+            "cannot read even so to what it can"
+        ),
     ] = None
 
     @property
     def cut(self) -> Cut | None:
         """How texts that are too long are cut; None: they are refused."""
-        return self.stated_cut or (Cut() if self.truncate else None)
+        return self.stated_cut or cut_of(self.truncate, self.truncation_direction)
 
     def __post_init__(self) -> None:
         if self.documents is None and self.texts is None:
@@ -72,19 +78,36 @@ error = completions.error
 
 async def parse(request: RerankRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the scores. Raises BadRequest or Unprocessable, which name the field."""
+    return await ranking(request, context, cuts=request.max_tokens_per_doc is not None)
+
+
+async def ranking(request: RerankRequest, context: ModelContext, *, cuts: bool) -> GenerationRequest:
+    """Makes a GenerationRequest for the scores. cuts: whether a document that the model cannot read is cut"""
     check_model(request.model, context)
     bare = request.texts is not None
     documents = [one if isinstance(one, str) else one.text for one in request.texts or request.documents or ()]
     pairs = Pairs([request.query], documents, "query", "texts" if bare else "documents")
-    asked = pairs
+    asked, cut = pairs, request.cut
     if request.max_tokens_per_doc is not None:
         check_texts(pairs.second_field, documents, context.unlimited)
         asked = replace(pairs, second=await context.tokenizer.beginnings(documents, request.max_tokens_per_doc))
-    scored = await relevance_request(request, asked, context)
+    if cut is None and cuts:
+        cut = await _cut_of_documents(request, context)
+    scored = await relevance_request(request, asked, context, cut)
     shown = request.return_text if bare else request.return_documents
     raw = request.raw_scores or request.use_activation is False
     judged = Judged(pairs, request.top_n or len(documents), shown, bare, raw)
     return replace(scored, format_data=judged)
+
+
+async def _cut_of_documents(request: RerankRequest, context: ModelContext) -> Cut | None:
+    """Returns the cut of documents that are too long beside the query. Raises ContextLengthExceeded for the query."""
+    if in_words(context):
+        return None
+    check_texts("query", [request.query], context)
+    (query,) = await context.tokenizer.encode_batch([request.query], True)
+    check_length("query", len(query), 0, context)
+    return Cut(param="max_tokens_per_doc")
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
@@ -108,5 +131,8 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
         for index in order[: judged.top]
     ]
     return to_json(
-        types.Ranking(id=context.id, model=context.request.model, results=results, usage=types.usage_of(usage))
-    )
+        types.Ranking(
+            id=context.id, model=context.request.model, results=results, usage=types.usage_of(usage),
+            meta=types.meta_of(usage, "2"),
+        )
+    )  # fmt: skip

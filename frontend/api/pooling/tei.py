@@ -15,16 +15,24 @@ from frontend.schema.request_fields import Text, doc
 Texts = Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)]
 
 
+PromptName = Annotated[Text | None, doc("Which of the checkpoint's prompts stands before each text")]
+Truncate = Annotated[bool | None, doc("true: a text that is too long is cut; absent or false: it is refused")]
+Direction = Annotated[Literal["left", "right", "Left", "Right"], doc("Which end of a text is cut off")]
+
+
+def cut_of(truncate: bool | None, direction: str) -> Cut | None:
+    """Returns how texts that are too long are cut; None: they are refused."""
+    return Cut(left=direction.lower() == "left") if truncate else None
+
+
 class TeiFields(PoolingFields):
-    truncate: Annotated[bool | None, doc("true: a text that is too long is cut; absent or false: it is refused")] = None
-    truncation_direction: Annotated[
-        Literal["left", "right", "Left", "Right"], doc("Which end of a text is cut off")
-    ] = "right"
+    truncate: Truncate = None
+    truncation_direction: Direction = "right"
 
     @property
     def cut(self) -> Cut | None:
         """How texts that are too long are cut; None: they are refused."""
-        return Cut(left=self.truncation_direction.lower() == "left") if self.truncate else None
+        return cut_of(self.truncate, self.truncation_direction)
 
 
 class TeiError(ResponseModel):

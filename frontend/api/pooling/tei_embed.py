@@ -9,11 +9,11 @@ from frontend.api.openai.completions import prompts_schema
 from frontend.api.pooling.embeddings import Input, embedding_request, listed_inputs
 from frontend.api.pooling.fields import MAX_INPUTS, collect
 from frontend.api.pooling.segments import LongInputs
-from frontend.api.pooling.tei import TeiFields, error, status
+from frontend.api.pooling.tei import PromptName, TeiFields, error, status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
 from frontend.schema.base import EXACT, JsonArray, in_slices, to_json
-from frontend.schema.request_fields import Positive, Text, doc
+from frontend.schema.request_fields import Positive, doc
 
 __all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]
 
@@ -27,7 +27,7 @@ class TeiEmbedRequest(TeiFields):
         Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_INPUTS)),
     ]
     normalize: Annotated[bool, doc("Whether vectors get the length 1")] = True
-    prompt_name: Annotated[Text | None, doc("Which of the checkpoint's prompts stands before each text")] = None
+    prompt_name: PromptName = None
     dimensions: Annotated[Positive | None, doc("Only so many numbers; for models trained so")] = None
     long_inputs: LongInputs = None
 

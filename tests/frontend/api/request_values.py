@@ -12,6 +12,7 @@ from frontend.api.pooling.decisions import DecisionRequest
 from frontend.api.pooling.rerank import RerankRequest
 from frontend.api.pooling.score import ScoreRequest
 from frontend.api.pooling.systemone import SystemOneRequest
+from frontend.api.pooling.tei_similarity import TeiSimilarityRequest
 from frontend.api.sglang.types import GenerateRequest
 from frontend.routes.openapi_types import REQUESTS
 from frontend.schema.base import RequestModel, fields_of
@@ -23,6 +24,7 @@ RECEIPT = {
 }  # fmt: skip
 OWN: dict[type[RequestModel], dict[str, Any]] = {  # what requests need beside REQUIRED, or instead
     ShowRequest: {"model": "m"},
+    TeiSimilarityRequest: {"inputs": {"source_sentence": "a", "sentences": ["a"]}},
     LlamaCppEmbeddingRequest: {"content": "a"},
     RerankRequest: {"documents": ["a"]},
     ScoreRequest: {"text_1": "a", "text_2": "b"},

@@ -49,12 +49,30 @@ async def test_invocations_answer_as_the_route_of_the_body(
     assert "`messages`" in neither.json()["error"]["message"]
 
 
+OF_TEI: dict[str, dict[str, Any]] = {
+    "/embed": {"inputs": ["ab", "c"], "normalize": False},
+    "/similarity": {"inputs": {"source_sentence": "ab", "sentences": ["cd", "e"]}, "parameters": {"truncate": True}},
+    "/rerank": {"query": "ab", "texts": ["c"]},
+}
+
+
 async def test_invocations_lead_to_vectors_and_scores(for_task: Callable[[Task], Tokenizer]) -> None:
     pool = FakePool(play=pooling(lambda ids: [float(len(ids)), 1.0]))
     async with http_client(pool, for_task(Task("embed"))) as http:
         vectors = await http.post("/invocations", json={"input": "ab"})
         scores = await http.post("/invocations", json={"text_1": "ab", "text_2": "c"})
         ranked = await http.post("/invocations", json={"query": "ab", "texts": ["c"]})
+        direct = [await http.post(path, json=body) for path, body in OF_TEI.items()]
+        root = [await http.post("/", json=body) for body in OF_TEI.values()]
+        same = (await http.post("/similarity", json=OF_TEI["/similarity"])).json()
+        unnamed = await http.post("/", json={"inputs": "ab", "model": "none"})
+        short = await http.post("/", json={"inputs": {"source_sentence": "a", "sentences": []}})
+    assert [one.json() for one in root] == [one.json() for one in direct]
+    assert same == pytest.approx([1.0, 7 / math.sqrt(50)])
+    assert (unnamed.status_code, short.status_code, short.json()["error_type"]) == (422, 422, "Validation")
+    async with http_client(pool, for_task(Task("score", labels=2))) as http:
+        labels = [await http.post(path, json={"inputs": "ab"}) for path in ("/", "/predict")]
+    assert labels[0].json() == labels[1].json() and "label" in labels[0].json()[0]
     assert "embedding" in vectors.json()["data"][0] and "score" in scores.json()["data"][0]
     assert [one["index"] for one in ranked.json()] == [0]
 
@@ -110,6 +128,7 @@ async def test_texts_are_ranked_as_text_embeddings_inference_does(for_task: Call
         raw = await http.post("/rerank", json=body | {"raw_scores": True})
     assert bare == [{"index": one["index"], "score": one["relevance_score"]} for one in ours["results"]]
     assert told == [bare[0] | {"text": "defgh"}]
+    assert ours["meta"]["billed_units"] == {"input_tokens": ours["usage"]["prompt_tokens"]}
     assert [one.status_code for one in (both, none, raw)] == [400, 400, 200]
     assert none.json()["error"]["param"] == "documents"
     assert [(one["index"], one["score"]) for one in raw.json()] == [

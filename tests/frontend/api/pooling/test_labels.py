@@ -140,16 +140,52 @@ async def test_texts_are_cut_as_the_request_says(for_task: Callable[[Task], Toke
     assert left == [whole[0], *whole[-3:]] and tei == [whole[0], *whole[-7:]]
 
 
-async def test_pair_whose_first_text_fills_the_context_is_refused(for_task: Callable[[Task], Tokenizer]) -> None:
+async def test_ollama_takes_any_number_of_texts_and_an_empty_one_loads_the_model(
+    for_task: Callable[[Task], Tokenizer],
+) -> None:
+    pool = welcomed(8, play=lambda ids: [float(len(ids)), 0.0])
+    texts = ["red house" if index % 2 else "" for index in range(2500)]
+    async with http_client(pool, for_task(EMBED)) as http:
+        many = await http.post("/api/embed", json={"model": "tiny", "input": texts})
+        none = [(await http.post("/api/embed", json={"model": "tiny", "input": given})).json() for given in ("", [])]
+        older = await http.post("/api/embeddings", json={"model": "tiny", "prompt": ""})
+        too_many = await http.post("/api/embed", json={"model": "tiny", "input": ["a"] * 17_000})
+    assert many.json()["embeddings"] == [[4.0, 0.0] if text else [2.0, 0.0] for text in texts]
+    assert many.json()["prompt_eval_count"] == 3 * 2500
+    assert [(one["embeddings"], one["prompt_eval_count"]) for one in none] == [([], 0)] * 2
+    assert older.json() == {"embedding": []} and len(pool.submitted) == 2500
+    assert too_many.status_code == 400 and "`input`" in too_many.json()["error"]
+
+
+BODY = {"text_1": "red house old mill stone", "text_2": "light", "truncate_prompt_tokens": -1}
+
+
+async def test_second_text_of_a_pair_is_cut_and_a_first_one_that_fills_the_context_is_refused(
+    for_task: Callable[[Task], Tokenizer],
+) -> None:
     pool = welcomed(6, play=lambda ids: [1.0])
     async with http_client(pool, for_task(ONE)) as http:
-        body = {"text_1": "red house old mill stone", "text_2": "light", "truncate_prompt_tokens": -1}
-        refused = await http.post("/v1/score", json=body)
+        refused = await http.post("/v1/score", json=BODY)
         cut = await http.post(
             "/v1/score", json={"text_1": "red", "text_2": "old mill stone", "truncate_prompt_tokens": -1}
         )
-    assert refused.json()["error"]["code"] == "context_length_exceeded" and cut.status_code == 200
-    assert len(pool.submitted[0].prompt) == 6 and pool.submitted[0].prompt[-1] == 3
+        left = [
+            await http.post(path, json=body)
+            for path, body in (
+                ("/v1/score", {"text_1": "red", "text_2": "old mill stone", "truncate_prompt_tokens": -1,
+                               "truncation_side": "left"}),
+                ("/rerank", {"query": "red", "texts": ["old mill stone"], "truncate": True,
+                             "truncation_direction": "Left"}),
+                ("/predict", {"inputs": ["red", "old mill stone"], "truncate": True, "truncation_direction": "left"}),
+            )
+        ]  # fmt: skip
+        full = await http.post("/v1/score", json={**BODY, "truncation_side": "left"})
+    assert {one.json()["error"]["code"] for one in (refused, full)} == {"context_length_exceeded"}
+    prompts = [one.prompt for one in pool.submitted]
+    query, document = for_task(ONE).encode_now(["red", "old mill stone"], False)
+    assert cut.status_code == 200 and prompts[0] == [2, *query, 3, *document[:2], 3]
+    assert [one.status_code for one in left] == [200] * 3
+    assert prompts[1:] == [[2, *query, 3, *document[1:], 3]] * 3 and pool.submitted[1].stream.submit.second_from == 3
 
 
 async def test_tokens_have_vectors_of_their_own(for_task: Callable[[Task], Tokenizer]) -> None:
@@ -243,11 +279,22 @@ async def test_documents_are_cut_to_the_tokens_that_a_request_allows(
     long = "red  house old mill stone bridge river light"
     body = {"query": "red", "documents": [long, "mill"]}
     async with http_client(pool, tokenizer) as http:
-        refused = await http.post("/v2/rerank", json=body)
+        refused = await http.post("/v1/rerank", json=body)
         told = await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": 3})
         odd = await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": 0})
+        seen = len(pool.submitted)
+        fits = [
+            await http.post("/v1/rerank", json={**body, "max_tokens_per_doc": 4096}),
+            await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": None}),
+        ]
+        tei = await http.post("/v2/rerank", json={"query": "red", "texts": [long]})
+        asked = await http.post("/v2/rerank", json={**body, "query": long, "max_tokens_per_doc": 3})
+    assert [one.status_code for one in (*fits, tei)] == [200, 200, 400] and {
+        len(one.prompt) for one in pool.submitted[seen:]
+    } <= {3, 5, 8}
+    assert asked.json()["error"]["param"] == "query" and asked.json()["error"]["code"] == "context_length_exceeded"
     assert refused.json()["error"]["code"] == "context_length_exceeded" and "max_tokens_per_doc" in odd.text
-    prompts = [one.prompt for one in pool.submitted]
+    prompts = [one.prompt for one in pool.submitted[:seen]]
     cut, short = tokenizer.encode_now(["red house old", "mill"], False)
     documents = prompts[1:] if task.name == "embed" else [[2, *one[3:]] for one in prompts]
     assert documents == [[2, *cut, 3], [2, *short, 3]]
