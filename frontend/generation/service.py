@@ -8,10 +8,8 @@ import asyncio
 import itertools
 import math
 import time
-from bisect import insort
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -20,6 +18,7 @@ from frontend.errors import Overloaded, Unprocessable
 from frontend.generation.extras import extras_of
 from frontend.generation.generation import Choice, Extra, Generation, RequestMetrics, deadline_error
 from frontend.generation.price import check_price
+from frontend.generation.prompt_places import Ask, PromptPlaces
 from frontend.output_parser.parser import searched_text
 from frontend.request import Delta, GenerationRequest
 from frontend.text.detokenizer import OutputText
@@ -34,8 +33,6 @@ from shared.prefix_identity import PrefixIdentity
 DRAINING_RETRY_S = 5.0  # the Retry-After while draining: another server may have taken over by then
 HANDSHAKE_S = 0.5  # how long a request waits for a worker that may be ready at any moment
 MAX_TOKENS = 1 << 22  # limit on prompt tokens times `n` in a request of several sequences: 16 MiB of messages
-MOST_WAITING = 1 << 23  # limit on the tokens of all requests that wait to begin, which take up to 36 bytes each
-FEW = 8  # so many prompts of a request for vectors do not wait behind requests with more
 FULL_S = 0.25  # pause before prompts are submitted again that the workers' queue had no place for
 POLL_S = 0.02  # pause between two checks for the end of a handshake or of a drain
 
@@ -70,7 +67,7 @@ class Service:
         self.metrics = metrics or RequestMetrics()
         self.generations: set[Generation] = set()  # all generations that are not closed
         self.draining = False
-        self.room = Room(pool.places)  # for the prompts of `Windows`
+        self.prompt_places = PromptPlaces(pool.places)  # for the prompts of `Windows`
         self._tokenizer = tokenizer
         self._groups = itertools.count(1)
         self._prefix_cache_scope = prefix_cache_scope
@@ -277,143 +274,12 @@ def _sampling(sampling: Sampling, n: int, seed: int | None) -> Sampling:
     return msgspec.structs.replace(sampling, seed=(sampling.seed + n) % (1 << 64))
 
 
-# How many prompts for vectors or scores are with the workers at the same time; further ones wait for their turn.
-#
-# A client that embeds many texts sends many requests at once, each with hundreds of them. Together they are more than a
-# worker's queue holds, and refused ones would come again and again. They wait here instead, so that the queue of the
-# workers keeps places for others.
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Prompts that need room.
-
-    tokens: of all prompts that the request still has
-    priority: lower values go first, among prompts of one tenant
-    begun: whether the workers had other prompts of the request before
-    """
-
-    tenant: str
-    prompts: int
-    tokens: int
-    priority: int = 0
-    begun: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
-    ask: Ask
-    turn: "asyncio.Future[None]"  # its result is set when it has room, and it is cancelled with the task that waits
-
-
-class Room:
-    """The prompts of one model that are with its workers, and those that wait. Belongs to one event loop."""
-
-    def __init__(self, places: Callable[[], int]) -> None:
-        """places: returns how many prompts the workers can hold; 0: unknown"""
-        self._places = places
-        self._inside = Counter[str]()  # prompts with the workers, by tenant
-        self._computing = Counter[str]()  # windows that the workers have admitted, by tenant
-        self._waiting: dict[str, list[_Waiting]] = {}  # by tenant, the one with the next turn first
-        self._waiting_tokens = Counter[str]()
-
-    @asynccontextmanager
-    async def taken(self, ask: Ask) -> AsyncGenerator[None]:
-        """Waits for room, and holds it during a `with` block. Raises Overloaded if too many tokens wait already."""
-        if not self._fits(ask) or (ask.tenant in self._waiting and ask.prompts > FEW):
-            await self._wait(ask)
-        else:
-            self._inside[ask.tenant] += ask.prompts
-        try:
-            yield
-        finally:
-            self._leave(ask)
-
-    @contextmanager
-    def computing(self, tenant: str) -> Iterator[None]:
-        """Counts prompts as admitted by the workers during a `with` block."""
-        self._computing[tenant] += 1
-        try:
-            yield
-        finally:
-            self._computing[tenant] -= 1
-            if not self._computing[tenant]:
-                del self._computing[tenant]
-
-    def is_computing(self, tenant: str) -> bool:
-        """Whether the workers compute prompts of a tenant, so that there will be places in their queue."""
-        return tenant in self._computing
-
-    def _fits(self, ask: Ask) -> bool:
-        """Half of the places may be one tenant's, and three quarters may be taken. Prompts always fit if alone.
-
-        A few prompts may have all three quarters, so that a question need not wait for a client that embeds many texts.
-        """
-        places, own = self._places(), self._inside[ask.tenant]
-        if not places or not own:
-            return True
-        most = places * 3 // 4
-        mine = own + ask.prompts <= (most if ask.prompts <= FEW else places // 2)
-        return mine and self._inside.total() + ask.prompts <= most
-
-    async def _wait(self, ask: Ask) -> None:
-        own, most = self._waiting_tokens[ask.tenant], MOST_WAITING // 2
-        if (
-            not ask.begun
-            and own
-            and (own + ask.tokens > most or self._waiting_tokens.total() + ask.tokens > MOST_WAITING)
-        ):
-            raise Overloaded(
-                f"texts of {own} tokens are waiting, and at most {most} of one key may wait", code="queue_full",
-                retry_after=1.0,
-            )  # fmt: skip
-        one = _Waiting(ask, asyncio.get_running_loop().create_future())
-        insort(self._waiting.setdefault(ask.tenant, []), one, key=lambda other: other.ask.priority)
-        self._waiting_tokens[ask.tenant] += ask.tokens
-        try:
-            await one.turn
-        except asyncio.CancelledError:
-            if not one.turn.cancelled():  # it got room just before
-                self._leave(ask)
-            elif one in self._waiting.get(ask.tenant, ()):
-                self._remove(one)
-                self._next()
-            raise
-        finally:
-            self._waiting_tokens[ask.tenant] -= ask.tokens
-            if not self._waiting_tokens[ask.tenant]:
-                del self._waiting_tokens[ask.tenant]
-
-    def _leave(self, ask: Ask) -> None:
-        self._inside[ask.tenant] -= ask.prompts
-        if not self._inside[ask.tenant]:
-            del self._inside[ask.tenant]
-        self._next()
-
-    def _next(self) -> None:
-        """Gives room to all that now have it. Tenants take turns."""
-        while ready := next((queue[0] for queue in self._waiting.values() if self._fits(queue[0].ask)), None):
-            self._remove(ready)
-            if ready.turn.cancelled():  # its task has not run since
-                continue
-            if queue := self._waiting.pop(ready.ask.tenant, None):
-                self._waiting[ready.ask.tenant] = queue  # behind the other tenants
-            self._inside[ready.ask.tenant] += ready.ask.prompts
-            ready.turn.set_result(None)
-
-    def _remove(self, one: _Waiting) -> None:
-        queue = self._waiting[one.ask.tenant]
-        queue.remove(one)
-        if not queue:
-            del self._waiting[one.ask.tenant]
-
-
 # A request with many prompts, which are submitted a few at a time so that they fit in a worker's queue.
 #
 # A request that generates text is admitted as a whole, before its response begins. A request for vectors or
 # log-probabilities is answered only when all its prompts are computed. If the workers' queue is full when it begins, it
-# is refused, unless prompts of the same tenant are computed (other frontends may have filled it, which no room counts).
-# Later it waits, because what is computed would be lost.
+# is refused, unless prompts of the same tenant are computed (other frontends may have filled it, and prompt_places.py
+# does not see theirs). Later it waits, because what is computed would be lost.
 
 WINDOW = 256  # prompts submitted at a time; the default of --max-waiting-requests leaves room for several windows
 
@@ -447,7 +313,7 @@ class Windows:
                 generation = await self._start(window)
                 self.fingerprint = generation.fingerprint
                 self.choices += generation.choices
-                held.enter_context(self._service.room.computing(window.admission.tenant))
+                held.enter_context(self._service.prompt_places.computing(window.admission.tenant))
                 try:
                     async for deltas in generation.deltas():
                         for delta in deltas:
@@ -460,14 +326,14 @@ class Windows:
     async def _enter_in_time(
         self, held: AsyncExitStack, window: GenerationRequest, left: Sequence[Sequence[int]]
     ) -> None:
-        """Waits for room, which `held` frees. left: the prompts that the request still has, with those of the window"""
+        """Waits for places, which `held` frees. left: the request's prompts that are not computed yet"""
         admission = window.admission
         tokens, begun = sum(map(len, left)), len(left) < len(self._request.prompts)
         ask = Ask(admission.tenant, len(window.prompts), tokens, admission.priority, begun)
         seconds = max(0.0, _time_left(window, self._arrived_at)) if admission.deadline_ms else None
         try:
             async with asyncio.timeout(seconds):
-                await held.enter_async_context(self._service.room.taken(ask))
+                await held.enter_async_context(self._service.prompt_places.taken(ask))
         except TimeoutError:
             for _ in window.prompts:
                 self._service.metrics.aborted("deadline_exceeded")
@@ -475,12 +341,12 @@ class Windows:
 
     async def _start(self, window: GenerationRequest) -> Generation:
         """Submits prompts, again and again while the queue is full of the tenant's own. Raises what `start` raises."""
-        room, tenant = self._service.room, window.admission.tenant
+        places, tenant = self._service.prompt_places, window.admission.tenant
         while True:
             try:
                 return await self._service.start(window, self._arrived_at)
             except Overloaded as full:
-                if full.code != "queue_full" or not (self.choices or room.is_computing(tenant)):
+                if full.code != "queue_full" or not (self.choices or places.is_computing(tenant)):
                     raise
                 await asyncio.sleep(min(full.retry_after or FULL_S, FULL_S))
 

@@ -1,4 +1,4 @@
-"""Prompts for vectors wait for their turn instead of being refused: `Room`, and `Windows` where it is used."""
+"""Prompts for vectors wait for their turn instead of being refused: `PromptPlaces`, and `Windows` where it is used."""
 
 import asyncio
 from dataclasses import replace
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from frontend.errors import DeadlineExceeded, Overloaded
-from frontend.generation.service import FEW, MOST_WAITING, WINDOW, Ask, Room, Windows
+from frontend.generation.prompt_places import FEW, MOST_WAITING, Ask, PromptPlaces
+from frontend.generation.service import WINDOW, Windows
 from frontend.request import Admission, Features, GenerationRequest
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
@@ -19,10 +20,10 @@ PLACES = 800  # so that one tenant may have 400, and all 600
 
 
 class Queue:
-    """Requests that hold room until they are told to leave."""
+    """Requests that hold places until they are told to leave."""
 
     def __init__(self, places: int = PLACES) -> None:
-        self.room = Room(lambda: places)
+        self.places = PromptPlaces(lambda: places)
         self.inside: list[str] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ends: dict[str, asyncio.Event] = {}
@@ -31,7 +32,7 @@ class Queue:
         end = self._ends[name] = asyncio.Event()
 
         async def hold() -> None:
-            async with self.room.taken(Ask(tenant, prompts, tokens, **more)):
+            async with self.places.taken(Ask(tenant, prompts, tokens, **more)):
                 self.inside.append(name)
                 await end.wait()
             self.inside.remove(name)
@@ -102,12 +103,12 @@ async def test_prompts_that_leave_early_hold_up_nobody() -> None:
     queue._ends["first"].set()
     queue._tasks["small"].cancel()  # before its turn comes, but it learns of it after that
     await queue.leave("first")
-    assert queue.inside == ["last", "next"] and not queue.room._waiting_tokens
+    assert queue.inside == ["last", "next"] and not queue.places._waiting_tokens
     await queue.enter("more", 400)
     queue._ends["last"].set()
     queue._ends["next"].set()
     await asyncio.sleep(0)
-    await queue.cancel("more")  # when it has got room, but has not run since
+    await queue.cancel("more")  # when it has got its places, but has not run since
     assert "more" not in queue.inside
     await queue.enter("after", 400)
     assert queue.inside == ["after"]
@@ -118,13 +119,13 @@ async def test_more_tokens_than_may_wait_are_refused_unless_their_request_has_be
     await queue.enter("first", 400)
     await queue.enter("second", 10, tokens=MOST_WAITING)  # one may always wait
     with pytest.raises(Overloaded, match="waiting") as refused:
-        async with queue.room.taken(Ask("a", 10, 1)):
+        async with queue.places.taken(Ask("a", 10, 1)):
             pass
     assert refused.value.code == "queue_full"
     await queue.enter("begun", 10, begun=True)
     await queue.enter("other", 400, tenant="b")
     await queue.enter("another", 400, tenant="b")
-    assert queue.inside == ["first", "other"] and queue.room._waiting_tokens.total() == MOST_WAITING + 2
+    assert queue.inside == ["first", "other"] and queue.places._waiting_tokens.total() == MOST_WAITING + 2
     await queue.leave("first")
     assert queue.inside == ["other", "second", "begun"]
 
@@ -151,7 +152,7 @@ async def test_many_requests_never_have_more_with_the_workers_than_their_share(t
     answer = pooling(lambda ids: [1.0])
     pool = FakePool(play=counting)
     service = make_service(tokenizer, pool)
-    service.room = Room(lambda: PLACES)
+    service.prompt_places = PromptPlaces(lambda: PLACES)
     asked = [Windows(service, _asked(2 * WINDOW), 0.0) for _ in range(6)]
     counted = await asyncio.gather(*map(_vectors, asked))
     assert counted == [2 * WINDOW] * 6
@@ -181,14 +182,14 @@ async def test_queue_that_is_full_of_own_prompts_is_waited_for(tokenizer: Tokeni
     for one in pool.submitted:
         pool.end(one.stream, Outcome.POOLED)
     assert await asyncio.gather(first, second) == [1, 1]
-    assert not service.room.is_computing("")
+    assert not service.prompt_places.is_computing("")
 
 
 async def test_deadline_counts_while_waiting(tokenizer: Tokenizer) -> None:
     pool = FakePool()
     service = make_service(tokenizer, pool)
-    service.room = Room(lambda: 1)
-    async with service.room.taken(Ask("", 1, 1)):
+    service.prompt_places = PromptPlaces(lambda: 1)
+    async with service.prompt_places.taken(Ask("", 1, 1)):
         windows = Windows(service, _asked(2, deadline_ms=20), asyncio.get_running_loop().time())
         with pytest.raises(DeadlineExceeded):
             await _vectors(windows)
