@@ -316,6 +316,7 @@ SHARE = 1 / 3  # of --target-step-s: a step of several tenants may always take a
 SEEN_STEPS = 50  # a tenant counts for as many steps after its last sequence
 LEAD = 512  # tokens
 MEASURED_EVERY = 32  # after this many limited steps, one has only the rows of the tenant with the fewest
+SOON = 4  # the same if it is not known how long such a step takes
 
 
 class TenantShares:
@@ -422,7 +423,8 @@ class TenantShares:
     def _measures(self, fewest: list[Sequence]) -> bool:
         """Whether this step shows how long the rows of the tenant with the fewest take alone."""
         self._unmeasured += 1
-        if not fewest or (self._unmeasured <= MEASURED_EVERY and self._step_time.knows(len(fewest))):
+        known = self._step_time.knows(len(fewest))
+        if not fewest or self._unmeasured <= (MEASURED_EVERY if known else SOON):  # not every step, whatever is unknown
             return False
         self._unmeasured = 0
         return True
