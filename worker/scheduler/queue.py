@@ -10,7 +10,7 @@ The queue knows nothing about pages, budgets or time. Every operation takes O(1)
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -253,10 +253,10 @@ class FairQueue:
         most, name = max(running, default=(0, ""))
         return name if most > max(1.0, places / max(1, sharing)) else None
 
-    def served(self) -> dict[str, int]:
-        """Returns how many tokens have been computed for each tenant."""
+    def served(self, tenants: Iterable[str]) -> dict[str, int]:
+        """Returns how many tokens have been computed for each of the tenants; 0 for one without an account."""
         self._charge_all()
-        return {name: account.served for name, account in self._accounts.items()}
+        return {name: self._accounts[name].served if name in self._accounts else 0 for name in tenants}
 
     def waiting(self, tenant: str) -> tuple[int, int]:
         """Returns the number of waiting sequences of a tenant, and the number of their tokens."""

@@ -416,9 +416,9 @@ class TenantShares:
         """Returns those of the tenants that may be limited: another one has not been served LEAD tokens more."""
         if not some:
             return set()
-        served = self._tenants.served()
-        least = {tenant: min(served.get(one, 0) for one in self._seen if one != tenant) for tenant in some}
-        return {tenant for tenant in some if least[tenant] <= served.get(tenant, 0) + LEAD}
+        served = self._tenants.served(self._seen)
+        least = {tenant: min(served[one] for one in self._seen if one != tenant) for tenant in some}
+        return {tenant for tenant in some if least[tenant] <= served[tenant] + LEAD}
 
     def _measures(self, fewest: list[Sequence]) -> bool:
         """Whether this step shows how long the rows of the tenant with the fewest take alone."""

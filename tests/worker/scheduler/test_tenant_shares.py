@@ -194,7 +194,7 @@ def test_tenant_that_sends_prompts_without_end_is_protected_no_longer() -> None:
     while rig.steps[-1][0].tokens < 60 + len(many):
         assert len(rig.steps) < 100
         rig.one_stream(tokens=1, prompt=60)
-    assert rig.scheduler.state.queue.tenants.served()["few"] > LEAD
+    assert rig.scheduler.state.queue.tenants.served(["few"])["few"] > LEAD
     for _ in range(8):
         rig.one_stream(tokens=1, prompt=60)
         assert rig.steps[-1][0].tokens == 60 + len(many), "then all rows are in each step"
