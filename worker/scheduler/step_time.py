@@ -306,7 +306,7 @@ class TokenTimes:
 # The tenants share the tokens of such a step equally, and what one does not need is for the others. The decodes of a
 # tenant that has more than its share take turns, and half of its share is for its prompts if it has any. The prompts
 # of other tenants have what is left of StepTimePolicy's budget, unless all that a third tenant wants are streams that
-# would wait for them. The tenant with the fewest prompt tokens goes first.
+# would wait for them. The tenant with the fewest prompt tokens goes first, and beside it the others have their shares.
 #
 # A tenant is protected from another one until it has been served LEAD tokens more (FairQueue), so that one which
 # keeps sending prompts does not hold up the streams of others for good. A tenant counts for some steps after its last
@@ -331,6 +331,7 @@ class TenantShares:
         self._target, self._step_time, self._tenants, self._running = target, step_time, tenants, running
         self._seen: dict[str, int] = {}  # tenant → for how many steps it still counts as one that has sequences
         self._needed: dict[str, int] = {}  # tenant → tokens of prompts to compute
+        self._shares: dict[str, int] = {}  # tenant → how many tokens it may have of a limited step
         self._left: dict[str, int] = {}  # tenant → prompt tokens that are left for it in this step; absent: no limit
         self._turns: dict[Sequence, None] = {}  # decodes of tenants above their share, in the order of their last turns
         self._unmeasured = 0  # limited steps since one had only the rows of the tenant with the fewest
@@ -357,7 +358,7 @@ class TenantShares:
         fewest = min(rows.values(), key=len)
         wanted = {tenant: len(own) + self._needed.get(tenant, 0) for tenant, own in rows.items()}
         tokens = self._tokens(len(fewest))
-        shares = _equal_shares(wanted, tokens)
+        self._shares = shares = _equal_shares(wanted, tokens)
         streaming = {tenant for tenant, own in rows.items() if own and wanted[tenant] <= shares[tenant]}
         streaming |= self._seen.keys() - active  # one that comes back should not wait for a long step
         over = self._not_behind([tenant for tenant, own in rows.items() if len(own) > shares[tenant]])
@@ -379,14 +380,15 @@ class TenantShares:
     def share_prompts(self, budget: int) -> None:
         """Divides the step's prompt tokens among the tenants that affordable() has not limited.
 
-        The tenant that needs the fewest goes first, and leaves at least a token for each of the others.
+        The tenant that needs the fewest goes first, and the others have their shares of what it leaves, or a token.
         """
         needed = {tenant: count for tenant, count in self._needed.items() if count} if self.crowded else {}
         for tenant in needed.keys() & self._left.keys():
             budget -= min(needed.pop(tenant), self._left[tenant])
         behind = needed.keys() - self._not_behind(needed)
         for done, tenant in enumerate(sorted(needed, key=lambda one: (one not in behind, needed[one])), 1):
-            self._left[tenant] = max(1, budget - (len(needed) - done))
+            share = budget if done == 1 else self._shares[tenant]
+            self._left[tenant] = max(1, min(share, budget - (len(needed) - done)))
             budget -= min(needed[tenant], self._left[tenant])
 
     def left(self, sequence: Sequence) -> float:

@@ -105,7 +105,9 @@ def test_short_prompt_goes_before_the_prompts_of_a_tenant_with_many() -> None:
         rig.step()
         short = rig.submit(38, 1, ignore_eos=True, tenant="few")
         rig.step()
-        assert short in rig.ends and rig.steps[-1][0].tokens > 38 + 3, "the others advance, too"
+        plan, seconds = rig.steps[-1]
+        assert short in rig.ends and plan.tokens > 38 + 3, "the others advance, too"
+        assert seconds <= 1.1 * SHORT + 38 * rig.row
 
 
 def test_rows_of_a_tenant_above_its_share_take_turns() -> None:
@@ -181,7 +183,7 @@ def test_few_rows_are_measured_alone_from_time_to_time() -> None:
     rig.base, rig.row = 4 * rig.base, 4 * rig.row
     for _ in range(10 * MEASURED_EVERY):
         rig.step()
-    plan, seconds = rig.steps[-2]
+    plan, seconds = max(rig.steps[-3:], key=lambda step: step[1])  # one of them may be such a measurement
     assert 2 * 4 * 0.018 < seconds < 2 * 4 * 0.03 and plan.tokens > 5
     assert any(plan.tokens == 1 for plan, _ in rig.steps[-MEASURED_EVERY - 2 :])
 
