@@ -312,7 +312,7 @@ class TokenTimes:
 # keeps sending prompts does not hold up the streams of others for good. A tenant counts for some steps after its last
 # sequence, so that its next request does not begin behind a long step. Without API keys, there is one tenant.
 
-SHARE = 1 / 3  # of --target-step-s: a step of several tenants may always take as long
+SHARE = 1 / 5  # of --target-step-s: a step of several tenants may always take as long
 SEEN_STEPS = 50  # a tenant counts for as many steps after its last sequence
 LEAD = 512  # tokens
 MEASURED_EVERY = 32  # after this many limited steps, one has only the rows of the tenant with the fewest

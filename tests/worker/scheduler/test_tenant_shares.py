@@ -10,7 +10,7 @@ from worker.scheduler.sequence import Plan, Sequence
 from worker.scheduler.step_time import LEAD, MEASURED_EVERY, SEEN_STEPS, SHARE, SOON
 
 TARGET = 0.15
-SHORT = SHARE * TARGET
+SHORT = max(SHARE * TARGET, 2 * (0.018 + 0.003))  # of two tenants, one of which has one stream
 
 
 class Machine(Rig):
@@ -79,8 +79,8 @@ def test_stream_beside_many_requests_takes_at_most_twice_as_long_as_alone() -> N
             rig.step()
         first, gaps = rig.one_stream()
         assert first <= 2.2 * first_alone
-        assert max(gaps) <= 1.1 * max(SHORT, 2 * max(gaps_alone)), gaps
-    assert crowd.groups > 10, "the other tenant's prompts and rows advance"
+        assert max(gaps) <= 1.1 * 2 * max(gaps_alone), gaps
+    assert crowd.groups > 8, "the other tenant's prompts and rows advance"
 
 
 def test_long_prompts_of_another_tenant_leave_gaps_short() -> None:
