@@ -273,8 +273,13 @@ class TokenTimes:
 
     def __init__(self) -> None:
         self._steps: dict[int, tuple[Median, Median]] = {}  # bit length → numbers of tokens, seconds
+        self._added = 0
 
     def add(self, tokens: int, seconds: float) -> None:
+        """Notes a step. Sometimes, what is known of steps with more tokens is forgotten: it may keep steps small."""
+        self._added += bool(tokens)
+        if tokens and self._added % FORGET_AFTER == 0:
+            self._steps.pop(min([bits for bits in self._steps if bits > tokens.bit_length()], default=0), None)
         if tokens:
             numbers, times = self._steps.setdefault(tokens.bit_length(), (Median(), Median()))
             numbers.add(tokens)
@@ -282,7 +287,7 @@ class TokenTimes:
 
     def within(self, seconds: float) -> int:
         """Interpolates between the measurements. At most twice as many tokens are believed as have been measured."""
-        before, tokens = (0.0, 0.0), 0.0
+        before, tokens, each = (0.0, 0.0), 0.0, 0.0
         for bits in sorted(self._steps):
             tokens = self._steps[bits][0].value
             # no step is longer than those with more tokens: a measurement that says so is old, or was disturbed
@@ -290,8 +295,10 @@ class TokenTimes:
             if took > seconds:
                 part = (seconds - before[1]) / (took - before[1])
                 return max(1, int(before[0] + part * (tokens - before[0])))
+            each = (took - before[1]) / (tokens - before[0]) if tokens > before[0] else each
             before = (tokens, took)
-        return max(1, int(2 * tokens))
+        more = (seconds - before[1]) / each if each > 0 else tokens
+        return max(1, int(tokens + min(more, tokens)))
 
 
 # Limits what tenants with many sequences get of a step while another tenant has few.

@@ -7,7 +7,7 @@ import pytest
 
 from tests.worker.scheduler.harness import OracleDrafter, Rig, reference, set_drafter
 from worker.scheduler.sequence import Plan, Sequence
-from worker.scheduler.step_time import LEAD, MEASURED_EVERY, SEEN_STEPS, SHARE, SOON
+from worker.scheduler.step_time import FORGET_AFTER, LEAD, MEASURED_EVERY, SEEN_STEPS, SHARE, SOON
 
 TARGET = 0.15
 SHORT = max(SHARE * TARGET, 2 * (0.018 + 0.003))  # of two tenants, one of which has one stream
@@ -186,6 +186,18 @@ def test_few_rows_are_measured_alone_from_time_to_time() -> None:
     plan, seconds = max(rig.steps[-3:], key=lambda step: step[1])  # one of them may be such a measurement
     assert 2 * 4 * 0.018 < seconds < 2 * 4 * 0.03 and plan.tokens > 5
     assert any(plan.tokens == 1 for plan, _ in rig.steps[-MEASURED_EVERY - 2 :])
+
+
+def test_steps_grow_again_after_a_time_in_which_rows_took_long() -> None:
+    rig = Machine()
+    rig.submit(20, 4000, ignore_eos=True, tenant="few")
+    for _ in range(30):
+        rig.submit(3, 4000, ignore_eos=True, tenant="many")
+    for row in (0.003, 0.02, 0.003):
+        rig.row = row
+        for _ in range(3 * FORGET_AFTER):
+            rig.step()
+    assert max(plan.tokens for plan, _ in rig.steps[-3:]) == 8
 
 
 def test_tenant_that_sends_prompts_without_end_is_protected_no_longer() -> None:
