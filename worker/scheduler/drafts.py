@@ -89,13 +89,15 @@ class Speculation:
         short = sum([chunk.length for chunk in prefills]) < self._rows
         return short and all(one.start >= one.sequence.prompt_len and one.sequence.check is None for one in prefills)
 
-    def add_drafts(self, decodes: list[Chunk], costs: RowCosts, *, crowded: bool = False) -> list[Chunk]:
+    def add_drafts(
+        self, decodes: list[Chunk], costs: RowCosts, *, crowded: bool = False, most: float = math.inf
+    ) -> list[Chunk]:
         """Returns the decodes, with drafts where drafts pay. Each decode may use the same share of the free rows.
 
         decodes: all chunks of the step. costs: the measured costs of one more row and of a draft model's drafts.
-        crowded: whether rows with heavy masks have no drafts, because of other tenants
+        crowded: whether rows with heavy masks have no drafts, because of other tenants. most: tokens of the step
         """
-        free = self._rows - sum([chunk.length for chunk in decodes])
+        free = int(min(self._rows, most)) - sum([chunk.length for chunk in decodes])
         if free <= 0 or not decodes:
             return decodes
         cost = MARGIN * costs(len(decodes)) * len(decodes)  # in units of the step's time per decode

@@ -30,7 +30,7 @@ from typing import Generic, TypeVar
 
 from shared.messages import SamplerChain, Sampling
 from worker.scheduler.sequence import Chunk, Sequence
-from worker.scheduler.step_time import Median
+from worker.scheduler.step_time import SEEN_STEPS, Median
 
 Kind = TypeVar("Kind")
 
@@ -121,7 +121,6 @@ def drafts_host_s(chunks: Iterable[Chunk]) -> float:
 HEAVY_S = 0.003  # a mask of 152,000 tokens usually takes 0.05 to 0.5 ms
 COPIED_S = 1e-6  # for a mask that is there
 LEAST_HEAVY_S = 0.005  # for all heavy rows in a step with other tenants, if the forward takes less
-SEEN_STEPS = 50  # between two requests of a tenant, the heavy rows of others do not take its place
 STEP_S = 0.1  # for the rows of all decodes in a step
 PREFILL_S = 0.05  # for the rows of all prompts in a step
 MOST_KINDS = 64  # chains whose times are known, and the same of kinds of draws

@@ -224,13 +224,15 @@ def order_policy(config: SchedulerConfig) -> OrderPolicy:
 
 
 def step_time_policy(config: SchedulerConfig) -> StepTimePolicy:
-    """Makes the policy. It has no limit if prompts are never split, or if prompts go before decodes.
+    return StepTimePolicy(step_time_target(config), config.max_step_tokens)
+
+
+def step_time_target(config: SchedulerConfig) -> float:
+    """Returns the seconds that a step with decodes may take; inf if prompts are never split, or go before decodes.
 
     A step in a pipeline goes through all stages, but its measured time is that of one of them, because other stages
     compute other steps meanwhile.
     """
     whole = config.batching_mode == "static" or not config.use_chunked_prefill
     unlimited = whole or config.scheduler_policy == "prefill_first"
-    return StepTimePolicy(
-        inf if unlimited else config.target_step_s / config.pipeline_parallel_size or inf, config.max_step_tokens
-    )
+    return inf if unlimited else config.target_step_s / config.pipeline_parallel_size or inf

@@ -10,7 +10,7 @@ The queue knows nothing about pages, budgets or time. Every operation takes O(1)
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -222,6 +222,16 @@ class FairQueue:
         return next(iter(self._ready.values())).head if self._ready else None
 
     @property
+    def several(self) -> bool:
+        """Whether there have been several tenants since the last moment without sequences."""
+        return len(self._accounts) > 1
+
+    @property
+    def ready(self) -> Set[str]:
+        """The tenants with a ready sequence."""
+        return self._ready.keys()
+
+    @property
     def starved(self) -> Sequence | None:
         """The next ready sequence of a tenant that has no running sequence, if there is one.
 
@@ -242,6 +252,11 @@ class FairQueue:
         sharing = sum(1 for account in self._accounts.values() if account.running or account.waiting)
         most, name = max(running, default=(0, ""))
         return name if most > max(1.0, places / max(1, sharing)) else None
+
+    def served(self, tenants: Iterable[str]) -> dict[str, int]:
+        """Returns how many tokens have been computed for each of the tenants; 0 for one without an account."""
+        self._charge_all()
+        return {name: self._accounts[name].served if name in self._accounts else 0 for name in tenants}
 
     def waiting(self, tenant: str) -> tuple[int, int]:
         """Returns the number of waiting sequences of a tenant, and the number of their tokens."""

@@ -36,11 +36,12 @@ from worker.scheduler.policy import (
     chunk_policy,
     order_policy,
     step_time_policy,
+    step_time_target,
 )
 from worker.scheduler.queue import Refused, WaitingQueue, check_possible, check_queue
 from worker.scheduler.sequence import Chunk, Key, Plan, Sequence, SequenceUpdate, accept, accepted_ids, without_drafts
 from worker.scheduler.state import SchedulerState, SchedulerStatus
-from worker.scheduler.step_time import StepTimePolicy
+from worker.scheduler.step_time import StepTimePolicy, TenantShares
 
 if TYPE_CHECKING:
     from worker.kv_cache.store import KvStore
@@ -348,6 +349,7 @@ class Planner:
         self._chunking = chunk_policy(config)
         self._order = order_policy(config)
         self.host = HostBudget(config.cpu_vocab_size)
+        self._shares = TenantShares(step_time_target(config), self.step_time, state.queue.tenants, state.running.keys())
 
     def plan(self, now: float) -> Plan:
         """Decides the next step: decodes, then prompt chunks. The plan is empty if there is nothing to compute yet."""
@@ -356,10 +358,11 @@ class Planner:
             self._state.paging.fetching.advance(now)
         admit_starved(self._state, self._config.max_batch_size, plan.preempted, now)
         decodes, prompts = self._running_work(plan.preempted, now)
-        decodes = self.host.affordable(decodes, self._state.running)
+        decodes = self._shares.affordable(self.host.affordable(decodes, self._state.running), prompts)
         budget, limits = self._config.max_step_tokens, self._stages or self.step_time
         reserved = min(len(decodes), self._order.reserve(budget))
-        prefill_budget = min(budget - reserved, limits.prefill_budget(len(decodes)))
+        prefill_budget = min(budget - reserved, limits.prefill_budget(len(decodes) or int(self._shares.crowded)))
+        self._shares.share_prompts(prefill_budget)
         prefills = self._prefill_chunks(prompts, prefill_budget, now, admit=not plan.preempted)
         prefill_tokens = sum(chunk.length for chunk in prefills)
         served = self._order.arrange(decodes)[: max(reserved, budget - prefill_tokens)]
@@ -369,7 +372,7 @@ class Planner:
         if self._speculation is not None and self._speculation.may_draft(prefills):
             prefill_tokens = 0
             plan.chunks[:] = self._speculation.add_drafts(
-                plan.chunks, self.step_time.row_cost, crowded=self.host.crowded
+                plan.chunks, self.step_time.row_cost, crowded=self.host.crowded, most=self._shares.most
             )
         self.step_time.planned(now, len(plan.chunks), plan.tokens - prefill_tokens, prefill_tokens)
         return plan
@@ -456,6 +459,7 @@ class Planner:
 
     def _add_prefill(self, sequence: Sequence, budget: int, chunks: list[Chunk], limit: float) -> int:
         """Appends the next prompt chunk of a sequence if it fits in the step. Returns its length, or 0."""
+        budget = int(min(budget, self._shares.left(sequence)))
         if budget > 0 and self._state.prefix_waits.waits(sequence):
             return 0
         start = sequence.computed_tokens + sequence.in_flight_tokens
@@ -468,6 +472,7 @@ class Planner:
         if sequence.capacity < start + length and not self._state.paging.grow(sequence, start + length):
             return 0
         if length:
+            self._shares.count(sequence, length)
             chunks.append(Chunk(sequence, start, length, samples and length >= known, drafts[: max(0, length - known)]))
         return length
 

@@ -20,6 +20,8 @@ from worker.scheduler.sequence import Plan, Sequence
 
 BASES = [[1, 2, 3, 4] * 10, [1, 2, 3, 4, 1, 2, 3, 9] * 5, [5] * 40]  # prompts begin alike, some for many tokens
 
+TENANTS = ("", "a", "b")
+
 configs = st.fixed_dictionaries(
     {
         "batching_mode": st.sampled_from(["continuous", "continuous", "static"]),
@@ -65,7 +67,7 @@ class Machine(RuleBasedStateMachine):
         token_s=st.sampled_from([0.0, 0.001]), floor=st.integers(1, 4),
         windows=st.sampled_from([(), (), (2,), (5,), (9,), (2, 9)]), key_block=st.sampled_from([1, 4]),
         only_windows=st.booleans(), spare_windows=st.integers(0, 12),
-        slots=st.sampled_from([0, 0, 0, 1, 3, 9, 40]),
+        slots=st.sampled_from([0, 0, 0, 1, 3, 9, 40]), tenants=st.sampled_from([1, 1, 3]),
     )  # fmt: skip
     def start(
         self,
@@ -82,6 +84,7 @@ class Machine(RuleBasedStateMachine):
         only_windows: bool,
         spare_windows: int,
         slots: int,
+        tenants: int,
     ) -> None:
         self.small = ExitStack()  # sizes that suit these small prompts
         self.small.enter_context(patch.multiple(step_time, MIN_PREFILL_TOKENS=floor, TILE=1))
@@ -98,6 +101,7 @@ class Machine(RuleBasedStateMachine):
             pages=pages, page_size=page_size, overlap=overlap, stages=stages, token_s=token_s, slots=slots,
             windows={each: self.pages_of(each, page_size, spare_windows, config) for each in windows}, **config,
         )  # fmt: skip
+        self.tenants = tenants
         self.order: list[Sequence] = []  # sequences in the order of submission
         self.left: set[Sequence] = set()
 
@@ -117,7 +121,8 @@ class Machine(RuleBasedStateMachine):
 
     def add(self, base: list[int], length: int, tail: list[int], wait: float, generated: int, **options: Any) -> None:
         rig = self.rig
-        sequence = rig.sequence(base[:length] + tail, deadline=rig.now + wait, **options)
+        tenant = TENANTS[rig.count % self.tenants]
+        sequence = rig.sequence(base[:length] + tail, deadline=rig.now + wait, tenant=tenant, **options)
         done, _ = reference(sequence, rig.config)
         sequence.tokens = done[: sequence.prompt_len + generated]  # a resumed stream brings its right output
         set_drafter(rig.scheduler, sequence, OracleDrafter(done, rig.count))
@@ -129,7 +134,8 @@ class Machine(RuleBasedStateMachine):
             full = [pool for pool in rig.pools if not pool.window]
             assert longest > rig.config.max_seq_len or any(pool.pages_for(longest) > pool.usable for pool in full)
         except QueueFull:
-            assert waiting >= rig.config.max_waiting_requests or tokens + len(sequence.tokens) > 40
+            filled = waiting >= rig.config.max_waiting_requests or tokens + len(sequence.tokens) > 40
+            assert filled or tenant, "a part of the queue is kept for those who have little in it"
         else:
             self.order.append(sequence)
         rig.scheduler.check()
@@ -138,9 +144,11 @@ class Machine(RuleBasedStateMachine):
         fresh = [sequence for sequence in self.order if not sequence.pages and not sequence.history.preemptions]
         plan = self.rig.plan()
         alone = [sequence for sequence in fresh if not sequence.turn.group and sequence not in self.left]
-        joined = [bool(sequence.pages) for sequence in alone]
-        assert joined == sorted(joined, reverse=True), "a later sequence overtook an earlier one"
-        assert not (plan.preempted and any(joined)), "a new sequence joined in a step that preempted another"
+        for tenant in TENANTS:
+            joined = [bool(sequence.pages) for sequence in alone if sequence.turn.tenant == tenant]
+            assert joined == sorted(joined, reverse=True), "a later sequence overtook an earlier one"
+            replaces = self.tenants > 1  # instead of a sequence of another tenant
+            assert replaces or not (plan.preempted and any(joined)), "a new sequence joined, and another was preempted"
         return plan
 
     def launch(self) -> Plan:
