@@ -30,7 +30,8 @@ from typing import Generic, TypeVar
 
 from shared.messages import SamplerChain, Sampling
 from worker.scheduler.sequence import Chunk, Sequence
-from worker.scheduler.step_time import SEEN_STEPS, Median
+from worker.scheduler.step_time import Median
+from worker.scheduler.tenant_shares import SEEN_STEPS
 
 Kind = TypeVar("Kind")
 

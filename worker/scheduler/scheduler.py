@@ -41,7 +41,8 @@ from worker.scheduler.policy import (
 from worker.scheduler.queue import Refused, WaitingQueue, check_possible, check_queue
 from worker.scheduler.sequence import Chunk, Key, Plan, Sequence, SequenceUpdate, accept, accepted_ids, without_drafts
 from worker.scheduler.state import SchedulerState, SchedulerStatus
-from worker.scheduler.step_time import StepTimePolicy, TenantShares
+from worker.scheduler.step_time import StepTimePolicy
+from worker.scheduler.tenant_shares import TenantShares
 
 if TYPE_CHECKING:
     from worker.kv_cache.store import KvStore

@@ -7,7 +7,8 @@ import pytest
 
 from tests.worker.scheduler.harness import OracleDrafter, Rig, reference, set_drafter
 from worker.scheduler.sequence import Plan, Sequence
-from worker.scheduler.step_time import FORGET_AFTER, LEAD, MEASURED_EVERY, SEEN_STEPS, SHARE, SOON
+from worker.scheduler.step_time import FORGET_AFTER
+from worker.scheduler.tenant_shares import LEAD, MEASURED_EVERY, SEEN_STEPS, SHARE, SOON
 
 TARGET = 0.15
 SHORT = max(SHARE * TARGET, 2 * (0.018 + 0.003))  # of two tenants, one of which has one stream
