@@ -10,6 +10,7 @@ from shared.config.declaration import ConfigError
 from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig
 from tests.checkpoints import Checkpoints
+from tests.worker.ops.harness.cpu_tiers import needs_library
 from worker.checkpoint.checkpoint import read_config
 from worker.engine import numerics
 from worker.engine.build import load_engine
@@ -84,6 +85,7 @@ def test_dtype_name_includes_the_format_of_weights() -> None:
     assert dtype_name(torch.float16, AS_STORED) == "float16"
 
 
+@needs_library
 @pytest.mark.parametrize("tier", ["avx2", "avx512", "avx512bf16", "amx"])
 def test_inputs_of_a_gguf_file_are_rounded_where_that_is_faster(
     tier: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
