@@ -36,7 +36,7 @@ ERRORS = {
 TEI = {  # instead of 400, 500 and 503 on routes of Text Embeddings Inference
     422: "Not JSON, a wrong type, or not acceptable", 424: "A fault of the server", 429: "Too busy; come again later",
 }  # fmt: skip
-TEI_TAKES = {"TeiEmbedRequest", "TeiPredictRequest"}
+TEI_TAKES = {"TeiEmbedRequest", "TeiPredictRequest", "TeiSimilarityRequest"}
 STRICT = {"CompletionRequest"}  # request types that refuse unknown fields with 422; the others ignore them
 UNABLE = {"InfillRequest"}  # request types that are refused with 501 if the model lacks the ability
 EARLY = {408, 431}  # statuses of errors before the route is known, which are always in OpenAI's format
@@ -225,17 +225,11 @@ def _invocations(
         "TeiVectors", "TeiPredictions", "TeiSimilarities",
     )  # fmt: skip
     chunks = {"anyOf": [ref("ChatCompletionChunk"), ref("CompletionChunk"), ref("OpenAIError")]}
-    path = _post(
-        summary,
-        takes[0],
-        gives[0],
-        ref("OpenAIError"),
-        chunks,
-        operation=operation,
-    )
+    error = {"anyOf": [ref("OpenAIError"), ref("TeiError")]}
+    path = _post(summary, takes[0], gives[0], error, chunks, operation=operation)
     path["post"]["requestBody"]["content"] = _json({"anyOf": [ref(name) for name in takes]})
     path["post"]["responses"]["200"]["content"] |= _json({"anyOf": [ref(name) for name in gives]})
-    path["post"]["responses"]["422"] = _answer(ERRORS[422], _json(ref("OpenAIError")))
+    path["post"]["responses"] |= {str(status): _answer(reason, _json(error)) for status, reason in TEI.items()}
     return path
 
 
