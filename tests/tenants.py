@@ -164,11 +164,14 @@ async def measure(url: str, body: Callable[[int], dict[str, Any]], seconds: floa
 
 
 async def attacking(url: str, trial: Trial) -> None:
+    """Attacks until a signal, or until the process that measures is gone."""
+    measuring = os.getppid()
+
     async def one(first: int) -> None:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, headers=HOSTILE, timeout=PATIENCE_S, limits=limits) as http:
             number = first
-            while True:
+            while os.getppid() == measuring:
                 with suppress(httpx.HTTPError, OSError):
                     await trial.attack(http, number)
                 number += trial.tasks
