@@ -1,6 +1,5 @@
 """The decoder refuses a list that is too long by its length, before it makes any of its elements."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -20,11 +19,10 @@ from shared.wire import decode_request, encode
 )  # fmt: skip
 def test_longer_lists_are_refused(fields: dict[str, Any], most: int) -> None:
     (name, one), *_ = fields.items()
-    body = encode(Submit(1, bytes(4), Sampling(1, **{name: one * (most + 1)})))
-    began = time.process_time()
+    wrong: Any = ("x",)  # an element would be refused itself, if it were made before the length is looked at
+    body = encode(Submit(1, bytes(4), Sampling(1, **{name: wrong * (most + 1)})))
     with pytest.raises(msgspec.DecodeError, match=f"length <= {most}"):
         decode_request(body)
-    assert time.process_time() - began < 0.5
     assert isinstance(decode_request(encode(Submit(1, bytes(4), Sampling(1, **{name: one * 9})))), Submit)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -71,9 +72,10 @@ def test_results_are_in_the_order_of_the_requests() -> None:
     )
 
 
-@pytest.mark.parametrize("paced", [False, True])
-def test_pace_is_the_recorded_one_if_it_is_asked_for(paced: bool) -> None:
-    times = [f"2026-01-02T03:04:05.{ms:03}+00:00" for ms in (0, 50, 100)]
+@pytest.mark.parametrize(("paced", "later"), [(True, timedelta(seconds=0.1)), (False, timedelta(days=1))])
+def test_pace_is_the_recorded_one_if_it_is_asked_for(paced: bool, later: timedelta) -> None:
+    first = datetime(2026, 1, 2, tzinfo=UTC)
     begun = time.monotonic()
-    replay(FakeServer(), [recorded(began=began) for began in times], paced=paced, concurrency=2)
-    assert (time.monotonic() - begun >= 0.1) == paced
+    requests = [recorded(began=(first + share * later).isoformat()) for share in (0.0, 0.5, 1.0)]
+    replay(FakeServer(), requests, paced=paced, concurrency=2)
+    assert (time.monotonic() - begun >= later.total_seconds()) == paced

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +140,11 @@ async def test_template_of_a_request_that_takes_all_time_or_memory_is_refused_an
 ) -> None:
     monkeypatch.setattr(template_sandbox, "SECONDS", 0.3)
     refused = asyncio.create_task(prompt_of(tokenizer, chat_template=template))
-    waited = time.monotonic()
-    await asyncio.sleep(0.01)
-    assert time.monotonic() - waited < 0.2, "the event loop stood still"
+    turns = 0
+    while not refused.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 20, "the event loop stood still"
     with pytest.raises(BadRequest, match=problem):
         await refused
     monkeypatch.setattr(template_sandbox, "SECONDS", 30.0)
