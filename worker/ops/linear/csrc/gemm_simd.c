@@ -134,23 +134,29 @@ static void multiply_groups(const Gemm *g, const Layout *s, const ThreadBuffers 
         }
 }
 
-/* Returns the cache lines of the chunk of pairs at `next` that strip i prefetches. A strip prefetches some lines in
- * every step of SIMD_WIDTH inputs. So memory is read while a chunk is multiplied, and not only while a chunk is
- * unpacked. */
-INLINE Ahead share_of_chunk(const char *next, const Strips *s, long i, long count) {
-    long lines = CHUNK * PANEL * sizeof(bf16) / 64, rows = s->strip[i].rows;
+/* Returns the cache lines of the chunk of plain numbers at `next` that strip i prefetches. A strip prefetches some lines
+ * in every step of SIMD_WIDTH inputs. So memory is read while a chunk is multiplied, and not only while the chunk is
+ * unpacked, or multiplied by the first strip. */
+INLINE Ahead share_of_chunk(const Gemm *g, const char *next, const Strips *s, long i, long count) {
+    long lines = CHUNK * PANEL * (g->x_bf16 ? sizeof(bf16) : sizeof(float)) / 64, rows = s->strip[i].rows;
     long steps = max_long(count / SIMD_WIDTH * (PANEL_REGISTERS / registers_at_once(rows)), 1);
     long begin = lines * i / s->count, end = lines * (i + 1) / s->count;
     return (Ahead){next + begin * 64, next + end * 64, ceil_div(end - begin, steps)};
 }
 
-/* Multiplies all strips by inputs [from, from + count) of a plain panel. next: the next chunk if it is bf16 pairs, to
- * be prefetched; else NULL. */
+/* Returns the chunk that follows in memory, to be prefetched, or NULL: one or two rows of fp32 read memory as fast as it
+ * comes. Nothing follows the last chunk of a weight; to prefetch any address is harmless. */
+INLINE const char *next_chunk(const Gemm *g, const float *numbers, long panel, long end, long count) {
+    if (g->x_bf16) return pairs_at(g->weight, panel, end);
+    return g->t > 2 ? (const char *)(numbers + count * PANEL) : NULL;
+}
+
+/* Multiplies all strips by inputs [from, from + count) of a plain panel. next: see next_chunk */
 static void multiply_plain(const Gemm *g, const Layout *s, const ThreadBuffers *buffers, long from, long count,
                            const float *numbers, const char *next) {
     for (long i = 0; i < s->count; i++) {
         long row = s->strip[i].row, rows = s->strip[i].rows;
-        Ahead ahead = next ? share_of_chunk(next, s, i, count) : (Ahead){0};
+        Ahead ahead = next ? share_of_chunk(g, next, s, i, count) : (Ahead){0};
         strip_kernels[rows - 1](fp32_rows(buffers) + row * stored_depth(g) + from * rows, numbers, count,
                                 buffers->acc + row * PANEL, from == 0, NULL, NULL, ahead);
     }
@@ -199,8 +205,7 @@ static void multiply_panel(const Gemm *g, const Layout *s, const ThreadBuffers *
         count = min_long(CHUNK, padded_depth(g) - from);
         const float *numbers = panel_numbers(g, panel, from, count, (float *)buffers->chunk);
         if (plain)
-            multiply_plain(g, s, buffers, from, count, numbers,
-                           g->x_bf16 ? pairs_at(g->weight, panel, from + count) : NULL);
+            multiply_plain(g, s, buffers, from, count, numbers, next_chunk(g, numbers, panel, from + count, count));
         else
             multiply_groups(g, s, buffers, panel, from, count, numbers);
     }
