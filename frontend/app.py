@@ -177,7 +177,7 @@ def routes(state: AppState) -> list[Route]:
     return [
         Route("/", playground.page),
         Route("/web/{name:path}", playground.page),
-        *(Route(path, partial(_answered, handler, state), methods=[method]) for method, path, handler in ROUTES),
+        *(Route(path, partial(_dispatch, handler, state), methods=[method]) for method, path, handler in ROUTES),
     ]
 
 
@@ -189,7 +189,7 @@ def _ended(ended: EndHooks, record: RequestRecord) -> None:
         record.release()
 
 
-async def _answered(handler: str, state: AppState, request: Request) -> Response:
+async def _dispatch(handler: str, state: AppState, request: Request) -> Response:
     module, _, function = handler.partition(":")
     answer: Handler = getattr(await MODULES.soon(module), function)
     try:

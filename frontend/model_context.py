@@ -207,7 +207,7 @@ def preset_defaults(parameters: Mapping[str, Any]) -> PresetDefaults:
 # Checks that a prompt fits the model's context, and words the refusal if it does not.
 #
 # The message is worded like OpenAI's, because clients parse it to learn that a conversation is too long, and by how
-# much. Anthropic's format writes its own message from the same numbers (anthropic/envelope.py).
+# much. Anthropic's format writes its own message from the same numbers (anthropic/messages.py).
 
 MOST_COUNTED = 1 << 20  # characters of a text that no context limits; the tokenizer needs 0.2 KB for each
 CHARACTERS_A_TOKEN = 8  # a context of T tokens holds a text of this many characters per token, unless it is unusual

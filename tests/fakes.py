@@ -17,7 +17,7 @@ from frontend.model_context import ModelContext
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers import status as workers
-from frontend.workers.connection import WireCounters
+from frontend.workers.connection import ConnectionCounters
 from frontend.workers.status import ConnectionState, Readiness, WorkerStatus
 from frontend.workers.stream import Stream
 from shared import messages as m
@@ -63,7 +63,7 @@ class FakePool:
     )
     readiness: Readiness = workers.READY
     handshaking: bool = False
-    counters: WireCounters = field(default_factory=WireCounters)
+    counters: ConnectionCounters = field(default_factory=ConnectionCounters)
     submitted: list[Submitted] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     started: bool = False

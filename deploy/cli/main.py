@@ -214,7 +214,7 @@ def _drop_output() -> None:
 
 
 def _fail(prog: str, error: object, code: int) -> int:
-    """Prints the error in the form that the launcher recognizes (ERROR_LINE in supervisor/child_process.py)."""
+    """Prints the error in the form that the launcher recognizes (ERROR_LINE in launcher/child.py)."""
     if is_json_set_up():
         log.error("%s: %s", prog, error)
     else:

@@ -28,9 +28,9 @@ from frontend.kept.usage import Stored
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.routes.openapi_types import REQUESTS
 from frontend.schema.base import RequestModel, bare, fields_of
-from frontend.schema.fields import WHY
 from frontend.schema.json_schema import description, refused_fields
-from frontend.workers.connection import WireCounters
+from frontend.schema.refusal_reasons import WHY
+from frontend.workers.connection import ConnectionCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared import messages as m
 from shared.config.flags import Flag, all_flags
@@ -186,7 +186,7 @@ def commands() -> str:
 def frontend_metrics() -> str:
     metrics = PrometheusMetrics()
     members = [WorkerStatus(address, ConnectionState.READY, "ready", STATUS) for address in "ab"]
-    metrics.models[""].flush(WireCounters(), members)
+    metrics.models[""].flush(ConnectionCounters(), members)
     metrics.stored = lambda: {"name": Stored()}
     return _metrics(metrics.text(), declared_labels(metrics.registry))
 

@@ -51,7 +51,7 @@ class ParsedRequest:
 
 
 async def prepare(
-    reading: ParsedRequest,
+    parsed: ParsedRequest,
     prompts: Prompts,
     context: ModelContext,
     begins: Reasoning = Reasoning.DONE,
@@ -61,33 +61,33 @@ async def prepare(
 
     begins: the state of reasoning where the output begins; pictures: the pictures of the only prompt
     """
-    fields, whole = reading.fields, prompts
-    prompts = [truncated(ids, reading.max_tokens, fields, context) for ids in whole]
-    most = _most_tokens(reading, prompts, context)
-    budget = _budget(reading.budget, begins, most, context)
-    grammar = await _grammar(reading, len(prompts), begins, context)
-    tops = Tops(reading.logprobs, getattr(fields, "prompt_logprobs", None))
+    fields, full_prompts = parsed.fields, prompts
+    prompts = [truncated(ids, parsed.max_tokens, fields, context) for ids in full_prompts]
+    max_new_tokens = _most_tokens(parsed, prompts, context)
+    budget = _budget(parsed.budget, begins, max_new_tokens, context)
+    grammar = await _grammar(parsed, len(prompts), begins, context)
+    tops = Tops(parsed.logprobs, getattr(fields, "prompt_logprobs", None))
     if tops != NO_TOPS:
-        places = Places.of(prompts, reading.n, most, bool(reading.features.echo))
+        places = Places.of(prompts, parsed.n, max_new_tokens, bool(parsed.features.echo))
         tops = within_limits(tops, fields, places, TokenLimits(context.vocab_size, context.config.max_logprobs))
     chosen = await chosen_sampling(
-        fields, most, context, logprobs=tops.output, grammar=grammar, thinking=budget,
-        prompt_logprobs=tops.prompt is not None or (tops.output is not None and bool(reading.features.echo)),
+        fields, max_new_tokens, context, logprobs=tops.output, grammar=grammar, thinking=budget,
+        prompt_logprobs=tops.prompt is not None or (tops.output is not None and bool(parsed.features.echo)),
         prompt_top=tops.prompt or 0,
     )  # fmt: skip
-    if reading.tool_choice is None and not fields.ignore_eos:
+    if parsed.tool_choice is None and not fields.ignore_eos:
         chosen = _ended_as_a_middle(chosen, prompts, context)
     if budget is not None:
         from frontend.chat.reasoning import check_budget
 
         check_budget(chosen)
     return GenerationRequest(
-        tuple(prompts), chosen, stops=fields.stops or context.stops, n=reading.n, stream=fields.stream,
+        tuple(prompts), chosen, stops=fields.stops or context.stops, n=parsed.n, stream=fields.stream,
         model=context.model,
-        parser_config=_parser_config(reading, begins, context),
-        features=_features(reading, whole, prompts, most, tops.prompt, context, pictures),
-        shown=_shown_with_tools(reading), admission=admission(fields), param=reading.param,
-        format_data=reading.format_data,
+        parser_config=_parser_config(parsed, begins, context),
+        features=_features(parsed, full_prompts, prompts, max_new_tokens, tops.prompt, context, pictures),
+        shown=_shown_with_tools(parsed), admission=admission(fields), param=parsed.param,
+        format_data=parsed.format_data,
     )  # fmt: skip
 
 
@@ -99,41 +99,41 @@ def _ended_as_a_middle(chosen: Sampling, prompts: Prompts, context: ModelContext
     return msgspec.structs.replace(chosen, stop_token_ids=ids)
 
 
-def _most_tokens(reading: ParsedRequest, prompts: Prompts, context: ModelContext) -> int:
+def _most_tokens(parsed: ParsedRequest, prompts: Prompts, context: ModelContext) -> int:
     """Returns the limit on new tokens, at most what the longest prompt leaves of the context.
 
     Raises ContextLengthExceeded for a prompt that leaves no room, and for a limit beyond the context where such a limit
     is refused. Where it is cut, the response's header `X-Sluice-Lowered-Fields` names it.
     """
-    asked, policy = reading.max_tokens, context.config.beyond_context
-    cuts = reading.ends_with_context if policy == "auto" else policy == "cut"
+    asked, policy = parsed.max_tokens, context.config.beyond_context
+    cuts = parsed.ends_with_context if policy == "auto" else policy == "cut"
     needed = 1 if asked is None else min(1, asked) if cuts else asked
     for ids in prompts:
-        check_length(reading.param, len(ids), needed, context)
+        check_length(parsed.param, len(ids), needed, context)
     room = context.max_seq_len - max(map(len, prompts))
     if asked is None:
         return room if context.most_new is None else min(room, context.most_new)
     if asked > room:
-        report_lowered(reading.limit_param, room)
+        report_lowered(parsed.limit_param, room)
     return min(room, asked)
 
 
-def _budget(budget: Budget, begins: Reasoning, most: int, context: ModelContext) -> ThinkingBudget | None:
+def _budget(budget: Budget, begins: Reasoning, max_new_tokens: int, context: ModelContext) -> ThinkingBudget | None:
     tokens, param = budget
     if tokens is None:
         return None
     from frontend.chat.reasoning import thinking_budget
 
-    return thinking_budget(tokens, param, begins, most, context)
+    return thinking_budget(tokens, param, begins, max_new_tokens, context)
 
 
-async def _grammar(reading: ParsedRequest, prompts: int, begins: Reasoning, context: ModelContext) -> str:
+async def _grammar(parsed: ParsedRequest, prompts: int, begins: Reasoning, context: ModelContext) -> str:
     """Builds the grammar of the whole output; empty if the output is not constrained."""
-    text_grammar, tool_choice = "", reading.tool_choice
-    if reading.form:
+    text_grammar, tool_choice = "", parsed.tool_choice
+    if parsed.form:
         from frontend.structured_output.constraints import grammar
 
-        text_grammar = await grammar(reading.form, prompts * reading.n)
+        text_grammar = await grammar(parsed.form, prompts * parsed.n)
     if tool_choice is None or not (tool_choice.functions or (text_grammar and begins is not Reasoning.DONE)):
         return text_grammar
     from frontend.structured_output.tool_grammar import answer_grammar
@@ -149,14 +149,14 @@ async def check_forms(forms: Sequence[StructuredOutput]) -> None:
         await grammar(forms)
 
 
-def _parser_config(reading: ParsedRequest, begins: Reasoning, context: ModelContext) -> ParserConfig | None:
+def _parser_config(parsed: ParsedRequest, begins: Reasoning, context: ModelContext) -> ParserConfig | None:
     """Returns how to parse the output; None if it is plain text."""
-    choice, asks = reading.tool_choice, partial(getattr, reading.fields)
+    choice, asks = parsed.tool_choice, partial(getattr, parsed.fields)
     if choice is None:
         return None
     found = context.style.parser_config(
         begins, choice.callable_functions, must_call=choice.mode is Mode.REQUIRED,
-        may_drift=choice.mode is Mode.AUTO and not reading.form, specials=_specials(context),
+        may_drift=choice.mode is Mode.AUTO and not parsed.form, specials=_specials(context),
     )  # fmt: skip
     return with_reasoning(found, asks("separate_reasoning", True), asks("stream_reasoning", True))
 
@@ -167,31 +167,31 @@ def _specials(context: ModelContext) -> dict[str, int]:
 
 
 def _features(
-    reading: ParsedRequest, whole: Prompts, prompts: Prompts, most: int, prompt_top: int | None, context: ModelContext,
-    pictures: tuple[Picture, ...],
+    parsed: ParsedRequest, full_prompts: Prompts, prompts: Prompts, max_new_tokens: int, prompt_top: int | None,
+    context: ModelContext, pictures: tuple[Picture, ...],
 ) -> Features:  # fmt: skip
-    """Returns the optional features of the request. whole: the prompts before they were shortened"""
-    fields, asked = reading.fields, dict[str, Any](adapter=context.adapter) if context.adapter is not None else {}
-    if reading.features.echo:  # the client's exact text is echoed only if the prompt was not shortened
-        texts = zip(reading.features.echo, whole, prompts, strict=True)
+    """Returns the optional features of the request. full_prompts: the prompts before they were shortened"""
+    fields, asked = parsed.fields, dict[str, Any](adapter=context.adapter) if context.adapter is not None else {}
+    if parsed.features.echo:  # the client's exact text is echoed only if the prompt was not shortened
+        texts = zip(parsed.features.echo, full_prompts, prompts, strict=True)
         asked["echo"] = tuple([text if all is some else "" for text, all, some in texts])
     if indent := getattr(fields, "n_indent", 0):
         asked["indent"] = indent
     if getattr(fields, "continue_from", None) is not None:
         from frontend.api.continuation import continued_ids
 
-        asked["continued"] = continued_ids(fields, prompts, most, context, pictures)
+        asked["continued"] = continued_ids(fields, prompts, max_new_tokens, context, pictures)
     if prompt_top is not None:
         asked["prompt_logprobs"] = prompt_top
     if pictures:
         asked["pictures"] = pictures
     if fields.receipt:
         asked["receipt"] = True
-    return replace(reading.features, **asked) if asked else reading.features
+    return replace(parsed.features, **asked) if asked else parsed.features
 
 
-def _shown_with_tools(reading: ParsedRequest) -> ResponseOptions:
-    made, choice = shown(reading.fields), reading.tool_choice
+def _shown_with_tools(parsed: ParsedRequest) -> ResponseOptions:
+    made, choice = shown(parsed.fields), parsed.tool_choice
     if choice is None or not choice.functions or not (names := choice.custom_names):
         return made
     return replace(made, custom_tools=names)

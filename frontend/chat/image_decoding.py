@@ -1,8 +1,7 @@
-"""Decodes images in child processes, and keeps recent ones.
+"""Decodes and resizes images in child processes, which a hostile file may crash (shared/sandbox.py), and keeps recent
+ones.
 
-Decodes and resizes one picture, in a child process that a hostile file may crash (shared/sandbox.py).
-
-Does the same as the Pillow-based image processors of transformers, except normalization, which the worker does.
+Pixels are those of the Pillow-based image processors of transformers before normalization, which the worker does.
 """
 
 import io

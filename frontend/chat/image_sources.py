@@ -1,10 +1,9 @@
 """Reads the images of a request: from data URLs, the web, or a folder.
 
-Reads a picture from the web, from the hosts that the server allows.
-
-The address of the host is looked up once, checked, and connected to, so that a name cannot change to an address of the
-local network in between. Redirects are not followed, because they lead to other hosts. Only the ports of the web are
-used, unless the server allows another with the host, because others lead to other services.
+From the web, only from the hosts that the server allows. The address of a host is looked up once, checked, and
+connected to, so that a name cannot change to an address of the local network in between. Redirects are not followed,
+because they lead to other hosts. Only the ports of the web are used, unless the server allows another with the host,
+because others lead to other services.
 """
 
 import base64

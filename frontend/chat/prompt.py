@@ -1,7 +1,7 @@
 """Turns chat messages into a prompt, for all chat formats.
 
-Knows text parts, tools and the chat template, but no API format. The `…_input` module of a format turns the messages of
-a request into `ChatMessage`s.
+Knows text parts, tools and the chat template, but no API format. The module of a format turns the messages of a request
+into `ChatMessage`s.
 """
 
 import hashlib

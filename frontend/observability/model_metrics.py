@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from frontend.generation.generation import RequestMetrics
 from frontend.request import Finish
-from frontend.workers.connection import WireCounters
+from frontend.workers.connection import ConnectionCounters
 from frontend.workers.status import WorkerStatus
 from shared.launcher_messages import ModelState
 from shared.metrics_page import MODEL_LABEL, BulkHistogram, naming
@@ -94,7 +94,7 @@ class ModelMetrics(RequestMetrics):
         self._aborted = families.aborted
         self._wire = {event: self._own(counter) for event, counter in families.wire.items()}
         self._wire |= {f"prefill_{how}": families.prefills.labels(*self._label, how) for how in PREFILLS}
-        self._flushed_wire = WireCounters()
+        self._flushed_wire = ConnectionCounters()
         self._new_tokens = [0, 0]  # prompt tokens and generated tokens since the last flush
         for reason in ABORTED:
             self._aborted.labels(*self._label, reason)
@@ -120,7 +120,7 @@ class ModelMetrics(RequestMetrics):
     def aborted(self, reason: str) -> None:
         self._aborted.labels(*self._label, reason).inc()
 
-    def flush(self, wire: WireCounters, workers: Sequence[WorkerStatus]) -> None:
+    def flush(self, wire: ConnectionCounters, workers: Sequence[WorkerStatus]) -> None:
         """Carries observations since the last call over to prometheus-client.
 
         wire: the pool's counts, which only grow

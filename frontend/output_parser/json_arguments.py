@@ -190,7 +190,7 @@ State = Callable[[], str | None]
 
 
 class StateScanner:
-    """The base of scanners; `argument_scanners` explains the attributes.
+    """The base of scanners; `JsonObjectScanner` explains the attributes.
 
     A state consumes `_text` and returns JSON of the consumed text, or None if it needs more text. It may set `_scan`
     to the next state.
@@ -222,7 +222,7 @@ class StateScanner:
 
 
 class TaggedArguments(StateScanner):
-    """Scans the parameters of one call; `argument_scanners` explains the attributes.
+    """Scans the parameters of one call; `JsonObjectScanner` explains the attributes.
 
     A string is returned as it arrives, any other value when it is complete. A second value for a parameter becomes
     text of the output.

@@ -51,7 +51,7 @@ BARE = Language(
 
 
 class LiteralArguments(StateScanner):
-    """Scans the arguments of one call; see `argument_scanners`. Strings are returned as they arrive."""
+    """Scans the arguments of one call; strings are returned as they arrive. See `JsonObjectScanner`."""
 
     def __init__(self, language: Language) -> None:
         super().__init__()

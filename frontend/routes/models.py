@@ -1,7 +1,5 @@
 """Routes that list, describe, load and unload models, in the formats of OpenAI, Ollama, llama.cpp and SGLang.
 
-The list of models, with OpenAI's and Anthropic's fields.
-
 Each model is listed under each of its names but its path. Neither a list nor a model tells a folder of the server.
 """
 

@@ -1,6 +1,4 @@
-"""The base of request and response types, and how JSON is encoded.
-
-The base of all request types, helpers for msgspec's description of a type, and the refusals that name a field.
+"""The base of request and response types, how JSON is encoded, and the refusals that name a field.
 
 Knows no API format and no field.
 """

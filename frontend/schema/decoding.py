@@ -33,7 +33,7 @@ from frontend.schema.base import (
     type_info,
     wrong_type,
 )
-from frontend.schema.fields import because
+from frontend.schema.refusal_reasons import because
 
 NODE_KINDS: Mapping[type[nodes.Type], type] = {
     nodes.BoolType: bool,

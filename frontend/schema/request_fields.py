@@ -245,7 +245,7 @@ _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _AllowedIds = Annotated[list[Count], Meta(max_length=1 << 20)]
 _BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=256)]
 _Kept = Annotated[int, Meta(ge=-1, le=MOST)]
-_TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # sampling.py compares the id with the vocabulary's size
+_TokenId = Annotated[int, Meta(ge=0, le=9_999_999_999)]  # request_builder.py compares the id with the vocabulary's size
 LogitBias = dict[_TokenId, _Bias]
 
 

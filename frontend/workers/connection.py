@@ -33,7 +33,7 @@ from shared.wire import connect, decode_event, encode, pack_u32, unpack_u32
 
 
 @dataclass(slots=True)
-class WireCounters:
+class ConnectionCounters:
     """Events of all connections since the process started."""
 
     gaps: int = 0  # gaps in the sequence numbers of a worker's frames
@@ -88,7 +88,7 @@ class WorkerConnection:
         address: Address,
         id: bytes,
         listener: ConnectionListener,
-        counters: WireCounters,
+        counters: ConnectionCounters,
         *,
         stall_timeout: float,
     ) -> None:

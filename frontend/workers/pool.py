@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from frontend.errors import Overloaded, SluiceError, Unprocessable
-from frontend.workers.connection import NO_EPOCH, WireCounters, WorkerConnection
+from frontend.workers.connection import NO_EPOCH, ConnectionCounters, WorkerConnection
 from frontend.workers.membership import RESOLVE_S, Discovery, Membership
 from frontend.workers.remote_prefill import TIMEOUT_S, TOKENS, RemotePrefill
 from frontend.workers.routing import Router, load
@@ -64,7 +64,7 @@ class WorkerPool:
         remote_prefill_tokens, remote_prefill_timeout: see RemotePrefill
         """
         self.id = secrets.token_bytes(m.TOPIC_BYTES)
-        self.counters = WireCounters()
+        self.counters = ConnectionCounters()
         self.membership = Membership(
             wire, discovery, self._connect, model=model, tokenizer_hash=tokenizer_hash, resolve_s=resolve_s
         )

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from frontend.workers.connection import WireCounters, WorkerConnection
+from frontend.workers.connection import ConnectionCounters, WorkerConnection
 from frontend.workers.routing import Router
 from frontend.workers.stream import Stream
 from shared import messages as m
@@ -32,7 +32,7 @@ class RemotePrefill:
     """The streams of a pool that are at a prefill worker for their prompt."""
 
     def __init__(
-        self, counters: WireCounters, *, tokens: int = TOKENS, timeout: float = TIMEOUT_S,
+        self, counters: ConnectionCounters, *, tokens: int = TOKENS, timeout: float = TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """tokens: a prompt goes to a prefill worker if at least so many of its tokens are probably in no cache

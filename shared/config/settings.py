@@ -189,7 +189,7 @@ class Settings:
 def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """Returns the settings with some of them changed.
 
-    values: new values by field name, such as `page_size`. `settings_check.check` checks them; this function does not.
+    values: new values by field name, such as `page_size`. `check.check` checks them; this function does not.
     Raises ConfigError for an unknown name.
     """
     if unknown := values.keys() - _flat(settings).keys():

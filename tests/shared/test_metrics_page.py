@@ -18,7 +18,7 @@ from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
 from frontend.text.tokenizer import Tokenizer
-from frontend.workers.connection import WireCounters
+from frontend.workers.connection import ConnectionCounters
 from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import ConnectionState, WorkerStatus
@@ -173,7 +173,9 @@ def test_aliases_add_the_names_of_other_servers(server: str) -> None:
     model.first_tokens(3.0, 1)
     model.next_tokens(6.0, 6)
     model.finished(Finish.EOS, 9.0)
-    model.flush(WireCounters(), [WorkerStatus(s.model, ConnectionState.READY, "ready", s) for s in (first, other)])
+    model.flush(
+        ConnectionCounters(), [WorkerStatus(s.model, ConnectionState.READY, "ready", s) for s in (first, other)]
+    )
     prefix = ALIASES[server]
     found = {name: (labels, value) for name, labels, value in samples(metrics.text().decode())}
     told = {name: value for name, (_, value) in found.items() if name.startswith(prefix)}
@@ -191,7 +193,7 @@ def test_aliases_add_the_names_of_vllm_to_the_frontends_own() -> None:
         for finish in Finish:
             metrics.models[NAME].finished(finish, 1.0)
         metrics.models[NAME].admitted(5)
-        metrics.models[NAME].flush(WireCounters(), workers)
+        metrics.models[NAME].flush(ConnectionCounters(), workers)
     own, said = (
         {(name, *sorted(labels.items())): value for name, labels, value in samples(metrics.text().decode())}
         for metrics in (plain, both)

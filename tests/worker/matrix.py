@@ -305,7 +305,7 @@ def answer(
         for update in commit(scheduler, plan, output.ids, float(steps)):
             outcome = update.outcome if update.sequence is target else outcome
         for sequence, message in output.logprobs:
-            if sequence is target and message.start < target.output_len:  # as RequestRecord.expects has it
+            if sequence is target and message.start < target.output_len:  # as TrackedRequest.expects has it
                 scores.setdefault(message.start, message)
         steps += 1
         assert steps < 1000

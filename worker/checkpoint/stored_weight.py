@@ -1,4 +1,4 @@
-"""Defines what weights.py needs from a checkpoint: tensors by name, and for each weight how the checkpoint stores it.
+"""Defines what the loader needs from a checkpoint: tensors by name, and for each weight how the checkpoint stores it.
 
 A `WeightSource` is a checkpoint of any file format, with tensor names as in Hugging Face checkpoints. It says how each
 weight is stored: as one tensor of plain numbers, or quantized. `read` returns a quantized one as a QuantizedWeight.

@@ -38,7 +38,7 @@ class PartDecoder:
     """The decoder of one rank. All ranks call the same methods with equal arguments, and get equal results."""
 
     def __init__(self, decoder: Decoder, cache: KVCache, ranks: RanksC, first: int = 0) -> None:
-        """decoder: has the spec and weights of this rank (model/parts/share.py). first: the first rank of `ranks`
+        """decoder: has the spec and weights of this rank (models/sharding.py). first: the first rank of `ranks`
 
         Raises CannotShare without the C library.
         """

@@ -1,6 +1,5 @@
-"""Connections between hosts whose both ends prove that they have the key, and the listener for them.
-
-A handshake by which both ends of a connection prove that they have the worker's key, without sending it.
+"""Connections between hosts, and the listener for them: both ends prove that they have the worker's key, without
+sending it.
 
 The connecting end sends its identity and a nonce. The listening end answers with its own nonce and an HMAC-SHA-256 over
 all of this. Then the connecting end sends an HMAC, too. Both HMACs differ, so neither can be replayed to its sender. No

@@ -84,7 +84,7 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """How to find the other ranks if they are on other hosts (hosts/).
+    """How to find the other ranks if they are on other hosts (rendezvous.py).
 
     gather: waits for the other ranks. content: returns the hash of this rank's weight files, which must be the same
         for all ranks. here: how many ranks share the memory of this machine. address: host and port of rank 0.

@@ -1,6 +1,7 @@
 """The messages between rank 0 and the other ranks, as bytes: the settings at start, and the inputs of each step.
 
-Both ends run the same version of this program: on one machine, or on hosts that have compared their versions (hosts/).
+Both ends run the same version of this program: on one machine, or on hosts that have compared their versions
+(rendezvous.py).
 """
 
 import errno
@@ -251,7 +252,7 @@ def _tensor_of(packed: TensorBytes) -> Tensor:
 #
 # Several steps of a pipeline are in flight, so a rank may get rows and orders while it computes an earlier step. If
 # it left them in the buffer of the connection, two ranks that send to each other could wait for one another forever,
-# and TCP would give up the connection after BROKEN_S (hosts/links.py).
+# and TCP would give up the connection after BROKEN_S (handshake.py).
 
 
 class Inbox:

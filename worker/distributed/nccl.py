@@ -225,7 +225,7 @@ class GatheringDecoder:
     """The decoder of one rank. All ranks call the same methods with equal arguments, and get equal results."""
 
     def __init__(self, decoder: Decoder, cache: KVCache, shards: ShardGroup, first: int = 0) -> None:
-        """decoder: has the spec and weights of this rank (model/parts/share.py). first: the first rank of `shards`"""
+        """decoder: has the spec and weights of this rank (models/sharding.py). first: the first rank of `shards`"""
         self._decoder = copy(decoder)
         self._decoder.exchange = gathering(shards.rank, shards.count, shards.gather)
         self._cache, self._shard_group, self._first = cache, shards, first
@@ -307,5 +307,5 @@ def check_features(model: ModelConfig, worker: WorkerConfig) -> None:
 
 
 def exchange_on(device: torch.device) -> str:
-    """Returns how ranks with this device exchange columns: a value of Beginning.exchange (frames.py)."""
+    """Returns how ranks with this device exchange columns: a value of Beginning.exchange (messages.py)."""
     return ON_GPUS if device.type == "cuda" else IN_C

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class RequestRecord:
+class TrackedRequest:
     """An admitted request. The record is kept for some time after the request has ended."""
 
     sequence: Sequence
@@ -79,13 +79,13 @@ class RequestRecord:
         return m.Outcome.POOLED, ""
 
 
-def new_record(sequence: Sequence) -> RequestRecord:
+def new_record(sequence: Sequence) -> TrackedRequest:
     """Returns the record of a request that is about to be queued."""
     if sequence.pooling is None:
-        return RequestRecord(sequence)
+        return TrackedRequest(sequence)
     from worker.model_runner.logprobs import PromptVector
 
-    return RequestRecord(sequence, vector=PromptVector(sequence.pooling))
+    return TrackedRequest(sequence, vector=PromptVector(sequence.pooling))
 
 
 KEEP_FINISHED_S = 30.0  # how long a frontend can still ask for the output of a finished request
@@ -120,7 +120,7 @@ class RequestTable:
         self._seeds = seeds
         self._compiler, self._adapters, self._give_pictures = compiler, adapters, give_pictures
         self._preparing = PendingSequences()
-        self._records: dict[Key, RequestRecord] = {}
+        self._records: dict[Key, TrackedRequest] = {}
         self._ended: deque[tuple[float, Key]] = deque()
         self._builders: defaultdict[bytes, StepBuilder] = defaultdict(StepBuilder)
 
@@ -218,7 +218,7 @@ class RequestTable:
         self._admit(record)
         return None
 
-    def _admit(self, record: RequestRecord) -> None:
+    def _admit(self, record: TrackedRequest) -> None:
         sequence = record.sequence
         self._records[sequence.key] = record
         self._builders[sequence.key[0]].admitted.append(m.Admitted(sequence.key[1], sequence.seed))
@@ -359,7 +359,7 @@ class RequestTable:
 
     def _end_unqueued(self, sequence: Sequence, outcome: m.Outcome, now: float, error: str = "") -> None:
         """Admits and immediately ends a sequence that was never queued, in one message."""
-        self._admit(RequestRecord(sequence))
+        self._admit(TrackedRequest(sequence))
         self.end(sequence, outcome, now, error)
 
 
@@ -417,9 +417,9 @@ def sequence_of(key: Key, submit: Submit, seed: int, now: float, crashes: int) -
 
         sequence.adapter = AdapterUse(submit.adapter)
     if submit.answer is not None:
-        from worker.scheduler.sequence import Verification
+        from worker.scheduler.sequence import AnswerCheck
 
-        sequence.check = Verification(unpack_u32(submit.answer).tolist()[: submit.sampling.max_tokens])
+        sequence.check = AnswerCheck(unpack_u32(submit.answer).tolist()[: submit.sampling.max_tokens])
     if submit.prediction is not None:
         from worker.scheduler.sequence import Prediction
 

@@ -33,7 +33,7 @@ class PagePool:
         self._digests: list[bytes | None] = [None] * total_pages
         self._published: dict[bytes, int] = {}
         self._cached = 0
-        self.on_unpublish: list[Callable[[bytes], None]] = []  # called with the page's digest (kv_events/)
+        self.on_unpublish: list[Callable[[bytes], None]] = []  # called with the page's digest (engine/kv_events.py)
 
     @property
     def available(self) -> int:

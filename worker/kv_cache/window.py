@@ -1,6 +1,5 @@
-"""What a sequence still needs, in plain integers: positions in a sliding window, and slots of recurrent states.
-
-Computes which positions of a sequence a sliding window still needs. Pages before these positions are freed.
+"""What a sequence still needs, in plain integers: positions in a sliding window (the pages before them are freed), and
+slots of recurrent states.
 """
 
 from typing import Protocol

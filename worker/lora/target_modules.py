@@ -1,7 +1,7 @@
 """Finds the linear layers of a model that an adapter can change, including those of experts, by module name.
 
 A linear layer in memory consists of one or several modules of the checkpoint. Their rows may be in another order, and
-the last rows of the first module may be a separate linear layer (checkpoint/stacked_linear.py). An adapter may also use
+the last rows of the first module may be a separate linear layer (checkpoint/stored_weight.py). An adapter may also use
 one name for several modules of the checkpoint, such as `qkv_proj` for q_proj, k_proj and v_proj.
 """
 

@@ -18,7 +18,7 @@ from worker.scheduler.sequence import Plan, Sequence
 from worker.spec import ModelSpec
 
 StepLogprobs = list[tuple[Sequence, m.Logprobs]]
-# (sequence, position of the first row, rows [N, D] that the prompt contributes to its vector), see pooling.py
+# (sequence, position of the first row, rows [N, D] that the prompt contributes to its vector)
 PooledRows = tuple[Sequence, int, NDArray[np.float32]]
 ReadPooled = Callable[[], list[PooledRows]]
 
@@ -79,7 +79,7 @@ class InFlightStep:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedStep:
-    """A step in flight whose last part, from the LM head on, is computed when it is read: see Pipeline in model.py.
+    """A step in flight whose last part, from the LM head on, is computed when it is read: see Pipeline.
 
     finish: computes this part. It reads the sequences of the step, which must be as they were at the launch.
     """

@@ -141,11 +141,11 @@ def steps(limits: StepLimits) -> Iterator[Plan]:
         yield limits.chunk(tokens, 0, PROMPT_LOGPROBS)
 
 
-class StepRunner(Protocol):
+class PlanRunner(Protocol):
     def step(self, plan: Plan) -> object: ...
 
 
-def warm_up(runner: StepRunner, plans: Iterable[Plan], on_progress: Callable[[], None]) -> None:
+def warm_up(runner: PlanRunner, plans: Iterable[Plan], on_progress: Callable[[], None]) -> None:
     """Runs the plans one after another, and calls `on_progress` after each. Catches no exception of the device."""
     for plan in plans:
         runner.step(plan)

@@ -10,7 +10,16 @@ from torch import Tensor
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.checkpoint.stored_weight import PlainWeight, StackedLinear
 from worker.models.cpu_decoder import AttentionC
-from worker.models.layer_kinds import LayerNames, Mixer, Place, SmallWeight, Step, StoredPart, norm, norm_weights
+from worker.models.layer_kinds import (
+    LayerContext,
+    LayerNames,
+    Mixer,
+    Place,
+    SmallWeight,
+    StoredPart,
+    norm,
+    norm_weights,
+)
 from worker.ops import paged_kv
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.native import MAX_HEAD_DIM, MAX_KEY_ELEMENTS
@@ -38,7 +47,7 @@ class AttentionWeights:
         yield from (linear for linear in (self.qkv, self.gates, self.o) if linear is not None)
 
 
-def forward(h: Tensor, own: AttentionWeights, index: int, step: Step, next_weights: Sequence[Tensor]) -> Tensor:
+def forward(h: Tensor, own: AttentionWeights, index: int, step: LayerContext, next_weights: Sequence[Tensor]) -> Tensor:
     do, spec, inputs, kind, kv = step.do, step.spec, step.inputs, step.spec.layers[index], step.cache.layer(index)
     group = step.cache.group_of[index]
     gate = None if own.gates is None else do.linear(h, own.gates)

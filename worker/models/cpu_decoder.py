@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from worker.kv_cache.tensors import KVCache
-from worker.models import decoder as rope
-from worker.models.decoder import Decoder, Layer
+from worker.models.decoder import Decoder, Layer, at_columns
 from worker.models.forward_inputs import COLUMNS, Extent, ForwardInputs, InputField
 from worker.models.layer_kinds import Place, feed_forward, mixer
 from worker.models.per_layer_embeddings import in_c, vectors_of_layers
@@ -432,7 +431,7 @@ class CpuDecoder:
     def __init__(
         self, decoder: Decoder, cache: KVCache, layers: list[DecoderCLayer], ranks: RanksC | None = None
     ) -> None:
-        """ranks: the processes that hold the other parts of the model; None if `decoder` is whole (parts/share.py)"""
+        """ranks: the processes that hold the other parts of the model; None if `decoder` is whole (sharding.py)"""
         spec = decoder.spec
         self.spec, self.operations, self.max_positions = spec, decoder.operations, decoder.max_positions
         self.layers_started, self.count_replayed = decoder.layers_started, decoder.count_replayed
@@ -463,7 +462,7 @@ class CpuDecoder:
         own = vectors_of_layers(decoder.weights.per_layer_inputs, inputs, x, self.spec.norm_eps, self.operations)
         count = len(self.spec.layers)
         of_all = 1 + self.spec.last_kept if inputs.few_logits else count
-        tables = None if inputs.rotary is None else rope.at_columns(decoder.ropes, inputs.rotary)[0]
+        tables = None if inputs.rotary is None else at_columns(decoder.ropes, inputs.rotary)[0]
         outputs = _rows(inputs.only_logits(), tables) if of_all < count else None
         return layers.run(_rows(inputs, tables), own, layers_of_all=of_all, adapters=self._adapters, outputs=outputs)
 

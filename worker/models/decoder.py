@@ -1,7 +1,7 @@
 """The decoder: one plain loop over the layers. The spec describes the model family; a norm that a family lacks is None.
 
 The decoder works on rows and knows no sequences. The kernels read from ForwardInputs which positions each row may
-attend to. The kinds of layers are in mixers/ and feed_forward/.
+attend to. layer_kinds.py lists the kinds of layers.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from worker.kv_cache.tensors import KVCache
 from worker.models.forward_inputs import ForwardInputs
-from worker.models.layer_kinds import Step, feed_forward, mixer
+from worker.models.layer_kinds import LayerContext, feed_forward, mixer
 from worker.models.per_layer_embeddings import (
     PerLayerInput,
     PerLayerInputs,
@@ -36,7 +36,7 @@ from worker.spec import ModelSpec, QueryScaling, RopeSpec
 
 
 class MixerWeights(Protocol):
-    """The weights of a mixer. Each kind of mixer has a record of its own (mixers/)."""
+    """The weights of a mixer. Each kind of mixer has a record of its own (layer_kinds.py)."""
 
     @property
     def kind(self) -> str: ...
@@ -50,7 +50,7 @@ class MixerWeights(Protocol):
 
 
 class FeedForwardWeights(Protocol):
-    """The weights of a feed-forward network. Each kind of network has a record of its own (feed_forward/)."""
+    """The weights of a feed-forward network. Each kind of network has a record of its own (layer_kinds.py)."""
 
     @property
     def kind(self) -> str: ...
@@ -142,7 +142,7 @@ class Decoder:
         own = vectors_of_layers(self.weights.per_layer_inputs, inputs, x, eps, do)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         h = h if inputs.first is None else inputs.first
-        step = Step(do, spec, at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
+        step = LayerContext(do, spec, at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
         for index, (layer, (mix, feed)) in enumerate(zip(self.weights.layers, self._forwards, strict=True)):
             self.layers_started.value += 1
             normed, h = h, mix(h, layer.mixer, index, step, layer.next_weights)  # [T, width of the mixer]

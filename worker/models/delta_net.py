@@ -10,7 +10,7 @@ from torch import Tensor
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.checkpoint.stored_weight import WEIGHT, PlainWeight, StackedLinear
 from worker.models.family import Config
-from worker.models.layer_kinds import LayerNames, Mixer, Place, SmallWeight, Step, StoredPart
+from worker.models.layer_kinds import LayerContext, LayerNames, Mixer, Place, SmallWeight, StoredPart
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.native import MAX_TAPS
 from worker.ops.recurrent import native as in_c
@@ -41,7 +41,7 @@ class DeltaNetLayer:
         yield from (self.qkv, self.gates, self.o)
 
 
-def forward(h: Tensor, own: DeltaNetLayer, index: int, step: Step, next_weights: Sequence[Tensor]) -> Tensor:
+def forward(h: Tensor, own: DeltaNetLayer, index: int, step: LayerContext, next_weights: Sequence[Tensor]) -> Tensor:
     do, spec, slots = step.do, step.spec, step.inputs.state_slots
     projected, gates = do.linear(h, own.qkv), do.linear(h, own.gates)
     shape, state = spec.layers[index].state, step.cache.states[index]

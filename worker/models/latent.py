@@ -17,7 +17,7 @@ from torch import Tensor
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.checkpoint.stored_weight import PlainWeight, StackedLinear
 from worker.models.cpu_decoder import AttentionC, LatentC
-from worker.models.layer_kinds import LayerNames, Mixer, Place, SmallWeight, Step, StoredPart
+from worker.models.layer_kinds import LayerContext, LayerNames, Mixer, Place, SmallWeight, StoredPart
 from worker.ops import paged_kv
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe.packed import PackedExperts
@@ -54,7 +54,7 @@ class LatentWeights:
         yield from (one for one in (self.q_a, self.q, self.kv_a, self.absorb, self.expand, self.o) if one is not None)
 
 
-def forward(h: Tensor, own: LatentWeights, index: int, step: Step, next_weights: Sequence[Tensor]) -> Tensor:
+def forward(h: Tensor, own: LatentWeights, index: int, step: LayerContext, next_weights: Sequence[Tensor]) -> Tensor:
     do, spec, inputs, kind = step.do, step.spec, step.inputs, step.spec.layers[index]
     of, (cache, _), group = latent_of(spec), step.cache.layer(index), step.cache.group_of[index]
     queries = do.linear(h if own.q_a is None else _query_rank(h, own, step), own.q).view(len(h), -1, of.query)
@@ -76,7 +76,7 @@ def forward(h: Tensor, own: LatentWeights, index: int, step: Step, next_weights:
     return do.linear_per_head(c_of(mixed, of.rank), own.expand).flatten(1)
 
 
-def _query_rank(h: Tensor, own: LatentWeights, step: Step) -> Tensor:
+def _query_rank(h: Tensor, own: LatentWeights, step: LayerContext) -> Tensor:
     """Returns the normed numbers that queries are made of, [T, query_rank]."""
     assert own.q_a is not None and own.q_a_norm is not None
     return step.do.rms_norm(step.do.linear(h, own.q_a), own.q_a_norm, EPS, offset=False)

@@ -191,7 +191,7 @@ class StoredPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LayerContext:
     """The values that all layers of one forward read."""
 
     do: Operations
@@ -236,8 +236,8 @@ class Mixer:
     check: raises UnsupportedModel if sizes are too large for the kernels, or contradict each other
     stored: how a checkpoint stores the weights; their record has the properties of MixerWeights
     forward: writes K/V or states, and returns the mixed rows, which are the input of the linear `o`. Its arguments are
-        the normed rows [T, H], the weights, the layer's index, the Step, and the tensors of the weights that are read
-        next, which may be prefetched.
+        the normed rows [T, H], the weights, the layer's index, the context, and the tensors of the weights that are
+        read next, which may be prefetched.
     runs_in_c: returns whether the C library can compute a layer
     in_c: returns the fields of DecoderCLayer, from the weights and the place of the layer
     """
@@ -284,7 +284,7 @@ class FeedForward:
         UnsupportedModel.
     stored: how a checkpoint stores the weights; their record has the properties of FeedForwardWeights
     forward: returns (output, None), or (input of the last linear, last linear). Its arguments are the normed rows
-        [T, H], the residual stream [T, H], the weights and the Step.
+        [T, H], the residual stream [T, H], the weights and the context.
     in_c: returns the fields of DecoderCLayer, from the weights
     counting: returns the weights with a counter [E] int64 of the rows that choose each expert, if there are experts
     """

@@ -11,7 +11,7 @@ from worker.checkpoint.stored_weight import BIAS, WEIGHT, PlainWeight, StackedLi
 from worker.models.config_values import shown
 from worker.models.delta_net import check_taps, decay, positive_sizes, taps_first
 from worker.models.family import Config
-from worker.models.layer_kinds import LayerNames, Mixer, Place, SmallWeight, Step, StoredPart
+from worker.models.layer_kinds import LayerContext, LayerNames, Mixer, Place, SmallWeight, StoredPart
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.recurrent import native as in_c
 from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
@@ -40,7 +40,7 @@ class Mamba2Layer:
         yield from (self.qkv, self.gates, self.o)
 
 
-def forward(h: Tensor, own: Mamba2Layer, index: int, step: Step, next_weights: Sequence[Tensor]) -> Tensor:
+def forward(h: Tensor, own: Mamba2Layer, index: int, step: LayerContext, next_weights: Sequence[Tensor]) -> Tensor:
     do, spec, slots = step.do, step.spec, step.inputs.state_slots
     projected, gates = do.linear(h, own.qkv), do.linear(h, own.gates)
     shape, state = spec.layers[index].state, step.cache.states[index]

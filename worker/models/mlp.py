@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from worker.checkpoint.stored_weight import PlainWeight, Shape, StackedLinear
-from worker.models.layer_kinds import FeedForward, LayerNames, SmallWeight, Step, StoredPart
+from worker.models.layer_kinds import FeedForward, LayerContext, LayerNames, SmallWeight, StoredPart
 from worker.ops.linear.packed import PackedLinear
 from worker.spec import LayerSpec, ModelSpec
 
@@ -36,11 +36,11 @@ class DenseWeights:
         yield from (self.gate_up, self.down)
 
 
-def forward(h: Tensor, x: Tensor, own: DenseWeights, step: Step) -> tuple[Tensor, PackedLinear | None]:
+def forward(h: Tensor, x: Tensor, own: DenseWeights, step: LayerContext) -> tuple[Tensor, PackedLinear | None]:
     return inner(h, own, step), own.down
 
 
-def inner(h: Tensor, own: DenseWeights, step: Step) -> Tensor:
+def inner(h: Tensor, own: DenseWeights, step: LayerContext) -> Tensor:
     """Returns the input [T, I] of the MLP's last linear."""
     do, activation = step.do, step.spec.activation
     if step.spec.gated:

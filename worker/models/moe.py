@@ -17,7 +17,7 @@ from worker.checkpoint.stored_weight import PlainWeight, StackedLinear
 from worker.models import mlp
 from worker.models.config_values import counted, shown, single
 from worker.models.family import Config, FamilyExperts
-from worker.models.layer_kinds import FeedForward, LayerNames, SmallWeight, Step, StoredPart, norm, norm_weights
+from worker.models.layer_kinds import FeedForward, LayerContext, LayerNames, SmallWeight, StoredPart, norm, norm_weights
 from worker.models.mlp import DenseWeights
 from worker.ops.linear.packed import PackedLinear, pack_stacked
 from worker.ops.moe.packed import Experts, PackedExperts
@@ -69,7 +69,7 @@ class MixtureWeights:
         yield from (self.experts.router, self.experts.gate_up, self.experts.down)
 
 
-def forward(h: Tensor, x: Tensor, own: MixtureWeights, step: Step) -> tuple[Tensor, PackedLinear | None]:
+def forward(h: Tensor, x: Tensor, own: MixtureWeights, step: LayerContext) -> tuple[Tensor, PackedLinear | None]:
     do, spec = step.do, step.spec.experts
     assert spec is not None
     added = None
@@ -85,7 +85,7 @@ def forward(h: Tensor, x: Tensor, own: MixtureWeights, step: Step) -> tuple[Tens
     return mixed, None
 
 
-def _beside_mlp(added: Tensor, x: Tensor, experts: Experts, norms: BesideNorms, step: Step) -> Tensor:
+def _beside_mlp(added: Tensor, x: Tensor, experts: Experts, norms: BesideNorms, step: LayerContext) -> Tensor:
     """Computes the experts and returns their normed output plus the normed output of the MLP, [T, H].
 
     added: the output of the MLP [T, H]

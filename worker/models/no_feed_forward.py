@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.checkpoint.stored_weight import StackedLinear
-from worker.models.layer_kinds import FeedForward, LayerNames, SmallWeight, Step, StoredPart
+from worker.models.layer_kinds import FeedForward, LayerContext, LayerNames, SmallWeight, StoredPart
 from worker.ops.linear.packed import PackedLinear
 from worker.spec import LayerSpec, ModelSpec
 
@@ -28,7 +28,7 @@ class NoWeights:
         yield from ()
 
 
-def forward(h: Tensor, x: Tensor, own: NoWeights, step: Step) -> tuple[Tensor, PackedLinear | None]:
+def forward(h: Tensor, x: Tensor, own: NoWeights, step: LayerContext) -> tuple[Tensor, PackedLinear | None]:
     """Returns zeros, so that the loop over the layers is the same for every layer. -0 in the sum becomes 0."""
     return torch.zeros_like(x), None
 

@@ -1,10 +1,8 @@
 """Which part of a model a rank has: shards of layers (tensor parallelism) and stages (pipeline parallelism).
 
-Splits every layer of a model between several processes (tensor parallelism).
-
-Each process has some heads of every layer, and some rows of every linear. No linear is cut along its inputs. Instead,
-the inputs are gathered from all processes before each product. So every product adds up the same numbers in the same
-order as in one process, and an answer has the same bits with any number of processes.
+With tensor parallelism, each process has some heads of every layer, and some rows of every linear. No linear is cut
+along its inputs. Instead, the inputs are gathered from all processes before each product. So every product adds up the
+same numbers in the same order as in one process, and an answer has the same bits with any number of processes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.checkpoint.stored_weight import WEIGHT, PlainWeight, StackedLinear
 from worker.models.delta_net import check_taps, taps_first
 from worker.models.family import Config
-from worker.models.layer_kinds import LayerNames, Mixer, Place, SmallWeight, Step, StoredPart
+from worker.models.layer_kinds import LayerContext, LayerNames, Mixer, Place, SmallWeight, StoredPart
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.recurrent import native as in_c
 from worker.ops.recurrent.mamba2 import ShortConvShape
@@ -33,7 +33,7 @@ class ShortConvLayer:
         yield from (self.qkv, self.o)
 
 
-def forward(h: Tensor, own: ShortConvLayer, index: int, step: Step, next_weights: Sequence[Tensor]) -> Tensor:
+def forward(h: Tensor, own: ShortConvLayer, index: int, step: LayerContext, next_weights: Sequence[Tensor]) -> Tensor:
     projected = step.do.linear(h, own.qkv)
     return step.do.short_conv(projected, own.conv, step.cache.states[index], step.inputs.state_slots)
 

@@ -359,7 +359,8 @@ class Planner:
             self._state.paging.fetching.advance(now)
         admit_starved(self._state, self._config.max_batch_size, plan.preempted, now)
         decodes, prompts = self._running_work(plan.preempted, now)
-        decodes = self._shares.affordable(self.host.affordable(decodes, self._state.running), prompts)
+        in_host_time = self.host.affordable(decodes, self._state.running)
+        decodes = self._shares.affordable(in_host_time, prompts)
         budget, limits = self._config.max_step_tokens, self._stages or self.step_time
         reserved = min(len(decodes), self._order.reserve(budget))
         prefill_budget = min(budget - reserved, limits.prefill_budget(len(decodes) or int(self._shares.crowded)))

@@ -217,7 +217,7 @@ class Sequence:
     # features
     constraint: "Constraint | None" = None  # a grammar, or rules about tokens
     logits_processing: LogitsProcessing | None = field(init=False)  # penalties, biases and min_tokens
-    check: "Verification | None" = None  # an answer that the output is compared with
+    check: "AnswerCheck | None" = None  # an answer that the output is compared with
     scores: "PromptScores | None" = None  # which prompt tokens get log-probabilities (`prompt_logprobs`)
     pooling: Pooling | None = None  # the result is a vector and nothing is sampled (worker/model_runner/logprobs.py)
     second_from: int = 0  # where the second text of a pair begins; 0: there is only one text
@@ -407,7 +407,7 @@ def accept(sequence: Sequence, constraint: Constraint, id: int) -> bool:
 
 # Draft tokens of a chunk: guessed next tokens, computed in the same step and accepted if the same ids are sampled.
 #
-# drafts.py guesses drafts; Verification takes them from an answer.
+# drafts.py guesses drafts; AnswerCheck takes them from an answer.
 
 
 def accepted_ids(ids: list[int], drafts: Ids) -> list[int]:
@@ -459,7 +459,7 @@ MOST_DRAFTS = 255  # drafts in one step: each needs a row of logits, which is as
 
 
 @dataclass(slots=True, eq=False)
-class Verification:
+class AnswerCheck:
     """The answer that a sequence checks, and how many of its ids a step may compute."""
 
     answer: list[int]
@@ -600,7 +600,7 @@ MOST_REPLAYED = 31  # most tokens to replay in one step; each needs a row of log
 
 
 @dataclass(slots=True, eq=False)
-class Replay(Verification):
+class Replay(AnswerCheck):
     """Existing output, computed again as drafts. After it, the sequence continues as if it had no check."""
 
     sequence: Sequence | None = None

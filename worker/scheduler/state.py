@@ -1,6 +1,6 @@
 """Holds the live sequences of one worker: which of them wait, which run, and which pages the running ones own.
 
-scheduler.py decides what a step computes, and scheduler.py applies the results.
+scheduler.py decides what a step computes, and applies its results.
 """
 
 from collections.abc import Collection

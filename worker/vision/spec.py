@@ -49,7 +49,7 @@ class VisionSpec:
     gated: bool = False  # whether the MLPs have a gate
     window: int = 0  # side, in patches, of the windows in which patches see each other; 0: they see the whole picture
     whole_layers: tuple[int, ...] = ()  # layers without windows, where patches see the whole picture
-    layout: Layout = "siglip"  # how the checkpoint names tensors (checkpoint/names.py)
+    layout: Layout = "siglip"  # how the checkpoint names tensors (tensors.py)
     connector_eps: float = 0.0  # eps of the norm before the connector "merge"; 0: there is no norm
     connector_biased: bool = True  # whether the linears of the connector "merge" have biases
     connector_size: int = 0  # width of vectors between linears of "merge"; 0: the width of a square's joined patches

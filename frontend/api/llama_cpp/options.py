@@ -1,7 +1,4 @@
-"""The fields and prompts of llama.cpp's /completion and /infill.
-
-The fields that /completion and /infill share, and their translation to this server's fields.
-"""
+"""The fields that llama.cpp's /completion and /infill share, and their translation to this server's fields."""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence

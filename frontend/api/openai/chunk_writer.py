@@ -1,4 +1,7 @@
-"""Writes every byte of OpenAI's streams, with the details of tokens that vLLM's fields ask for."""
+"""Writes the chunks of OpenAI's completions and plain chats, with the details of tokens that vLLM's fields ask for.
+
+chat_tools.py writes those of chats with tools or reasoning.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
-"""The JSON of SGLang's routes: fields of requests, and responses.
-
-The body of /generate: prompts, `sampling_params`, and which details the answer shall have.
+"""The JSON of SGLang's routes: the body of /generate (prompts, `sampling_params`, the details of an answer), and
+responses.
 """
 
 from typing import Annotated, Any, ClassVar, Literal

@@ -12,8 +12,8 @@ import pytest
 from deploy.generate.docs import GENERATING, POOLING, WITHIN, Cell, Does, cells
 from frontend.chat.reasoning import ASKS
 from frontend.routes.openapi_types import REQUESTS
-from frontend.schema.fields import WHY
 from frontend.schema.json_schema import request_schema
+from frontend.schema.refusal_reasons import WHY
 from frontend.text.tokenizer import Tokenizer
 from shared.checkpoint import Task
 from tests.fakes import MODEL, FakePool, pooling

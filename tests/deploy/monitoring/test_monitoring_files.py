@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.workers.connection import WireCounters
+from frontend.workers.connection import ConnectionCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.messages import Status
 from tests.deploy.monitoring.queries import MONITORING, queries, read, rules
@@ -35,7 +35,7 @@ def families(text: bytes) -> set[str]:
 def exposed() -> dict[str, set[str]]:
     """Returns the metric names of each Prometheus job."""
     metrics = PrometheusMetrics()
-    metrics.models[""].flush(WireCounters(), [WorkerStatus("w", ConnectionState.READY, "ready", READY_STATUS)])
+    metrics.models[""].flush(ConnectionCounters(), [WorkerStatus("w", ConnectionState.READY, "ready", READY_STATUS)])
     return {
         "sluice-frontend": families(metrics.text()),
         "sluice-worker": families(generate_latest(Metrics().scrape_registry(Worker()))),

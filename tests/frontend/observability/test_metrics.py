@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.generate import docs_api
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
-from frontend.workers.connection import WireCounters
+from frontend.workers.connection import ConnectionCounters
 from frontend.workers.status import ConnectionState, WorkerStatus
 from shared.messages import Status
 from tests.fakes import READY_STATUS
@@ -25,7 +25,7 @@ def samples(text: bytes) -> dict[str, float]:
     }
 
 
-def page(metrics: PrometheusMetrics, wire: WireCounters, workers: list[WorkerStatus]) -> bytes:
+def page(metrics: PrometheusMetrics, wire: ConnectionCounters, workers: list[WorkerStatus]) -> bytes:
     """Returns the page /metrics of a frontend with one model, whose pool has these counters and workers."""
     [model] = metrics.models.values()
     model.flush(wire, workers)
@@ -45,7 +45,7 @@ def test_observations_are_exported_under_the_names_of_dashboards() -> None:
     metrics.models[""].aborted("client")
     metrics.rejected("queue_full")
     metrics.loop_lag(0.0)
-    got = samples(page(metrics, WireCounters(gaps=2, resyncs=3, resumed=4, lost=5), workers(READY_STATUS)))
+    got = samples(page(metrics, ConnectionCounters(gaps=2, resyncs=3, resumed=4, lost=5), workers(READY_STATUS)))
     assert got["x_prompt_tokens_total"] == 10 and got["x_generation_tokens_total"] == 4
     ttft, itl = "x_time_to_first_token_seconds", "x_inter_token_latency_seconds"
     assert (got[f"{ttft}_bucket|0.005"], got[f"{ttft}_bucket|0.0025"]) == (1, 0)
@@ -68,39 +68,40 @@ def test_labels_known_beforehand_begin_at_zero() -> None:
     expected |= {f"sluice_http_refused_total|{code}" for code in refused}
     expected |= {f"sluice_aborts_total|{why}" for why in ("client", "stop", "deadline_exceeded", "write_timeout")}
     expected |= {f"sluice_request_success_total|{finish}" for finish in ("eos", "stop", "length")}
-    got = samples(page(PrometheusMetrics(), WireCounters(), []))
+    got = samples(page(PrometheusMetrics(), ConnectionCounters(), []))
     assert {name: got.get(name) for name in expected} == dict.fromkeys(expected, 0)
 
 
 def test_observation_at_a_bound_falls_into_its_bucket() -> None:
     metrics = PrometheusMetrics()
     metrics.models[""].first_tokens(0.005, 1)
-    assert samples(page(metrics, WireCounters(), []))["sluice_time_to_first_token_seconds_bucket|0.005"] == 1
+    assert samples(page(metrics, ConnectionCounters(), []))["sluice_time_to_first_token_seconds_bucket|0.005"] == 1
 
 
 def test_second_scrape_counts_nothing_twice() -> None:
     metrics = PrometheusMetrics()
     metrics.models[""].first_tokens(0.01, 1)
-    wire = WireCounters(gaps=1)
+    wire = ConnectionCounters(gaps=1)
     first = samples(page(metrics, wire, workers(READY_STATUS)))
     assert samples(page(metrics, wire, workers(READY_STATUS))) == first
 
 
 def test_frontend_without_a_worker_exports_zero_workers() -> None:
-    got = samples(page(PrometheusMetrics(), WireCounters(), []))
+    got = samples(page(PrometheusMetrics(), ConnectionCounters(), []))
     assert got["sluice_bus_gaps_total"] == 0
     assert (got["sluice_workers"], got["sluice_workers_ready"]) == (0, 0)
 
 
 def test_loading_worker_counts_as_known_but_not_ready() -> None:
     loading = WorkerStatus("w2", ConnectionState.LOADING, "loading 15%", READY_STATUS)
-    got = samples(page(PrometheusMetrics(), WireCounters(), [*workers(READY_STATUS, READY_STATUS), loading]))
+    got = samples(page(PrometheusMetrics(), ConnectionCounters(), [*workers(READY_STATUS, READY_STATUS), loading]))
     assert (got["sluice_workers"], got["sluice_workers_ready"]) == (3, 2)
 
 
 def test_gauges_of_workers_are_left_to_the_workers() -> None:
     names = {
-        name.partition("|")[0] for name in samples(page(PrometheusMetrics(), WireCounters(), workers(READY_STATUS)))
+        name.partition("|")[0]
+        for name in samples(page(PrometheusMetrics(), ConnectionCounters(), workers(READY_STATUS)))
     }
     assert not names & {
         "sluice_num_requests_running", "sluice_num_requests_waiting", "sluice_kv_cache_usage_perc",
@@ -114,7 +115,7 @@ def test_api_keys_beyond_the_limit_share_a_label() -> None:
         metrics.request_ended(f"name{number}", 2, 3)
     metrics.request_ended("name7", 1, None)
     metrics.request_ended(None, 5, 5)
-    text = page(metrics, WireCounters(), []).decode()
+    text = page(metrics, ConnectionCounters(), []).decode()
     assert 'sluice_key_requests_total{key="name7"} 2.0' in text
     assert 'sluice_key_prompt_tokens_total{key="name7"} 3.0' in text
     assert 'sluice_key_requests_total{key="(others)"} 44.0' in text
@@ -125,8 +126,8 @@ def test_models_count_apart_and_what_belongs_to_none_has_the_label_of_the_first(
     metrics.models["b"].first_tokens(0.004, 2)
     metrics.models["b"].aborted("of a new kind")
     metrics.rejected("queue_full")
-    metrics.models["a"].flush(WireCounters(gaps=1), workers(READY_STATUS))
-    metrics.models["b"].flush(WireCounters(gaps=2), [])
+    metrics.models["a"].flush(ConnectionCounters(gaps=1), workers(READY_STATUS))
+    metrics.models["b"].flush(ConnectionCounters(gaps=2), [])
     lines = metrics.text().decode().splitlines()
     assert {'sluice_generation_tokens_total{model_name="a"} 0.0', 'sluice_generation_tokens_total{model_name="b"} 2.0',
             'sluice_bus_gaps_total{model_name="a"} 1.0', 'sluice_bus_gaps_total{model_name="b"} 2.0',
@@ -138,7 +139,7 @@ def test_models_count_apart_and_what_belongs_to_none_has_the_label_of_the_first(
 
 PROCESS = """
 import sys
-from frontend.workers.connection import WireCounters
+from frontend.workers.connection import ConnectionCounters
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.request import Finish
 from frontend.workers.status import ConnectionState, WorkerStatus
@@ -146,7 +147,7 @@ metrics = PrometheusMetrics()
 metrics.models[""].first_tokens(0.01, 5)
 metrics.models[""].finished(Finish.EOS, 1.0)
 worker = WorkerStatus("w", ConnectionState.READY, "ready")
-metrics.models[""].flush(WireCounters(gaps=1), [worker])
+metrics.models[""].flush(ConnectionCounters(gaps=1), [worker])
 sys.stdout.buffer.write(metrics.text())
 """
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from frontend.workers.connection import NO_EPOCH, SILENCE_S, WireCounters, WorkerConnection
+from frontend.workers.connection import NO_EPOCH, SILENCE_S, ConnectionCounters, WorkerConnection
 from frontend.workers.status import ConnectionState, not_ready
 from frontend.workers.stream import Stream
 from shared import messages as m
@@ -89,7 +89,7 @@ class Listener:
 def connected(listener: Listener, lengths: dict[int, int]) -> WorkerConnection:
     """Returns a connection that has just submitted these streams."""
     connection = WorkerConnection(
-        Address("w", "ipc://w/r", "ipc://w/e"), ME, listener, WireCounters(), stall_timeout=60.0
+        Address("w", "ipc://w/r", "ipc://w/e"), ME, listener, ConnectionCounters(), stall_timeout=60.0
     )
     connection._requests = connection._events = Socket()  # type: ignore[assignment]
     welcome = m.Welcome(connection._nonce, EPOCH, 1, "m", "", m.Limits(100, 100, ()))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.server.http_protocol import available_connections
-from frontend.workers.connection import WireCounters, WorkerConnection
+from frontend.workers.connection import ConnectionCounters, WorkerConnection
 from frontend.workers.membership import FILES_OF_A_WORKER, Discovery, Membership
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import READY, ConnectionState, not_ready
@@ -38,7 +38,7 @@ class FakeConnection(WorkerConnection):
 
 
 def connect(address: Address) -> WorkerConnection:
-    return FakeConnection(address, b"frontend", object(), WireCounters(), stall_timeout=1.0)  # type: ignore[arg-type]
+    return FakeConnection(address, b"frontend", object(), ConnectionCounters(), stall_timeout=1.0)  # type: ignore[arg-type]
 
 
 Opens = Callable[..., Awaitable[Membership]]

@@ -1,4 +1,4 @@
-"""A plan laid out as tensors agrees, token by token, with the definition in model/inputs/forward_inputs.py."""
+"""A plan laid out as tensors agrees, token by token, with the definition in worker/models/forward_inputs.py."""
 
 from array import array
 

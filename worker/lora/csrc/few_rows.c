@@ -1,10 +1,10 @@
-/* Products of adapters, whose matrices are narrow. The matmul for large weights (gemm/) would spend much of its time on
+/* Products of adapters, whose matrices are narrow. The matmul for large weights (ops/linear/csrc) would spend much of its time on
  * padding, on setup, and on storing results that another loop then adds. Here, the sums of a strip of rows and two
  * registers of columns stay in registers, padding is not read, and the products with B are added to the output without
  * being stored first.
  *
  * Every element is summed in the same order as in the matmul of the same instruction set: a chain over the inputs, a
- * chain over pairs of inputs (vdpbf16ps), or the order of TDPBF16PS in a k-step of 32 inputs (gemm/amx/amx_few_rows.h).
+ * chain over pairs of inputs (vdpbf16ps), or the order of TDPBF16PS in a k-step of 32 inputs (amx_few_rows.h).
  * So a row has the same bits in every batch. */
 #include "simd.h"
 #include "adapters.h"

@@ -37,7 +37,7 @@ def _grouped_linear_kernel(
     EVEN: tl.constexpr, FORMAT: tl.constexpr, DYNAMIC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies the rows of a tile's slots (routing.py) by the weight of their expert, up to BLOCK_M x BLOCK_N."""
+    """Multiplies the rows of a tile's slots (triton_routing.py) by their expert's weight, up to BLOCK_M x BLOCK_N."""
     tile, tile_n = tile_index(tl.program_id(0), tiles, tl.cdiv(columns, BLOCK_N), GROUP)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     expert, slots, rows = load_group(numbers_ptr, order_ptr, table_ptr, tile, m, COLUMNS, SORTED)

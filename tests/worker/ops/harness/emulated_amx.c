@@ -150,7 +150,7 @@ SHOWN void emulated_dot(int sum, int rows, int columns) {
     count(&counts.dots, 1);
 }
 
-/* Replace the two functions by which cpu.c asks the processor and the system about AMX. */
+/* Replace the two functions by which cpu_features.c asks the processor and the system about AMX. */
 SHOWN int emulated_cpuid(unsigned leaf, unsigned part, unsigned *a, unsigned *b, unsigned *c, unsigned *d) {
     *a = *b = *c = 0;
     *d = leaf == 7 && part == 0 && has_amx ? 1u << 22 | 1u << 24 : 0;

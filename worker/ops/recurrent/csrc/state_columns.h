@@ -6,7 +6,7 @@
 #include "convolution.h"
 #include <math.h>
 
-#define COLUMNS 32 /* columns of a block; the same number is in kernels/recurrent/recurrent_state.py */
+#define COLUMNS 32 /* columns of a block; the same number is in worker/ops/recurrent_state.py */
 #define VECTORS (COLUMNS / SIMD_WIDTH)
 #define PARTS (SIMD_WIDTH / 4) /* independent chains of a sum: as many as fit in the registers */
 #define UNROLLED _Pragma("GCC unroll 8")
