@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from frontend.api.answer import ResponseContext
 from frontend.api.formats import ApiFormat, api_format
 from frontend.api.openai import responses
-from frontend.api.openai.responses_request import STATEFUL, ConversationId, ResponseRequest
+from frontend.api.openai.responses_request import STATEFUL, ConversationId, ResponseCountRequest, ResponseRequest
 from frontend.app_state import AppState, json_response
 from frontend.chat.reasoning import without_effect
 from frontend.errors import BadRequest, Forbidden, Internal, NotFound, NotSupported, TooLarge
@@ -88,18 +88,20 @@ def keeping(request: Request, decoded: RequestModel) -> Wish | None:
         listed = decoded.store is not False
         if decoded.background and not listed:
             raise BadRequest("`background` needs `store`", param="background", code="out_of_range")
-        if decoded.conversation and decoded.previous_response_id:
-            raise BadRequest(
-                "`conversation` and `previous_response_id` exclude each other", param="conversation",
-                code="out_of_range",
-            )  # fmt: skip
-        conversation = decoded.conversation
-        wish = replace(
-            wish, listed=listed, background=bool(decoded.background), previous=decoded.previous_response_id,
-            conversation=conversation.id if isinstance(conversation, ConversationId) else conversation or "",
-        )  # fmt: skip
+        wish = replace(following(wish, decoded), listed=listed, background=bool(decoded.background))
     wanted = wish.listed or wish.stream_id or wish.previous or wish.conversation
     return wish if wanted else None
+
+
+def following(wish: Wish, decoded: ResponseRequest | ResponseCountRequest) -> Wish:
+    """Returns the wish with the response or the conversation that a request follows. Raises BadRequest."""
+    if decoded.conversation and decoded.previous_response_id:
+        raise BadRequest(
+            "`conversation` and `previous_response_id` exclude each other", param="conversation", code="out_of_range"
+        )
+    conversation = decoded.conversation
+    id = conversation.id if isinstance(conversation, ConversationId) else conversation or ""
+    return replace(wish, previous=decoded.previous_response_id, conversation=id)
 
 
 async def generate_kept(

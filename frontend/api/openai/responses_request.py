@@ -152,9 +152,18 @@ def _check_input(value: str | list[Item]) -> None:
         raise FieldError("input", "is empty", BadRequest, "empty_prompt")
 
 
+class ConversationId(RequestModel):
+    id: Text
+
+
+PreviousResponse = Annotated[
+    Text | None, doc("With `--store`: the kept response that this one follows, whose items come first")
+]
+
+
 class ResponseCountRequest(RequestModel):
     ONLY: ClassVar = _COUNT_ONLY
-    REFUSED: ClassVar[Names] = ("personality", "previous_response_id", "conversation")
+    REFUSED: ClassVar[Names] = ("personality",)
 
     input: Input
     model: ModelName = None
@@ -165,13 +174,13 @@ class ResponseCountRequest(RequestModel):
     parallel_tool_calls: ParallelToolCalls = True
     reasoning: ReasoningField = None
     text: TextField = None
+    previous_response_id: PreviousResponse = None
+    conversation: Annotated[
+        Text | ConversationId | None, doc("With `--store`: the id of a conversation, whose items come first")
+    ] = None
 
     def __post_init__(self) -> None:
         _check_input(self.input)
-
-
-class ConversationId(RequestModel):
-    id: Text
 
 
 STATEFUL = ("previous_response_id", "conversation", "background")  # fields that need a store
@@ -220,9 +229,7 @@ class ResponseRequest(OpenAIFields):
     metadata: Annotated[Any, doc("Returned in the answer, no other effect")] = None
     user: Annotated[Any, doc("Returned in the answer, no other effect")] = None
     store: Annotated[Any, doc("false: the response is not kept; no effect without `--store`")] = None
-    previous_response_id: Annotated[
-        Text | None, doc("With `--store`: the kept response that this one follows, whose items come first")
-    ] = None
+    previous_response_id: PreviousResponse = None
     conversation: Annotated[
         Text | ConversationId | None,
         doc("With `--store`: the id of a conversation, whose items come first and which gets input and output"),
@@ -242,10 +249,10 @@ class ResponseRequest(OpenAIFields):
         return limit_of("max_output_tokens", self.max_output_tokens)
 
 
-def check_stateless(request: ResponseRequest) -> None:
+def check_stateless(request: ResponseRequest | ResponseCountRequest) -> None:
     """Raises BadRequest for a field that only a server with a store can heed; such a server has replaced it before."""
     for name in STATEFUL:
-        if getattr(request, name):
+        if getattr(request, name, None):
             raise BadRequest(
                 f"`{name}` is not supported: this server keeps no responses (--store)", param=name,
                 code="unsupported_field",

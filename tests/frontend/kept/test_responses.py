@@ -110,6 +110,26 @@ async def test_conversation_gets_input_and_output(qwen: Model, store: Path) -> N
     assert qwen.pool.submitted[1].prompt == qwen.pool.submitted[2].prompt
 
 
+async def test_tokens_before_a_request_are_counted_with_it(qwen: Model, store: Path) -> None:
+    qwen.says = ["One"]
+    async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
+        count = sdk.responses.input_tokens.count
+        first = await sdk.responses.create(input="A", **ASKED)
+        followed = await count(model="tiny", input="B", previous_response_id=first.id)
+        whole: Any = [{"role": "user", "content": "A"}, *first.output, {"role": "user", "content": "B"}]
+        made = await sdk.conversations.create(items=[{"role": "user", "content": "A"}])
+        both: Any = [{"role": "user", "content": text} for text in "AB"]
+        assert followed == await count(model="tiny", input=whole) != await count(model="tiny", input="B")
+        assert await count(model="tiny", input="B", conversation=made.id) == await count(model="tiny", input=both)
+        with pytest.raises(openai.BadRequestError, match="exclude each other"):
+            await count(model="tiny", input="B", conversation=made.id, previous_response_id=first.id)
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            await count(model="tiny", input="B", previous_response_id="resp_none")
+    async with qwen.served() as url, openai_sdk(url) as sdk:
+        with pytest.raises(openai.BadRequestError, match="keeps no responses"):
+            await sdk.responses.input_tokens.count(model="tiny", input="B", previous_response_id=first.id)
+
+
 async def test_item_of_a_conversation_is_read_and_deleted(qwen: Model, store: Path) -> None:
     async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
         made = await sdk.conversations.create(items=[{"role": "user", "content": text} for text in ("A", "B")])
