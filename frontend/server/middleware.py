@@ -49,6 +49,7 @@ CLOSED = "sluice.closed"  # why the server cut the connection off, if it did
 RECORD = "sluice.record"  # the RequestRecord
 STREAMS = "sluice.streams"  # whether the body asks for a stream; the route adds it when the body is decoded
 DIRECT = "sluice.direct"  # an http_protocol.DirectWriter, if the server offers one
+UPGRADE = "sluice.upgrade"  # an http_protocol.Upgrade, if the client offers to go on as a WebSocket
 IGNORED_FIELDS = "sluice.ignored_fields"  # the names of unknown fields that were ignored, if any
 FINGERPRINT = "sluice.fingerprint"  # the fingerprint of the server that computes the answer, once it is known
 SEND = "sluice.send"  # the server's own `send`, so that a stream's thousands of writes skip the layers in between
