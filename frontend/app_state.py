@@ -24,8 +24,15 @@ from frontend.schema.decoding import OnUnknown, check_values, decode, decode_val
 from frontend.schema.unknown_fields import UnknownFields
 from frontend.server.access import administers
 from frontend.server.content_coding import coding_of
-from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, Bodies, header_value, largest_body
-from frontend.server.remembered import Remembered
+from frontend.server.middleware import (
+    FINGERPRINT,
+    IGNORED_FIELDS,
+    RECORD,
+    Bodies,
+    Remembered,
+    header_value,
+    largest_body,
+)
 from frontend.server.request_record import RequestRecord
 from frontend.turns import FairThreads
 from shared.config.frontend import FrontendConfig

@@ -23,8 +23,7 @@ from frontend.app_state import AppState
 from frontend.errors import BadRequest, MethodNotAllowed, Overloaded, SluiceError, TooLarge
 from frontend.schema.base import to_json
 from frontend.server.http_protocol import SHUTDOWN, Upgrade
-from frontend.server.middleware import CLOSED, DIRECT, RECORD, REQUEST_ID, UPGRADE, client_error
-from frontend.server.remembered import Entry
+from frontend.server.middleware import CLOSED, DIRECT, RECORD, REQUEST_ID, UPGRADE, Entry, client_error
 from frontend.server.websocket import (
     GOING_AWAY,
     LATER,
@@ -408,7 +407,7 @@ class _Exchange:
 
     def end(self) -> None:
         """Tells of an error that came before the first event. The other ones are in events."""
-        if not self._streams:
+        if self._rest and not self._streams:
             told = {name: self._headers[name] for name in TOLD if name in self._headers}
             self._socket.send([_error(self._status, self._rest, self._turn.stream_id, told)])
 

@@ -457,7 +457,8 @@ class Upgrade:
         if it.pipeline or cycle is None or cycle.scope is not it.scope or cycle.more_body or it.transport.is_closing():
             return None
         cycle.response_started = True
-        head = [*it.server_state.default_headers, (b"connection", b"Upgrade"), (b"upgrade", b"websocket"), *headers]
+        usual = [one for one in it.server_state.default_headers if one[0] != b"connection"]
+        head = [*usual, (b"connection", b"Upgrade"), (b"upgrade", b"websocket"), *headers]
         lines = [b"%b: %b\r\n" % header for header in head]
         it.transport.write(STATUS_LINE[101] + b"".join(lines) + b"\r\n")
         made = successor(it.transport, it.flow)

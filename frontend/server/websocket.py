@@ -183,7 +183,7 @@ class WebSocket:
                 break
         if self._is_full():
             self._flow.pause_reading()
-        else:
+        elif not self._transport.is_closing():
             self._flow.resume_reading()
         self._changed.set()
 
