@@ -128,6 +128,7 @@ class _Session(Response):
         try:
             while await socket.message():
                 await self._take()
+                await asyncio.sleep(0)  # other clients have a turn, however many messages have come
         except ClientDisconnect:
             pass
         except (TooLarge, Overloaded) as exc:  # the rest of the message will not be read

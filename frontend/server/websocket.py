@@ -24,6 +24,10 @@ VERSION = "13"
 ACCEPT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3: shows that the server has read the key
 KEY_BYTES = 16
 MOST_UNREAD = 64 << 10
+# What one client gets of one turn of the event loop, which reads up to 256 KiB of it at once: to unmask and decode them
+# takes a millisecond, and as many empty frames as there may be in them half a second.
+MOST_BYTES, MOST_FRAMES = 32 << 10, 16
+DISCARD_S = 0.01  # pause before more of what is ignored is read
 CLOSING_S = 1.0  # how long a client may take to answer a Close
 NORMAL, GOING_AWAY, NOT_TEXT, TOO_SLOW, TOO_LARGE, LATER = 1000, 1001, 1003, 1008, 1009, 1013
 
@@ -76,7 +80,13 @@ class WebSocket:
         self._begun = self._finished = False  # whether a message has begun that was not read to its end, and is whole
         self._message = self._heard = object()  # the message that arrives now; the last bytes
         self._pinged = False  # whether a ping waits for bytes of the client
+        self._deaf = False  # whether what comes is the rest of a message that is too large, and ignored
+        self._unanswered: Ping | None = None
+        self._raw = bytearray()  # what has arrived, and was not given to `_wire`
+        self._parsed = True  # whether all frames of what was given to it are handled
+        self._goes_on = False  # whether the next turn of the event loop handles more
         self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     # for the route
 
@@ -96,7 +106,7 @@ class WebSocket:
         self._data.clear()
         if finished:
             self._begun = self._finished = False
-        self._parse()
+        self._parse_soon()
         return {"type": "http.request", "body": data, "more_body": not finished}
 
     def ready(self) -> bool:
@@ -128,17 +138,21 @@ class WebSocket:
         if self._over:
             return
         self._transport.write(self._wire.send(CloseConnection(code, reason)))
+        self._deaf = self._begun and not self._finished
         self._end()
-        self._parse()
+        self._parse_soon()
 
     # called by the connection
 
     def feed(self, data: bytes) -> None:
-        if self.gone.is_set():
+        if self.gone.is_set() or self._deaf:
+            self._flow.pause_reading()  # else the event loop reads on and on, and does nothing for others
+            self._loop.call_later(DISCARD_S, self._resume)
             return
         self._heard, self._pinged = object(), False
-        self._wire.receive_data(data)
-        self._parse()
+        self._raw += data
+        if not self._goes_on:
+            self._parse()
 
     def lost(self) -> None:
         self.gone.set()
@@ -146,10 +160,12 @@ class WebSocket:
 
     def writable(self) -> None:
         """The client has read most of what was written to it."""
-        self._parse()
+        self._parse_soon()
 
     def phase(self) -> tuple[str, object]:
         """Returns the phase, and an object that is another one when the client has made progress."""
+        if self._over:
+            return "closing", None
         arriving = self._begun and not self._finished
         return ("request", self._message) if arriving else ("idle", self._heard)
 
@@ -175,17 +191,38 @@ class WebSocket:
         self._changed.clear()
         await self._changed.wait()
 
+    def _parse_soon(self) -> None:
+        if not self._goes_on:
+            self._goes_on = True
+            self._loop.call_soon(self._parse)
+
     def _parse(self) -> None:
-        """Handles the frames that have arrived, until there is as much to read as may wait."""
-        for event in self._wire.events():
+        """Handles some of what has arrived, as long as no more is to be read than may wait."""
+        self._goes_on = False
+        if self._parsed:
+            self._wire.receive_data(bytes(self._raw[:MOST_BYTES]))
+            del self._raw[:MOST_BYTES]
+        self._parsed = True
+        for frames, event in enumerate(self._wire.events(), 1):
             self._handle(event)
-            if self._is_full():
+            if frames == MOST_FRAMES or self._is_full():
+                self._parsed = False
                 break
+        if self._unanswered is not None and not self._over:
+            self._transport.write(self._wire.send(self._unanswered.response()))
+        self._unanswered = None
         if self._is_full():
             self._flow.pause_reading()
-        elif not self._transport.is_closing():
-            self._flow.resume_reading()
+        elif self._raw or not self._parsed:
+            self._flow.pause_reading()
+            self._parse_soon()
+        else:
+            self._resume()
         self._changed.set()
+
+    def _resume(self) -> None:
+        if not self._transport.is_closing():
+            self._flow.resume_reading()
 
     def _is_full(self) -> bool:
         return not self._over and (self._finished or len(self._data) > MOST_UNREAD or self._flow.write_paused)
@@ -200,7 +237,7 @@ class WebSocket:
             case _ if self._over:
                 return  # what comes behind the server's own Close
             case Ping():
-                self._transport.write(self._wire.send(event.response()))
+                self._unanswered = event  # only the last one of several needs an answer (RFC 6455, 5.5.3)
             case TextMessage(data=text):
                 if not self._begun:
                     self._begun, self._message = True, object()
@@ -214,4 +251,4 @@ class WebSocket:
         if self._wire.state is ConnectionState.CLOSED:
             self._transport.close()
         else:
-            asyncio.get_running_loop().call_later(CLOSING_S, self._transport.close)
+            self._loop.call_later(CLOSING_S, self._transport.close)
