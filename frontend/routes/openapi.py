@@ -126,8 +126,7 @@ def _socket() -> dict[str, Any]:
     """Describes the handshake of a WebSocket. OpenAPI has no words for its messages: docs/kept-answers.md has them."""
     said = _json(ref("OpenAIError"))
     refused = {
-        "400": "The handshake is none", "405": "No WebSocket is asked for",
-        "426": "`Sec-WebSocket-Version` is not 13",
+        "400": "The handshake is none", "426": "No WebSocket is asked for, or `Sec-WebSocket-Version` is not 13",
     }  # fmt: skip
     described = _get("Open a WebSocket, whose messages are requests of this route", {})
     answers = described["get"]["responses"]

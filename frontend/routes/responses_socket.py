@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from frontend.api.openai import responses
 from frontend.app_state import AppState
-from frontend.errors import BadRequest, MethodNotAllowed, Overloaded, SluiceError, TooLarge
+from frontend.errors import BadRequest, Overloaded, SluiceError, TooLarge
 from frontend.schema.base import to_json
 from frontend.server.http_protocol import SHUTDOWN, Upgrade
 from frontend.server.middleware import CLOSED, DIRECT, RECORD, REQUEST_ID, UPGRADE, Entry, client_error
@@ -58,15 +58,20 @@ Fields = dict[str, msgspec.Raw]
 
 
 async def connect(app: AppState, request: Request) -> Response:
-    """Goes on with the connection as a WebSocket. Raises MethodNotAllowed if the client does not offer it."""
+    """Goes on with the connection as a WebSocket. Raises BadRequest for a wrong key of the handshake."""
     offer: Upgrade | None = request.scope.get(UPGRADE)
     if offer is None or request.scope["http_version"] != "1.1":
-        raise MethodNotAllowed(f"{request.url.path!r:.80} takes POST, and GET only to open a WebSocket", allow="POST")
+        return _upgrade_required(request, f"{request.url.path!r:.80} takes POST, and GET only to open a WebSocket")
     if request.headers.get("sec-websocket-version") != VERSION:
-        exc = BadRequest(f"`Sec-WebSocket-Version` must be {VERSION}", code="bad_handshake")
-        body = responses.error(exc, request.scope[REQUEST_ID])
-        return Response(body, 426, {"Sec-WebSocket-Version": VERSION}, "application/json")
+        return _upgrade_required(request, f"`Sec-WebSocket-Version` must be {VERSION}")
     return _Session(app, request, offer, accepted_key(request.headers))
+
+
+def _upgrade_required(request: Request, message: str) -> Response:
+    """Returns the refusal at which Codex asks without a WebSocket, as when a proxy has not passed on its offer."""
+    body = responses.error(BadRequest(message, code="upgrade_required"), request.scope[REQUEST_ID])
+    headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
+    return Response(body, 426, headers, "application/json")
 
 
 @dataclass(eq=False, slots=True)
