@@ -339,6 +339,7 @@ class _Turn:
         """Asks for one token, which is not shown: the prompt is then in the prefix cache."""
         self._patch["max_output_tokens"] = fields.get("max_output_tokens", msgspec.Raw(b"null"))
         fields["max_output_tokens"] = msgspec.Raw(b"1")
+        fields.pop("min_tokens", None)
         fields["store"] = msgspec.Raw(b"false")
         if self.items == b"":
             fields["input"] = msgspec.Raw(EMPTY_INPUT)  # only what comes before a conversation is to be computed

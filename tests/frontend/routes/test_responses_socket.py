@@ -32,6 +32,10 @@ from tests.patience import PATIENCE_S
 ROOMY = ConnectionLimits(connections=50)
 ASKED: dict[str, Any] = {"model": "tiny", "max_output_tokens": 500, "store": False}
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 HELLO = {"type": "response.create", "input": "Hello", **ASKED}
 
 
@@ -174,7 +178,7 @@ async def test_warming_up_computes_the_prompt_and_shows_no_output(qwen: Model, t
     qwen.says = ["x", "One"]
     given: list[Any] = [{"role": "user", "content": text}] if text else []
     async with served(qwen.pool, qwen.tokenizer) as it, it.socket() as socket:
-        await socket.send(**HELLO | {"input": given, "instructions": "Be short.", "generate": False})
+        await socket.send(**HELLO | {"input": given, "instructions": "Be short.", "generate": False, "min_tokens": 5})
         events = [await socket.event() for _ in range(3)]
         assert [event["type"] for event in events] == [
             "response.created", "response.in_progress", "response.completed",
@@ -319,6 +323,15 @@ async def test_handshake_that_is_none_is_refused(qwen: Model, headers: dict[str,
         assert (await http.get(f"{it.url}/health", headers={"Connection": "Upgrade", **headers})).status_code == 200
 
 
+@pytest.mark.parametrize("more", [b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /he"])
+async def test_handshake_with_more_of_http_behind_it_is_refused(qwen: Model, more: bytes) -> None:
+    async with served(qwen.pool, qwen.tokenizer) as it:
+        reader, writer = await asyncio.open_connection(*it.url.removeprefix("http://").split(":"))
+        writer.write(HANDSHAKE + more)
+        assert b" 400 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
+        writer.close()
+
+
 async def test_client_that_leaves_aborts_its_answers(qwen: Model) -> None:
     held = Held(qwen.tokenizer, "abcd")
     async with served(held.pool, qwen.tokenizer) as it:
@@ -400,10 +413,7 @@ async def test_message_that_stands_still_and_client_that_is_silent_are_given_up(
         async with it.socket() as socket:
             assert await asyncio.wait_for(_pings(socket.wire), PATIENCE_S) == 3, "a client that answers is kept"
         reader, writer = await asyncio.open_connection(*it.url.removeprefix("http://").split(":"))
-        writer.write(
-            b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-        )
+        writer.write(HANDSHAKE)
         data = b""
         with suppress(ConnectionResetError):
             data = await asyncio.wait_for(reader.read(), PATIENCE_S)
