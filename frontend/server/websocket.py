@@ -199,6 +199,10 @@ class WebSocket:
     def _parse(self) -> None:
         """Handles some of what has arrived, as long as no more is to be read than may wait."""
         self._goes_on = False
+        if self.gone.is_set():
+            return self._changed.set()
+        if self._is_full():
+            return self._flow.pause_reading()
         if self._parsed:
             self._wire.receive_data(bytes(self._raw[:MOST_BYTES]))
             del self._raw[:MOST_BYTES]

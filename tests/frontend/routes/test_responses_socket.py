@@ -367,6 +367,52 @@ def frame(first: int, payload: bytes, *, masked: bool = True) -> bytes:
     return bytes([first, masked << 7 | len(payload)]) + bytes(4 * masked) + payload
 
 
+@pytest.mark.parametrize("cut", [1, 2, 9, 1000])
+async def test_messages_that_come_before_they_are_read_stay_apart(cut: int) -> None:
+    class Transport:
+        written = b""
+
+        def write(self, data: bytes) -> None:
+            self.written += data
+
+        def close(self) -> None: ...
+        def abort(self) -> None: ...
+
+        def is_closing(self) -> bool:
+            return False
+
+    class Flow:
+        write_paused, reading = False, True
+
+        async def drain(self) -> None: ...
+
+        def pause_reading(self) -> None:
+            self.reading = False
+
+        def resume_reading(self) -> None:
+            self.reading = True
+
+    transport, flow = Transport(), Flow()
+    socket = WebSocket(transport, flow, str)
+    said = [b"first", b"second " * 15, b"", b"third"]
+    frames = [frame(0x81, said[0]), frame(0x01, said[1][:50]), frame(0x89, b"a"), frame(0x80, said[1][50:])]
+    frames += [frame(0x89, b"b"), frame(0x81, said[2]), frame(0x81, said[3]), frame(0x88, b"\x03\xe8")]
+    data = b"".join(frames)
+    for at in range(0, len(data), cut):
+        socket.feed(data[at : at + cut])
+    assert not flow.reading, "no more is read than may wait"
+    read = []
+    while await socket.message():
+        text, more = b"", True
+        while more:
+            piece = await socket.receive()
+            text, more = text + piece["body"], piece["more_body"]
+        read.append(text)
+        await asyncio.sleep(0)
+    assert read == said and socket.gone.is_set()
+    assert transport.written.endswith(b"\x88\x02\x03\xe8") and b"\x8a\x01b" in transport.written
+
+
 NO_FRAMES = {
     "binary": (frame(0x82, b"{}"), 1003),
     "no-utf8": (frame(0x81, b"\xff"), 1007),
