@@ -99,6 +99,7 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", "/lora-adapters", "frontend.routes.lora:default_scales"),
     ("POST", "/lora-adapters", "frontend.routes.lora:set_default_scales"),
     ("POST", "/v1/receipts/verify", "frontend.routes.verify:verify"),
+    *(("GET", path, "frontend.routes.responses_socket:connect") for path in ("/v1/responses", "/responses")),
     ("GET", "/v1/responses/{id}", "frontend.routes.kept:get_response"),
     ("DELETE", "/v1/responses/{id}", "frontend.routes.kept:delete_response"),
     ("POST", "/v1/responses/compact", "frontend.routes.kept:compact"),

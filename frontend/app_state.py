@@ -24,7 +24,15 @@ from frontend.schema.decoding import OnUnknown, check_values, decode, decode_val
 from frontend.schema.unknown_fields import UnknownFields
 from frontend.server.access import administers
 from frontend.server.content_coding import coding_of
-from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, Bodies, header_value, largest_body
+from frontend.server.middleware import (
+    FINGERPRINT,
+    IGNORED_FIELDS,
+    RECORD,
+    Bodies,
+    Remembered,
+    header_value,
+    largest_body,
+)
 from frontend.server.request_record import RequestRecord
 from frontend.turns import FairThreads
 from shared.config.frontend import FrontendConfig
@@ -50,6 +58,7 @@ class AppState:
     signer: Signer | None = None  # signs receipts
     kept: "Kept | None" = None  # only with --store
     bodies: Bodies = field(default_factory=Bodies)
+    remembered: Remembered = field(default_factory=Remembered)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def model_of(self, decoded: RequestModel) -> ServedModel:

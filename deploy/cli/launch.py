@@ -58,6 +58,7 @@ enabled = false
 name = "Sluice"
 base_url = $url
 wire_api = "responses"
+supports_websockets = true
 env_key = "SLUICE_API_KEY"
 """
 OPENCODE = """\

@@ -116,10 +116,24 @@ def _generating() -> dict[str, Any]:
         "/v1/completions": _post("Continue a text", "CompletionRequest", "Completion", either, events),
         "/v1/chat/completions": _post(*chat),
         "/chat/completions": _post(*chat, operation="ChatCompletionRequestUnversioned"),
-        "/v1/responses": _post(*response),
-        "/responses": _post(*response, operation="ResponseRequestUnversioned"),
+        "/v1/responses": _socket() | _post(*response),
+        "/responses": _socket() | _post(*response, operation="ResponseRequestUnversioned"),
         "/v1/messages": _post("Answer a chat, as Anthropic does", "MessageRequest", "Message", anthropic_error, parts),
     }
+
+
+def _socket() -> dict[str, Any]:
+    """Describes the handshake of a WebSocket. OpenAPI has no words for its messages: docs/kept-answers.md has them."""
+    said = _json(ref("OpenAIError"))
+    refused = {
+        "400": "The handshake is none", "426": "No WebSocket is asked for, or `Sec-WebSocket-Version` is not 13",
+    }  # fmt: skip
+    described = _get("Open a WebSocket, whose messages are requests of this route", {})
+    answers = described["get"]["responses"]
+    del answers["200"]
+    answers["101"] = {"description": "The connection goes on as a WebSocket", "headers": REQUEST_ID}
+    answers |= {status: _answer(reason, said) for status, reason in refused.items()}
+    return described
 
 
 def _pooling() -> dict[str, Any]:

@@ -122,7 +122,7 @@ WHY: Mapping[str, str] = {
     "transformations": "the server sets the size of a picture",
     "truncate": _WHOLE,
     "truncate_prompt_tokens": _WHOLE,
-    "truncation": "a conversation that is too long is refused, never cut",
+    "truncation": "a conversation is counted as it is",
     "use_activation": _VECTORS,
     "use_beam_search": _NO_BEAMS,
     "video_data": _TEXTS,

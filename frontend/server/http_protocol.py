@@ -12,6 +12,9 @@ A client may send no more after a complete request (it half-closes the connectio
 has closed the connection looks the same until something is written to it, so that an interim response is sent, which
 clients skip. The host of a client that is gone refuses it, and the request is aborted. HTTP/1.0 has no interim
 responses, and TLS no half-closed connections: there, the end of the input is the end of the client.
+
+A connection may go on as a WebSocket (websocket.py): a route accepts what the client has offered (`Upgrade`). All other
+offers of another protocol are ignored.
 """
 
 import asyncio
@@ -24,12 +27,12 @@ import select
 import termios
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from frontend.server.middleware import CLOSED, DIRECT
+from frontend.server.middleware import CLOSED, DIRECT, UPGRADE
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 
@@ -113,6 +116,21 @@ REQUEST_TIMEOUT = EarlyRefusal(408, "timeout_error", "request_timeout", "the req
 TOO_MANY_CONNECTIONS = EarlyRefusal(503, "overloaded_error", "too_many_connections", "too many connections; try again")
 
 
+class Successor(Protocol):
+    """What a connection goes on with after HTTP: a WebSocket. websocket.py describes the functions."""
+
+    def feed(self, data: bytes) -> None: ...
+    def lost(self) -> None: ...
+    def writable(self) -> None: ...
+    def stop(self, why: str) -> None: ...
+    def phase(self) -> tuple[str, object]: ...
+    def late(self) -> None: ...
+    def silent(self) -> None: ...
+
+
+S = TypeVar("S", bound=Successor)
+
+
 class RequestRefused(Exception):
     """Raised in a callback of the parser to stop the parser."""
 
@@ -133,6 +151,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._unfinished: list[Any] = []  # unfinished pipelined cycles before the newest one
         self._deaf = False  # whether the client was refused, so that input is ignored
         self._last_word: EarlyRefusal | None = None  # a refusal that is sent after the responses before it
+        self._offered = False  # whether the request offers to go on as a WebSocket
+        self.successor: Successor | None = None
         self._half_closed = False  # whether the client sends no more, and waits for its responses
         self._phase, self._progress, self._since = "", object(), 0.0  # see `check_timeouts`
 
@@ -150,8 +170,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
+        if self.successor is not None:
+            self.successor.lost()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.successor is not None:
+            self.successor.writable()
 
     def data_received(self, data: bytes) -> None:
+        if self.successor is not None:
+            return self.successor.feed(data)
         if self._deaf:
             return
         self._new = len(data)
@@ -165,6 +194,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Returns whether the connection stays open for responses to requests that are complete."""
+        if self.successor is not None:
+            return False
         current = [cycle for cycle in (*self._unfinished, self.cycle) if cycle and not cycle.response_complete]
         complete = current and not current[-1].more_body and not self._in_head()
         refused = self._deaf and self._last_word is None
@@ -189,6 +220,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             try:
                 return self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as offer:
+                self._offered = offers_websocket(self.parser.get_method(), self.headers)
                 data = self._head_without_upgrade() + data[offer.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
@@ -202,6 +234,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # called by uvicorn when the server shuts down, and when a response is complete
 
     def shutdown(self) -> None:
+        if self.successor is not None:
+            return self.successor.stop(SHUTDOWN)
         super().shutdown()
         self._abort_after_tls_close()
 
@@ -227,7 +261,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         previous = self.cycle
         super().on_headers_complete()
         self.headers = []  # for trailers, which are never read; the request keeps the list of its headers
-        cast("dict[str, Any]", self.scope)[DIRECT] = DirectWriter(self.cycle)
+        scope = cast("dict[str, Any]", self.scope)
+        scope[DIRECT] = DirectWriter(self.cycle)
+        if self._offered:
+            scope[UPGRADE] = Upgrade(self)
+        self._offered = False
         if not self.parser.should_keep_alive():
             self.cycle.transport = CloseAfterResponse(self.transport, self._close)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
@@ -284,15 +322,29 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif phase == "writing" and now - self._since > self._limits.write_s:
             self._cut_off()
         elif phase == "request" and now - self._since > self._limits.request_s:
-            self._refuse(REQUEST_TIMEOUT)
+            self._on_late()
         elif phase == "idle" and now - self._since > self._limits.idle_s:
+            self._on_idle()
+
+    def _on_late(self) -> None:
+        if self.successor is None:
+            return self._refuse(REQUEST_TIMEOUT)
+        self._on_refused(REQUEST_TIMEOUT.code)
+        self.successor.late()
+
+    def _on_idle(self) -> None:
+        if self.successor is None:
             self.transport.close()
+        else:
+            self.successor.silent()
 
     def _where(self) -> tuple[str, Any]:
         """Returns the phase, and a value that changes when the connection makes progress within it."""
         unsent = self.transport.get_write_buffer_size()
         if unsent:
             return "writing", unsent
+        if self.successor is not None:
+            return self.successor.phase()
         if self._deaf:
             return "refused", None
         if any(not cycle.response_complete for cycle in self._unfinished):
@@ -387,6 +439,41 @@ class DirectWriter:
         self._cycle.transport.close()
 
 
+class Upgrade:
+    """A client's offer to go on as a WebSocket after the request, which a route may accept."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: LimitedHttpProtocol) -> None:
+        self._connection = connection
+
+    def accept(self, headers: Iterable[tuple[bytes, bytes]], successor: Callable[[Any, Any], S]) -> S | None:
+        """Hands the connection over, and returns its successor. None: there is more of HTTP in it.
+
+        successor: makes it of the transport and its flow control
+        """
+        it = self._connection
+        cycle = it.cycle
+        if it.pipeline or cycle is None or cycle.scope is not it.scope or cycle.more_body or it.transport.is_closing():
+            return None
+        cycle.response_started = True
+        usual = [one for one in it.server_state.default_headers if one[0] != b"connection"]
+        head = [*usual, (b"connection", b"Upgrade"), (b"upgrade", b"websocket"), *headers]
+        lines = [b"%b: %b\r\n" % header for header in head]
+        it.transport.write(STATUS_LINE[101] + b"".join(lines) + b"\r\n")
+        made = successor(it.transport, it.flow)
+        it.successor = made
+        return made
+
+    def finish(self) -> None:
+        """Ends the request whose connection was handed over."""
+        self._connection.cycle.response_complete = True
+        abort_after_tls_close(self._connection.transport, self._connection.loop, self._is_open)
+
+    def _is_open(self) -> bool:
+        return self._connection in self._connection.connections
+
+
 class CloseAfterResponse:
     """A transport for the last response of a connection. Its `close` is the given function."""
 
@@ -417,6 +504,7 @@ async def enforce_timeouts(connections: Collection[Any], limits: ConnectionLimit
 CLOSE_NOTIFY_S = 0.05  # pause between two checks whether a TLS client has received everything
 GONE_S = (0.001, 0.01, 0.1, 0.5)  # pauses between checks whether a client that sends no more is gone; the last repeats
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"  # clients skip it wherever it comes; the host of a closed socket refuses it
+SHUTDOWN = "shutdown"  # why a WebSocket reads no more
 UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
 
@@ -448,6 +536,11 @@ class Http10Transport:
         elif data:
             size, _, rest = data.partition(b"\r\n")
             self._transport.write(rest[: int(size, 16)])
+
+
+def offers_websocket(method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request that offers another protocol offers a WebSocket."""
+    return method == b"GET" and any(name == b"upgrade" and value.lower() == b"websocket" for name, value in headers)
 
 
 def head_without_upgrade(method: bytes, url: bytes, version: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -49,6 +49,7 @@ CLOSED = "sluice.closed"  # why the server cut the connection off, if it did
 RECORD = "sluice.record"  # the RequestRecord
 STREAMS = "sluice.streams"  # whether the body asks for a stream; the route adds it when the body is decoded
 DIRECT = "sluice.direct"  # an http_protocol.DirectWriter, if the server offers one
+UPGRADE = "sluice.upgrade"  # an http_protocol.Upgrade, if the client offers to go on as a WebSocket
 IGNORED_FIELDS = "sluice.ignored_fields"  # the names of unknown fields that were ignored, if any
 FINGERPRINT = "sluice.fingerprint"  # the fingerprint of the server that computes the answer, once it is known
 SEND = "sluice.send"  # the server's own `send`, so that a stream's thousands of writes skip the layers in between
@@ -360,3 +361,47 @@ def _full(why: str) -> Overloaded:
         f"the bodies of all requests have {MAX_HELD_BYTES >> 20} MiB together: {why}",
         code="queue_full", retry_after=1.0,
     )  # fmt: skip
+
+
+# What connections remember between their requests: conversations that the next request of a WebSocket goes on with.
+#
+# All of them together have a bound. When there is no room, the tenant that has most loses what it has had for longest.
+# So nobody may rely on what is remembered, and a client that finds it gone sends the whole again.
+
+MOST_REMEMBERED_BYTES = 64 << 20
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """data: None once it is forgotten"""
+
+    tenant: str
+    data: bytes | None
+
+
+class Remembered:
+    """The entries of a process."""
+
+    def __init__(self, most: int = MOST_REMEMBERED_BYTES) -> None:
+        self._most = most
+        self._entries: dict[Entry, int] = {}  # → its bytes; the oldest first
+        self._of_tenants: Counter[str] = Counter()
+
+    def keep(self, tenant: str, data: bytes) -> Entry:
+        """Returns an entry with the data; without, if there is more of it than there may be of all."""
+        entry = Entry(tenant, None)
+        if len(data) > self._most:
+            return entry
+        while self._of_tenants.total() + len(data) > self._most:
+            largest = max(self._of_tenants, key=self._of_tenants.__getitem__)
+            self.forget(next(one for one in self._entries if one.tenant == largest))
+        entry.data, self._entries[entry] = data, len(data)
+        self._of_tenants[tenant] += len(data)
+        return entry
+
+    def forget(self, entry: Entry) -> None:
+        entry.data = None
+        if size := self._entries.pop(entry, 0):
+            self._of_tenants[entry.tenant] -= size
+            if not self._of_tenants[entry.tenant]:
+                del self._of_tenants[entry.tenant]

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -85,11 +86,35 @@ def test_client_disconnect_frees_its_request(demo: Server, stream: bool) -> None
         demo.until_idle()
 
 
-def test_worker_killed_is_replaced_and_streams_continue(demo: Server) -> None:
-    undisturbed = demo.events("Once upon a time", 60, ignore_eos=True)
+def _once_upon_a_time(demo: Server) -> Events:
+    return demo.events("Once upon a time", 60, ignore_eos=True)
+
+
+def _over_a_socket(demo: Server) -> list[str]:
+    """Returns the texts of two answers on one connection, the second behind the first."""
+    body = {"model": "m", "input": "Once upon a time", "max_output_tokens": 60, "ignore_eos": True, "temperature": 0}
+    texts: list[str] = []
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none") as sdk, sdk.responses.connect() as connection:
+        for _ in range(2):
+            connection.send_raw(json.dumps({"type": "response.create", "store": False, **body}))
+            said = ""
+            for event in connection:
+                said += event.delta if event.type == "response.output_text.delta" else ""
+                if event.type == "response.incomplete":
+                    break
+                assert event.type not in ("error", "response.failed", "response.completed"), event
+            texts.append(said)
+            assert said == event.response.output_text
+            body["previous_response_id"] = event.response.id
+    return texts
+
+
+@pytest.mark.parametrize("answer", [_once_upon_a_time, _over_a_socket])
+def test_worker_killed_is_replaced_and_streams_continue(demo: Server, answer: Callable[[Server], object]) -> None:
+    undisturbed = answer(demo)
     before = demo.stats()["worker"]
     with ThreadPoolExecutor(1) as pool, demo.hold.at(30):
-        stream = pool.submit(demo.events, "Once upon a time", 60, ignore_eos=True)
+        stream = pool.submit(answer, demo)
         demo.hold.wait()
         os.kill(before["pid"], signal.SIGKILL)
         assert demo.client.get("/health").status_code == 200

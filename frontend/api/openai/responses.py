@@ -368,6 +368,7 @@ def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampl
         "text": types.TextSettings(format=_format(request) or {"type": "text"}),
         "tool_choice": request.tool_choice or "auto", "tools": tools,
         "top_logprobs": request.top_logprobs or 0, "top_p": chosen.top_p,
+        "truncation": request.truncation or "disabled",
         "user": request.user,
     }  # fmt: skip
 

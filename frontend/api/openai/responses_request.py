@@ -3,7 +3,8 @@
 The reasoning, text and calls of one assistant turn are separate items. `merge_same_role` joins them to one message.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -13,7 +14,7 @@ from frontend.chat.history import ChatMessage, call, chat_message, merge_same_ro
 from frontend.chat.prompt import MAX_MESSAGES, MAX_PARTS, ROLES, Prompt, join_text, parse_arguments, render_prompt
 from frontend.chat.reasoning import Degree, MaxThinkingTokens, OtherBudgetName, effort
 from frontend.chat.tool_fields import FlatFunctionTools, FlatToolChoice, ParallelToolCalls
-from frontend.errors import BadRequest
+from frontend.errors import BadRequest, ContextLengthExceeded
 from frontend.model_context import ModelContext
 from frontend.output_parser.model_format import Function
 from frontend.schema.base import FieldError, Names, RequestModel
@@ -188,7 +189,7 @@ STATEFUL = ("previous_response_id", "conversation", "background")  # fields that
 
 class ResponseRequest(OpenAIFields):
     ONLY: ClassVar = {
-        **OpenAIFields.ONLY, **_COUNT_ONLY, **_ONLY, "context_management": ([],),
+        **OpenAIFields.ONLY, **_ONLY, "context_management": ([],),
         "stream_reasoning": (True,),
         **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
     }  # fmt: skip
@@ -211,6 +212,10 @@ class ResponseRequest(OpenAIFields):
         doc(f"`{SCORES}`: log-probabilities of the text's tokens; the rest has no effect"),
     ] = None
     top_logprobs: TopLogprobs = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        doc("`auto`: a conversation that is too long loses its first items, and is else refused"),
+    ] = None
     stream_options: Annotated[ResponseStreamOptions | None, doc("Accepted, no effect")] = None
     chat_template_kwargs: TemplateArguments = None
     tools: FlatFunctionTools = None
@@ -266,15 +271,74 @@ async def response_prompt(
     instructions = [chat_message("system", request.instructions)] if request.instructions else []
     items = request.input
     if isinstance(items, str):
-        messages = [chat_message("user", items)]
+        shown = [[chat_message("user", items)]]
     else:
-        messages = [
-            within(shown, f"input[{place}]") for place, item in enumerate(items) for shown in chat_messages(item)
-        ]
+        shown = [[within(one, f"input[{place}]") for one in chat_messages(item)] for place, item in enumerate(items)]
     arguments = effort(request.reasoning.effort if request.reasoning else None, context)
     if request.text and request.text.verbosity:
         arguments["verbosity"] = request.text.verbosity
     arguments |= request.chat_template_kwargs or {}
-    return await render_prompt(
-        merge_same_role([*instructions, *messages]), context, arguments, functions, param="input"
-    )
+
+    async def rendered(kept: Sequence[Sequence[ChatMessage]]) -> Prompt:
+        messages = merge_same_role([*instructions, *chain.from_iterable(kept)])
+        return await render_prompt(messages, context, arguments, functions, param="input")
+
+    if not isinstance(request, ResponseRequest) or request.truncation != "auto" or not context.max_seq_len:
+        return await rendered(shown)
+    return await _fitting(shown, rendered, request.most_tokens, context.max_seq_len)
+
+
+# `truncation: "auto"`: a conversation that is too long for the context loses its first items.
+
+
+async def _fitting(
+    shown: Sequence[Sequence[ChatMessage]],
+    rendered: Callable[[Sequence[Sequence[ChatMessage]]], Awaitable[Prompt]],
+    asked: int | None,
+    longest: int,
+) -> Prompt:
+    """Returns the prompt of the most items that leave room for the answer; of the fewest possible if none do.
+
+    The room is `asked`, at most half of the context; a quarter of it if there is no limit on the answer. Instructions
+    at the beginning stay, and so does the call of each result. The prompt is rendered once for each halving.
+    """
+    try:
+        whole = await rendered(shown)
+        if len(whole.ids) < longest:
+            return whole
+    except ContextLengthExceeded:
+        pass
+    first, starts = _places_to_begin(shown)
+    most = longest - (longest // 4 if asked is None else min(asked, longest // 2))
+    found: Prompt | None = None
+    low, high = 0, len(starts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            prompt = await rendered([*shown[:first], *shown[starts[middle] :]])
+        except ContextLengthExceeded:
+            low = middle + 1
+            continue
+        if len(prompt.ids) <= most:
+            found, high = prompt, middle
+        else:
+            low = middle + 1
+    return found or await rendered([*shown[:first], *shown[starts[-1] :]])
+
+
+def _places_to_begin(shown: Sequence[Sequence[ChatMessage]]) -> tuple[int, list[int]]:
+    """Returns how many items are instructions at the beginning, and the items behind them at which a conversation can
+    begin: no result that follows has its call before."""
+    first = 0
+    while first < len(shown) - 1 and all(one["role"] == "system" for one in shown[first]):
+        first += 1
+    missing: set[str] = set()
+    starts: list[int] = []
+    for place in range(len(shown) - 1, first - 1, -1):
+        for one in shown[place]:
+            missing -= {call["id"] for call in one.get("tool_calls", ())}
+            if (id := one.get("tool_call_id")) is not None:
+                missing.add(id)
+        if not missing and shown[place]:
+            starts.append(place)
+    return first, starts[::-1] or [first]

@@ -119,7 +119,7 @@ class Response(ResponseModel):
     tools: list[dict[str, Any]]
     top_logprobs: Size
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
     user: Any
     service_tier: Literal["default"] = "default"
     store: bool = False

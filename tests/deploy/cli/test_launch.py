@@ -71,6 +71,7 @@ def test_files_say_what_the_clients_read(tmp_path: Path) -> None:
     assert codex["model"] == ODD and codex["model_context_window"] == 32768  # type: ignore[index]
     provider = codex["model_providers"][codex["model_provider"]]  # type: ignore[index]
     assert (provider["base_url"], provider["wire_api"]) == ("http://host:1/v1", "responses")
+    assert provider["supports_websockets"] is True
     name, _, model = opencode["model"].partition("/")  # type: ignore[index]
     limit = opencode["provider"][name]["models"][model]["limit"]  # type: ignore[index]
     assert model == ODD and limit == {"context": 32768, "output": 8192}

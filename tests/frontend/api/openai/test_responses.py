@@ -165,7 +165,7 @@ async def test_response_is_not_stored(tokenizer: Tokenizer) -> None:
     async with http_client(FakePool(), tokenizer) as http:
         for method, path, status in (
             ("GET", "/v1/responses/resp_1", 404), ("DELETE", "/v1/responses/resp_1", 404),
-            ("POST", "/v1/responses/resp_1/cancel", 404), ("GET", "/v1/responses", 405),
+            ("POST", "/v1/responses/resp_1/cancel", 404), ("PUT", "/v1/responses", 405),
         ):  # fmt: skip
             answer = await http.request(method, path)
             assert answer.status_code == status and answer.json()["error"]["type"] == "not_found_error"

@@ -87,7 +87,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"input": "a" * 9000}, 400, "input"),
     ({"previous_response_id": "resp_1"}, 400, "previous_response_id"), ({"conversation": "c"}, 400, "conversation"),
     ({"background": True}, 400, "background"), ({"prompt": {"id": "a"}}, 400, "prompt"),
-    ({"truncation": "auto"}, 400, "truncation"),
+    ({"truncation": "left"}, 400, "truncation"), ({"truncation": "auto", "input": "a" * 9000}, 400, "input"),
     ({"max_output_tokens": 0}, 400, "max_output_tokens"), ({"include": ["all"]}, 400, "include[0]"),
     ({"top_logprobs": 21}, 400, "top_logprobs"), ({"text": {"verbosity": "none"}}, 400, "text.verbosity"),
     ({"image": {"context_compression": "enabled"}}, 400, "image"),
@@ -109,6 +109,40 @@ async def test_response_refusal_names_the_field(qwen: Model, more: dict[str, Any
     answer = await sent(qwen, **more)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
     assert not qwen.pool.submitted
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+RESULT: dict[str, Any] = {"type": "function_call_output", "call_id": CALLED["call_id"], "output": "b" * 1500}
+LONG: list[Any] = [
+    said("developer", "Be brief."), said("user", "1" + "a" * 4000), said("assistant", "2" + "a" * 2000),
+    said("user", "3" + "a" * 1000), CALLED, RESULT, said("assistant", "4"), said("user", "5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("room", "dropped"),
+    [(None, 1), (500, 1), (4096, 2), (100, 0)],
+    ids=["a-quarter", "asked", "half-at-most", "fits"],
+)
+async def test_conversation_that_is_too_long_loses_its_first_items(qwen: Model, room: int | None, dropped: int) -> None:
+    qwen.says = ["Hi", "Hi"]
+    items = LONG if dropped else LONG[:1] + LONG[2:]
+    answer = await post(qwen, input=items, max_output_tokens=room, truncation="auto", tools=TOOLS)
+    assert (answer["truncation"], answer["status"]) == ("auto", "completed"), answer
+    kept = LONG[:1] + LONG[1 + dropped :] if dropped else items
+    await post(qwen, input=kept, max_output_tokens=room, tools=TOOLS)
+    assert qwen.pool.submitted[0].prompt == qwen.pool.submitted[1].prompt
+
+
+async def test_result_is_not_shown_without_its_call(qwen: Model) -> None:
+    qwen.says = ["Hi", "Hi"]
+    items = [said("user", "a" * 7000), CALLED, RESULT]
+    await post(qwen, input=items, truncation="auto", tools=TOOLS)
+    await post(qwen, input=items[1:], tools=TOOLS)
+    assert qwen.pool.submitted[0].prompt == qwen.pool.submitted[1].prompt
 
 
 UNUSED: list[Any] = [
