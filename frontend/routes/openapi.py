@@ -206,7 +206,13 @@ def _counting() -> dict[str, Any]:
         ),
         "/v1/receipts/verify": _post("Check the receipt of an answer", "VerifyRequest", "Verification", openai_error),
         "/tokenize": _post("Text or a chat as token ids", "TokenizeRequest", "Tokens", openai_error),
+        "/v1/tokenize": _post(
+            "The same as /tokenize", "TokenizeRequest", "Tokens", openai_error, operation="SglangTokenize"
+        ),
         "/detokenize": _post("Token ids as text", "DetokenizeRequest", "Prompt", openai_error),
+        "/v1/detokenize": _post(
+            "The same as /detokenize", "DetokenizeRequest", "Prompt", openai_error, operation="SglangDetokenize"
+        ),
     }
 
 

@@ -20,7 +20,14 @@ from starlette.responses import Response
 
 from frontend.api.llama_cpp import types
 from frontend.api.openai import chat, completions
-from frontend.api.openai.chat_request import ChatRequest, TemplateRequest, TokenizeRequest, chat_prompt, rendered_chat
+from frontend.api.openai.chat_request import (
+    MAX_TEXTS,
+    ChatRequest,
+    TemplateRequest,
+    TokenizeRequest,
+    chat_prompt,
+    rendered_chat,
+)
 from frontend.api.openai.completions import CompletionRequest
 from frontend.api.openai.responses_types import InputTokens
 from frontend.app_state import AppState, json_response
@@ -30,8 +37,8 @@ from frontend.errors import BadRequest, Unprocessable
 from frontend.model_context import ModelContext, check_counted, check_ids, check_model
 from frontend.request import GenerationRequest
 from frontend.routes.generate import while_connected
-from frontend.schema.base import EXACT, JsonArray, RequestModel, ResponseModel, in_slices, made
-from frontend.schema.request_fields import ModelName, TextIds, doc
+from frontend.schema.base import EXACT, FieldError, JsonArray, RequestModel, ResponseModel, in_slices, made
+from frontend.schema.request_fields import MOST_IDS, Count, ModelName, TextIds, doc
 from frontend.schema.responses import Prompt, Size, TokenizerInfo, TokenPiece, Tokens
 from frontend.text.tokenizer import Tokenizer
 
@@ -187,13 +194,31 @@ def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[st
 # Turns text or chat messages into token ids and back, without a worker.
 
 
+_ids: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_SEVERAL = {"anyOf": [_ids, {"type": "array", "items": _ids, "maxItems": MAX_TEXTS}]}
+
+
 class DetokenizeRequest(RequestModel):
-    tokens: Annotated[TextIds, doc("Token ids")]
+    tokens: Annotated[
+        Annotated[list[Count | TextIds], Meta(max_length=MOST_IDS, extra_json_schema=_SEVERAL)],
+        doc("The token ids of a text, or of several"),
+    ]
+    skip_special_tokens: Annotated[bool, doc("true: leave special tokens out of the text")] = False
     model: ModelName = None
+
+    def __post_init__(self) -> None:
+        several = [isinstance(one, list) for one in self.tokens]
+        if any(several) and not all(several):
+            raise FieldError("tokens", "must be an array of token ids or of arrays", BadRequest, "wrong_type")
+        if any(several) and len(several) > MAX_TEXTS:
+            raise FieldError("tokens", f"may have at most {MAX_TEXTS} arrays")
 
 
 async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
-    """Encodes `prompt`, by default with the tokenizer's special tokens, or else `messages`, rendered as a chat."""
+    """Encodes `prompt`, by default with the tokenizer's special tokens, or else `messages`, rendered as a chat.
+
+    Several texts have several arrays of ids, as in SGLang.
+    """
     check_model(request.model, context)
     prompt, special, longest = request.prompt, request.add_special_tokens, context.max_seq_len
     if (prompt is None) == (request.messages is None):
@@ -205,6 +230,10 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
             )
         context = with_template(context.unlimited, request.chat_template)
         ids = (await chat_prompt(request, await shown(request.tools, request.tool_choice), context)).ids
+    elif isinstance(prompt, list):
+        check_counted("prompt", sum(map(len, prompt)), context)
+        several = await context.tokenizer.encode_batch(prompt, special is not False)
+        return Tokens(tokens=[*several], count=[len(one) for one in several], max_model_len=longest or None)
     else:
         check_counted("prompt", len(prompt), context)
         ids = await context.tokenizer.encode(prompt, special is not False)
@@ -212,12 +241,20 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
 
 
 async def detokenize(request: DetokenizeRequest, context: ModelContext) -> Prompt:
+    """Decodes the ids of a text. Several arrays of ids have several texts, as in SGLang."""
     check_model(request.model, context)
-    check_ids("tokens", request.tokens, context.vocab_size)
-    check_counted("tokens", len(request.tokens), context)
-    decode = partial(context.tokenizer.decode, request.tokens, skip_special=False)
-    text = await made(decode, len(request.tokens))
-    return Prompt(prompt=text, content=text)
+    one = [id for id in request.tokens if isinstance(id, int)]
+    several = [ids for ids in request.tokens if isinstance(ids, list)]
+    check_counted("tokens", sum(map(len, [one, *several])), context)
+    for ids in (one, *several):
+        check_ids("tokens", ids, context.vocab_size)
+
+    async def decoded(ids: list[int]) -> str:
+        decode = partial(context.tokenizer.decode, ids, skip_special=request.skip_special_tokens)
+        return await made(decode, len(ids))
+
+    text = [await decoded(ids) for ids in several] if several else await decoded(one)
+    return Prompt(prompt=text, content=text, text=text)
 
 
 def info(context: ModelContext) -> TokenizerInfo:
@@ -233,7 +270,7 @@ def info(context: ModelContext) -> TokenizerInfo:
     )
 
 
-# /tokenize and /detokenize, which vLLM and llama.cpp both have. A body with `content` is in llama.cpp's format.
+# /tokenize and /detokenize, which vLLM, SGLang and llama.cpp have. A body with `content` is in llama.cpp's format.
 
 MAX_PARTS = 4096
 
@@ -253,6 +290,10 @@ async def any_tokenize(request: AnyTokenizeRequest, context: ModelContext) -> To
     """Encodes `content`. A body without `content` is handled as vLLM's."""
     if request.content is None:
         answer = await tokenize(request, context)
+        if request.return_token_strs and isinstance(answer.count, list):
+            raise Unprocessable(
+                "`return_token_strs` cannot go with several texts", param="return_token_strs", code="conflicting_fields"
+            )
         ids = cast(list[int], answer.tokens)
     else:
         ids = await _content_ids(request, context)
