@@ -153,6 +153,9 @@ def _pooling() -> dict[str, Any]:
         "/v1/systemone": _post(
             "Answer typed questions by probabilities", "SystemOneRequest", "StructuredDecision", error
         ),
+        "/generative_scoring": _post(
+            "Probabilities of tokens after a query and items", "GenerativeScoringRequest", "ItemScores", error
+        ),
         "/v1/decisions": _post("Judge an input, as OpenAI does", "DecisionRequest", "Decision", error),
         "/v1/embeddings": _post("Texts as vectors", "EmbeddingRequest", "Embeddings", error),
         "/v1/score": _post(*score),
