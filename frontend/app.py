@@ -73,6 +73,8 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     *(("POST", path, "frontend.routes.generate:generate") for path in API_FORMATS),
     ("POST", "/v1/completions/render", "frontend.routes.tokenize:post_completion"),
     ("POST", "/v1/chat/completions/render", "frontend.routes.tokenize:post_chat"),
+    ("POST", "/v1/responses/render", "frontend.routes.tokenize:post_response"),
+    ("POST", "/v1/messages/render", "frontend.routes.tokenize:post_message"),
     ("POST", "/invocations", "frontend.routes.verify:invocations"),
     ("POST", "/", "frontend.routes.verify:invocations"),
     ("GET", "/api/tags", "frontend.routes.models:ollama_tags"),

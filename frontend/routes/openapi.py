@@ -53,7 +53,7 @@ def document() -> dict[str, Any]:
             **_generating(),
             **_pooling(),
             **_counting(),
-            **tokenize.paths(_post, ref("OpenAIError")),
+            **tokenize.paths(_post, ref("OpenAIError"), ref("AnthropicError")),
             "/invocations": _invocations(),
             **_ollama(),
             **openapi_kept.kept_paths(_post, _get, ref),

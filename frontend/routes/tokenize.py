@@ -8,7 +8,7 @@ length limit until a worker has reported one. They refuse the same requests as t
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -18,8 +18,10 @@ from msgspec import UNSET, Meta, UnsetType, to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frontend.api.anthropic import messages
+from frontend.api.anthropic.messages_request import MessageRequest
 from frontend.api.llama_cpp import types
-from frontend.api.openai import chat, completions
+from frontend.api.openai import chat, completions, responses
 from frontend.api.openai.chat_request import (
     MAX_TEXTS,
     ChatRequest,
@@ -29,6 +31,7 @@ from frontend.api.openai.chat_request import (
     rendered_chat,
 )
 from frontend.api.openai.completions import CompletionRequest
+from frontend.api.openai.responses_request import ResponseRequest
 from frontend.api.openai.responses_types import InputTokens
 from frontend.app_state import AppState, json_response
 from frontend.chat.template_sandbox import with_template
@@ -38,7 +41,7 @@ from frontend.model_context import ModelContext, check_counted, check_ids, check
 from frontend.request import GenerationRequest
 from frontend.routes.generate import while_connected
 from frontend.schema.base import EXACT, FieldError, JsonArray, RequestModel, ResponseModel, in_slices, made
-from frontend.schema.request_fields import MOST_IDS, Count, ModelName, TextIds, doc
+from frontend.schema.request_fields import MOST_IDS, Count, GenerationFields, ModelName, TextIds, doc
 from frontend.schema.responses import Prompt, Size, TokenizerInfo, TokenPiece, Tokens
 from frontend.text.tokenizer import Tokenizer
 
@@ -102,13 +105,15 @@ class RenderedPrompt(RenderedRequest):
 async def render_completion(request: CompletionRequest, context: ModelContext) -> list[RenderedPrompt]:
     """Returns each prompt of a text completion. Raises BadRequest or Unprocessable, which name the field."""
     ready = await completions.parse(request, _unbounded(context))
-    sampling = await _sampling(request, ready)
+    sampling = await _sampling(ready, request.bad_words)
     texts = [
         one if isinstance(one, str) else context.tokenizer.decode(one, skip_special=False) for one in request.prompts
     ]
     return [
-        RenderedPrompt(**_shared(request, ready, "cmpl"), token_ids=ids, prompt_token_ids=ids, prompt=text,
-                       sampling_params=sampling)
+        RenderedPrompt(
+            **_shared(request, ready, f"{completions.PREFIX}-"), token_ids=ids, prompt_token_ids=ids, prompt=text,
+            sampling_params=sampling,
+        )
         for text, ids in zip(texts, ready.prompts, strict=True)
     ]  # fmt: skip
 
@@ -116,13 +121,32 @@ async def render_completion(request: CompletionRequest, context: ModelContext) -
 async def render_chat(request: ChatRequest, context: ModelContext) -> RenderedRequest:
     """Returns the prompt of a chat. Raises BadRequest or Unprocessable, which name the field."""
     ready = await chat.parse(request, _unbounded(context))
+    return await _rendered(request, ready, f"{chat.PREFIX}-", request.bad_words)
+
+
+async def render_response(request: ResponseRequest, context: ModelContext) -> RenderedRequest:
+    """Returns the prompt of a response. Raises BadRequest or Unprocessable, which name the field."""
+    ready = await responses.parse(request, _unbounded(context))
+    return await _rendered(request, ready, f"{responses.PREFIX}_", request.bad_words)
+
+
+async def render_message(request: MessageRequest, context: ModelContext) -> RenderedRequest:
+    """Returns the prompt of a message. Raises BadRequest or Unprocessable, which name the field."""
+    ready = await messages.parse(request, _unbounded(context))
+    return await _rendered(request, ready, f"{messages.PREFIX}_", None)
+
+
+async def _rendered(
+    request: GenerationFields, ready: GenerationRequest, prefix: str, bad_words: Sequence[str] | None
+) -> RenderedRequest:
+    """Returns the prompt of a conversation. prefix: of the request's id"""
     if ready.features.pictures:
         raise Unprocessable(
-            "`messages`: a chat with pictures cannot be rendered", param="messages", code="unsupported_field"
+            f"`{ready.param}`: a chat with pictures cannot be rendered", param=ready.param, code="unsupported_field"
         )
     (ids,) = ready.prompts
     return RenderedRequest(
-        **_shared(request, ready, "chatcmpl"), token_ids=ids, sampling_params=await _sampling(request, ready)
+        **_shared(request, ready, prefix), token_ids=ids, sampling_params=await _sampling(ready, bad_words)
     )
 
 
@@ -130,11 +154,11 @@ def _unbounded(context: ModelContext) -> ModelContext:
     return context if context.max_seq_len else replace(context, max_seq_len=NO_LIMIT)
 
 
-def _shared(request: CompletionRequest | ChatRequest, ready: GenerationRequest, prefix: str) -> dict[str, Any]:
+def _shared(request: GenerationFields, ready: GenerationRequest, prefix: str) -> dict[str, Any]:
     """Returns the fields that are the same for all prompts."""
     options = request.stream_options
     return {
-        "request_id": f"{prefix}-{secrets.token_hex(12)}",
+        "request_id": f"{prefix}{secrets.token_hex(12)}",
         "model": ready.model,
         "stream": ready.stream,
         "stream_options": to_builtins(options) if options else None,
@@ -143,7 +167,7 @@ def _shared(request: CompletionRequest | ChatRequest, ready: GenerationRequest, 
     }
 
 
-async def _sampling(request: CompletionRequest | ChatRequest, ready: GenerationRequest) -> RenderedSampling:
+async def _sampling(ready: GenerationRequest, bad_words: Sequence[str] | None) -> RenderedSampling:
     chosen = ready.sampling
     await asyncio.sleep(0)  # long lists take some milliseconds to read, to copy and to encode; streams come in between
     rendered = RenderedSampling(
@@ -163,7 +187,7 @@ async def _sampling(request: CompletionRequest | ChatRequest, ready: GenerationR
         ignore_eos=chosen.ignore_eos,
         logit_bias=dict(chosen.logit_bias) or None,
         allowed_token_ids=[*chosen.allowed_token_ids] or None,
-        bad_words=[*(request.bad_words or ())],
+        bad_words=[*(bad_words or ())],
         logprobs=chosen.logprobs,
         prompt_logprobs=ready.features.prompt_logprobs,
         include_stop_str_in_output=ready.shown.stop,
@@ -177,7 +201,9 @@ async def _sampling(request: CompletionRequest | ChatRequest, ready: GenerationR
 RESPONSES: Mapping[str, Any] = {"RenderedPrompts": list[RenderedPrompt], "RenderedRequest": RenderedRequest}
 
 
-def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[str, Any]:
+def paths(
+    post: Callable[..., dict[str, Any]], error: dict[str, str], anthropic_error: dict[str, str]
+) -> dict[str, Any]:
     """Describes the routes for /openapi.json. post: a function that describes one POST route"""
     text = post("Show the token ids of a text", "CompletionRequest", "RenderedPrompts", error, operation="RenderText")
     answers = text["post"]["responses"]
@@ -187,6 +213,16 @@ def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[st
         "/v1/completions/render": text,
         "/v1/chat/completions/render": post(
             "Show the token ids of a chat", "ChatCompletionRequest", "RenderedRequest", error, operation="RenderChat"
+        ),
+        "/v1/responses/render": post(
+            "Show the token ids of a response", "ResponseRequest", "RenderedRequest", error, operation="RenderResponse"
+        ),
+        "/v1/messages/render": post(
+            "Show the token ids of a message",
+            "MessageRequest",
+            "RenderedRequest",
+            anthropic_error,
+            operation="RenderMessage",
         ),
     }
 
@@ -394,5 +430,7 @@ post_tokenize = answering(AnyTokenizeRequest, any_tokenize)
 post_detokenize = answering(DetokenizeRequest, detokenize)
 post_completion = answering(CompletionRequest, render_completion)
 post_chat = answering(ChatRequest, render_chat)
+post_response = answering(ResponseRequest, render_response)
+post_message = answering(MessageRequest, render_message)
 post_template = answering(TemplateRequest, apply_template)
 post_chat_tokens = answering(TemplateRequest, count_tokens)
