@@ -125,7 +125,8 @@ def pooling() -> str:
         "/v1/embeddings": "EmbeddingRequest", "/v1/score": "ScoreRequest", "/v1/rerank": "RerankRequest",
         "/v1/classify": "ClassifyRequest", "/pooling": "PoolingRequest", "/embed": "TeiEmbedRequest",
         "/similarity": "TeiSimilarityRequest", "/predict": "TeiPredictRequest", "/v2/embed": "CohereEmbedRequest",
-        "/v1/systemone": "SystemOneRequest", "/v1/decisions": "DecisionRequest",
+        "/generative_scoring": "GenerativeScoringRequest", "/v1/systemone": "SystemOneRequest",
+        "/v1/decisions": "DecisionRequest",
     }  # fmt: skip
     return table(["route", "field", "value", "default", ""], _by_route(parts))
 

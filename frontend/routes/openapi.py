@@ -53,7 +53,7 @@ def document() -> dict[str, Any]:
             **_generating(),
             **_pooling(),
             **_counting(),
-            **tokenize.paths(_post, ref("OpenAIError")),
+            **tokenize.paths(_post, ref("OpenAIError"), ref("AnthropicError")),
             "/invocations": _invocations(),
             **_ollama(),
             **openapi_kept.kept_paths(_post, _get, ref),
@@ -167,6 +167,9 @@ def _pooling() -> dict[str, Any]:
         "/v1/systemone": _post(
             "Answer typed questions by probabilities", "SystemOneRequest", "StructuredDecision", error
         ),
+        "/generative_scoring": _post(
+            "Probabilities of tokens after a query and items", "GenerativeScoringRequest", "ItemScores", error
+        ),
         "/v1/decisions": _post("Judge an input, as OpenAI does", "DecisionRequest", "Decision", error),
         "/v1/embeddings": _post("Texts as vectors", "EmbeddingRequest", "Embeddings", error),
         "/v1/score": _post(*score),
@@ -220,7 +223,13 @@ def _counting() -> dict[str, Any]:
         ),
         "/v1/receipts/verify": _post("Check the receipt of an answer", "VerifyRequest", "Verification", openai_error),
         "/tokenize": _post("Text or a chat as token ids", "TokenizeRequest", "Tokens", openai_error),
+        "/v1/tokenize": _post(
+            "The same as /tokenize", "TokenizeRequest", "Tokens", openai_error, operation="SglangTokenize"
+        ),
         "/detokenize": _post("Token ids as text", "DetokenizeRequest", "Prompt", openai_error),
+        "/v1/detokenize": _post(
+            "The same as /detokenize", "DetokenizeRequest", "Prompt", openai_error, operation="SglangDetokenize"
+        ),
     }
 
 

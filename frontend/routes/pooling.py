@@ -51,6 +51,7 @@ POOLING_FORMATS: Modules[PoolingFormat] = Modules({
     "/v1/logprobs": "frontend.api.pooling.logprobs",
     "/v1/systemone": "frontend.api.pooling.systemone",
     "/v1/decisions": "frontend.api.pooling.decisions",
+    "/generative_scoring": "frontend.api.pooling.generative_scoring",
     "/v1/score": "frontend.api.pooling.score",
     "/score": "frontend.api.pooling.score",
     "/v1/rerank": "frontend.api.pooling.rerank",

@@ -8,7 +8,7 @@ length limit until a worker has reported one. They refuse the same requests as t
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -18,10 +18,20 @@ from msgspec import UNSET, Meta, UnsetType, to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frontend.api.anthropic import messages
+from frontend.api.anthropic.messages_request import MessageRequest
 from frontend.api.llama_cpp import types
-from frontend.api.openai import chat, completions
-from frontend.api.openai.chat_request import ChatRequest, TemplateRequest, TokenizeRequest, chat_prompt, rendered_chat
+from frontend.api.openai import chat, completions, responses
+from frontend.api.openai.chat_request import (
+    MAX_TEXTS,
+    ChatRequest,
+    TemplateRequest,
+    TokenizeRequest,
+    chat_prompt,
+    rendered_chat,
+)
 from frontend.api.openai.completions import CompletionRequest
+from frontend.api.openai.responses_request import ResponseRequest
 from frontend.api.openai.responses_types import InputTokens
 from frontend.app_state import AppState, json_response
 from frontend.chat.template_sandbox import with_template
@@ -30,8 +40,8 @@ from frontend.errors import BadRequest, Unprocessable
 from frontend.model_context import ModelContext, check_counted, check_ids, check_model
 from frontend.request import GenerationRequest
 from frontend.routes.generate import while_connected
-from frontend.schema.base import EXACT, JsonArray, RequestModel, ResponseModel, in_slices, made
-from frontend.schema.request_fields import ModelName, TextIds, doc
+from frontend.schema.base import EXACT, FieldError, JsonArray, RequestModel, ResponseModel, in_slices, made
+from frontend.schema.request_fields import MOST_IDS, Count, GenerationFields, ModelName, TextIds, doc
 from frontend.schema.responses import Prompt, Size, TokenizerInfo, TokenPiece, Tokens
 from frontend.text.tokenizer import Tokenizer
 
@@ -95,13 +105,15 @@ class RenderedPrompt(RenderedRequest):
 async def render_completion(request: CompletionRequest, context: ModelContext) -> list[RenderedPrompt]:
     """Returns each prompt of a text completion. Raises BadRequest or Unprocessable, which name the field."""
     ready = await completions.parse(request, _unbounded(context))
-    sampling = await _sampling(request, ready)
+    sampling = await _sampling(ready, request.bad_words)
     texts = [
         one if isinstance(one, str) else context.tokenizer.decode(one, skip_special=False) for one in request.prompts
     ]
     return [
-        RenderedPrompt(**_shared(request, ready, "cmpl"), token_ids=ids, prompt_token_ids=ids, prompt=text,
-                       sampling_params=sampling)
+        RenderedPrompt(
+            **_shared(request, ready, f"{completions.PREFIX}-"), token_ids=ids, prompt_token_ids=ids, prompt=text,
+            sampling_params=sampling,
+        )
         for text, ids in zip(texts, ready.prompts, strict=True)
     ]  # fmt: skip
 
@@ -109,13 +121,32 @@ async def render_completion(request: CompletionRequest, context: ModelContext) -
 async def render_chat(request: ChatRequest, context: ModelContext) -> RenderedRequest:
     """Returns the prompt of a chat. Raises BadRequest or Unprocessable, which name the field."""
     ready = await chat.parse(request, _unbounded(context))
+    return await _rendered(request, ready, f"{chat.PREFIX}-", request.bad_words)
+
+
+async def render_response(request: ResponseRequest, context: ModelContext) -> RenderedRequest:
+    """Returns the prompt of a response. Raises BadRequest or Unprocessable, which name the field."""
+    ready = await responses.parse(request, _unbounded(context))
+    return await _rendered(request, ready, f"{responses.PREFIX}_", request.bad_words)
+
+
+async def render_message(request: MessageRequest, context: ModelContext) -> RenderedRequest:
+    """Returns the prompt of a message. Raises BadRequest or Unprocessable, which name the field."""
+    ready = await messages.parse(request, _unbounded(context))
+    return await _rendered(request, ready, f"{messages.PREFIX}_", None)
+
+
+async def _rendered(
+    request: GenerationFields, ready: GenerationRequest, prefix: str, bad_words: Sequence[str] | None
+) -> RenderedRequest:
+    """Returns the prompt of a conversation. prefix: of the request's id"""
     if ready.features.pictures:
         raise Unprocessable(
-            "`messages`: a chat with pictures cannot be rendered", param="messages", code="unsupported_field"
+            f"`{ready.param}`: a chat with pictures cannot be rendered", param=ready.param, code="unsupported_field"
         )
     (ids,) = ready.prompts
     return RenderedRequest(
-        **_shared(request, ready, "chatcmpl"), token_ids=ids, sampling_params=await _sampling(request, ready)
+        **_shared(request, ready, prefix), token_ids=ids, sampling_params=await _sampling(ready, bad_words)
     )
 
 
@@ -123,11 +154,11 @@ def _unbounded(context: ModelContext) -> ModelContext:
     return context if context.max_seq_len else replace(context, max_seq_len=NO_LIMIT)
 
 
-def _shared(request: CompletionRequest | ChatRequest, ready: GenerationRequest, prefix: str) -> dict[str, Any]:
+def _shared(request: GenerationFields, ready: GenerationRequest, prefix: str) -> dict[str, Any]:
     """Returns the fields that are the same for all prompts."""
     options = request.stream_options
     return {
-        "request_id": f"{prefix}-{secrets.token_hex(12)}",
+        "request_id": f"{prefix}{secrets.token_hex(12)}",
         "model": ready.model,
         "stream": ready.stream,
         "stream_options": to_builtins(options) if options else None,
@@ -136,7 +167,7 @@ def _shared(request: CompletionRequest | ChatRequest, ready: GenerationRequest, 
     }
 
 
-async def _sampling(request: CompletionRequest | ChatRequest, ready: GenerationRequest) -> RenderedSampling:
+async def _sampling(ready: GenerationRequest, bad_words: Sequence[str] | None) -> RenderedSampling:
     chosen = ready.sampling
     await asyncio.sleep(0)  # long lists take some milliseconds to read, to copy and to encode; streams come in between
     rendered = RenderedSampling(
@@ -156,7 +187,7 @@ async def _sampling(request: CompletionRequest | ChatRequest, ready: GenerationR
         ignore_eos=chosen.ignore_eos,
         logit_bias=dict(chosen.logit_bias) or None,
         allowed_token_ids=[*chosen.allowed_token_ids] or None,
-        bad_words=[*(request.bad_words or ())],
+        bad_words=[*(bad_words or ())],
         logprobs=chosen.logprobs,
         prompt_logprobs=ready.features.prompt_logprobs,
         include_stop_str_in_output=ready.shown.stop,
@@ -170,7 +201,9 @@ async def _sampling(request: CompletionRequest | ChatRequest, ready: GenerationR
 RESPONSES: Mapping[str, Any] = {"RenderedPrompts": list[RenderedPrompt], "RenderedRequest": RenderedRequest}
 
 
-def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[str, Any]:
+def paths(
+    post: Callable[..., dict[str, Any]], error: dict[str, str], anthropic_error: dict[str, str]
+) -> dict[str, Any]:
     """Describes the routes for /openapi.json. post: a function that describes one POST route"""
     text = post("Show the token ids of a text", "CompletionRequest", "RenderedPrompts", error, operation="RenderText")
     answers = text["post"]["responses"]
@@ -181,19 +214,47 @@ def paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[st
         "/v1/chat/completions/render": post(
             "Show the token ids of a chat", "ChatCompletionRequest", "RenderedRequest", error, operation="RenderChat"
         ),
+        "/v1/responses/render": post(
+            "Show the token ids of a response", "ResponseRequest", "RenderedRequest", error, operation="RenderResponse"
+        ),
+        "/v1/messages/render": post(
+            "Show the token ids of a message",
+            "MessageRequest",
+            "RenderedRequest",
+            anthropic_error,
+            operation="RenderMessage",
+        ),
     }
 
 
 # Turns text or chat messages into token ids and back, without a worker.
 
 
+_ids: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_SEVERAL = {"anyOf": [_ids, {"type": "array", "items": _ids, "maxItems": MAX_TEXTS}]}
+
+
 class DetokenizeRequest(RequestModel):
-    tokens: Annotated[TextIds, doc("Token ids")]
+    tokens: Annotated[
+        Annotated[list[Count | TextIds], Meta(max_length=MOST_IDS, extra_json_schema=_SEVERAL)],
+        doc("The token ids of a text, or of several"),
+    ]
+    skip_special_tokens: Annotated[bool, doc("true: leave special tokens out of the text")] = False
     model: ModelName = None
+
+    def __post_init__(self) -> None:
+        several = [isinstance(one, list) for one in self.tokens]
+        if any(several) and not all(several):
+            raise FieldError("tokens", "must be an array of token ids or of arrays", BadRequest, "wrong_type")
+        if any(several) and len(several) > MAX_TEXTS:
+            raise FieldError("tokens", f"may have at most {MAX_TEXTS} arrays")
 
 
 async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
-    """Encodes `prompt`, by default with the tokenizer's special tokens, or else `messages`, rendered as a chat."""
+    """Encodes `prompt`, by default with the tokenizer's special tokens, or else `messages`, rendered as a chat.
+
+    Several texts have several arrays of ids, as in SGLang.
+    """
     check_model(request.model, context)
     prompt, special, longest = request.prompt, request.add_special_tokens, context.max_seq_len
     if (prompt is None) == (request.messages is None):
@@ -205,6 +266,10 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
             )
         context = with_template(context.unlimited, request.chat_template)
         ids = (await chat_prompt(request, await shown(request.tools, request.tool_choice), context)).ids
+    elif isinstance(prompt, list):
+        check_counted("prompt", sum(map(len, prompt)), context)
+        several = await context.tokenizer.encode_batch(prompt, special is not False)
+        return Tokens(tokens=[*several], count=[len(one) for one in several], max_model_len=longest or None)
     else:
         check_counted("prompt", len(prompt), context)
         ids = await context.tokenizer.encode(prompt, special is not False)
@@ -212,12 +277,20 @@ async def tokenize(request: TokenizeRequest, context: ModelContext) -> Tokens:
 
 
 async def detokenize(request: DetokenizeRequest, context: ModelContext) -> Prompt:
+    """Decodes the ids of a text. Several arrays of ids have several texts, as in SGLang."""
     check_model(request.model, context)
-    check_ids("tokens", request.tokens, context.vocab_size)
-    check_counted("tokens", len(request.tokens), context)
-    decode = partial(context.tokenizer.decode, request.tokens, skip_special=False)
-    text = await made(decode, len(request.tokens))
-    return Prompt(prompt=text, content=text)
+    one = [id for id in request.tokens if isinstance(id, int)]
+    several = [ids for ids in request.tokens if isinstance(ids, list)]
+    check_counted("tokens", sum(map(len, [one, *several])), context)
+    for ids in (one, *several):
+        check_ids("tokens", ids, context.vocab_size)
+
+    async def decoded(ids: list[int]) -> str:
+        decode = partial(context.tokenizer.decode, ids, skip_special=request.skip_special_tokens)
+        return await made(decode, len(ids))
+
+    text = [await decoded(ids) for ids in several] if several else await decoded(one)
+    return Prompt(prompt=text, content=text, text=text)
 
 
 def info(context: ModelContext) -> TokenizerInfo:
@@ -233,7 +306,7 @@ def info(context: ModelContext) -> TokenizerInfo:
     )
 
 
-# /tokenize and /detokenize, which vLLM and llama.cpp both have. A body with `content` is in llama.cpp's format.
+# /tokenize and /detokenize, which vLLM, SGLang and llama.cpp have. A body with `content` is in llama.cpp's format.
 
 MAX_PARTS = 4096
 
@@ -253,6 +326,10 @@ async def any_tokenize(request: AnyTokenizeRequest, context: ModelContext) -> To
     """Encodes `content`. A body without `content` is handled as vLLM's."""
     if request.content is None:
         answer = await tokenize(request, context)
+        if request.return_token_strs and isinstance(answer.count, list):
+            raise Unprocessable(
+                "`return_token_strs` cannot go with several texts", param="return_token_strs", code="conflicting_fields"
+            )
         ids = cast(list[int], answer.tokens)
     else:
         ids = await _content_ids(request, context)
@@ -353,5 +430,7 @@ post_tokenize = answering(AnyTokenizeRequest, any_tokenize)
 post_detokenize = answering(DetokenizeRequest, detokenize)
 post_completion = answering(CompletionRequest, render_completion)
 post_chat = answering(ChatRequest, render_chat)
+post_response = answering(ResponseRequest, render_response)
+post_message = answering(MessageRequest, render_message)
 post_template = answering(TemplateRequest, apply_template)
 post_chat_tokens = answering(TemplateRequest, count_tokens)

@@ -122,7 +122,8 @@ Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 TopK = Annotated[int, Meta(ge=-1, le=MOST)]
 LogprobCount = Annotated[int, Meta(ge=-1, le=MOST)]  # how many likely tokens to report beside the drawn one; -1: all
 TokenIds = Annotated[list[Count], Meta(max_length=MAX_STOP_IDS)]
-TextIds = Annotated[list[Count], Meta(max_length=1 << 24)]  # the ids of a whole prompt or answer
+MOST_IDS = 1 << 24
+TextIds = Annotated[list[Count], Meta(max_length=MOST_IDS)]  # the ids of a whole prompt or answer
 STOPS = f"Texts that end the answer, of {MAX_STOP_BYTES} bytes in all; they are not part of it"
 StopText = Annotated[str, Meta(min_length=1)]
 StopTexts = list[StopText]

@@ -100,8 +100,11 @@ class TokenPiece(ResponseModel):
 
 
 class Tokens(ResponseModel):
-    tokens: Annotated[list[Size | TokenPiece], Meta(description="Ids or, with `with_pieces`, objects")]
-    count: Size
+    tokens: Annotated[
+        list[Size | TokenPiece | list[Size]],
+        Meta(description="Ids; with `with_pieces`, objects; of several texts, arrays of ids"),
+    ]
+    count: Size | list[Size]
     max_model_len: Size | None
     token_strs: Annotated[
         list[str] | UnsetType, Meta(description="With `return_token_strs`: the text of each token, for people")
@@ -109,8 +112,9 @@ class Tokens(ResponseModel):
 
 
 class Prompt(ResponseModel):
-    prompt: str
-    content: Annotated[str, Meta(description="The same by llama.cpp's name")]
+    prompt: Annotated[str | list[str], Meta(description="The text; an array of several")]
+    content: Annotated[str | list[str], Meta(description="The same by llama.cpp's name")]
+    text: Annotated[str | list[str], Meta(description="The same by SGLang's name")]
 
 
 class TokenizerInfo(ResponseModel):

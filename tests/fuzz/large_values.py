@@ -57,6 +57,7 @@ BASES: Mapping[str, dict[str, Any]] = {
     "/tokenize": {"content": "a"},
     "/detokenize": {"tokens": [5]},
     "/v1/logprobs": {"prompt": "ab"},
+    "/generative_scoring": {"query": "a", "items": ["b"], "label_token_ids": [5]},
     "/v1/systemone": {"state": "a", "questions": {"a": {"type": "noul"}}},
     "/v1/decisions": {"input": "a", "questions": [{"type": "predicate", "instructions": "a"}]},
     "/apply-template": {"messages": CHAT["messages"]},

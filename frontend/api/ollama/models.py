@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -16,7 +18,7 @@ from frontend.schema.base import FieldError, Names, RequestModel
 from frontend.schema.request_fields import Text, doc
 from frontend.schema.responses import Capability
 from frontend.text.fill_in_middle import layout_of
-from shared.gguf.index import stored_bytes
+from shared.gguf.index import StoredWeights, stored_bytes, stored_weights
 from shared.launcher_messages import ModelState
 from shared.preset import Preset
 
@@ -44,13 +46,14 @@ def tags(contexts: Sequence[ModelContext], created: int, unloaded: Sequence[str]
     unloaded: names of models that are not loaded; they have no digest, because the digest is the tokenizer's, and no
         size
     """
-    known = {context.model: (context.tokenizer.hash, _stored_bytes(context)) for context in contexts}
+    known = {one.model: (one.tokenizer.hash, _stored_bytes(one), _details(one)) for one in contexts}
     models = [
         types.OllamaModel(
-            name=name, model=name, modified_at=rfc3339(created), size=size, digest=digest,
-            details=types.OllamaDetails(),
+            name=name, model=name, modified_at=rfc3339(created), size=size, digest=digest, details=details
         )
-        for model, (digest, size) in {**known, **dict.fromkeys(unloaded, ("", 0))}.items()
+        for model, (digest, size, details) in {
+            **known, **dict.fromkeys(unloaded, ("", 0, types.OllamaDetails()))
+        }.items()
         for name in [tagged(model)]
     ]  # fmt: skip
     return types.OllamaModels(models=models)
@@ -64,14 +67,43 @@ def _stored_bytes(context: ModelContext) -> int:
         return 0
 
 
+def _weights(context: ModelContext) -> StoredWeights:
+    try:
+        return _read_weights(context.tokenizer.folder, _stored_bytes(context))
+    except (OSError, ValueError, LookupError, TypeError):  # files that are not here, or that only the worker can judge
+        return StoredWeights()
+
+
+@cache
+def _read_weights(folder: Path, nbytes: int) -> StoredWeights:
+    """Reads the facts about files of weights. nbytes: of the files; when it changes, they are read again"""
+    return stored_weights(folder)
+
+
+def _details(context: ModelContext) -> types.OllamaDetails:
+    found = _weights(context)
+    return types.OllamaDetails(
+        format=found.format, family=found.family, families=[found.family] if found.family else None,
+        parameter_size=parameter_size(found.parameters), quantization_level=found.kind,
+    )  # fmt: skip
+
+
+def parameter_size(count: int) -> str:
+    """Writes a number of parameters as Ollama does (134.52M, 7.6B, 8B); empty for 0."""
+    for unit, size, decimals in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 0)):
+        if count >= size:
+            return f"{count / size:.{decimals if count % size else 0}f}{unit}"
+    return str(count or "")
+
+
 def running(contexts: Sequence[ModelContext], states: Sequence[ModelState] = ()) -> types.OllamaProcesses:
     """Lists the loaded models. states: the launcher's reports about models that it loads on demand"""
     known = {state.name: state for state in states}
     models = [
         types.OllamaRunning(
-            name=name, model=name, digest=context.tokenizer.hash, details=types.OllamaDetails(),
-            expires_at=_expires_at(state),
-            context_length=context.max_seq_len, size=state.nbytes if state else 0,
+            name=name, model=name, digest=context.tokenizer.hash, details=_details(context),
+            expires_at=_expires_at(state), context_length=context.max_seq_len,
+            size=state.nbytes if state else _stored_bytes(context),
         )
         for context in contexts
         if context.max_seq_len
@@ -95,17 +127,19 @@ def show(request: ShowRequest, context: ModelContext, created: int) -> types.Oll
         info[f"{ARCHITECTURE}.context_length"] = context.max_seq_len
     if context.hidden_size:
         info[f"{ARCHITECTURE}.embedding_length"] = context.hidden_size
+    if parameters := _weights(context).parameters:
+        info["general.parameter_count"] = parameters
     preset = context.preset or Preset(context.model)
     template = preset.template or context.tokenizer.templates.get("default", "")
-    parameters = _parameters(context)
+    defaults = _parameters(context)
     return types.OllamaShown(
         license=preset.license,
         modelfile=modelfile(preset),
-        parameters="\n".join(parameters),
+        parameters="\n".join(defaults),
         template=template,
         system=preset.system or UNSET,
         messages=[{"role": one.role, "content": one.content} for one in preset.messages] or UNSET,
-        details=types.OllamaDetails(),
+        details=_details(context),
         model_info=info,
         capabilities=capabilities(context),
         modified_at=rfc3339(created),

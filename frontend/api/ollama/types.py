@@ -317,14 +317,14 @@ class OllamaEmbedding(ResponseModel):
 
 
 class OllamaDetails(ResponseModel):
-    """Facts about a file of weights. This server does not report them."""
+    """Facts about the files of weights, as far as they are on this machine; else they are empty."""
 
     parent_model: str = ""
-    format: str = ""
+    format: Annotated[str, Meta(description="gguf or safetensors")] = ""
     family: str = ""
     families: list[str] | None = None
-    parameter_size: str = ""
-    quantization_level: str = ""
+    parameter_size: Annotated[str, Meta(description="How many parameters the model has, such as 7.6B")] = ""
+    quantization_level: Annotated[str, Meta(description="The kind of numbers, such as Q4_K_M or BF16")] = ""
 
 
 class OllamaModel(ResponseModel):

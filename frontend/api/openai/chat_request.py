@@ -410,8 +410,11 @@ class TemplateFields(RequestModel):
     verbosity: Verbosity = None
 
 
+MAX_TEXTS = 2048  # that /tokenize takes at once
+
+
 class TokenizeRequest(TemplateFields):
-    prompt: Annotated[str | None, doc("A text")] = None
+    prompt: Annotated[str | Annotated[list[str], Meta(max_length=MAX_TEXTS)] | None, doc("A text, or several")] = None
     add_special_tokens: Annotated[bool | None, doc("false: without the tokenizer's special tokens")] = None
     messages: Messages | None = None
 

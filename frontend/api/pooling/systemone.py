@@ -112,6 +112,8 @@ class ScoreAnswer(ResponseModel, tag="score"):
 
 class NoulAnswer(ResponseModel, tag="noul"):
     noul: Annotated[float, Meta(description="The probability that it is true")]
+    probabilities: Annotated[dict[str, float], Meta(description="Of `yes` and `no`")]
+    confidence: float
 
 
 class Diagnostics(ResponseModel):
@@ -196,15 +198,14 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
 
 def _written(answer: Answer) -> ChoiceAnswer | ScoreAnswer | NoulAnswer:
     question, shares = answer.question, answer.probabilities
+    named = dict(zip([option for option, _ in question.options], shares, strict=True))
     if question.is_yes_no:
-        return NoulAnswer(noul=shares[0])
+        return NoulAnswer(noul=named[YES], probabilities=named, confidence=answer.confidence)
     if question.ordered:
         return ScoreAnswer(
             score=answer.expected, confidence=answer.confidence,
             legend={str(index): level for index, (level, _) in enumerate(question.options)},
             probabilities={str(index): share for index, share in enumerate(shares)},
         )  # fmt: skip
-    options = [option for option, _ in question.options]
-    return ChoiceAnswer(
-        choice=options[answer.best], confidence=answer.confidence, probabilities=dict(zip(options, shares, strict=True))
-    )
+    best, _ = question.options[answer.best]
+    return ChoiceAnswer(choice=best, confidence=answer.confidence, probabilities=named)

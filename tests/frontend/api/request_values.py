@@ -9,6 +9,7 @@ from frontend.api.llama_cpp.server import LlamaCppEmbeddingRequest
 from frontend.api.ollama.models import ShowRequest
 from frontend.api.pooling.cohere import CohereEmbedRequest
 from frontend.api.pooling.decisions import DecisionRequest
+from frontend.api.pooling.generative_scoring import GenerativeScoringRequest
 from frontend.api.pooling.rerank import RerankRequest
 from frontend.api.pooling.score import ScoreRequest
 from frontend.api.pooling.systemone import SystemOneRequest
@@ -30,6 +31,7 @@ OWN: dict[type[RequestModel], dict[str, Any]] = {  # what requests need beside R
     ScoreRequest: {"text_1": "a", "text_2": "b"},
     CohereEmbedRequest: {"texts": ["a"]},
     GenerateRequest: {"text": "a"},
+    GenerativeScoringRequest: {"query": "a", "items": ["b"], "label_token_ids": [5]},
     SystemOneRequest: {"questions": {"a": {"type": "noul"}}},
     DecisionRequest: {"questions": [{"type": "predicate", "instructions": "a"}]},
 }

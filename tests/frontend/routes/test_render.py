@@ -84,3 +84,26 @@ async def test_refusals_are_those_of_chats(tokenizer: Tokenizer) -> None:
     assert {answer.json()["error"]["param"] for answer in named} == {"model"}
     assert (empty.status_code, empty.json()["error"]["param"]) == (400, "prompt")
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_responses_and_messages_are_rendered_as_their_routes_send_them(tokenizer: Tokenizer) -> None:
+    said = [{"role": "user", "content": "Hi <s> there"}]
+    response = {"instructions": "Be brief.", "input": said, "max_output_tokens": 7, "bad_words": ["no"]}
+    message = {"system": "Be brief.", "messages": said, "max_tokens": 7, "stop_sequences": ["x"]}
+    pool = completing(tokenizer)
+    async with http_client(pool, tokenizer) as http:
+        rendered = [
+            (await http.post("/v1/responses/render", json=response)).json(),
+            (await http.post("/v1/messages/render", json=message)).json(),
+        ]
+        assert not pool.submitted
+        await http.post("/v1/responses", json=response)
+        await http.post("/v1/messages", json=message)
+        follows = await http.post("/v1/responses/render", json={**response, "previous_response_id": "resp_1"})
+        nameless = await http.post("/v1/messages/render", json={**message, "model": "other"})
+    assert [one["token_ids"] for one in rendered] == [one.prompt for one in pool.submitted]
+    assert [one["request_id"].partition("_")[0] for one in rendered] == ["resp", "msg"]
+    assert [one["sampling_params"]["max_tokens"] for one in rendered] == [7, 7]
+    assert (rendered[0]["sampling_params"]["bad_words"], rendered[1]["sampling_params"]["stop"]) == (["no"], ["x"])
+    assert (follows.status_code, follows.json()["error"]["param"]) == (400, "previous_response_id")
+    assert (nameless.status_code, nameless.json()["type"]) == (404, "error")

@@ -91,7 +91,9 @@ async def test_answer_has_every_field_of_its_kind(qwen: Model) -> None:
         "type": "score", "score": pytest.approx(1), "legend": {"0": "quiet", "1": "loud", "2": "deafening"},
         "probabilities": {"0": third, "1": third, "2": third}, "confidence": pytest.approx(0),
     }  # fmt: skip
-    assert answer["answers"]["loud"] == {"type": "noul", "noul": half}
+    assert answer["answers"]["loud"] == {
+        "type": "noul", "noul": half, "probabilities": {"yes": half, "no": half}, "confidence": pytest.approx(0),
+    }  # fmt: skip
     assert answer["diagnostics"]["loud"] == {"label_mass": pytest.approx(0.6), "argmax_is_label": False}
     sent = sum(len(one.prompt) for one in qwen.pool.submitted)
     assert answer["usage"] == {
