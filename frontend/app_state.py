@@ -23,16 +23,9 @@ from frontend.schema.base import RequestModel, to_json
 from frontend.schema.decoding import OnUnknown, check_values, decode, decode_valid
 from frontend.schema.unknown_fields import UnknownFields
 from frontend.server.access import administers
+from frontend.server.bodies import Bodies, Remembered, largest_body
 from frontend.server.content_coding import coding_of
-from frontend.server.middleware import (
-    FINGERPRINT,
-    IGNORED_FIELDS,
-    RECORD,
-    Bodies,
-    Remembered,
-    header_value,
-    largest_body,
-)
+from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, header_value
 from frontend.server.request_record import RequestRecord
 from frontend.turns import FairThreads
 from shared.config.frontend import FrontendConfig

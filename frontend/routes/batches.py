@@ -23,7 +23,7 @@ from frontend.kept.batches import Batch
 from frontend.kept.kept import Kept
 from frontend.routes.files import check_stored
 from frontend.routes.kept import store_of, tenant_of
-from frontend.server.middleware import largest_body
+from frontend.server.bodies import largest_body
 from shared.config.frontend import FrontendConfig
 
 MAX_PAGE, OPENAI_PAGE = 1000, 20

@@ -22,8 +22,9 @@ from frontend.api.openai import responses
 from frontend.app_state import AppState
 from frontend.errors import BadRequest, Overloaded, SluiceError, TooLarge
 from frontend.schema.base import to_json
+from frontend.server.bodies import Entry
 from frontend.server.http_protocol import SHUTDOWN, Upgrade
-from frontend.server.middleware import CLOSED, DIRECT, RECORD, REQUEST_ID, UPGRADE, Entry, client_error
+from frontend.server.middleware import CLOSED, DIRECT, RECORD, REQUEST_ID, UPGRADE, client_error
 from frontend.server.websocket import (
     GOING_AWAY,
     LATER,

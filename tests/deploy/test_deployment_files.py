@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.server.middleware import largest_body
+from frontend.server.bodies import largest_body
 from shared.config.flags import all_flags
 from tests.deploy.starts import DEFAULTS, DEPLOY, ROOT, Start, containers, documents, pods, stages, units
 

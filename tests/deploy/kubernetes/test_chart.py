@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from deploy.generate.release import CHART, helm, template
-from frontend.server.middleware import largest_body
+from frontend.server.bodies import largest_body
 from shared.config.flags import Parser, add_flags, read
 from shared.config.worker import GPU_SEQUENCES, SEQUENCES
 from tests.deploy.kubernetes.objects import Object, check, objects, pods

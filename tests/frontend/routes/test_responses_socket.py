@@ -19,8 +19,8 @@ from websockets.frames import Frame, Opcode
 
 from frontend.app_state import AppState
 from frontend.routes import responses_socket
+from frontend.server.bodies import Remembered
 from frontend.server.http_protocol import ConnectionLimits
-from frontend.server.middleware import Remembered
 from frontend.server.websocket import WebSocket
 from tests.fakes import FakePool
 from tests.frontend.api.scripted import openai_sdk

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from frontend.server import middleware
+from frontend.server import bodies
+from frontend.server.bodies import FILE_BYTES, LARGEST_BYTES, TEXT_BYTES, largest_body
 from frontend.server.http_protocol import ConnectionLimits
-from frontend.server.middleware import FILE_BYTES, LARGEST_BYTES, TEXT_BYTES, largest_body
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
 from tests.checkpoints import VOCAB
@@ -71,8 +71,8 @@ async def test_body_of_a_model_that_sees_may_be_larger(seeing: Tokenizer, tokeni
 async def test_large_bodies_together_are_bounded_and_their_room_is_given_back(
     seeing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(middleware, "MAX_HELD_BYTES", 14 << 20)
-    monkeypatch.setattr(middleware, "GRACE_S", PATIENCE_S)
+    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", 14 << 20)
+    monkeypatch.setattr(bodies, "GRACE_S", PATIENCE_S)
     body, proceed, began = chat(photo(3 << 20)), asyncio.Event(), asyncio.Semaphore(0)
 
     async def slow(announced: bool) -> httpx.Response:
@@ -120,8 +120,8 @@ async def small(http: httpx.AsyncClient, key: str) -> int:
 async def test_unfinished_uploads_of_one_key_leave_room_for_the_others_whatever_their_size(
     seeing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(middleware, "MAX_HELD_BYTES", 12 << 20)
-    monkeypatch.setattr(middleware, "GRACE_S", PATIENCE_S)
+    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", 12 << 20)
+    monkeypatch.setattr(bodies, "GRACE_S", PATIENCE_S)
     app = app_over(pool(), seeing, api_key="hostile honest")
     async with serving(app, ConnectionLimits()) as address, httpx.AsyncClient(base_url=address) as http:
         port = int(address.rpartition(":")[2])
@@ -144,8 +144,8 @@ async def test_unfinished_uploads_of_one_key_leave_room_for_the_others_whatever_
 async def test_upload_that_stands_still_makes_room_for_the_next_of_its_client(
     seeing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(middleware, "MAX_HELD_BYTES", 3 << 20)
-    monkeypatch.setattr(middleware, "GRACE_S", 0.2)
+    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", 3 << 20)
+    monkeypatch.setattr(bodies, "GRACE_S", 0.2)
     app = app_over(pool(), seeing)
     async with serving(app, ConnectionLimits()) as address, httpx.AsyncClient(base_url=address) as http:
         held = [await unfinished(int(address.rpartition(":")[2]), 1000 << 10) for _ in range(2)]
@@ -167,7 +167,7 @@ async def test_a_hundred_hostile_clients_take_bounded_memory(
 ) -> None:
     """Each client sends a body of the largest size in pieces, but never its end. Together these are 7 GiB."""
     most, piece = 64 << 20, random.randbytes(1 << 20)
-    monkeypatch.setattr(middleware, "MAX_HELD_BYTES", most)
+    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", most)
 
     async def hostile(port: int) -> str:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

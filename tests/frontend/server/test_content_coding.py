@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from frontend.errors import BadRequest
-from frontend.server import content_coding, middleware
+from frontend.server import bodies, content_coding
 from frontend.server.content_coding import CODINGS, FEW_BYTES, MAX_FRAMES, SLICE, ZSTD_WINDOW_LOG
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
@@ -161,8 +161,8 @@ async def test_unpacked_bytes_are_counted_with_those_of_all_bodies(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client's unfinished bodies count with what they have become, and leave room for others when they have ended."""
-    monkeypatch.setattr(middleware, "MAX_HELD_BYTES", 12 << 20)
-    monkeypatch.setattr(middleware, "GRACE_S", PATIENCE_S)
+    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", 12 << 20)
+    monkeypatch.setattr(bodies, "GRACE_S", PATIENCE_S)
     body = json.dumps({"prompt": "hi", "max_tokens": 1}).encode().ljust(3 << 20)
     packed, proceed, began = PACK["gzip"](body), asyncio.Event(), asyncio.Event()
 
