@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 from frontend.errors import BadRequest, ContextLengthExceeded, SluiceError, Unprocessable, unknown_model
@@ -149,6 +150,7 @@ def text_fingerprint(
     return fingerprint_of([TEXT_VERSION, *facts, specials_in_content])
 
 
+@lru_cache(maxsize=256)  # every answer asks for one of a few
 def combined(worker: str, text: str) -> str:
     """Returns the fingerprint that clients see. worker, text: the worker's part and the frontend's part"""
     return fingerprint_of([worker, text])
