@@ -1,10 +1,17 @@
-"""Quantizes rows of keys and values to eight bits with a scale, as in the K/V cache on a CPU.
+"""Quantizes rows of keys and values to eight or four bits with a scale, as in the K/V cache on a CPU.
 
-A row is one head of one token: D codes (int8 or e4m3), then their scale as a float32. An element is code * scale. The
-scale maps the row's largest element to the largest code. The fp8 cache on a GPU has codes without a scale.
+A row is one head of one token. In eight bits, it is D codes (int8 or e4m3), then their scale as a float32. An element
+is code * scale. The scale maps the row's largest element to the largest code. The fp8 cache on a GPU has codes without
+a scale.
+
+In four bits, a row is D codes from -7 to 7, two in a byte; then a multiplier from 1 to 18 for each GROUP elements, one
+byte; then the scale. An element is code * multiplier * scale, where code * multiplier is a code of int8. So attention
+computes with it as with int8. Only values are kept in four bits, with keys in int8: some models have keys with a few
+elements that are much larger than the others, and they lose much with four bits.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from worker.ops.linear.native import PANEL
@@ -18,21 +25,43 @@ from worker.ops.native import (
 
 SCALE_BYTES = 4
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # dtype of the codes → the largest code
+FOUR_BITS = torch.uint8  # the dtype of rows in four bits, and of a cache whose values are such rows
+GROUP = 32  # elements of a row in four bits that share a multiplier
+MOST, MOST_MULTIPLIER = 7.0, 18.0  # the largest code of four bits, and the largest multiplier
+CODED = (*LARGEST, FOUR_BITS)
 TINY_ROW = 1e-30  # if a row's largest element is smaller, the row becomes zeros
 
 
+def row_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """Returns the dtypes of the rows of keys and of values. dtype: that of the cache"""
+    return (torch.int8, FOUR_BITS) if dtype == FOUR_BITS else (dtype, dtype)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Returns the name of a cache's format. dtype: that of the cache"""
+    return f"int8 keys, int4 values in groups of {GROUP}" if dtype == FOUR_BITS else str(dtype)
+
+
 def row_elements(head_dim: int, dtype: torch.dtype, device: torch.device | str) -> int:
-    """Returns the length of a cached row, in elements of the cache's `dtype`."""
-    return head_dim + SCALE_BYTES if dtype in LARGEST and torch.device(device).type == "cpu" else head_dim
+    """Returns the length of a cached row, in elements of the row's `dtype`."""
+    if dtype not in CODED or torch.device(device).type != "cpu":
+        return head_dim
+    codes = (head_dim + 1) // 2 + -(-head_dim // GROUP) if dtype == FOUR_BITS else head_dim
+    return codes + SCALE_BYTES
 
 
 def has_scales(cache: Tensor, head_dim: int) -> bool:
-    """Returns whether each row of `cache` [..., D or D + 4] ends with its scale."""
-    return cache.dtype in LARGEST and cache.shape[-1] == head_dim + SCALE_BYTES
+    """Returns whether each row of `cache` [..., D or as row_elements says] ends with its scale."""
+    return cache.dtype in CODED and cache.shape[-1] == row_elements(head_dim, cache.dtype, "cpu")
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Quantizes rows x [..., D] to codes of `dtype`, rounded to nearest even. Returns bytes [..., D + 4]."""
+    """Quantizes rows x [..., D] to codes of `dtype`, rounded to nearest even.
+
+    Returns bytes [..., D + 4], in four bits as row_elements says.
+    """
+    if dtype == FOUR_BITS:
+        return _quantize_to_four_bits(x)
     largest = x.float().abs().amax(-1, keepdim=True)
     # a tensor, because torch would divide a Python number by multiplying it with the reciprocal, which rounds
     # differently
@@ -45,15 +74,46 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((codes.to(dtype).view(torch.uint8), scale.view(torch.uint8)), -1)
 
 
-def dequantize_rows(rows: Tensor, codes: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """Returns the elements [..., D] in `dtype`. rows: bytes [..., D + 4]; codes: the dtype of their codes"""
-    values = rows[..., :-SCALE_BYTES].view(codes).float()
+def _quantize_to_four_bits(x: Tensor) -> Tensor:
+    d = x.shape[-1]
+    padded = F.pad(x.float(), (0, -d % GROUP)).unflatten(-1, (-1, GROUP))  # [..., groups, GROUP]
+    magnitudes = padded.abs().amax(-1, keepdim=True)
+    largest = magnitudes.amax(-2, keepdim=True)
+    # tensors, because torch would divide a Python number by multiplying it with the reciprocal
+    most, steps = torch.full_like(largest, MOST * MOST_MULTIPLIER), torch.full_like(largest, MOST_MULTIPLIER)
+    tiny = largest < TINY_ROW
+    multipliers = (magnitudes * (steps / largest)).ceil().clamp(1.0, MOST_MULTIPLIER)
+    multipliers = torch.where(multipliers.isnan(), 1.0, multipliers)
+    codes = (padded * torch.where(tiny, 0.0, most / largest) / multipliers).clamp(-MOST, MOST).round()
+    nibbles = F.pad(codes.flatten(-2)[..., :d].nan_to_num(), (0, d % 2)).to(torch.int8).view(torch.uint8) & 15
+    packed = nibbles[..., ::2] | nibbles[..., 1::2] << 4
+    kept = torch.where(tiny, 0.0, multipliers).to(torch.uint8)[..., 0]
+    scale = torch.where(tiny, 0.0, largest / most)[..., 0, :]
+    return torch.cat((packed, kept, scale.view(torch.uint8)), -1)
+
+
+def dequantize_rows(rows: Tensor, codes: torch.dtype, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """Returns the elements [..., D] in `dtype`. rows: bytes as quantize_rows returns them; codes: the dtype of their
+    codes; head_dim: D
+    """
+    if codes == FOUR_BITS:
+        values = _codes_of_eight_bits(rows, head_dim)
+    else:
+        values = rows[..., :-SCALE_BYTES].view(codes).float()
     scales = rows[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # the copy is aligned for float32
     return (values * scales.view(torch.float32)).to(dtype)
 
 
+def _codes_of_eight_bits(rows: Tensor, d: int) -> Tensor:
+    """Returns code * multiplier of rows in four bits, as float32 [..., D]."""
+    packed, multipliers = rows[..., : (d + 1) // 2], rows[..., (d + 1) // 2 : -SCALE_BYTES]
+    nibbles = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)[..., :d].float()
+    codes = torch.where(nibbles > MOST, nibbles - 16, nibbles)
+    return codes * multipliers.float().repeat_interleave(GROUP, -1)[..., :d]
+
+
 PLAIN, PAIRED = 0, 1  # formats of the K/V cache, with the numbers of csrc/kv_format.h
-EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}  # two more formats of the K/V cache: those with 8-bit codes
+WITH_CODES = {torch.int8: 2, torch.float8_e4m3fn: 3, FOUR_BITS: 4}  # dtype of values → more formats of the K/V cache
 
 
 def v_is_paired(cache_v: Tensor) -> bool:
@@ -68,8 +128,9 @@ def v_is_paired(cache_v: Tensor) -> bool:
 
 
 def supports_cache(dtype: torch.dtype, cache: Tensor, head_dim: int) -> bool:
-    """Returns whether the library reads and writes `cache` [..., D, or D + 4 in eight bits] for keys and values of
-    `dtype`.
+    """Returns whether the library reads and writes a cache for keys and values of `dtype`.
+
+    cache: its keys [..., D, or D + 4 in eight bits]
     """
     if not available(dtype) or head_dim > MAX_HEAD_DIM or cache.shape[-2] * head_dim > MAX_KEY_ELEMENTS:
         return False
@@ -82,7 +143,7 @@ def kv_format(cache_k: Tensor, cache_v: Tensor) -> int:
     Values are not interleaved if they are the keys, in the same memory.
     """
     paired = cache_k.data_ptr() != cache_v.data_ptr() and v_is_paired(cache_v)
-    return EIGHT_BITS.get(cache_v.dtype, PAIRED if paired else PLAIN)
+    return WITH_CODES.get(cache_v.dtype, PAIRED if paired else PLAIN)
 
 
 def rows_visible(bidirectional_end: Tensor | None, rows: int) -> int | None:
@@ -97,8 +158,10 @@ def rows_visible(bidirectional_end: Tensor | None, rows: int) -> int | None:
 
 
 def check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:
-    assert cache_k.shape == cache_v.shape and cache_k.dtype == cache_v.dtype and supports_cache(dtype, cache_k, d)
-    assert cache_k.shape[2] == heads and (has_scales(cache_k, d) or cache_k.shape[3] == d)
+    assert cache_k.shape[:3] == cache_v.shape[:3] and cache_k.shape[2] == heads and supports_cache(dtype, cache_k, d)
+    assert (cache_k.dtype, cache_v.dtype) == row_dtypes(cache_v.dtype)
+    for cache in (cache_k, cache_v):
+        assert has_scales(cache, d) or (cache.dtype == dtype and cache.shape[3] == d)
     assert cache_k.is_contiguous() and cache_v.is_contiguous()
 
 

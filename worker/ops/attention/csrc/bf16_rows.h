@@ -10,14 +10,26 @@ INLINE __mmask32 column_mask(long d, long from) {
     return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
 }
 
-/* Loads elements [from, from + 32) of a cached head as bf16, with zeros beyond d. 8-bit codes are converted; the
- * results of FP8 codes are their values divided by FP8_FACTOR. */
-INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) {
+/* Loads elements [from, from + 32) of codes in four bits. `from` is a multiple of GROUP. */
+INLINE Codes load_32_of_four_bits(const char *row, long d, long from) {
+    const char *at = row + from / 2;
+    __mmask16 mask = (1u << min_long(16, (d - from + 1) / 2)) - 1;
+    PackedCodes packed = d - from >= 32 ? load_packed_codes(at) : _mm_maskz_loadu_epi8(mask, at);
+    return codes_of_group(packed, multiplier_of(row, d, from));
+}
+
+/* Loads elements [from, from + 32) of a cached head as bf16, with zeros beyond d. Codes are converted; the results of
+ * FP8 codes are their values divided by FP8_FACTOR. */
+INLINE __m512i load_32(const char *row, long d, long from, const int row_format) {
     __mmask32 mask = column_mask(d, from);
-    if (!in_eight_bits(kv_format)) return _mm512_maskz_loadu_epi16(mask, row + from * 2);
+    if (!has_codes(row_format)) return _mm512_maskz_loadu_epi16(mask, row + from * 2);
     vf x[2];
-    Codes codes = d - from >= 32 ? load_codes(row + from) : _mm256_maskz_loadu_epi8(mask, row + from);
-    widen_codes(codes, x, kv_format);
+    Codes codes;
+    if (row_format == KV_INT4)
+        codes = load_32_of_four_bits(row, d, from);
+    else
+        codes = d - from >= 32 ? load_codes(row + from) : _mm256_maskz_loadu_epi8(mask, row + from);
+    widen_codes(codes, x, row_format);
     return (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
 }
 
@@ -26,10 +38,9 @@ INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) 
     switch (a->kv_format) {                                             \
         case KV_INT8: function(__VA_ARGS__, KV_INT8); break;            \
         case KV_FP8: function(__VA_ARGS__, KV_FP8); break;              \
+        case KV_INT4: function(__VA_ARGS__, KV_INT4); break;            \
         default: function(__VA_ARGS__, KV_PLAIN);                       \
     }
-
-INLINE float scale_factor(const AttentionArgs *a) { return a->kv_format == KV_FP8 ? FP8_FACTOR : 1; }
 
 /* Interleaves elements [from, from + 32) of the values of two keys. out[0] has the pairs of the first 16 columns,
  * out[1] the pairs of the last 16. */

@@ -1,6 +1,7 @@
-/* Writes keys and values to the KV cache: 8-bit quantization of a row, and the interleaving of values. */
+/* Writes keys and values to the KV cache: quantization of a row, and the interleaving of values. */
 #pragma once
 #include "kv_format.h"
+#include "rows.h"
 #include <string.h>
 
 #define TINY_ROW 1e-30f /* a row whose largest magnitude is smaller becomes zeros */
@@ -9,7 +10,7 @@ typedef uint8_t Bytes __attribute__((vector_size(SIMD_WIDTH)));
 
 INLINE vu absolute_bits(vf x) { return as_bits(x) & 0x7fffffffu; }
 
-/* Returns the largest absolute value of a row. It is NaN or infinity if the row contains a NaN or an infinity. */
+/* Returns the largest absolute value of d elements. It is NaN or infinity if one of them is. */
 INLINE float largest_of(const void *x, long d, int is_bf16) {
     vu most = {0};
     uint32_t top = 0;
@@ -39,7 +40,7 @@ INLINE vu fp8_codes(vf x) {
     return sign | (vu)simd_select((vi)(bits < 0x3c800000u), as_float(small), as_float(normal));
 }
 
-/* Quantizes a row to D codes and their scale, with the same result as quantize_rows in paged_kv.py. */
+/* Quantizes a row to D codes of eight bits and their scale, with the same result as quantize_rows in paged_kv.py. */
 INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const int kv_format) {
     float limit = kv_format == KV_INT8 ? 127 : 448, largest = largest_of(x, d, is_bf16);
     float scale = largest < TINY_ROW ? 0 : largest / limit, inverse = largest < TINY_ROW ? 0 : limit / largest;
@@ -49,6 +50,37 @@ INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const in
         memcpy(row + i, &codes, d - i < SIMD_WIDTH ? d - i : SIMD_WIDTH);
     }
     memcpy(row + d, &scale, sizeof scale);
+}
+
+/* Returns the multiplier of a group of n elements. inverse: MOST_MULTIPLIER divided by the largest magnitude of the row */
+INLINE uint8_t multiplier_for(const void *x, long n, float inverse, int is_bf16) {
+    float steps = __builtin_ceilf(largest_of(x, n, is_bf16) * inverse);
+    return steps >= 1 ? steps < MOST_MULTIPLIER ? (uint8_t)steps : MOST_MULTIPLIER : 1;
+}
+
+/* Quantizes a row to codes of four bits, multipliers and the scale, with the same result as quantize_rows in
+ * paged_kv.py. */
+INLINE void quantize_to_four_bits(const void *x, char *row, long d, int is_bf16) {
+    const float most = MOST_OF_FOUR * MOST_MULTIPLIER;
+    float largest = largest_of(x, d, is_bf16);
+    int tiny = largest < TINY_ROW;
+    float scale = tiny ? 0 : largest / most, inverse = tiny ? 0 : most / largest;
+    for (long from = 0; from < d; from += GROUP) {
+        const char *group = (const char *)x + from * element_size(is_bf16);
+        long n = d - from < GROUP ? d - from : GROUP;
+        uint8_t multiplier = multiplier_for(group, n, tiny ? 0 : MOST_MULTIPLIER / largest, is_bf16);
+        uint8_t codes[GROUP + SIMD_WIDTH] = {0};
+        for (long i = 0; i < n; i += SIMD_WIDTH) {
+            vf scaled = rounded_product(load(group, i, n, is_bf16), broadcast(inverse)) / broadcast(multiplier);
+            vf limited = simd_max(simd_min(scaled, broadcast(MOST_OF_FOUR)), broadcast(-MOST_OF_FOUR));
+            Bytes own = __builtin_convertvector(round_to_integer(limited), Bytes);
+            memcpy(codes + i, &own, sizeof own);
+        }
+        for (long i = 0; i < n; i += 2)
+            row[(from + i) / 2] = (codes[i] & 15) | (i + 1 < n ? codes[i + 1] & 15 : 0) << 4;
+        row[multipliers_at(d) + from / GROUP] = tiny ? 0 : multiplier;
+    }
+    memcpy(row + kv_row_bytes(KV_INT4, d, 0) - SCALE_BYTES, &scale, sizeof scale);
 }
 
 /* Stores the values of a token in its slot. In memory they alternate with the elements of the neighbouring slot. */
