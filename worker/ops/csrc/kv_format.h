@@ -40,13 +40,15 @@ INLINE float row_scale(const char *row, long row_bytes) {
     return scale;
 }
 
+/* A row for each multiplier, and empty ones up to 31: multiplier_of returns no larger number. */
+#define FOR_MULTIPLIERS(row)                                                                                          \
+    {row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7), row(8), row(9), row(10), row(11), row(12), row(13), \
+     row(14), row(15), row(16), row(17), row(18), [31] = {0}}
+
 /* [m][n]: m times the code of four bits n, which is a two's complement. The code -8 is not used. */
-#define MULTIPLES(m) {0, m, 2 * m, 3 * m, 4 * m, 5 * m, 6 * m, 7 * m, 0, -7 * m, -6 * m, -5 * m, -4 * m, -3 * m, -2 * m, -m}
-static const int8_t multiples[256][16] = {
-    MULTIPLES(0), MULTIPLES(1), MULTIPLES(2), MULTIPLES(3), MULTIPLES(4), MULTIPLES(5), MULTIPLES(6),
-    MULTIPLES(7), MULTIPLES(8), MULTIPLES(9), MULTIPLES(10), MULTIPLES(11), MULTIPLES(12), MULTIPLES(13),
-    MULTIPLES(14), MULTIPLES(15), MULTIPLES(16), MULTIPLES(17), MULTIPLES(18),
-}; /* any byte is an index, so that damaged pages give wrong numbers and no crash */
+#define MULTIPLES(m) \
+    {0, m, 2 * m, 3 * m, 4 * m, 5 * m, 6 * m, 7 * m, 0, -7 * m, -6 * m, -5 * m, -4 * m, -3 * m, -2 * m, -m}
+static const int8_t multiples[32][16] = FOR_MULTIPLIERS(MULTIPLES);
 
 /* Codes: 2 * SIMD_WIDTH codes of eight bits; PackedCodes: as many of four bits */
 #if SIMD_WIDTH == 16
@@ -72,8 +74,8 @@ INLINE Codes codes_of_group(PackedCodes packed, uint8_t multiplier) {
 }
 #endif
 
-/* Returns the multiplier of element i of a row in four bits. */
-INLINE uint8_t multiplier_of(const char *row, long d, long i) { return row[multipliers_at(d) + i / GROUP]; }
+/* Returns the multiplier of element i of a row in four bits. It is below 32 in damaged memory, too. */
+INLINE uint8_t multiplier_of(const char *row, long d, long i) { return row[multipliers_at(d) + i / GROUP] & 31; }
 
 /* Shifting the bits of an e4m3 number makes them an fp16 number, which is too small by this factor. The conversion from
  * fp16 does not flush denormals. */

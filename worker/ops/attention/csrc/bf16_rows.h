@@ -10,12 +10,24 @@ INLINE __mmask32 column_mask(long d, long from) {
     return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
 }
 
-/* Loads elements [from, from + 32) of codes in four bits. `from` is a multiple of GROUP. */
-INLINE Codes load_32_of_four_bits(const char *row, long d, long from) {
+/* As `multiples`, in bf16, and twice: [m][n + 16] is [m][n]. */
+#define TOP_BIT(n) (31 - __builtin_clz((n) | 1))
+#define BF16_OF(n) ((n) ? (127 + TOP_BIT(n)) << 7 | ((n) << 7 >> TOP_BIT(n) & 127) : 0)
+#define BF16_UP(m) 0, BF16_OF(m), BF16_OF(2 * m), BF16_OF(3 * m), BF16_OF(4 * m), BF16_OF(5 * m), BF16_OF(6 * m), BF16_OF(7 * m)
+#define MINUS(m, n) BF16_OF(n * m) | ((m) ? 0x8000 : 0)
+#define BF16_DOWN(m) 0, MINUS(m, 7), MINUS(m, 6), MINUS(m, 5), MINUS(m, 4), MINUS(m, 3), MINUS(m, 2), MINUS(m, 1)
+#define BF16_MULTIPLES(m) {BF16_UP(m), BF16_DOWN(m), BF16_UP(m), BF16_DOWN(m)}
+static const _Alignas(64) uint16_t bf16_multiples[32][32] = FOR_MULTIPLIERS(BF16_MULTIPLES);
+
+/* Loads elements [from, from + 32) of a row in four bits as bf16. `from` is a multiple of GROUP. */
+INLINE __m512i load_32_of_four_bits(const char *row, long d, long from) {
     const char *at = row + from / 2;
     __mmask16 mask = (1u << min_long(16, (d - from + 1) / 2)) - 1;
     PackedCodes packed = d - from >= 32 ? load_packed_codes(at) : _mm_maskz_loadu_epi8(mask, at);
-    return codes_of_group(packed, multiplier_of(row, d, from));
+    /* the low four bits of each half of a 32-bit element become a code; the bits above them do not matter */
+    __m512i pairs = _mm512_cvtepu8_epi32(packed);
+    pairs = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
+    return _mm512_permutexvar_epi16(pairs, _mm512_load_si512(bf16_multiples[multiplier_of(row, d, from)]));
 }
 
 /* Loads elements [from, from + 32) of a cached head as bf16, with zeros beyond d. Codes are converted; the results of
@@ -23,12 +35,9 @@ INLINE Codes load_32_of_four_bits(const char *row, long d, long from) {
 INLINE __m512i load_32(const char *row, long d, long from, const int row_format) {
     __mmask32 mask = column_mask(d, from);
     if (!has_codes(row_format)) return _mm512_maskz_loadu_epi16(mask, row + from * 2);
+    if (row_format == KV_INT4) return load_32_of_four_bits(row, d, from);
     vf x[2];
-    Codes codes;
-    if (row_format == KV_INT4)
-        codes = load_32_of_four_bits(row, d, from);
-    else
-        codes = d - from >= 32 ? load_codes(row + from) : _mm256_maskz_loadu_epi8(mask, row + from);
+    Codes codes = d - from >= 32 ? load_codes(row + from) : _mm256_maskz_loadu_epi8(mask, row + from);
     widen_codes(codes, x, row_format);
     return (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
 }
