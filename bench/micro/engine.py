@@ -5,8 +5,8 @@
 
 The first line of output says what was loaded; each further line has the tokens per second of one line of input, as
 JSON. `prefill N` computes a prompt of N tokens. `decode N` computes DECODE_STEPS steps of N sequences, each after a
-prompt of PROMPT tokens, or of D tokens with `decode N D`. With `--pipeline-parallel-size P`, P steps are in flight: those of chunks of the prompt, or of
-P batches that share the sequences.
+prompt of PROMPT tokens, or of D tokens with `decode N D`. With `--pipeline-parallel-size P`, P steps are in flight:
+those of chunks of the prompt, or of P batches that share the sequences.
 """
 
 import json
@@ -106,7 +106,7 @@ def _compute(engine: Engine, plans: list[Plan], most: int) -> None:
         in_flight.popleft().read()
 
 
-MEASURES = {"prefill": prefill, "decode": decode}
+MEASURES: dict[str, Callable[..., float]] = {"prefill": prefill, "decode": decode}
 
 
 def _sequences(engine: Engine, count: int, length: int) -> list[Sequence]:

@@ -55,7 +55,11 @@ def engine(checkpoints: Checkpoints, kept: str, dtype: str = "bfloat16") -> Engi
 
 @pytest.mark.parametrize(
     ("kept", "named"),
-    [("fp8", "torch.float8_e4m3fn"), ("int8", "torch.int8"), ("int4", "int8 keys, int4 values in groups of 32")],
+    [
+        ("fp8", "torch.float8_e4m3fn"),
+        ("int8", "torch.int8"),
+        ("int4", "int8 keys, rotated int4 values in groups of 32"),
+    ],
 )
 def test_eight_bit_cache_has_almost_twice_as_many_pages(
     checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture, kept: str, named: str

@@ -4,10 +4,12 @@ A row is one head of one token. In eight bits, it is D codes (int8 or e4m3), the
 is code * scale. The scale maps the row's largest element to the largest code. The fp8 cache on a GPU has codes without
 a scale.
 
-In four bits, a row is D codes from -7 to 7, two in a byte; then a multiplier from 1 to 18 for each GROUP elements, one
-byte; then the scale. An element is code * multiplier * scale, where code * multiplier is a code of int8. So attention
-computes with it as with int8. Only values are kept in four bits, with keys in int8: some models have keys with a few
-elements that are much larger than the others, and they lose much with four bits.
+In four bits, a row is D codes from -8 to 7, two in a byte; then a multiplier from -15 to 15 for each GROUP elements,
+one byte; then the scale. An element is code * multiplier * scale, where code * multiplier is a code of int8, so
+attention computes with it as with int8. These are the elements after a rotation by a Hadamard matrix, which spreads
+large elements over all of them; attention rotates its result back. Only values are kept in four bits, with keys in
+int8: some models have keys with a few elements that are much larger than the others, and they lose much with four bits,
+rotated or not.
 """
 
 import torch
@@ -27,7 +29,9 @@ SCALE_BYTES = 4
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # dtype of the codes → the largest code
 FOUR_BITS = torch.uint8  # the dtype of rows in four bits, and of a cache whose values are such rows
 GROUP = 32  # elements of a row in four bits that share a multiplier
-MOST, MOST_MULTIPLIER = 7.0, 18.0  # the largest code of four bits, and the largest multiplier
+LEAST, MOST = -8.0, 7.0  # codes of four bits
+MOST_MULTIPLIER = 15.0  # multipliers may be negative
+TRIED_MULTIPLIERS = 4  # how many are tried for a group, with both signs
 CODED = (*LARGEST, FOUR_BITS)
 TINY_ROW = 1e-30  # if a row's largest element is smaller, the row becomes zeros
 
@@ -39,7 +43,7 @@ def row_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
 
 def name_of(dtype: torch.dtype) -> str:
     """Returns the name of a cache's format. dtype: that of the cache"""
-    return f"int8 keys, int4 values in groups of {GROUP}" if dtype == FOUR_BITS else str(dtype)
+    return f"int8 keys, rotated int4 values in groups of {GROUP}" if dtype == FOUR_BITS else str(dtype)
 
 
 def row_elements(head_dim: int, dtype: torch.dtype, device: torch.device | str) -> int:
@@ -76,32 +80,58 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _quantize_to_four_bits(x: Tensor) -> Tensor:
     d = x.shape[-1]
-    padded = F.pad(x.float(), (0, -d % GROUP)).unflatten(-1, (-1, GROUP))  # [..., groups, GROUP]
-    magnitudes = padded.abs().amax(-1, keepdim=True)
-    largest = magnitudes.amax(-2, keepdim=True)
-    # tensors, because torch would divide a Python number by multiplying it with the reciprocal
-    most, steps = torch.full_like(largest, MOST * MOST_MULTIPLIER), torch.full_like(largest, MOST_MULTIPLIER)
+    rotated = _rotate_blocks(x.float() / (d & -d))
+    largest = rotated.abs().amax(-1, keepdim=True)
+    most = torch.full_like(largest, -LEAST * MOST_MULTIPLIER)  # a tensor, as in quantize_rows
     tiny = largest < TINY_ROW
-    multipliers = (magnitudes * (steps / largest)).ceil().clamp(1.0, MOST_MULTIPLIER)
-    multipliers = torch.where(multipliers.isnan(), 1.0, multipliers)
-    codes = (padded * torch.where(tiny, 0.0, most / largest) / multipliers).clamp(-MOST, MOST).round()
-    nibbles = F.pad(codes.flatten(-2)[..., :d].nan_to_num(), (0, d % 2)).to(torch.int8).view(torch.uint8) & 15
+    whole = (rotated * torch.where(tiny, 0.0, most / largest)).clamp(-most, most).round().nan_to_num()
+    codes, multipliers = _quantize_groups(F.pad(whole, (0, -d % GROUP)).unflatten(-1, (-1, GROUP)))
+    nibbles = F.pad(codes.flatten(-2)[..., :d], (0, d % 2)).to(torch.int8).view(torch.uint8) & 15
     packed = nibbles[..., ::2] | nibbles[..., 1::2] << 4
-    kept = torch.where(tiny, 0.0, multipliers).to(torch.uint8)[..., 0]
-    scale = torch.where(tiny, 0.0, largest / most)[..., 0, :]
+    kept = torch.where(tiny, 0.0, multipliers).to(torch.int8).view(torch.uint8)
+    scale = torch.where(tiny, 0.0, largest / most)
     return torch.cat((packed, kept, scale.view(torch.uint8)), -1)
+
+
+def _quantize_groups(v: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the codes [..., groups, GROUP] of integers v of the same shape, and the multipliers [..., groups].
+
+    The multiplier of a group has the smallest error of those tried: the smallest that limits no element, and some below
+    it, with both signs.
+    """
+    magnitudes = v.abs().amax(-1, keepdim=True)
+    first = (magnitudes / torch.full_like(magnitudes, MOST)).ceil().clamp(1.0, MOST_MULTIPLIER)
+    least, codes, multipliers = torch.full_like(first, torch.inf), v, first
+    for number in range(2 * TRIED_MULTIPLIERS):
+        multiplier = (first - number // 2).clamp(min=1.0) * (-1.0) ** number
+        own = (v * (torch.ones_like(multiplier) / multiplier)).clamp(LEAST, MOST).round()
+        error = (v - own * multiplier).square().sum(-1, keepdim=True)
+        better = error < least
+        least, codes = torch.where(better, error, least), torch.where(better, own, codes)
+        multipliers = torch.where(better, multiplier, multipliers)
+    return codes, multipliers[..., 0]
+
+
+def _rotate_blocks(x: Tensor) -> Tensor:
+    """Multiplies each block of rows x [..., D] by a Hadamard matrix, as rotate_blocks in csrc/kv_format.h: in the same
+    order of additions. A block is as long as the largest power of two that divides D.
+    """
+    half = 1
+    while half < x.shape[-1] & -x.shape[-1]:
+        a, b = x.unflatten(-1, (-1, 2, half)).unbind(-2)
+        x, half = torch.stack((a + b, a - b), -2).flatten(-3), 2 * half
+    return x
 
 
 def dequantize_rows(rows: Tensor, codes: torch.dtype, head_dim: int, dtype: torch.dtype) -> Tensor:
     """Returns the elements [..., D] in `dtype`. rows: bytes as quantize_rows returns them; codes: the dtype of their
     codes; head_dim: D
     """
-    if codes == FOUR_BITS:
-        values = _codes_of_eight_bits(rows, head_dim)
-    else:
-        values = rows[..., :-SCALE_BYTES].view(codes).float()
+    in_four = codes == FOUR_BITS
+    values = _codes_of_eight_bits(rows, head_dim) if in_four else rows[..., :-SCALE_BYTES].view(codes).float()
     scales = rows[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # the copy is aligned for float32
-    return (values * scales.view(torch.float32)).to(dtype)
+    wide = values * scales.view(torch.float32)
+    return (_rotate_blocks(wide) if in_four else wide).to(dtype)
 
 
 def _codes_of_eight_bits(rows: Tensor, d: int) -> Tensor:
@@ -109,7 +139,7 @@ def _codes_of_eight_bits(rows: Tensor, d: int) -> Tensor:
     packed, multipliers = rows[..., : (d + 1) // 2], rows[..., (d + 1) // 2 : -SCALE_BYTES]
     nibbles = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)[..., :d].float()
     codes = torch.where(nibbles > MOST, nibbles - 16, nibbles)
-    return codes * multipliers.float().repeat_interleave(GROUP, -1)[..., :d]
+    return codes * multipliers.view(torch.int8).float().repeat_interleave(GROUP, -1)[..., :d]
 
 
 PLAIN, PAIRED = 0, 1  # formats of the K/V cache, with the numbers of csrc/kv_format.h

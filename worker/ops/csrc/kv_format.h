@@ -5,9 +5,10 @@
  * exactly, so attention multiplies the codes themselves. It multiplies the scores of a key by the key's scale, and the
  * softmax weights of a value by the value's scale.
  *
- * A row in four bits is D codes, of which two share a byte, the first of them in the low bits; a byte for each GROUP
- * elements, their multiplier; and the scale: element = code * multiplier * scale. codes_of_group returns code *
- * multiplier, which is a code in eight bits. */
+ * A row in four bits is D codes, of which two share a byte, the first of them in the low bits; a signed multiplier for
+ * each GROUP elements, one byte; and the scale: element = code * multiplier * scale, where code * multiplier is a code
+ * in eight bits. These are the elements of the row after rotate_blocks, which spreads large elements over their
+ * neighbours, so that fewer bits are enough. Weighted sums of rows are rotated back once, when they are complete. */
 #pragma once
 #include "simd.h"
 
@@ -17,8 +18,9 @@ enum { KV_PLAIN, KV_PAIRED, KV_INT8, KV_FP8, KV_INT4 };
 
 #define SCALE_BYTES 4
 #define GROUP 32           /* elements of a row in four bits that share a multiplier */
-#define MOST_OF_FOUR 7     /* codes of four bits are in [-7, 7] */
-#define MOST_MULTIPLIER 18 /* the largest with which codes of four bits make codes of eight bits */
+#define LEAST_OF_FOUR (-8) /* codes of four bits are in [-8, 7] */
+#define MOST_OF_FOUR 7
+#define MOST_MULTIPLIER 15 /* multipliers are in [-15, 15], so that products are codes of eight bits */
 
 INLINE int has_codes(const int kv_format) { return kv_format >= KV_INT8; }
 
@@ -40,15 +42,29 @@ INLINE float row_scale(const char *row, long row_bytes) {
     return scale;
 }
 
-/* A row for each multiplier, and empty ones up to 31: multiplier_of returns no larger number. */
+/* A row for each multiplier, the negative ones at 32 + multiplier. Row 16 is not used. */
 #define FOR_MULTIPLIERS(row)                                                                                          \
-    {row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7), row(8), row(9), row(10), row(11), row(12), row(13), \
-     row(14), row(15), row(16), row(17), row(18), [31] = {0}}
+    {row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7), row(8), row(9), row(10), row(11), row(12),       \
+     row(13), row(14), row(15), row(0), row(-15), row(-14), row(-13), row(-12), row(-11), row(-10), row(-9), row(-8), \
+     row(-7), row(-6), row(-5), row(-4), row(-3), row(-2), row(-1)}
 
-/* [m][n]: m times the code of four bits n, which is a two's complement. The code -8 is not used. */
-#define MULTIPLES(m) \
-    {0, m, 2 * m, 3 * m, 4 * m, 5 * m, 6 * m, 7 * m, 0, -7 * m, -6 * m, -5 * m, -4 * m, -3 * m, -2 * m, -m}
+/* [m][n]: m times the code of four bits n, which is a two's complement. */
+#define MULTIPLES(m)                                                                                                 \
+    {0, (m), 2 * (m), 3 * (m), 4 * (m), 5 * (m), 6 * (m), 7 * (m), -8 * (m), -7 * (m), -6 * (m), -5 * (m), -4 * (m), \
+     -3 * (m), -2 * (m), -(m)}
 static const int8_t multiples[32][16] = FOR_MULTIPLIERS(MULTIPLES);
+
+/* Multiplies each block of a row by a Hadamard matrix. A block is as long as the largest power of two that divides d.
+ * Twice this is a multiplication by the length of a block. */
+INLINE void rotate_blocks(float *row, long d) {
+    const long block = d & -d;
+    for (long half = 1; half < block; half *= 2)
+        for (long i = 0; i < d; i += 2 * half)
+            for (long j = i; j < i + half; j++) {
+                float x = row[j], y = row[j + half];
+                row[j] = x + y, row[j + half] = x - y;
+            }
+}
 
 /* Codes: 2 * SIMD_WIDTH codes of eight bits; PackedCodes: as many of four bits */
 #if SIMD_WIDTH == 16
@@ -74,7 +90,7 @@ INLINE Codes codes_of_group(PackedCodes packed, uint8_t multiplier) {
 }
 #endif
 
-/* Returns the multiplier of element i of a row in four bits. It is below 32 in damaged memory, too. */
+/* Returns the index of the multiplier of element i of a row in four bits, in tables of 32 rows. */
 INLINE uint8_t multiplier_of(const char *row, long d, long i) { return row[multipliers_at(d) + i / GROUP] & 31; }
 
 /* Shifting the bits of an e4m3 number makes them an fp16 number, which is too small by this factor. The conversion from

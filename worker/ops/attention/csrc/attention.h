@@ -124,6 +124,14 @@ INLINE long pad_to_16(long d) { return (d + 15) / 16 * 16; }
 /* Returns the number of elements from one row of SoftmaxState.out to the next. */
 INLINE long out_stride(const AttentionArgs *a) { return (a->d + OUT_STEP - 1) / OUT_STEP * OUT_STEP; }
 
+/* Returns a row of sums of values, rotated back if values are rotated. buffer [MAX_HEAD_DIM]: for the result */
+INLINE const float *rotated_back(const AttentionArgs *a, const float *sums, float *buffer) {
+    if (a->kv_format != KV_INT4) return sums;
+    memcpy(buffer, sums, out_stride(a) * sizeof(float));
+    rotate_blocks(buffer, a->d);
+    return buffer;
+}
+
 INLINE void reset_state(const AttentionArgs *a, SoftmaxState *state) {
     for (int i = 0; i < 16; i++) state->max[i] = MASKED_SCORE, state->sum[i] = 0;
     memset(state->out, 0, 16 * out_stride(a) * sizeof(float));

@@ -183,9 +183,10 @@ INLINE void store_alternating(const float *row, float inverse, char *out, long d
 }
 
 static void store_rows(const AttentionArgs *a, const Tile *tile, const SoftmaxState *state, const WorkItem *item) {
+    float buffer[MAX_HEAD_DIM + OUT_STEP];
     for (int i = 0; i < tile->rows; i++) {
         long head, token = token_head(a, tile, item, i, &head);
-        const float *row = state->out + i * out_stride(a);
+        const float *row = rotated_back(a, state->out + i * out_stride(a), buffer);
         float inverse = 1.0f / state->sum[i];
         char *out = a->out + (token * a->heads + head) * a->d * a->element_size;
         /* adding 0 makes a zero positive: its sign depends on which denormals were flushed */

@@ -11,12 +11,14 @@ INLINE __mmask32 column_mask(long d, long from) {
 }
 
 /* As `multiples`, in bf16, and twice: [m][n + 16] is [m][n]. */
-#define TOP_BIT(n) (31 - __builtin_clz((n) | 1))
-#define BF16_OF(n) ((n) ? (127 + TOP_BIT(n)) << 7 | ((n) << 7 >> TOP_BIT(n) & 127) : 0)
-#define BF16_UP(m) 0, BF16_OF(m), BF16_OF(2 * m), BF16_OF(3 * m), BF16_OF(4 * m), BF16_OF(5 * m), BF16_OF(6 * m), BF16_OF(7 * m)
-#define MINUS(m, n) BF16_OF(n * m) | ((m) ? 0x8000 : 0)
-#define BF16_DOWN(m) 0, MINUS(m, 7), MINUS(m, 6), MINUS(m, 5), MINUS(m, 4), MINUS(m, 3), MINUS(m, 2), MINUS(m, 1)
-#define BF16_MULTIPLES(m) {BF16_UP(m), BF16_DOWN(m), BF16_UP(m), BF16_DOWN(m)}
+#define SIZE_OF(n) ((n) < 0 ? -(n) : (n))
+#define TOP_BIT(n) (31 - __builtin_clz(SIZE_OF(n) | 1))
+#define BF16_OF(n) ((n) ? ((n) < 0) << 15 | (127 + TOP_BIT(n)) << 7 | (SIZE_OF(n) << 7 >> TOP_BIT(n) & 127) : 0)
+#define BF16_UP(m) 0, BF16_OF(m), BF16_OF(2 * m), BF16_OF(3 * m), BF16_OF(4 * m), BF16_OF(5 * m), BF16_OF(6 * m), \
+    BF16_OF(7 * m)
+#define BF16_DOWN(m) BF16_OF(-8 * m), BF16_OF(-7 * m), BF16_OF(-6 * m), BF16_OF(-5 * m), BF16_OF(-4 * m), \
+    BF16_OF(-3 * m), BF16_OF(-2 * m), BF16_OF(-1 * m)
+#define BF16_MULTIPLES(m) {BF16_UP((m)), BF16_DOWN((m)), BF16_UP((m)), BF16_DOWN((m))}
 static const _Alignas(64) uint16_t bf16_multiples[32][32] = FOR_MULTIPLIERS(BF16_MULTIPLES);
 
 /* Loads elements [from, from + 32) of a row in four bits as bf16. `from` is a multiple of GROUP. */
@@ -114,13 +116,15 @@ INLINE vf to_state(vf logits) { return logits * LOG2_E; }
 
 static void store_rows(const AttentionArgs *a, const Tile *tile, const SoftmaxState *state, const WorkItem *item) {
     long group = group_size(a), padded_d = pad_to_16(a->d);
+    float buffer[MAX_HEAD_DIM + OUT_STEP];
     for (int i = 0; i < tile->rows; i++) {
         long row = tile->row + i, token = a->query_start_loc[item->seq] + row / group,
              head = tile->head * group + row % group;
         bf16 *out = (bf16 *)a->out + (token * a->heads + head) * a->d;
+        const float *sums = rotated_back(a, state->out + i * padded_d, buffer);
         /* adding 0 makes a zero positive: its sign depends on which denormals were flushed */
         vf inverse = broadcast(1.0f / state->sum[i]);
         for (long j = 0; j < a->d; j += SIMD_WIDTH)
-            store(out, j, a->d, load_f32(state->out + i * padded_d + j) * inverse + 0.0f, 1);
+            store(out, j, a->d, load_f32(sums + j) * inverse + 0.0f, 1);
     }
 }

@@ -1,9 +1,11 @@
 /* Writes keys and values to the KV cache: quantization of a row, and the interleaving of values. */
 #pragma once
 #include "kv_format.h"
+#include "model_limits.h"
 #include "rows.h"
 #include <string.h>
 
+#define TRIED_MULTIPLIERS 4
 #define TINY_ROW 1e-30f /* a row whose largest magnitude is smaller becomes zeros */
 
 typedef uint8_t Bytes __attribute__((vector_size(SIMD_WIDTH)));
@@ -52,32 +54,58 @@ INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const in
     memcpy(row + d, &scale, sizeof scale);
 }
 
-/* Returns the multiplier of a group of n elements. inverse: MOST_MULTIPLIER divided by the largest magnitude of the row */
-INLINE uint8_t multiplier_for(const void *x, long n, float inverse, int is_bf16) {
-    float steps = __builtin_ceilf(largest_of(x, n, is_bf16) * inverse);
-    return steps >= 1 ? steps < MOST_MULTIPLIER ? (uint8_t)steps : MOST_MULTIPLIER : 1;
+/* Divides the elements of a group by a multiplier and rounds them to codes of four bits. Returns the sum of squares of
+ * the errors, which is exact: v [GROUP] are integers below 2^7. */
+INLINE float codes_of_four_bits(const float *v, float multiplier, uint8_t *codes) {
+    vf errors = broadcast(0), inverse = broadcast(1.0f / multiplier);
+    for (long i = 0; i < GROUP; i += SIMD_WIDTH) {
+        vf x = load_f32(v + i), divided = rounded_product(x, inverse);
+        vu bits = round_to_integer(simd_max(simd_min(divided, broadcast(MOST_OF_FOUR)), broadcast(LEAST_OF_FOUR)));
+        vf error = x - (as_float(bits) - 12582912.0f) * multiplier;
+        errors += error * error;
+        Bytes own = __builtin_convertvector(bits & 15, Bytes);
+        memcpy(codes + i, &own, sizeof own);
+    }
+    return simd_sum(errors);
+}
+
+/* Finds the multiplier of a group and its codes [GROUP]: the multiplier with the smallest error of those tried, which
+ * are the smallest that limits no element, and some below it, with both signs. */
+INLINE int8_t quantize_group(const float *v, uint8_t *codes) {
+    float most = __builtin_ceilf(largest_of(v, GROUP, 0) / MOST_OF_FOUR), least = 0;
+    int first = most >= 1 ? most < MOST_MULTIPLIER ? (int)most : MOST_MULTIPLIER : 1, best = 0;
+    for (int i = 0; i < 2 * TRIED_MULTIPLIERS; i++) {
+        int size = first - i / 2 > 1 ? first - i / 2 : 1, multiplier = i % 2 ? -size : size;
+        uint8_t own[GROUP];
+        float error = codes_of_four_bits(v, multiplier, own);
+        if (best && !(error < least)) continue;
+        best = multiplier, least = error;
+        memcpy(codes, own, GROUP);
+    }
+    return best;
 }
 
 /* Quantizes a row to codes of four bits, multipliers and the scale, with the same result as quantize_rows in
  * paged_kv.py. */
 INLINE void quantize_to_four_bits(const void *x, char *row, long d, int is_bf16) {
-    const float most = MOST_OF_FOUR * MOST_MULTIPLIER;
-    float largest = largest_of(x, d, is_bf16);
+    const float most = -LEAST_OF_FOUR * MOST_MULTIPLIER;
+    float rotated[MAX_HEAD_DIM + GROUP + SIMD_WIDTH];
+    for (long i = 0; i < d + GROUP; i += SIMD_WIDTH)
+        store_f32(rotated + i, i < d ? load(x, i, d, is_bf16) / (float)(d & -d) : broadcast(0));
+    rotate_blocks(rotated, d);
+    float largest = largest_of(rotated, d, 0);
     int tiny = largest < TINY_ROW;
     float scale = tiny ? 0 : largest / most, inverse = tiny ? 0 : most / largest;
     for (long from = 0; from < d; from += GROUP) {
-        const char *group = (const char *)x + from * element_size(is_bf16);
-        long n = d - from < GROUP ? d - from : GROUP;
-        uint8_t multiplier = multiplier_for(group, n, tiny ? 0 : MOST_MULTIPLIER / largest, is_bf16);
-        uint8_t codes[GROUP + SIMD_WIDTH] = {0};
-        for (long i = 0; i < n; i += SIMD_WIDTH) {
-            vf scaled = rounded_product(load(group, i, n, is_bf16), broadcast(inverse)) / broadcast(multiplier);
-            vf limited = simd_max(simd_min(scaled, broadcast(MOST_OF_FOUR)), broadcast(-MOST_OF_FOUR));
-            Bytes own = __builtin_convertvector(round_to_integer(limited), Bytes);
-            memcpy(codes + i, &own, sizeof own);
+        float v[GROUP];
+        uint8_t codes[GROUP];
+        for (long i = 0; i < GROUP; i += SIMD_WIDTH) {
+            vf scaled = rounded_product(load_f32(rotated + from + i), broadcast(inverse));
+            vf limited = simd_max(simd_min(scaled, broadcast(most)), broadcast(-most));
+            store_f32(v + i, as_float(round_to_integer(limited)) - 12582912.0f);
         }
-        for (long i = 0; i < n; i += 2)
-            row[(from + i) / 2] = (codes[i] & 15) | (i + 1 < n ? codes[i + 1] & 15 : 0) << 4;
+        int8_t multiplier = quantize_group(v, codes);
+        for (long i = 0; i < GROUP && from + i < d; i += 2) row[(from + i) / 2] = codes[i] | codes[i + 1] << 4;
         row[multipliers_at(d) + from / GROUP] = tiny ? 0 : multiplier;
     }
     memcpy(row + kv_row_bytes(KV_INT4, d, 0) - SCALE_BYTES, &scale, sizeof scale);
