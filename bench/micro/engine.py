@@ -5,8 +5,8 @@
 
 The first line of output says what was loaded; each further line has the tokens per second of one line of input, as
 JSON. `prefill N` computes a prompt of N tokens. `decode N` computes DECODE_STEPS steps of N sequences, each after a
-prompt of PROMPT tokens. With `--pipeline-parallel-size P`, P steps are in flight: those of chunks of the prompt, or of
-P batches that share the sequences.
+prompt of PROMPT tokens, or of D tokens with `decode N D`. With `--pipeline-parallel-size P`, P steps are in flight:
+those of chunks of the prompt, or of P batches that share the sequences.
 """
 
 import json
@@ -35,7 +35,7 @@ from worker.ops import native as c_library  # noqa: E402
 from worker.scheduler.sequence import Chunk, Plan, Sequence  # noqa: E402
 
 PROMPT, DECODE_STEPS, PREFILL_CHUNK = 128, 12, 512
-FILLING = 0x3C  # value of every K/V byte, which makes ordinary values in every format
+FILLING = 0x3C  # of every K/V byte, which makes ordinary numbers in every format, but zeros of values in four bits
 GREEDY = Sampling(1, temperature=0.0)
 
 
@@ -57,8 +57,8 @@ def main(words: list[str]) -> None:
         **_what(settings),
     )
     for line in sys.stdin:
-        kind, count = line.split()
-        _say(tokens_s=MEASURES[kind](engine, int(count)))
+        kind, *counts = line.split()
+        _say(tokens_s=MEASURES[kind](engine, *map(int, counts)))
 
 
 def prefill(engine: Engine, tokens: int) -> float:
@@ -71,22 +71,23 @@ def prefill(engine: Engine, tokens: int) -> float:
     return tokens / (time.perf_counter() - begun)
 
 
-def decode(engine: Engine, count: int) -> float:
-    """Returns the decode tokens per second of `count` sequences together."""
-    return decode_of(engine, decoding(engine, count))
+def decode(engine: Engine, count: int, prompt: int = PROMPT) -> float:
+    """Returns the decode tokens per second of `count` sequences together, each after `prompt` tokens."""
+    return decode_of(engine, decoding(engine, count, prompt))
 
 
-def decoding(engine: Engine, count: int) -> list[Sequence]:
-    """Returns sequences for `decode_of`. Their prompts count as computed."""
-    return _sequences(engine, count, PROMPT + DECODE_STEPS + 1)
+def decoding(engine: Engine, count: int, prompt: int = PROMPT) -> list[Sequence]:
+    """Returns sequences for `decode_of`. Their prompts of `prompt` tokens count as computed."""
+    return _sequences(engine, count, prompt + DECODE_STEPS + 1)
 
 
 def decode_of(engine: Engine, sequences: list[Sequence], clock: Callable[[], float] = time.perf_counter) -> float:
     """Decodes these sequences together and returns the tokens per second."""
+    prompt = len(sequences[0].tokens) - DECODE_STEPS - 1
     batches = [batch for first in range(engine.stages) if (batch := sequences[first :: engine.stages])]
     steps = [
         [Plan([Chunk(sequence, at, 1, True) for sequence in batch]) for batch in batches]
-        for at in range(PROMPT, PROMPT + DECODE_STEPS + 1)
+        for at in range(prompt, prompt + DECODE_STEPS + 1)
     ]
     _compute(engine, steps[0], len(batches))
     begun = clock()
@@ -105,7 +106,7 @@ def _compute(engine: Engine, plans: list[Plan], most: int) -> None:
         in_flight.popleft().read()
 
 
-MEASURES = {"prefill": prefill, "decode": decode}
+MEASURES: dict[str, Callable[..., float]] = {"prefill": prefill, "decode": decode}
 
 
 def _sequences(engine: Engine, count: int, length: int) -> list[Sequence]:

@@ -55,6 +55,7 @@ FORMATS = {  # the key "file" stands for the GGUF file as it was published
     f"gptq-g{GROUP}": Format(GPTQ, BF16),
     f"awq-g{GROUP}": Format(AWQ, BF16),
     "kv-int8": Format(FOLDER, (*BF16, "--kv-cache-dtype", "int8"), "bf16", ("-ctk", "q8_0", "-ctv", "q8_0")),
+    "kv-int4": Format(FOLDER, (*BF16, "--kv-cache-dtype", "int4"), "bf16", ("-ctk", "q8_0", "-ctv", "q4_0")),
     "kv-fp8": Format(FOLDER, (*BF16, "--kv-cache-dtype", "fp8")),
 }
 

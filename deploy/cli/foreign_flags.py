@@ -93,7 +93,7 @@ FOREIGN = (
         vllm="--attention-backend", sglang="--attention-backend --sampling-backend", llama_cpp="--flash-attn -fa",
     ),
     Foreign(
-        "use --kv-cache-dtype int8 or fp8, which holds for both K and V",
+        "use --kv-cache-dtype int8 or fp8 for both K and V, or int4 for K in eight bits and V in four",
         llama_cpp="--cache-type-k -ctk --cache-type-v -ctv",
     ),
     Foreign(

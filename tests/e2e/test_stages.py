@@ -79,7 +79,7 @@ def test_stage_with_other_weights_is_found_before_it_serves(stages: Server, expe
 @pytest.mark.parametrize(
     ("kind", "stages", "lanes", "formats"),
     [
-        ("gemma3", 3, 1, ("--kv-cache-dtype", "int8")),
+        ("gemma3", 3, 1, ("--kv-cache-dtype", "int4")),
         ("qwen3_5", 3, 1, ()),
         ("qwen2-moe", 2, 1, ("--quantization", "int4-g32", "--dtype", "bfloat16")),
         ("qwen3_5", 2, 2, ()),

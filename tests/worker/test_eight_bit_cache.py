@@ -1,4 +1,4 @@
-"""--kv-cache-dtype fp8 and int8 on the CPU: accuracy compared with the model's own format, and a whole worker."""
+"""--kv-cache-dtype fp8, int8 and int4 on the CPU: accuracy compared with the model's own format, and a whole worker."""
 
 import logging
 
@@ -17,9 +17,18 @@ from worker.scheduler.sequence import Sequence
 LENGTHS = [1, 33, 70, 100]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "minicpm3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("kept", "most"), [("fp8", 0.2), ("int8", 0.05)])
+@pytest.mark.parametrize(
+    ("kind", "kept", "most"),
+    [
+        *(
+            (kind, *kept)
+            for kind in ("llama", "qwen3", "gemma3", "minicpm3")
+            for kept in (("fp8", 0.2), ("int8", 0.05))
+        ),
+        *((kind, "int4", 0.3) for kind in ("llama", "gemma3")),
+    ],
+)
 @torch.inference_mode()
 def test_eight_bit_cache_keeps_logits_close(
     checkpoints: Checkpoints, kind: str, dtype: torch.dtype, kept: str, most: float
@@ -44,14 +53,23 @@ def engine(checkpoints: Checkpoints, kept: str, dtype: str = "bfloat16") -> Engi
     return load_engine(ModelConfig(model=str(checkpoints("qwen3")), max_seq_len=256), worker)
 
 
-@pytest.mark.parametrize(("kept", "named"), [("fp8", "torch.float8_e4m3fn"), ("int8", "torch.int8")])
+@pytest.mark.parametrize(
+    ("kept", "named"),
+    [
+        ("fp8", "torch.float8_e4m3fn"),
+        ("int8", "torch.int8"),
+        ("int4", "int8 keys, rotated int4 values in groups of 32"),
+    ],
+)
 def test_eight_bit_cache_has_almost_twice_as_many_pages(
     checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture, kept: str, named: str
 ) -> None:
     plain = engine(checkpoints, "auto").pools[0]
     with caplog.at_level(logging.INFO):
         small = engine(checkpoints, kept)
-    assert small.pools[0].available >= 1.5 * plain.available > 0, "a head of 16 elements takes 20 bytes and not 32"
+    assert small.pools[0].available >= 1.5 * plain.available > 0, (
+        "a head of 16 elements takes at most 20 bytes and not 32"
+    )
     assert f"K/V in {named}" in caplog.text and "--kv-cache-dtype" not in caplog.text
     serve(small)
 

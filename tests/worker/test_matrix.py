@@ -138,7 +138,7 @@ def in_eight_bits(kept: str, modes: list[Mode]) -> list[Mode]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("kept", "family"), [("int8", "llama"), ("fp8", "qwen3"), ("int8", "gemma3"), ("fp8", "gemma4")]
+    ("kept", "family"), [("int8", "llama"), ("fp8", "qwen3"), ("int8", "gemma3"), ("fp8", "gemma4"), ("int4", "gemma3")]
 )
 def test_bits_of_an_eight_bit_cache_depend_on_the_request_alone(
     kept: str, family: str, dtype: torch.dtype, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch

@@ -29,8 +29,8 @@ log = logging.getLogger("sluice.load")
 class Formats:
     """The number formats of a model.
 
-    dtype: the format that the model computes in; kv_dtype: the format of the K/V cache; memory: how weights of linear
-    layers are stored in memory.
+    dtype: the format that the model computes in; kv_dtype: the format of the K/V cache, as kv_format() returns it;
+    memory: how weights of linear layers are stored in memory.
     """
 
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Formats:
     @property
     def all_in_c(self) -> bool:
         """Whether the C kernels for CPUs compute everything. Then the bits of a row do not depend on the other rows."""
-        return c_library.available(self.dtype) and (self.kv_dtype is self.dtype or self.kv_dtype in paged_kv.EIGHT_BITS)
+        return c_library.available(self.dtype) and (self.kv_dtype is self.dtype or self.kv_dtype in paged_kv.CODED)
 
 
 def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) -> Formats:
@@ -55,8 +55,13 @@ def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) 
             f"--device {worker.device}: this model ({spec.model_type}) has multi-head latent attention, which is "
             "computed on CPUs only: choose --device cpu"
         )
-    if device.type == "cuda" and kv_dtype == torch.int8:
-        raise ConfigError("--kv-cache-dtype int8 is for the CPU: on a GPU, choose fp8 or auto")
+    if device.type == "cuda" and worker.kv_cache_dtype in ("int8", "int4"):
+        raise ConfigError(f"--kv-cache-dtype {worker.kv_cache_dtype} is for the CPU: on a GPU, choose fp8 or auto")
+    if kv_dtype == paged_kv.FOUR_BITS and spec.latent is not None:
+        raise ConfigError(
+            f"--kv-cache-dtype int4 keeps values in four bits, keys in eight, and this model ({spec.model_type}) has "
+            "multi-head latent attention, whose keys are the values, too: choose int8"
+        )
     if device.type == "cuda" and worker.activations == "int8":
         raise ConfigError("--activations int8 is for the CPU: on a GPU, choose --quantization int8-dynamic")
     check_kernels(device, worker.kernels)
@@ -205,7 +210,7 @@ def numerics_of(kernels: str, formats: Formats, device: torch.device, *, batch_i
         kernels=kernels,
         processor=_processor(device, formats.dtype),
         dtype=str(formats.dtype),
-        kv_dtype=str(formats.kv_dtype),
+        kv_dtype=paged_kv.name_of(formats.kv_dtype),
         memory=formats.memory,
         batch_invariant=batch_invariant,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.ops.paged_kv import row_elements
+from worker.ops.paged_kv import FOUR_BITS, row_dtypes, row_elements
 from worker.ops.recurrent_state import RecurrentState
 from worker.spec import LayerSpec, ModelSpec
 
@@ -154,7 +154,8 @@ class KVCache:
     kv_head, head_dim], initially zero. Page 0 of a group is its scratch page. A group whose layers have heads of
     several shapes has tensors for each. In a model with latent attention, keys are the values, too: `v` is empty.
 
-    On the CPU, 8-bit rows are 4 bytes longer, for their scale (worker/ops/paged_kv.py).
+    On the CPU, rows of codes are longer, for their scale, and values may be in fewer bits than keys
+    (worker/ops/paged_kv.py).
 
     `states` holds the recurrent states, by layer. The state of a sequence has the same slot in every layer. Slot 0 is
     the scratch slot.
@@ -173,7 +174,7 @@ class KVCache:
     ) -> None:
         """pages: the number of pages of each group. groups: by default, all layers with K/V are one group.
 
-        dtype: the dtype of K and V. state_slots: the number of slots, including the scratch slot.
+        dtype: as kv_format() returns it. state_slots: the number of slots, including the scratch slot.
         state_dtype: the dtype of the model.
         """
         self.groups = tuple(groups) or one_group(spec)
@@ -184,8 +185,11 @@ class KVCache:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for number, (group, count) in enumerate(zip(self.groups, pages, strict=True)):
             for (kv_heads, head_dim), layers in _by_shape(spec, group).items():
-                shape = (len(layers), count, page_size, kv_heads, row_elements(head_dim, dtype, device))
-                parts = [_zeros(shape, dtype, self.device) for _ in range(spec.kv_tensors)]
+                outer = (len(layers), count, page_size, kv_heads)
+                parts = [
+                    _zeros((*outer, row_elements(head_dim, row, device)), row, self.device)
+                    for row in row_dtypes(dtype)[: spec.kv_tensors]
+                ]
                 self.k.append(parts[0])
                 self.v += parts[1:]
                 self._of_group[number] += parts
@@ -239,19 +243,22 @@ def _distinct(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
 
 
 def kv_format(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype that K/V is stored in. name: the value of --kv-cache-dtype; dtype: the dtype of the model."""
-    return {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(name, dtype)
+    """Returns the dtype that stands for the format of a cache. name: the value of --kv-cache-dtype; dtype: the dtype of
+    the model.
+    """
+    return {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": FOUR_BITS}.get(name, dtype)
 
 
 def bytes_per_page(
     spec: ModelSpec, group: CacheGroup, page_size: int, dtype: torch.dtype, device: torch.device | str
 ) -> int:
     """Returns the size in bytes of the K and V of `page_size` tokens in the layers of a group."""
-    elements = sum(
-        len(layers) * kv_heads * row_elements(head_dim, dtype, device)
+    rows = row_dtypes(dtype)[: spec.kv_tensors]
+    return page_size * sum(
+        len(layers) * kv_heads * row_elements(head_dim, row, device) * row.itemsize
         for (kv_heads, head_dim), layers in _by_shape(spec, group).items()
+        for row in rows
     )
-    return spec.kv_tensors * page_size * elements * dtype.itemsize
 
 
 def _by_shape(spec: ModelSpec, group: CacheGroup) -> dict[tuple[int, int], list[int]]:

@@ -1,10 +1,19 @@
-"""Quantizes rows of keys and values to eight bits with a scale, as in the K/V cache on a CPU.
+"""Quantizes rows of keys and values to eight or four bits with a scale, as in the K/V cache on a CPU.
 
-A row is one head of one token: D codes (int8 or e4m3), then their scale as a float32. An element is code * scale. The
-scale maps the row's largest element to the largest code. The fp8 cache on a GPU has codes without a scale.
+A row is one head of one token. In eight bits, it is D codes (int8 or e4m3), then their scale as a float32. An element
+is code * scale. The scale maps the row's largest element to the largest code. The fp8 cache on a GPU has codes without
+a scale.
+
+In four bits, a row is D codes from -8 to 7, two in a byte; then a multiplier from -15 to 15 for each GROUP elements,
+one byte; then the scale. An element is code * multiplier * scale, where code * multiplier is a code of int8, so
+attention computes with it as with int8. These are the elements after a rotation by a Hadamard matrix, which spreads
+large elements over all of them; attention rotates its result back. Only values are kept in four bits, with keys in
+int8: some models have keys with a few elements that are much larger than the others, and they lose much with four bits,
+rotated or not.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from worker.ops.linear.native import PANEL
@@ -18,21 +27,45 @@ from worker.ops.native import (
 
 SCALE_BYTES = 4
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # dtype of the codes → the largest code
+FOUR_BITS = torch.uint8  # the dtype of rows in four bits, and of a cache whose values are such rows
+GROUP = 32  # elements of a row in four bits that share a multiplier
+LEAST, MOST = -8.0, 7.0  # codes of four bits
+MOST_MULTIPLIER = 15.0  # multipliers may be negative
+TRIED_MULTIPLIERS = 4  # how many are tried for a group, with both signs
+CODED = (*LARGEST, FOUR_BITS)
 TINY_ROW = 1e-30  # if a row's largest element is smaller, the row becomes zeros
 
 
+def row_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """Returns the dtypes of the rows of keys and of values. dtype: that of the cache"""
+    return (torch.int8, FOUR_BITS) if dtype == FOUR_BITS else (dtype, dtype)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Returns the name of a cache's format. dtype: that of the cache"""
+    return f"int8 keys, rotated int4 values in groups of {GROUP}" if dtype == FOUR_BITS else str(dtype)
+
+
 def row_elements(head_dim: int, dtype: torch.dtype, device: torch.device | str) -> int:
-    """Returns the length of a cached row, in elements of the cache's `dtype`."""
-    return head_dim + SCALE_BYTES if dtype in LARGEST and torch.device(device).type == "cpu" else head_dim
+    """Returns the length of a cached row, in elements of the row's `dtype`."""
+    if dtype not in CODED or torch.device(device).type != "cpu":
+        return head_dim
+    codes = (head_dim + 1) // 2 + -(-head_dim // GROUP) if dtype == FOUR_BITS else head_dim
+    return codes + SCALE_BYTES
 
 
 def has_scales(cache: Tensor, head_dim: int) -> bool:
-    """Returns whether each row of `cache` [..., D or D + 4] ends with its scale."""
-    return cache.dtype in LARGEST and cache.shape[-1] == head_dim + SCALE_BYTES
+    """Returns whether each row of `cache` [..., D or as row_elements says] ends with its scale."""
+    return cache.dtype in CODED and cache.shape[-1] == row_elements(head_dim, cache.dtype, "cpu")
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Quantizes rows x [..., D] to codes of `dtype`, rounded to nearest even. Returns bytes [..., D + 4]."""
+    """Quantizes rows x [..., D] to codes of `dtype`, rounded to nearest even.
+
+    Returns bytes [..., D + 4], in four bits as row_elements says.
+    """
+    if dtype == FOUR_BITS:
+        return _quantize_to_four_bits(x)
     largest = x.float().abs().amax(-1, keepdim=True)
     # a tensor, because torch would divide a Python number by multiplying it with the reciprocal, which rounds
     # differently
@@ -45,15 +78,72 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((codes.to(dtype).view(torch.uint8), scale.view(torch.uint8)), -1)
 
 
-def dequantize_rows(rows: Tensor, codes: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """Returns the elements [..., D] in `dtype`. rows: bytes [..., D + 4]; codes: the dtype of their codes"""
-    values = rows[..., :-SCALE_BYTES].view(codes).float()
+def _quantize_to_four_bits(x: Tensor) -> Tensor:
+    d = x.shape[-1]
+    rotated = _rotate_blocks(x.float() / (d & -d))
+    largest = rotated.abs().amax(-1, keepdim=True)
+    most = torch.full_like(largest, -LEAST * MOST_MULTIPLIER)  # a tensor, as in quantize_rows
+    tiny = largest < TINY_ROW
+    whole = (rotated * torch.where(tiny, 0.0, most / largest)).clamp(-most, most).round().nan_to_num()
+    codes, multipliers = _quantize_groups(F.pad(whole, (0, -d % GROUP)).unflatten(-1, (-1, GROUP)))
+    nibbles = F.pad(codes.flatten(-2)[..., :d], (0, d % 2)).to(torch.int8).view(torch.uint8) & 15
+    packed = nibbles[..., ::2] | nibbles[..., 1::2] << 4
+    kept = torch.where(tiny, 0.0, multipliers).to(torch.int8).view(torch.uint8)
+    scale = torch.where(tiny, 0.0, largest / most)
+    return torch.cat((packed, kept, scale.view(torch.uint8)), -1)
+
+
+def _quantize_groups(v: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the codes [..., groups, GROUP] of integers v of the same shape, and the multipliers [..., groups].
+
+    The multiplier of a group has the smallest error of those tried: the smallest that limits no element, and some below
+    it, with both signs.
+    """
+    magnitudes = v.abs().amax(-1, keepdim=True)
+    first = (magnitudes / torch.full_like(magnitudes, MOST)).ceil().clamp(1.0, MOST_MULTIPLIER)
+    least, codes, multipliers = torch.full_like(first, torch.inf), v, first
+    for number in range(2 * TRIED_MULTIPLIERS):
+        multiplier = (first - number // 2).clamp(min=1.0) * (-1.0) ** number
+        own = (v * (torch.ones_like(multiplier) / multiplier)).clamp(LEAST, MOST).round()
+        error = (v - own * multiplier).square().sum(-1, keepdim=True)
+        better = error < least
+        least, codes = torch.where(better, error, least), torch.where(better, own, codes)
+        multipliers = torch.where(better, multiplier, multipliers)
+    return codes, multipliers[..., 0]
+
+
+def _rotate_blocks(x: Tensor) -> Tensor:
+    """Multiplies each block of rows x [..., D] by a Hadamard matrix, as rotate_blocks in csrc/kv_format.h: in the same
+    order of additions. A block is as long as the largest power of two that divides D.
+    """
+    half = 1
+    while half < x.shape[-1] & -x.shape[-1]:
+        a, b = x.unflatten(-1, (-1, 2, half)).unbind(-2)
+        x, half = torch.stack((a + b, a - b), -2).flatten(-3), 2 * half
+    return x
+
+
+def dequantize_rows(rows: Tensor, codes: torch.dtype, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """Returns the elements [..., D] in `dtype`. rows: bytes as quantize_rows returns them; codes: the dtype of their
+    codes; head_dim: D
+    """
+    in_four = codes == FOUR_BITS
+    values = _codes_of_eight_bits(rows, head_dim) if in_four else rows[..., :-SCALE_BYTES].view(codes).float()
     scales = rows[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # the copy is aligned for float32
-    return (values * scales.view(torch.float32)).to(dtype)
+    wide = values * scales.view(torch.float32)
+    return (_rotate_blocks(wide) if in_four else wide).to(dtype)
+
+
+def _codes_of_eight_bits(rows: Tensor, d: int) -> Tensor:
+    """Returns code * multiplier of rows in four bits, as float32 [..., D]."""
+    packed, multipliers = rows[..., : (d + 1) // 2], rows[..., (d + 1) // 2 : -SCALE_BYTES]
+    nibbles = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)[..., :d].float()
+    codes = torch.where(nibbles > MOST, nibbles - 16, nibbles)
+    return codes * multipliers.view(torch.int8).float().repeat_interleave(GROUP, -1)[..., :d]
 
 
 PLAIN, PAIRED = 0, 1  # formats of the K/V cache, with the numbers of csrc/kv_format.h
-EIGHT_BITS = {torch.int8: 2, torch.float8_e4m3fn: 3}  # two more formats of the K/V cache: those with 8-bit codes
+WITH_CODES = {torch.int8: 2, torch.float8_e4m3fn: 3, FOUR_BITS: 4}  # dtype of values → more formats of the K/V cache
 
 
 def v_is_paired(cache_v: Tensor) -> bool:
@@ -68,8 +158,9 @@ def v_is_paired(cache_v: Tensor) -> bool:
 
 
 def supports_cache(dtype: torch.dtype, cache: Tensor, head_dim: int) -> bool:
-    """Returns whether the library reads and writes `cache` [..., D, or D + 4 in eight bits] for keys and values of
-    `dtype`.
+    """Returns whether the library reads and writes a cache for keys and values of `dtype`.
+
+    cache: its keys [..., D, or D + 4 in eight bits]
     """
     if not available(dtype) or head_dim > MAX_HEAD_DIM or cache.shape[-2] * head_dim > MAX_KEY_ELEMENTS:
         return False
@@ -82,7 +173,7 @@ def kv_format(cache_k: Tensor, cache_v: Tensor) -> int:
     Values are not interleaved if they are the keys, in the same memory.
     """
     paired = cache_k.data_ptr() != cache_v.data_ptr() and v_is_paired(cache_v)
-    return EIGHT_BITS.get(cache_v.dtype, PAIRED if paired else PLAIN)
+    return WITH_CODES.get(cache_v.dtype, PAIRED if paired else PLAIN)
 
 
 def rows_visible(bidirectional_end: Tensor | None, rows: int) -> int | None:
@@ -97,8 +188,10 @@ def rows_visible(bidirectional_end: Tensor | None, rows: int) -> int | None:
 
 
 def check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int, d: int) -> None:
-    assert cache_k.shape == cache_v.shape and cache_k.dtype == cache_v.dtype and supports_cache(dtype, cache_k, d)
-    assert cache_k.shape[2] == heads and (has_scales(cache_k, d) or cache_k.shape[3] == d)
+    assert cache_k.shape[:3] == cache_v.shape[:3] and cache_k.shape[2] == heads and supports_cache(dtype, cache_k, d)
+    assert (cache_k.dtype, cache_v.dtype) == row_dtypes(cache_v.dtype)
+    for cache in (cache_k, cache_v):
+        assert has_scales(cache, d) or (cache.dtype == dtype and cache.shape[3] == d)
     assert cache_k.is_contiguous() and cache_v.is_contiguous()
 
 

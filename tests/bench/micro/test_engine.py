@@ -14,7 +14,7 @@ COMMAND = (sys.executable, "-m", "bench.micro.engine", "--model", str(DEMO), "--
 
 def test_engine_answers_every_line_with_a_rate() -> None:
     done = subprocess.run(
-        COMMAND, input="prefill 700\ndecode 1\ndecode 5\n", capture_output=True, text=True, timeout=PATIENCE_S
+        COMMAND, input="prefill 700\ndecode 1\ndecode 5 600\n", capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     loaded, *rates = map(json.loads, done.stdout.splitlines())

@@ -26,7 +26,12 @@ SAME: list[dict[str, Any]] = [
     {"page_size": 8, "prefix_cache": False, "kv_cache_gb": 0.001, "kv_cache_backend": "contiguous"},
     {"threads": 1, "speculation": "ngram", "batching_mode": "static", "seed": 5},
 ]
-OTHER: list[dict[str, Any]] = [{"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}, {"quantization": "int8"}]
+OTHER: list[dict[str, Any]] = [
+    {"dtype": "bfloat16"},
+    {"kv_cache_dtype": "int8"},
+    {"kv_cache_dtype": "int4"},
+    {"quantization": "int8"},
+]
 
 
 def of(folder: Path, **settings: Any) -> str:

@@ -40,10 +40,19 @@ def test_float16_on_the_cpu_becomes_float32_unless_the_flag_names_it(
     assert ("no C kernels" in caplog.text) == (computed == "float16")
 
 
-def test_int8_cache_on_a_gpu_is_refused(checkpoints: Checkpoints) -> None:
+@pytest.mark.parametrize("kept", ["int8", "int4"])
+def test_integer_cache_on_a_gpu_is_refused(checkpoints: Checkpoints, kept: str) -> None:
     spec = spec_from_config(read_config(checkpoints("llama")))
-    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is for the CPU: on a GPU, choose fp8 or auto"):
-        choose_formats(spec, WorkerConfig(kv_cache_dtype="int8"), torch.device("cuda"))
+    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {kept} is for the CPU: on a GPU, choose fp8 or auto"):
+        choose_formats(spec, WorkerConfig(kv_cache_dtype=kept), torch.device("cuda"))
+
+
+def test_cache_in_four_bits_is_refused_where_keys_are_values(checkpoints: Checkpoints) -> None:
+    spec = spec_from_config(read_config(checkpoints("deepseek-v3")))
+    with pytest.raises(
+        ConfigError, match=r"--kv-cache-dtype int4 keeps .*\(deepseek_v3\) .*latent attention.*: choose int8"
+    ):
+        choose_formats(spec, WorkerConfig(kv_cache_dtype="int4"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("kind", ["deepseek-v2", "minicpm3"])
@@ -70,7 +79,7 @@ def test_activations_in_8_bits_need_the_c_kernels(checkpoints: Checkpoints, capl
     assert dtype_name(torch.bfloat16, formats.memory) == "bfloat16, int4 weights, int8 activations"
 
 
-@pytest.mark.parametrize("kept", ["auto", "fp8", "int8"])
+@pytest.mark.parametrize("kept", ["auto", "fp8", "int8", "int4"])
 def test_c_kernels_compute_every_cache(checkpoints: Checkpoints, kept: str) -> None:
     spec, cpu = spec_from_config(read_config(checkpoints("llama"))), torch.device("cpu")
     for dtype in ("float32", "float16"):

@@ -43,7 +43,8 @@ def handed_over(process: Process, prompt: list[int]) -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "found"),
     [
-        ("llama", {}, BLOCKS), ("llama", {"kv_cache_dtype": "int8"}, BLOCKS), ("gemma3", {}, BLOCKS),
+        ("llama", {}, BLOCKS), ("llama", {"kv_cache_dtype": "int8"}, BLOCKS),
+        ("llama", {"kv_cache_dtype": "int4"}, BLOCKS), ("gemma3", {}, BLOCKS),
         ("mistral", {}, BLOCKS), ("qwen3_5", {}, PAGES),
     ],
 )  # fmt: skip

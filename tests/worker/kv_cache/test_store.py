@@ -346,6 +346,7 @@ def test_other_salt_model_layout_and_dtype_find_nothing(start: Start, tmp_path: 
     assert start().answer(prompt_of()).cached == 0
     assert start(kind="qwen3").answer(prompt_of(), salt="a").cached == 0
     assert start(kv_cache_dtype="int8").answer(prompt_of(), salt="a").cached == 0
+    assert start(kv_cache_dtype="int4").answer(prompt_of(), salt="a").cached == 0
     assert start(dtype="float32").answer(prompt_of(), salt="a").cached == 0
 
 

@@ -16,6 +16,7 @@ KINDS = {  # kind of model → settings
     "deepseek-v2": {},
     "llama in eight bits": {"kv_cache_dtype": "int8"},
     "llama in fp8": {"kv_cache_dtype": "fp8"},
+    "llama in four bits": {"kv_cache_dtype": "int4"},
     "deepseek-v3 in eight bits": {"kv_cache_dtype": "int8"},
 }
 

@@ -9,17 +9,22 @@ import torch
 
 from tests.worker.kv_cache.harness import SPEC
 from worker.kv_cache.tensors import CacheGroup, KVCache, bytes_per_page, bytes_per_state, one_group
+from worker.ops.paged_kv import FOUR_BITS, row_dtypes
 from worker.ops.recurrent.delta_net import DeltaNetShape
 from worker.spec import LayerSpec
 
 [ALL] = one_group(SPEC)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8, FOUR_BITS]
+)
 def test_cache_has_layout_and_size(dtype: torch.dtype) -> None:
     cache = KVCache(SPEC, pages=(5,), page_size=16, dtype=dtype, device="cpu")
-    row = 16 if dtype.itemsize > 1 else 20  # elements of a row; in eight bits, 4 bytes are its scale
-    assert cache.k[0].shape == cache.v[0].shape == (3, 5, 16, 2, row) and cache.k[0].dtype == cache.v[0].dtype == dtype
+    # elements of a key and of a value; of rows of codes, 4 bytes are the scale
+    rows = {torch.int8: (20, 20), torch.float8_e4m3fn: (20, 20), FOUR_BITS: (20, 13)}.get(dtype, (16, 16))
+    for [part], row, own in zip((cache.k, cache.v), rows, row_dtypes(dtype), strict=True):
+        assert part.shape == (3, 5, 16, 2, row) and part.dtype == own
     assert cache.k[0].nbytes + cache.v[0].nbytes == 5 * bytes_per_page(SPEC, ALL, 16, dtype, "cpu")
     assert not cache.k[0].view(torch.uint8).any() and not cache.v[0].view(torch.uint8).any()
 
@@ -47,6 +52,7 @@ def test_cache_pages_never_written_take_no_memory() -> None:
 def test_bytes_per_page_counts_k_and_v_of_all_layers() -> None:
     assert bytes_per_page(SPEC, ALL, 16, torch.bfloat16, "cpu") == 2 * 3 * 16 * 2 * 16 * 2
     assert bytes_per_page(SPEC, ALL, 16, torch.int8, "cpu") == 2 * 3 * 16 * 2 * (16 + 4)
+    assert bytes_per_page(SPEC, ALL, 16, FOUR_BITS, "cpu") == 3 * 16 * 2 * ((16 + 4) + (8 + 1 + 4))
     assert bytes_per_page(SPEC, ALL, 16, torch.float8_e4m3fn, "cuda") == 2 * 3 * 16 * 2 * 16
     assert bytes_per_page(SPEC, CacheGroup(8, (0, 2)), 16, torch.bfloat16, "cpu") == 2 * 2 * 16 * 2 * 16 * 2
 

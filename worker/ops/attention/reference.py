@@ -3,7 +3,7 @@
 Row i of a sequence with q_len rows is at position p = seq_len - q_len + i. It attends to the positions
 max(0, p - window + 1) .. p, without a window to 0 .. p. `bidirectional_end` may extend these positions beyond p. Their
 keys and values are in the pages of the sequence's page table. Query heads come in groups that share a key/value head.
-Keys and values of eight bits are converted to q's dtype.
+Keys and values in codes are converted to q's dtype.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ def attention_torch(
 
     q [T, Hq, D]: rows may be strided; Hq is a multiple of Hk
     query_start_loc [S + 1], seq_lens [S], page_table [S, P]: int32
-    cache_k, cache_v: [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, or [pages, page_size, Hk, D + 4] in
-        eight bits (paged_kv.py)
+    cache_k, cache_v: [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, or with codes and their scale in the last
+        dimension (paged_kv.py)
     window: a row at position p sees no key before p - window + 1; 0: it sees all keys from position 0 on
     softcap: if c is not 0, scaled scores become c * tanh(scores / c); sinks are not capped
     sinks [Hq] float32: for each query head the unscaled logit of an additional key whose value is zero
@@ -135,5 +135,5 @@ def _gather(cache: Tensor, slots: Tensor, q: Tensor) -> Tensor:
         return cache.flatten(0, 1)[slots]
     rows = cache.view(torch.uint8).flatten(0, 1)[slots]  # torch cannot index float8
     if has_scales(cache, q.shape[2]):
-        return dequantize_rows(rows, cache.dtype, q.dtype)
+        return dequantize_rows(rows, cache.dtype, q.shape[2], q.dtype)
     return rows.view(cache.dtype).to(q.dtype)

@@ -1,47 +1,106 @@
-/* The memory format of a row of the KV cache, and the conversion of 8-bit codes to fp32. A row is the key or the value
- * of one head of one token.
+/* The memory format of a row of the KV cache, and the conversion of codes to fp32. A row is the key or the value of one
+ * head of one token.
  *
- * An 8-bit row is D codes and then their fp32 scale: element = code * scale. fp32 and bf16 represent codes exactly, so
- * attention multiplies the codes themselves. It multiplies the scores of a key by the key's scale, and the softmax
- * weights of a value by the value's scale. */
+ * A row in eight bits is D codes and then their fp32 scale: element = code * scale. fp32 and bf16 represent codes
+ * exactly, so attention multiplies the codes themselves. It multiplies the scores of a key by the key's scale, and the
+ * softmax weights of a value by the value's scale.
+ *
+ * A row in four bits is D codes, of which two share a byte, the first of them in the low bits; a signed multiplier for
+ * each GROUP elements, one byte; and the scale: element = code * multiplier * scale, where code * multiplier is a code
+ * in eight bits. These are the elements of the row after rotate_blocks, which spreads large elements over their
+ * neighbours, so that fewer bits are enough. Weighted sums of rows are rotated back once, when they are complete. */
 #pragma once
 #include "simd.h"
 
-/* ops/native.py has the same numbers. KV_PAIRED: unquantized; the elements of the values of two neighbouring tokens
- * alternate in memory (v_is_paired). */
-enum { KV_PLAIN, KV_PAIRED, KV_INT8, KV_FP8 };
+/* ops/paged_kv.py has the same numbers. KV_PAIRED: unquantized; the elements of the values of two neighbouring tokens
+ * alternate in memory (v_is_paired). KV_INT4: values are in four bits, and keys are rows of KV_INT8. */
+enum { KV_PLAIN, KV_PAIRED, KV_INT8, KV_FP8, KV_INT4 };
 
 #define SCALE_BYTES 4
+#define GROUP 32           /* elements of a row in four bits that share a multiplier */
+#define LEAST_OF_FOUR (-8) /* codes of four bits are in [-8, 7] */
+#define MOST_OF_FOUR 7
+#define MOST_MULTIPLIER 15 /* multipliers are in [-15, 15], so that products are codes of eight bits */
 
-INLINE int in_eight_bits(const int kv_format) { return kv_format >= KV_INT8; }
+INLINE int has_codes(const int kv_format) { return kv_format >= KV_INT8; }
 
-INLINE long kv_row_bytes(int kv_format, long d, long element_size) {
-    return in_eight_bits(kv_format) ? d + SCALE_BYTES : d * element_size;
+/* Returns the format of the rows of keys in a cache. The format of the rows of values is the cache's. */
+INLINE int key_format(const int kv_format) { return kv_format == KV_INT4 ? KV_INT8 : kv_format; }
+
+/* Returns the bytes before the multipliers of a row in four bits. */
+INLINE long multipliers_at(long d) { return (d + 1) / 2; }
+
+INLINE long kv_row_bytes(int row_format, long d, long element_size) {
+    if (row_format == KV_INT4) return multipliers_at(d) + (d + GROUP - 1) / GROUP + SCALE_BYTES;
+    return has_codes(row_format) ? d + SCALE_BYTES : d * element_size;
 }
 
-/* Returns the scale of a row whose codes begin at `row`. */
-INLINE float row_scale(const char *row, long d) {
+/* Returns the scale of a row of so many bytes. */
+INLINE float row_scale(const char *row, long row_bytes) {
     float scale;
-    __builtin_memcpy(&scale, row + d, sizeof scale);
+    __builtin_memcpy(&scale, row + row_bytes - SCALE_BYTES, sizeof scale);
     return scale;
 }
 
+/* A row for each multiplier, the negative ones at 32 + multiplier. Row 16 is not used. */
+#define FOR_MULTIPLIERS(row)                                                                                          \
+    {row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7), row(8), row(9), row(10), row(11), row(12),       \
+     row(13), row(14), row(15), row(0), row(-15), row(-14), row(-13), row(-12), row(-11), row(-10), row(-9), row(-8), \
+     row(-7), row(-6), row(-5), row(-4), row(-3), row(-2), row(-1)}
+
+/* [m][n]: m times the code of four bits n, which is a two's complement. */
+#define MULTIPLES(m)                                                                                                 \
+    {0, (m), 2 * (m), 3 * (m), 4 * (m), 5 * (m), 6 * (m), 7 * (m), -8 * (m), -7 * (m), -6 * (m), -5 * (m), -4 * (m), \
+     -3 * (m), -2 * (m), -(m)}
+static const int8_t multiples[32][16] = FOR_MULTIPLIERS(MULTIPLES);
+
+/* Multiplies each block of a row by a Hadamard matrix. A block is as long as the largest power of two that divides d.
+ * Twice this is a multiplication by the length of a block. */
+INLINE void rotate_blocks(float *row, long d) {
+    const long block = d & -d;
+    for (long half = 1; half < block; half *= 2)
+        for (long i = 0; i < d; i += 2 * half)
+            for (long j = i; j < i + half; j++) {
+                float x = row[j], y = row[j + half];
+                row[j] = x + y, row[j + half] = x - y;
+            }
+}
+
+/* Codes: 2 * SIMD_WIDTH codes of eight bits; PackedCodes: as many of four bits */
 #if SIMD_WIDTH == 16
 typedef __m256i Codes;
+typedef __m128i PackedCodes;
 INLINE Codes load_codes(const char *from) { return _mm256_loadu_si256((const __m256i *)from); }
+INLINE PackedCodes load_packed_codes(const char *from) { return _mm_loadu_si128((const __m128i *)from); }
+INLINE Codes codes_of_group(PackedCodes packed, uint8_t multiplier) {
+    __m256i x = _mm256_cvtepu8_epi16(packed);
+    x = _mm256_and_si256(_mm256_or_si256(x, _mm256_slli_epi16(x, 4)), _mm256_set1_epi8(15));
+    __m128i table = _mm_loadu_si128((const __m128i *)multiples[multiplier]);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), x);
+}
 #else
 typedef __m128i Codes;
+typedef __m128i PackedCodes; /* the upper half is ignored */
 INLINE Codes load_codes(const char *from) { return _mm_loadu_si128((const __m128i *)from); }
+INLINE PackedCodes load_packed_codes(const char *from) { return _mm_loadl_epi64((const __m128i *)from); }
+INLINE Codes codes_of_group(PackedCodes packed, uint8_t multiplier) {
+    __m128i x = _mm_cvtepu8_epi16(packed);
+    x = _mm_and_si128(_mm_or_si128(x, _mm_slli_epi16(x, 4)), _mm_set1_epi8(15));
+    return _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)multiples[multiplier]), x);
+}
 #endif
+
+/* Returns the index of the multiplier of element i of a row in four bits, in tables of 32 rows. */
+INLINE uint8_t multiplier_of(const char *row, long d, long i) { return row[multipliers_at(d) + i / GROUP] & 31; }
 
 /* Shifting the bits of an e4m3 number makes them an fp16 number, which is too small by this factor. The conversion from
  * fp16 does not flush denormals. */
 #define FP8_FACTOR 256.0f
 
-/* Converts 2 * SIMD_WIDTH codes to fp32. The result for KV_FP8 is the code's value divided by FP8_FACTOR. */
+/* Converts 2 * SIMD_WIDTH codes of eight bits to fp32. The result for KV_FP8 is the code's value divided by FP8_FACTOR. */
 INLINE void widen_codes(Codes x, vf out[2], const int kv_format) {
 #if SIMD_WIDTH == 16
-    if (kv_format == KV_INT8) {
+    if (kv_format != KV_FP8) {
         out[0] = (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(x)));
         out[1] = (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(x, 1)));
     } else {
@@ -51,7 +110,7 @@ INLINE void widen_codes(Codes x, vf out[2], const int kv_format) {
         out[1] = (vf)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
     }
 #else
-    if (kv_format == KV_INT8) {
+    if (kv_format != KV_FP8) {
         out[0] = (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x));
         out[1] = (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)));
     } else {

@@ -63,7 +63,7 @@ def store_kv_torch(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_
     """Writes row t of k and v to slot slot_mapping[t] = page * page_size + offset of the caches, in place.
 
     k, v [T, Hk, D], whose rows may be strided; cache_k, cache_v contiguous: either [pages, page_size, Hk, D] of k's
-    dtype or float8_e4m3fn (values are clamped to +-448), or [pages, page_size, Hk, D + 4] with codes and their scale
+    dtype or float8_e4m3fn (values are clamped to +-448), or with codes and their scale in the last dimension
     (paged_kv.py); slot_mapping [T] int64, with distinct slots except in the scratch page.
     """
     for new, cache in ((k, cache_k), (v, cache_v)):

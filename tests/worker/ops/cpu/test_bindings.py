@@ -29,7 +29,7 @@ from worker.ops.linear import native as linear_native
 from worker.ops.linear.native import pack_weight
 from worker.ops.norm import native as norm_native
 from worker.ops.norm import reference as norm
-from worker.ops.paged_kv import LARGEST, SCALE_BYTES
+from worker.ops.paged_kv import CODED, row_dtypes, row_elements
 from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8, QuantizedWeight
 from worker.ops.rope import native as rope_native
 from worker.ops.rope import qkv_rope_write_unfused
@@ -211,7 +211,7 @@ def test_write(dtype: torch.dtype, page_size: int, d: int) -> None:
 def caches_of(codes: torch.dtype, *shape: int) -> list[Tensor]:
     """Returns caches of zeros for keys and values, with room for scales."""
     *outer, d = shape
-    return [torch.zeros(*outer, d + SCALE_BYTES, dtype=torch.uint8).view(codes) for _ in "kv"]
+    return [torch.zeros(*outer, row_elements(d, row, "cpu"), dtype=torch.uint8).view(row) for row in row_dtypes(codes)]
 
 
 def assert_same_bytes(ours: list[Tensor], others: list[Tensor]) -> None:
@@ -219,8 +219,8 @@ def assert_same_bytes(ours: list[Tensor], others: list[Tensor]) -> None:
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)) and a.view(torch.uint8).any()
 
 
-@in_pairs(FUNCTIONS | {"codes": LARGEST, "page_size, d": [(4, 7), (32, 64), (1, 256)]}, indirect=["tier"])
-def test_write_of_eight_bits(dtype: torch.dtype, codes: torch.dtype, page_size: int, d: int) -> None:
+@in_pairs(FUNCTIONS | {"codes": CODED, "page_size, d": [(4, 7), (32, 64), (1, 256), (16, 72)]}, indirect=["tier"])
+def test_write_of_codes(dtype: torch.dtype, codes: torch.dtype, page_size: int, d: int) -> None:
     """The bytes equal the plain form's, even for rows of zeros, of tiny numbers, and of very different numbers."""
     far = torch.logspace(-44, 38, 40)[:, None, None]
     k, v = random(40, 2, d, dtype=dtype), (random(40, 2, d, seed=1) * far).clamp(-3e38, 3e38).to(dtype)
@@ -233,16 +233,15 @@ def test_write_of_eight_bits(dtype: torch.dtype, codes: torch.dtype, page_size: 
 
 
 @dtypes
-@pytest.mark.parametrize("codes", list(LARGEST))
-def test_write_of_eight_bits_keeps_what_is_not_finite_so(dtype: torch.dtype, codes: torch.dtype) -> None:
+@pytest.mark.parametrize("codes", CODED)
+def test_write_of_codes_keeps_what_is_not_finite_so(dtype: torch.dtype, codes: torch.dtype) -> None:
     k = random(3, 2, 40, dtype=dtype)
     k[1, 0, 17], k[2, 1, 39] = float("nan"), float("-inf")
     ours = caches_of(codes, 3, 1, 2, 40)
     rope_native.store_kv(k, k, *ours, torch.arange(3))
-    scales = (
-        ours[0].view(torch.uint8)[..., 40:].clone(memory_format=torch.contiguous_format).view(torch.float32).flatten()
-    )
-    assert scales.isfinite().tolist() == [True, True, False, True, True, False]
+    for rows in (one.view(torch.uint8) for one in ours):
+        scales = rows[..., -4:].clone(memory_format=torch.contiguous_format).view(torch.float32).flatten()
+        assert scales.isfinite().tolist() == [True, True, False, True, True, False]
 
 
 NORMS = ["", "heads", "whole"]
@@ -258,10 +257,8 @@ def norm_weights(
     return random(sizes[0], dtype=dtype, seed=1), random(sizes[1], dtype=dtype, seed=2)
 
 
-@in_pairs(FUNCTIONS | {"codes": LARGEST, "normed": NORMS}, indirect=["tier"])
-def test_qkv_rope_write_of_eight_bits_has_the_bits_of_its_parts(
-    dtype: torch.dtype, codes: torch.dtype, normed: str
-) -> None:
+@in_pairs(FUNCTIONS | {"codes": CODED, "normed": NORMS}, indirect=["tier"])
+def test_qkv_rope_write_of_codes_has_the_bits_of_its_parts(dtype: torch.dtype, codes: torch.dtype, normed: str) -> None:
     t, heads, kv_heads, d = 37, 6, 2, 48
     qkv = random(t, (heads + 2 * kv_heads) * d, dtype=dtype)
     q_norm, k_norm = norm_weights(normed, heads, kv_heads, d, dtype)

@@ -20,7 +20,7 @@ from tests.worker.ops.harness.cpu_tiers import (
 )
 from worker.ops.attention import native as attention_native
 from worker.ops.attention.reference import attention_torch
-from worker.ops.paged_kv import LARGEST, SCALE_BYTES, quantize_rows
+from worker.ops.paged_kv import CODED, FOUR_BITS, quantize_rows, row_dtypes, row_elements
 
 pytestmark = [needs_library, pytest.mark.usefixtures("tier")]
 Rows = tuple[int, int, int]  # (sequence, from, to): a chunk of the sequence
@@ -35,7 +35,7 @@ class Story:
     v: list[Tensor]
     sinks: Tensor | None = None
     softcap: float = 0.0
-    # by dtype: k and v in eight bits, made on first use
+    # by dtype: k and v in codes, made on first use
     in_codes: dict[torch.dtype, list[list[Tensor]]] = field(default_factory=dict)
 
     def kept(self, codes: torch.dtype | None) -> list[list[Tensor]]:
@@ -43,7 +43,10 @@ class Story:
         if codes is None:
             return [self.k, self.v]
         if codes not in self.in_codes:
-            self.in_codes[codes] = [[quantize_rows(x, codes).view(codes) for x in part] for part in (self.k, self.v)]
+            self.in_codes[codes] = [
+                [quantize_rows(x, row) for x in part]
+                for part, row in zip((self.k, self.v), row_dtypes(codes), strict=True)
+            ]
         return self.in_codes[codes]
 
     def step(
@@ -59,8 +62,10 @@ class Story:
         counts = [-(-to // page) for _, _, to in rows]
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(7)) + 1
         table = torch.zeros(len(rows), max(counts), dtype=torch.int32)
-        row, dtype = (d + SCALE_BYTES, codes) if codes else (d, self.q[0].dtype)
-        caches = [torch.empty(sum(counts) + 1, page, heads, row, dtype=dtype) for _ in "kv"]
+        caches = [
+            torch.empty(sum(counts) + 1, page, heads, row_elements(d, row, "cpu"), dtype=row)
+            for row in row_dtypes(codes or self.q[0].dtype)
+        ]
         for cache in caches:
             cache.view(torch.uint8).fill_(255)  # NaN in every format, as a scale of codes, too
         for line, own, (s, _, to) in zip(table, order.split(counts), rows, strict=True):
@@ -119,14 +124,14 @@ def test_attention_agrees_with_torch(dtype: torch.dtype, heads: int, kv_heads: i
 @in_pairs(
     FUNCTIONS
     | {
-        "codes": LARGEST,
+        "codes": CODED,
         "heads, kv_heads, d": [
             (6, 1, 24), (8, 8, 64), (4, 4, 96), (16, 8, 128), (4, 1, 256), (6, 2, 512), (20, 1, 7),
         ],
     },
     indirect=["tier"],
 )  # fmt: skip
-def test_attention_to_eight_bits_agrees_with_torch(
+def test_attention_to_codes_agrees_with_torch(
     dtype: torch.dtype, codes: torch.dtype, heads: int, kv_heads: int, d: int
 ) -> None:
     some = story([150, 1, 64, 65, 200], heads, kv_heads, d, dtype)
@@ -140,7 +145,7 @@ def test_attention_to_eight_bits_agrees_with_torch(
 @in_pairs(
     FUNCTIONS
     | {
-        "codes": [None, *LARGEST],
+        "codes": [None, *CODED],
         "heads, kv_heads, d": [(8, 8, 64), (16, 2, 64), (9, 1, 40), (20, 1, 7), (4, 1, 256)],
     },
     indirect=["tier"],
@@ -161,7 +166,7 @@ def test_attention_with_sinks_agrees_with_torch(
 @in_pairs(
     FUNCTIONS
     | {
-        "codes": [None, *LARGEST],
+        "codes": [None, *CODED],
         "softcap": [0.7, 50.0],
         "heads, kv_heads, d": [(16, 2, 64), (9, 1, 40), (4, 1, 256)],
     },
@@ -194,7 +199,7 @@ def test_attention_with_sinks_at_the_ends_of_a_window(dtype: torch.dtype, length
 
 
 @dtypes
-@pytest.mark.parametrize("codes", [None, torch.int8])
+@pytest.mark.parametrize("codes", [None, torch.int8, FOUR_BITS])
 def test_attention_with_extreme_sinks(dtype: torch.dtype, codes: torch.dtype | None) -> None:
     some, rows = story([1100, 40], 4, 2, 64, dtype), [(0, 1000, 1100), (1, 39, 40)]
 
@@ -219,11 +224,13 @@ def test_attention_of_long_sequences_uses_splits(dtype: torch.dtype, window: int
     | {
         "window": [0, 70],
         "heads, kv_heads, d, codes, sinks": [
-            *((4, 2, 64, codes, False) for codes in (None, torch.int8, torch.float8_e4m3fn)),
+            *((4, 2, 64, codes, False) for codes in (None, torch.int8, torch.float8_e4m3fn, FOUR_BITS)),
             *((9, 1, 40, codes, False) for codes in (None, torch.float8_e4m3fn)),
             (3, 1, 96, None, False),
             (16, 2, 64, None, True),
             (9, 1, 40, torch.int8, True),
+            (9, 1, 40, FOUR_BITS, False),
+            (6, 2, 64, FOUR_BITS, True),
             (6, 2, 64, torch.float8_e4m3fn, True),
         ],
     },

@@ -113,29 +113,24 @@ INLINE size_t cache_slot(const AttentionArgs *a, int seq, long position, long *c
     return (size_t)a->page_table[seq * a->page_table_stride + page] * a->page_size + offset;
 }
 
-/* head_bytes returns the bytes of one cached head of a token, token_bytes those of all cached heads of a token. */
-INLINE long head_bytes(const AttentionArgs *a) { return kv_row_bytes(a->kv_format, a->d, a->element_size); }
-INLINE long token_bytes(const AttentionArgs *a) { return a->kv_heads * head_bytes(a); }
-
-/* One head's scales for the keys and values of a block. They are 0 outside [from, to), where the cache may not have
- * been written. */
-typedef struct {
-    _Alignas(64) float k[BLOCK_KEYS], v[BLOCK_KEYS];
-} Scales;
-
-INLINE void load_scales(const AttentionArgs *a, const char *const *keys, long from, long to, ptrdiff_t offset,
-                        float factor, Scales *scales) {
-    for (long i = 0; i < BLOCK_KEYS; i++) {
-        int there = i >= from && i < to;
-        scales->k[i] = there ? row_scale(keys[i] + offset, a->d) * factor : 0;
-        scales->v[i] = there ? row_scale(keys[i] + offset + (a->cache_v - a->cache_k), a->d) * factor : 0;
-    }
+/* The bytes of one cached key or value. A token has one of each for every key/value head. */
+INLINE long key_bytes(const AttentionArgs *a) {
+    return kv_row_bytes(key_format(a->kv_format), a->d, a->element_size);
 }
+INLINE long value_bytes(const AttentionArgs *a) { return kv_row_bytes(a->kv_format, a->d, a->element_size); }
 
 INLINE long pad_to_16(long d) { return (d + 15) / 16 * 16; }
 
 /* Returns the number of elements from one row of SoftmaxState.out to the next. */
 INLINE long out_stride(const AttentionArgs *a) { return (a->d + OUT_STEP - 1) / OUT_STEP * OUT_STEP; }
+
+/* Returns a row of sums of values, rotated back if values are rotated. buffer [MAX_HEAD_DIM]: for the result */
+INLINE const float *rotated_back(const AttentionArgs *a, const float *sums, float *buffer) {
+    if (a->kv_format != KV_INT4) return sums;
+    memcpy(buffer, sums, out_stride(a) * sizeof(float));
+    rotate_blocks(buffer, a->d);
+    return buffer;
+}
 
 INLINE void reset_state(const AttentionArgs *a, SoftmaxState *state) {
     for (int i = 0; i < 16; i++) state->max[i] = MASKED_SCORE, state->sum[i] = 0;

@@ -53,19 +53,18 @@ INLINE void interleave_values(const char *even, const char *odd, char *tiles, lo
     }
 }
 
-/* Returns the address of the values of key i at head 0 in a cache that does not interleave values. Returns NULL if the
- * key is missing. */
-INLINE const char *value_row(const AttentionArgs *a, const KeyAddresses *p, long i) {
-    return i >= p->from && i < p->to ? p->keys[i] + (a->cache_v - a->cache_k) : NULL;
+/* Returns the address of the values of key i at head 0, or NULL if the key is missing. */
+INLINE const char *value_row(const KeyAddresses *p, long i) {
+    return i >= p->from && i < p->to ? p->values[i] : NULL;
 }
 
 /* Copies a head's values, which are stored interleaved. Missing keys become zeros. */
 static void copy_value_pairs(const AttentionArgs *a, const KeyAddresses *p, char *to, long head) {
     for (long i = 0; i < BLOCK_KEYS; i += 2) {
-        const char *even = value_row(a, p, i), *odd = value_row(a, p, i + 1);
+        const char *even = value_row(p, i), *odd = value_row(p, i + 1);
         char *tiles = to + i / 32 * head_dim_steps(a) * 2048 + i % 32 / 2 * 64;
         __mmask32 there = (even ? 0x55555555u : 0) | (odd ? 0xaaaaaaaau : 0);
-        const char *pair = even ? even : odd ? odd - token_bytes(a) : a->cache_v;
+        const char *pair = even ? even : odd ? odd - a->kv_heads * value_bytes(a) : a->cache_v;
         pair += head * a->d * 4; /* heads of an interleaved pair are twice as long */
         for (long j = 0; j < a->d; j += 16)
             _mm512_store_si512(tiles + j * 64, _mm512_maskz_loadu_epi16(there, pair + 4 * j));
@@ -74,10 +73,11 @@ static void copy_value_pairs(const AttentionArgs *a, const KeyAddresses *p, char
 
 /* Copies the keys of a head. Also copies its values if they are not stored interleaved. */
 INLINE void copy_rows(const AttentionArgs *a, Scratch *s, const KeyAddresses *p, long head, const int kv_format) {
-    long offset = head * head_bytes(a), stride = head_dim_steps(a) * 64;
-    for (long i = p->from; i < p->to; i++) copy_keys(p->keys[i] + offset, s->k + i * stride, a->d, kv_format);
+    long stride = head_dim_steps(a) * 64, offset = head * value_bytes(a);
+    for (long i = p->from; i < p->to; i++)
+        copy_keys(p->keys[i] + head * key_bytes(a), s->k + i * stride, a->d, key_format(kv_format));
     for (long i = 0; i < BLOCK_KEYS && a->kv_format != KV_PAIRED; i += 2) {
-        const char *even = value_row(a, p, i), *odd = value_row(a, p, i + 1);
+        const char *even = value_row(p, i), *odd = value_row(p, i + 1);
         interleave_values(even ? even + offset : NULL, odd ? odd + offset : NULL,
                           s->v + i / 32 * stride * 32 + i % 32 / 2 * 64, a->d, kv_format);
     }
@@ -127,7 +127,7 @@ static TileAddresses block_in_pages(const AttentionArgs *a, const WorkItem *item
  * prefetches four quarters: one while it computes scores, two during the softmax, and one while it computes the
  * output. */
 INLINE void prefetch_share(const AttentionArgs *a, Prefetch *prefetch) {
-    if (prefetch) prefetch_lines(prefetch, (head_bytes(a) + 31) / 32);
+    if (prefetch) prefetch_lines(prefetch, (key_bytes(a) + 31) / 32);
 }
 
 /* Computes scores[BLOCK_KEYS][16] = k q^T. */
@@ -280,9 +280,9 @@ static __m512 softmax_tile(const AttentionArgs *a, float *scores, Tile *tile, lo
     __m512i position = _mm512_load_si512(tile->position);
     if (a->window) visible.first = _mm512_sub_epi32(position, _mm512_set1_epi32(a->window - 1));
     int all_seen = tile->last[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[15]) <= block;
-    if (in_eight_bits(a->kv_format)) scale_scores(scores, scales);
+    if (has_codes(a->kv_format)) scale_scores(scores, scales);
     if (a->cap_scale > 0) cap_scores(a, scores);
-    if (in_eight_bits(a->kv_format))
+    if (has_codes(a->kv_format))
         return all_seen ? softmax(a, scores, tile, &visible, block, scales, prefetch, 0, 1)
                         : softmax(a, scores, tile, &visible, block, scales, prefetch, 1, 1);
     return all_seen ? softmax(a, scores, tile, &visible, block, scales, prefetch, 0, 0)
@@ -296,7 +296,7 @@ static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *ite
     const KeyAddresses *here = &address_scratch(s)->here;
     __m512 rescale[MAX_ITEM_TILES];
     Tile *visible_tiles[MAX_ITEM_TILES];
-    const Scales *scales = head_scales(a, s, tiles->head * head_bytes(a), scale_factor(a));
+    const Scales *scales = head_scales(a, s, tiles->head);
     int n = 0, copied = is_copied(a, here, item);
     Prefetch prefetch = plan_prefetch(a, s, item, (tiles->head - item->head) * 4);
     if (copied) copy_head(a, s, here, tiles->head);

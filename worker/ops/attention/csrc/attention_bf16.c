@@ -27,11 +27,11 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
 
 INLINE void transpose_keys(const AttentionArgs *a, const KeyAddresses *p, long offset, char *to, Prefetch *prefetch,
                            const int kv_format) {
-    const long lines = in_eight_bits(kv_format) ? 1 : 2;
+    const long lines = has_codes(kv_format) ? 1 : 2;
     for (long i = p->from / 16 * 16; i < p->to; i += 16)
         for (long step = 0; step < head_dim_steps(a); step++) {
             __m512i rows[16];
-            for (int j = 0; j < 16; j++) rows[j] = load_32(p->keys[i + j] + offset, a->d, step * 32, kv_format);
+            for (int j = 0; j < 16; j++) rows[j] = load_32(p->keys[i + j] + offset, a->d, step * 32, key_format(kv_format));
             for (int j = 0; j < 8; j++) prefetch_lines(prefetch, lines);
             transpose_16x16(rows);
             for (int j = 0; j < 16; j++) _mm512_store_si512(to + (step * 16 + j) * BLOCK_KEYS * 4 + i * 4, rows[j]);
@@ -58,18 +58,18 @@ static void mask_pair(const char *pair, int odd, char *to, long d) {
  * used in their pages. All other pairs are copied to `buffer`. */
 static void locate_value_pairs(const AttentionArgs *a, const KeyAddresses *p, long head, char *buffer, int reused,
                                const char **pairs) {
-    long row = token_bytes(a), bytes = pad_to_16(a->d) * 4;
-    ptrdiff_t values = a->cache_v - a->cache_k, offset = values + head * head_bytes(a);
+    long row = value_bytes(a), bytes = pad_to_16(a->d) * 4;
     for (long i = p->from / 2; i < (p->to + 1) / 2; i++) {
         int even = 2 * i >= p->from, odd = 2 * i + 1 < p->to;
         char *to = buffer + i * bytes;
         pairs[i] = to;
         if (a->kv_format != KV_PAIRED) {
-            const char *x = even ? p->keys[2 * i] + offset : NULL, *y = odd ? p->keys[2 * i + 1] + offset : NULL;
+            const char *x = even ? p->values[2 * i] + head * row : NULL;
+            const char *y = odd ? p->values[2 * i + 1] + head * row : NULL;
             WITH_KV_FORMAT(interleave_values, x, y, to, a->d)
             continue;
         }
-        const char *pair = (even ? p->keys[2 * i] : p->keys[2 * i + 1] - row) + values + head * a->d * 4;
+        const char *pair = (even ? p->values[2 * i] : p->values[2 * i + 1] - a->kv_heads * row) + head * a->d * 4;
         if (!even || !odd)
             mask_pair(pair, !even, to, a->d);
         else if (reused)
@@ -157,7 +157,7 @@ static void softmax_tile(const AttentionArgs *a, const float *scores, Tile *tile
     int all_seen =
         tile->last[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[TILE_ROWS - 1]) <= block;
     for (int i = 0; i < tile->rows; i++)
-        switch ((a->cap_scale > 0 ? 4 : 2 * !all_seen) + in_eight_bits(a->kv_format)) {
+        switch ((a->cap_scale > 0 ? 4 : 2 * !all_seen) + has_codes(a->kv_format)) {
             case 0: rescale[i] = softmax_row(a, scores, tile, i, block, scales, 0, 0, 0); break;
             case 1: rescale[i] = softmax_row(a, scores, tile, i, block, scales, 0, 1, 0); break;
             case 2: rescale[i] = softmax_row(a, scores, tile, i, block, scales, 1, 0, 0); break;
@@ -228,9 +228,8 @@ static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *ite
     float rescale[MAX_ITEM_TILES][TILE_ROWS];
     long quarter = (tiles->head - item->head) * 4;
     Prefetch prefetch = plan_prefetch(a, s, item, quarter);
-    long offset = tiles->head * head_bytes(a);
-    const Scales *scales = head_scales(a, s, offset, scale_factor(a));
-    WITH_KV_FORMAT(transpose_keys, a, p, offset, s->k, &prefetch)
+    const Scales *scales = head_scales(a, s, tiles->head);
+    WITH_KV_FORMAT(transpose_keys, a, p, tiles->head * key_bytes(a), s->k, &prefetch)
     prefetch = plan_prefetch(a, s, item, quarter + 2);
     for (int i = 0; i < count; i++, prefetch = no_prefetch(p)) {
         if (!sees_block(a, &tiles[i], block)) continue;

@@ -19,10 +19,14 @@ static void end_work(void) { flush_denormals(0); }
 INLINE vf state_exp(vf x) { return simd_exp(x); }
 INLINE vf to_state(vf logits) { return logits; }
 
+/* Returns the format of values. */
 INLINE int format_of(const AttentionArgs *a) {
-    if (in_eight_bits(a->kv_format)) return a->kv_format == KV_INT8 ? INT8 : FP8;
+    if (a->kv_format == KV_INT4) return INT4;
+    if (has_codes(a->kv_format)) return a->kv_format == KV_INT8 ? INT8 : FP8;
     return a->element_size == 2 ? BF16 : F32;
 }
+
+INLINE int format_of_keys(const int format) { return format == INT4 ? INT8 : format; }
 
 /* Returns whether q and out hold even and odd elements separately, as widen_pairs does with bf16 pairs. */
 INLINE int alternating(const AttentionArgs *a) { return format_of(a) == BF16; }
@@ -80,7 +84,7 @@ static void softmax_tile(const AttentionArgs *a, Tile *tile, long block, const S
     int all_seen =
         tile->last[0] >= block + BLOCK_KEYS - 1 && first_visible_key(a, tile->position[TILE_ROWS - 1]) <= block;
     for (int i = 0; i < tile->rows; i++)
-        switch ((a->cap_scale > 0 ? 4 : 2 * !all_seen) + in_eight_bits(a->kv_format)) {
+        switch ((a->cap_scale > 0 ? 4 : 2 * !all_seen) + has_codes(a->kv_format)) {
             case 0: rescale[i] = softmax_row(a, tile, i, block, scales, 0, 0, 0); break;
             case 1: rescale[i] = softmax_row(a, tile, i, block, scales, 0, 1, 0); break;
             case 2: rescale[i] = softmax_row(a, tile, i, block, scales, 1, 0, 0); break;
@@ -99,45 +103,46 @@ INLINE long end_seen(const KeyAddresses *p, const Tile *tile, long block) {
     return min_long(p->to, tile->last[TILE_ROWS - 1] + 1 - block);
 }
 
-/* Computes attention of one tile to a block, reading keys and values in their pages. */
+/* Computes attention of one tile to a block, reading keys and values in their pages. format: that of values */
 INLINE void attend_in_place(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tile, long block,
                             const int format) {
     const KeyAddresses *p = &address_scratch(s)->here;
-    long quarter = (tile->head - item->head) * 4, offset = tile->head * head_bytes(a);
+    long quarter = (tile->head - item->head) * 4;
     float rescale[TILE_ROWS];
     Prefetch prefetch = plan_prefetch(a, s, item, quarter);
-    Keys keys = {.stride = token_bytes(a), .chunks = chunks_of(a), .prefetch = &prefetch};
+    Keys keys = {.stride = a->kv_heads * key_bytes(a), .chunks = chunks_of(a), .prefetch = &prefetch};
     for (long i = p->from, next; i < p->to; i = next) { /* SIMD_WIDTH keys from key i on are in one page */
         next = min_long(p->to, i / SIMD_WIDTH * SIMD_WIDTH + SIMD_WIDTH);
-        keys.first = p->keys[i] + offset - i * keys.stride;
-        score_tile_in_place(&keys, tile, i / SIMD_WIDTH * SIMD_WIDTH, format);
+        keys.first = p->keys[i] + tile->head * key_bytes(a) - i * keys.stride;
+        score_tile_in_place(&keys, tile, i / SIMD_WIDTH * SIMD_WIDTH, format_of_keys(format));
     }
-    const Scales *scales = head_scales(a, s, offset, format == FP8 ? FP8_FACTOR : 1);
+    const Scales *scales = head_scales(a, s, tile->head);
     softmax_tile(a, tile, block, scales, rescale);
     prefetch = plan_prefetch(a, s, item, quarter + 2);
-    Values v = {.from = p->from, .to = p->to, .step_size = STEP * bytes_of(format), .prefetch = &prefetch};
-    for (long i = v.from; i < v.to; i++) v.rows[i] = p->keys[i] + offset + (a->cache_v - a->cache_k);
+    Values v = {.from = p->from, .to = p->to, .step_size = bytes_of(STEP, format), .d = a->d, .prefetch = &prefetch};
+    for (long i = v.from; i < v.to; i++) v.rows[i] = p->values[i] + tile->head * value_bytes(a);
     accumulate_values(a, &v, tile, rescale, format);
 }
 
 /* Computes attention of a head's tiles to a block with packed keys and values. It computes the weights of all tiles
- * first, then their outputs. So only the keys, and later only the values, must fit in the cache. */
+ * first, then their outputs. So only the keys, and later only the values, must fit in the cache. format: that of values
+ */
 INLINE void attend_packed(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block,
                           const int format) {
     const KeyAddresses *p = &address_scratch(s)->here;
     float rescale[MAX_ITEM_TILES][TILE_ROWS];
-    long quarter = (tiles->head - item->head) * 4, offset = tiles->head * head_bytes(a);
+    long quarter = (tiles->head - item->head) * 4;
     Prefetch prefetch = plan_prefetch(a, s, item, quarter);
-    pack_keys(a, p, offset, (float *)s->k, &prefetch, format);
+    pack_keys(a, p, tiles->head * key_bytes(a), (float *)s->k, &prefetch, format_of_keys(format));
     Keys keys = {.first = s->k, .chunks = chunks_of(a)};
-    const Scales *scales = head_scales(a, s, offset, format == FP8 ? FP8_FACTOR : 1);
+    const Scales *scales = head_scales(a, s, tiles->head);
     for (int i = 0; i < count; i++) {
         if (!sees_block(a, &tiles[i], block)) continue;
         score_tile(&keys, &tiles[i], first_seen(a, p, &tiles[i], block), end_seen(p, &tiles[i], block));
         softmax_tile(a, &tiles[i], block, scales, rescale[i]);
     }
     prefetch = plan_prefetch(a, s, item, quarter + 2);
-    pack_values(a, p, offset + (a->cache_v - a->cache_k), (float *)s->v, &prefetch, format);
+    pack_values(a, p, tiles->head * value_bytes(a), (float *)s->v, &prefetch, format);
     Values v = {.step_size = BLOCK_KEYS * STEP * sizeof(float)};
     for (long i = 0; i < BLOCK_KEYS; i++) v.rows[i] = s->v + i * STEP * sizeof(float);
     for (int i = 0; i < count; i++) {
@@ -160,6 +165,7 @@ static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *ite
         case F32: attend(a, s, item, tiles, count, block, F32); break;
         case BF16: attend(a, s, item, tiles, count, block, BF16); break;
         case INT8: attend(a, s, item, tiles, count, block, INT8); break;
+        case INT4: attend(a, s, item, tiles, count, block, INT4); break;
         default: attend(a, s, item, tiles, count, block, FP8);
     }
 }
@@ -177,9 +183,10 @@ INLINE void store_alternating(const float *row, float inverse, char *out, long d
 }
 
 static void store_rows(const AttentionArgs *a, const Tile *tile, const SoftmaxState *state, const WorkItem *item) {
+    float buffer[MAX_HEAD_DIM + OUT_STEP];
     for (int i = 0; i < tile->rows; i++) {
         long head, token = token_head(a, tile, item, i, &head);
-        const float *row = state->out + i * out_stride(a);
+        const float *row = rotated_back(a, state->out + i * out_stride(a), buffer);
         float inverse = 1.0f / state->sum[i];
         char *out = a->out + (token * a->heads + head) * a->d * a->element_size;
         /* adding 0 makes a zero positive: its sign depends on which denormals were flushed */

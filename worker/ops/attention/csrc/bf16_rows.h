@@ -10,14 +10,37 @@ INLINE __mmask32 column_mask(long d, long from) {
     return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
 }
 
-/* Loads elements [from, from + 32) of a cached head as bf16, with zeros beyond d. 8-bit codes are converted; the
- * results of FP8 codes are their values divided by FP8_FACTOR. */
-INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) {
+/* As `multiples`, in bf16, and twice: [m][n + 16] is [m][n]. */
+#define SIZE_OF(n) ((n) < 0 ? -(n) : (n))
+#define TOP_BIT(n) (31 - __builtin_clz(SIZE_OF(n) | 1))
+#define BF16_OF(n) ((n) ? ((n) < 0) << 15 | (127 + TOP_BIT(n)) << 7 | (SIZE_OF(n) << 7 >> TOP_BIT(n) & 127) : 0)
+#define BF16_UP(m) 0, BF16_OF(m), BF16_OF(2 * m), BF16_OF(3 * m), BF16_OF(4 * m), BF16_OF(5 * m), BF16_OF(6 * m), \
+    BF16_OF(7 * m)
+#define BF16_DOWN(m) BF16_OF(-8 * m), BF16_OF(-7 * m), BF16_OF(-6 * m), BF16_OF(-5 * m), BF16_OF(-4 * m), \
+    BF16_OF(-3 * m), BF16_OF(-2 * m), BF16_OF(-1 * m)
+#define BF16_MULTIPLES(m) {BF16_UP((m)), BF16_DOWN((m)), BF16_UP((m)), BF16_DOWN((m))}
+static const _Alignas(64) uint16_t bf16_multiples[32][32] = FOR_MULTIPLIERS(BF16_MULTIPLES);
+
+/* Loads elements [from, from + 32) of a row in four bits as bf16. `from` is a multiple of GROUP. */
+INLINE __m512i load_32_of_four_bits(const char *row, long d, long from) {
+    const char *at = row + from / 2;
+    __mmask16 mask = (1u << min_long(16, (d - from + 1) / 2)) - 1;
+    PackedCodes packed = d - from >= 32 ? load_packed_codes(at) : _mm_maskz_loadu_epi8(mask, at);
+    /* the low four bits of each half of a 32-bit element become a code; the bits above them do not matter */
+    __m512i pairs = _mm512_cvtepu8_epi32(packed);
+    pairs = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
+    return _mm512_permutexvar_epi16(pairs, _mm512_load_si512(bf16_multiples[multiplier_of(row, d, from)]));
+}
+
+/* Loads elements [from, from + 32) of a cached head as bf16, with zeros beyond d. Codes are converted; the results of
+ * FP8 codes are their values divided by FP8_FACTOR. */
+INLINE __m512i load_32(const char *row, long d, long from, const int row_format) {
     __mmask32 mask = column_mask(d, from);
-    if (!in_eight_bits(kv_format)) return _mm512_maskz_loadu_epi16(mask, row + from * 2);
+    if (!has_codes(row_format)) return _mm512_maskz_loadu_epi16(mask, row + from * 2);
+    if (row_format == KV_INT4) return load_32_of_four_bits(row, d, from);
     vf x[2];
     Codes codes = d - from >= 32 ? load_codes(row + from) : _mm256_maskz_loadu_epi8(mask, row + from);
-    widen_codes(codes, x, kv_format);
+    widen_codes(codes, x, row_format);
     return (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
 }
 
@@ -26,10 +49,9 @@ INLINE __m512i load_32(const char *row, long d, long from, const int kv_format) 
     switch (a->kv_format) {                                             \
         case KV_INT8: function(__VA_ARGS__, KV_INT8); break;            \
         case KV_FP8: function(__VA_ARGS__, KV_FP8); break;              \
+        case KV_INT4: function(__VA_ARGS__, KV_INT4); break;            \
         default: function(__VA_ARGS__, KV_PLAIN);                       \
     }
-
-INLINE float scale_factor(const AttentionArgs *a) { return a->kv_format == KV_FP8 ? FP8_FACTOR : 1; }
 
 /* Interleaves elements [from, from + 32) of the values of two keys. out[0] has the pairs of the first 16 columns,
  * out[1] the pairs of the last 16. */
@@ -94,13 +116,15 @@ INLINE vf to_state(vf logits) { return logits * LOG2_E; }
 
 static void store_rows(const AttentionArgs *a, const Tile *tile, const SoftmaxState *state, const WorkItem *item) {
     long group = group_size(a), padded_d = pad_to_16(a->d);
+    float buffer[MAX_HEAD_DIM + OUT_STEP];
     for (int i = 0; i < tile->rows; i++) {
         long row = tile->row + i, token = a->query_start_loc[item->seq] + row / group,
              head = tile->head * group + row % group;
         bf16 *out = (bf16 *)a->out + (token * a->heads + head) * a->d;
+        const float *sums = rotated_back(a, state->out + i * padded_d, buffer);
         /* adding 0 makes a zero positive: its sign depends on which denormals were flushed */
         vf inverse = broadcast(1.0f / state->sum[i]);
         for (long j = 0; j < a->d; j += SIMD_WIDTH)
-            store(out, j, a->d, load_f32(state->out + i * padded_d + j) * inverse + 0.0f, 1);
+            store(out, j, a->d, load_f32(sums + j) * inverse + 0.0f, 1);
     }
 }

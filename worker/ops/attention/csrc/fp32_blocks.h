@@ -7,14 +7,19 @@
 #pragma once
 #include "key_addresses.h"
 
-/* Formats of elements in memory. PACKED: fp32, packed by pack_keys or pack_values. INT8, FP8: codes (kv_format.h). */
-enum { PACKED, F32, BF16, INT8, FP8 };
+/* Formats of elements in memory. PACKED: fp32, packed by pack_keys or pack_values. INT8, FP8, INT4: codes
+ * (kv_format.h). */
+enum { PACKED, F32, BF16, INT8, FP8, INT4 };
 
 #define STEP (2 * SIMD_WIDTH) /* elements of a pair of registers together */
 #define CHUNK 8               /* a pair of registers holds this many elements of each of SIMD_WIDTH / 4 keys */
 
 INLINE int is_codes(const int format) { return format >= INT8; }
-INLINE long bytes_of(const int format) { return is_codes(format) ? 1 : format == BF16 ? 2 : 4; }
+
+/* Returns the bytes of n elements. */
+INLINE long bytes_of(long n, const int format) {
+    return format == INT4 ? (n + 1) / 2 : is_codes(format) ? n : format == BF16 ? 2 * n : 4 * n;
+}
 
 INLINE vu load_bits(const char *from) {
     vu x;
@@ -24,9 +29,11 @@ INLINE vu load_bits(const char *from) {
 
 INLINE void widen_pairs(vu x, vf out[2]) { out[0] = as_float(x << 16), out[1] = as_float(x & 0xffff0000u); }
 
-/* Loads STEP consecutive elements. */
-INLINE void load_step(const char *from, vf out[2], const int format) {
-    if (is_codes(format))
+/* Loads STEP consecutive elements. multiplier: that of codes in four bits */
+INLINE void load_step(const char *from, uint8_t multiplier, vf out[2], const int format) {
+    if (format == INT4)
+        widen_codes(codes_of_group(load_packed_codes(from), multiplier), out, KV_INT8);
+    else if (is_codes(format))
         widen_codes(load_codes(from), out, format == INT8 ? KV_INT8 : KV_FP8);
     else if (format == BF16)
         widen_pairs(load_bits(from), out);
@@ -62,7 +69,7 @@ INLINE Codes gather_codes(const char *from, long stride) {
 #endif
 }
 
-/* Loads CHUNK elements of each of SIMD_WIDTH / 4 keys. */
+/* Loads CHUNK elements of each of SIMD_WIDTH / 4 keys. Keys are never in four bits. */
 INLINE void load_keys(const char *from, long stride, vf out[2], const int format) {
     if (is_codes(format))
         widen_codes(gather_codes(from, stride), out, format == INT8 ? KV_INT8 : KV_FP8);
@@ -77,7 +84,7 @@ INLINE long chunks_of(const AttentionArgs *a) { return (a->d + CHUNK - 1) / CHUN
 /* Packs a head's keys to [BLOCK_KEYS / SIMD_WIDTH][chunks][2][4][SIMD_WIDTH], which score_packed reads sequentially. */
 INLINE void pack_keys(const AttentionArgs *a, const KeyAddresses *p, ptrdiff_t offset, float *to,
                       Prefetch *prefetch, const int format) {
-    const long size = bytes_of(format), chunks = chunks_of(a);
+    const long size = bytes_of(1, format), chunks = chunks_of(a);
     _Alignas(64) char line[SIMD_WIDTH * CHUNK * 4] = {0};
     for (long i = p->from / SIMD_WIDTH * SIMD_WIDTH; i < p->to; i += SIMD_WIDTH)
         for (long c = 0; c < chunks; c++) {
@@ -102,22 +109,19 @@ INLINE void pack_keys(const AttentionArgs *a, const KeyAddresses *p, ptrdiff_t o
 /* Packs a head's values to [out_stride / STEP][BLOCK_KEYS][STEP]. */
 INLINE void pack_values(const AttentionArgs *a, const KeyAddresses *p, ptrdiff_t offset, float *to,
                         Prefetch *prefetch, const int format) {
-    const long size = bytes_of(format);
     for (long i = p->from; i < p->to; i++) {
-        const char *value = p->keys[i] + offset;
+        const char *value = p->values[i] + offset;
         for (long d = 0; d < a->d; d += STEP) {
             vf x[2];
-            if (d + STEP <= a->d)
-                load_step(value + d * size, x, format);
-            else {
-                char tail[STEP * 4] = {0};
-                memcpy(tail, value + d * size, (a->d - d) * size);
-                load_step(tail, x, format);
-            }
+            uint8_t multiplier = format == INT4 ? multiplier_of(value, a->d, d) : 0;
+            const char *from = value + bytes_of(d, format);
+            char tail[STEP * 4] = {0};
+            if (d + STEP > a->d) from = memcpy(tail, from, bytes_of(a->d - d, format));
+            load_step(from, multiplier, x, format);
             for (int half = 0; half < 2; half++)
                 store_f32(to + d * BLOCK_KEYS + i * STEP + half * SIMD_WIDTH, x[half]);
         }
-        prefetch_lines(prefetch, (a->d * size + 63) / 64);
+        prefetch_lines(prefetch, (bytes_of(a->d, format) + 63) / 64);
     }
 }
 

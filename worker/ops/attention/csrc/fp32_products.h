@@ -71,7 +71,7 @@ INLINE void score_packed(const float *q, const Keys *keys, long first, float *sc
 INLINE void score_in_place(const float *q, const Keys *keys, long first, float *scores, const int rows,
                            const int format) {
     const int groups = rows <= MAX_SUMS / 4 ? 4 : 2;
-    const long q_stride = keys->chunks * CHUNK, size = CHUNK * bytes_of(format);
+    const long q_stride = keys->chunks * CHUNK, size = bytes_of(CHUNK, format);
     vf sum[MAX_ROWS_IN_PLACE][4];
     for (int from = 0; from < 4; from += groups) {
         const char *k = keys->first + (first + from) * keys->stride;
@@ -124,13 +124,14 @@ typedef struct {
     const char *rows[BLOCK_KEYS];
     long from, to;  /* the keys that at least one row of the tile sees: [from, to) */
     long step_size; /* bytes from STEP elements of a value to the next STEP elements */
+    long d;         /* elements of a value; only values in four bits need it */
     Prefetch *prefetch;
 } Values;
 
 /* Computes `steps` steps of the outputs, from step `first` on: out = out * rescale + weights times values. */
 INLINE void accumulate_steps(const Values *v, long first, const float *weights, float *out, long stride,
                              const float *rescale, const int steps, const int rows, const int format) {
-    const long size = steps * STEP * bytes_of(format);
+    const long size = bytes_of(steps * STEP, format);
     vf sum[MAX_VALUE_ROWS][2 * MAX_STEPS];
     out += first * STEP;
     for (int r = 0; r < rows; r++)
@@ -140,7 +141,8 @@ INLINE void accumulate_steps(const Values *v, long first, const float *weights, 
         if (format != PACKED && (size >= 64 || i % 2)) prefetch_lines(v->prefetch, (size + 63) / 64);
         for (int s = 0; s < steps; s++) {
             vf x[2];
-            load_step(value + s * v->step_size, x, format);
+            uint8_t multiplier = format == INT4 ? multiplier_of(v->rows[i], v->d, (first + s) * STEP) : 0;
+            load_step(value + s * v->step_size, multiplier, x, format);
             for (int r = 0; r < rows; r++)
                 for (int half = 0; half < 2; half++) sum[r][2 * s + half] += weights[r * BLOCK_KEYS + i] * x[half];
         }

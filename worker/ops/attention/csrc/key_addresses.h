@@ -1,4 +1,5 @@
-/* The addresses of a block's keys, for kernels that read pages head by head. Also the prefetch of the next block. */
+/* The addresses of a block's keys and values, for kernels that read pages head by head. Also the prefetch of the next
+ * block. */
 #pragma once
 #include "attention.h"
 
@@ -6,17 +7,24 @@
 #define PREFETCH_LOCALITY 3 /* the cache into which the next block is prefetched, as for __builtin_prefetch: 3 is L1 */
 #endif
 
-/* The addresses of a block's keys at head 0. Entries outside [from, to) point to key `from` and are ignored. */
+/* The addresses of a block's keys and values at head 0. Entries outside [from, to) point to key `from` and are
+ * ignored. */
 typedef struct {
-    const char *keys[BLOCK_KEYS];
+    const char *keys[BLOCK_KEYS], *values[BLOCK_KEYS];
     long from, to; /* counted from the block's first key */
 } KeyAddresses;
+
+/* One head's scales for the keys and values of a block. They are 0 outside [from, to), where the cache may not have
+ * been written. */
+typedef struct {
+    _Alignas(64) float k[BLOCK_KEYS], v[BLOCK_KEYS];
+} Scales;
 
 typedef struct {
     Scratch common;
     KeyAddresses here, next; /* here: the current block; next: the block after it */
     int next_head;           /* the first head to compute in the next block */
-    Scales scales;           /* the scales of the current head, if the cache has eight bits */
+    Scales scales;           /* the scales of the current head, if the cache has codes */
 } AddressScratch;
 
 INLINE AddressScratch *address_scratch(Scratch *s) { return (AddressScratch *)s; }
@@ -27,15 +35,18 @@ static Scratch *thread_scratch(void) {
 }
 
 static void locate_keys(const AttentionArgs *a, KeyAddresses *p, int seq, long block, long from, long to) {
-    long row = token_bytes(a);
+    long k_row = a->kv_heads * key_bytes(a), v_row = a->kv_heads * value_bytes(a);
     for (long at = from, contiguous; at < to; at += contiguous) {
-        const char *key = a->cache_k + cache_slot(a, seq, at, &contiguous) * row;
+        size_t slot = cache_slot(a, seq, at, &contiguous);
         contiguous = min_long(contiguous, to - at);
-        for (long i = 0; i < contiguous; i++) p->keys[at - block + i] = key + i * row;
+        for (long i = 0; i < contiguous; i++) {
+            p->keys[at - block + i] = a->cache_k + (slot + i) * k_row;
+            p->values[at - block + i] = a->cache_v + (slot + i) * v_row;
+        }
     }
     p->from = from - block, p->to = to - block;
-    for (long i = 0; i < p->from; i++) p->keys[i] = p->keys[p->from];
-    for (long i = p->to; i < BLOCK_KEYS; i++) p->keys[i] = p->keys[p->from];
+    for (long i = 0; i < BLOCK_KEYS; i++)
+        if (i < p->from || i >= p->to) p->keys[i] = p->keys[p->from], p->values[i] = p->values[p->from];
 }
 
 /* Records only the addresses of keys. The keys themselves are read later, head by head, into the L1 cache. */
@@ -54,12 +65,17 @@ static void load_block(const AttentionArgs *a, Scratch *s, const WorkItem *item,
         own->next = own->here;
 }
 
-/* Returns the current block's scales for the head that is `offset` bytes after head 0. Sets them only if the cache has
- * 8-bit codes. */
-static const Scales *head_scales(const AttentionArgs *a, Scratch *s, ptrdiff_t offset, float factor) {
+/* Returns the current block's scales for a head. Sets them only if the cache has codes. */
+static const Scales *head_scales(const AttentionArgs *a, Scratch *s, long head) {
     AddressScratch *own = address_scratch(s);
     const KeyAddresses *p = &own->here;
-    if (in_eight_bits(a->kv_format)) load_scales(a, p->keys, p->from, p->to, offset, factor, &own->scales);
+    long k_row = key_bytes(a), v_row = value_bytes(a);
+    float factor = a->kv_format == KV_FP8 ? FP8_FACTOR : 1;
+    for (long i = 0; i < BLOCK_KEYS && has_codes(a->kv_format); i++) {
+        int there = i >= p->from && i < p->to;
+        own->scales.k[i] = there ? row_scale(p->keys[i] + head * k_row, k_row) * factor : 0;
+        own->scales.v[i] = there ? row_scale(p->values[i] + head * v_row, v_row) * factor : 0;
+    }
     return &own->scales;
 }
 
@@ -69,7 +85,7 @@ typedef struct {
     const char *at;  /* the next cache line to prefetch */
     long left;       /* how many cache lines of the current key are not prefetched yet */
     const char *const *keys;
-    long key, lines; /* key: index of the current key; lines: cache lines of a key */
+    long key, lines; /* key: index of the current key or value; lines: its cache lines */
     ptrdiff_t offset; /* bytes from a key's address to the data to prefetch */
     long line; /* bytes from one cache line to the next */
 } Prefetch;
@@ -77,11 +93,11 @@ typedef struct {
 /* Plans the prefetch from part `quarter` of the next block on. A block has 4 parts for each head of the item: the first
  * half of the parts are keys, the second half values. While a head is computed, 4 parts are prefetched. */
 INLINE Prefetch plan_prefetch(const AttentionArgs *a, Scratch *s, const WorkItem *item, long quarter) {
-    long half = item->heads * 2;
-    Prefetch p = {.keys = address_scratch(s)->next.keys, .lines = (item->heads * head_bytes(a) + 63) / 64, .line = 64};
-    p.offset = address_scratch(s)->next_head * head_bytes(a);
-    if (quarter >= half) p.offset += a->cache_v - a->cache_k, quarter -= half;
-    p.key = quarter * BLOCK_KEYS / half, p.left = p.lines;
+    const KeyAddresses *next = &address_scratch(s)->next;
+    long half = item->heads * 2, is_value = quarter >= half, bytes = is_value ? value_bytes(a) : key_bytes(a);
+    Prefetch p = {.keys = is_value ? next->values : next->keys, .lines = (item->heads * bytes + 63) / 64, .line = 64};
+    p.offset = address_scratch(s)->next_head * bytes;
+    p.key = (is_value ? quarter - half : quarter) * BLOCK_KEYS / half, p.left = p.lines;
     p.at = p.keys[p.key] + p.offset;
     return p;
 }

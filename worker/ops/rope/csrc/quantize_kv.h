@@ -1,15 +1,18 @@
-/* Writes keys and values to the KV cache: 8-bit quantization of a row, and the interleaving of values. */
+/* Writes keys and values to the KV cache: quantization of a row, and the interleaving of values. */
 #pragma once
 #include "kv_format.h"
+#include "model_limits.h"
+#include "rows.h"
 #include <string.h>
 
+#define TRIED_MULTIPLIERS 4
 #define TINY_ROW 1e-30f /* a row whose largest magnitude is smaller becomes zeros */
 
 typedef uint8_t Bytes __attribute__((vector_size(SIMD_WIDTH)));
 
 INLINE vu absolute_bits(vf x) { return as_bits(x) & 0x7fffffffu; }
 
-/* Returns the largest absolute value of a row. It is NaN or infinity if the row contains a NaN or an infinity. */
+/* Returns the largest absolute value of d elements. It is NaN or infinity if one of them is. */
 INLINE float largest_of(const void *x, long d, int is_bf16) {
     vu most = {0};
     uint32_t top = 0;
@@ -39,7 +42,7 @@ INLINE vu fp8_codes(vf x) {
     return sign | (vu)simd_select((vi)(bits < 0x3c800000u), as_float(small), as_float(normal));
 }
 
-/* Quantizes a row to D codes and their scale, with the same result as quantize_rows in paged_kv.py. */
+/* Quantizes a row to D codes of eight bits and their scale, with the same result as quantize_rows in paged_kv.py. */
 INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const int kv_format) {
     float limit = kv_format == KV_INT8 ? 127 : 448, largest = largest_of(x, d, is_bf16);
     float scale = largest < TINY_ROW ? 0 : largest / limit, inverse = largest < TINY_ROW ? 0 : limit / largest;
@@ -49,6 +52,63 @@ INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const in
         memcpy(row + i, &codes, d - i < SIMD_WIDTH ? d - i : SIMD_WIDTH);
     }
     memcpy(row + d, &scale, sizeof scale);
+}
+
+/* Divides the elements of a group by a multiplier and rounds them to codes of four bits. Returns the sum of squares of
+ * the errors, which is exact: v [GROUP] are integers below 2^7. */
+INLINE float codes_of_four_bits(const float *v, float multiplier, uint8_t *codes) {
+    vf errors = broadcast(0), inverse = broadcast(1.0f / multiplier);
+    for (long i = 0; i < GROUP; i += SIMD_WIDTH) {
+        vf x = load_f32(v + i), divided = rounded_product(x, inverse);
+        vu bits = round_to_integer(simd_max(simd_min(divided, broadcast(MOST_OF_FOUR)), broadcast(LEAST_OF_FOUR)));
+        vf error = x - (as_float(bits) - 12582912.0f) * multiplier;
+        errors += error * error;
+        Bytes own = __builtin_convertvector(bits & 15, Bytes);
+        memcpy(codes + i, &own, sizeof own);
+    }
+    return simd_sum(errors);
+}
+
+/* Finds the multiplier of a group and its codes [GROUP]: the multiplier with the smallest error of those tried, which
+ * are the smallest that limits no element, and some below it, with both signs. */
+INLINE int8_t quantize_group(const float *v, uint8_t *codes) {
+    float most = __builtin_ceilf(largest_of(v, GROUP, 0) / MOST_OF_FOUR), least = 0;
+    int first = most >= 1 ? most < MOST_MULTIPLIER ? (int)most : MOST_MULTIPLIER : 1, best = 0;
+    for (int i = 0; i < 2 * TRIED_MULTIPLIERS; i++) {
+        int size = first - i / 2 > 1 ? first - i / 2 : 1, multiplier = i % 2 ? -size : size;
+        uint8_t own[GROUP];
+        float error = codes_of_four_bits(v, multiplier, own);
+        if (best && !(error < least)) continue;
+        best = multiplier, least = error;
+        memcpy(codes, own, GROUP);
+    }
+    return best;
+}
+
+/* Quantizes a row to codes of four bits, multipliers and the scale, with the same result as quantize_rows in
+ * paged_kv.py. */
+INLINE void quantize_to_four_bits(const void *x, char *row, long d, int is_bf16) {
+    const float most = -LEAST_OF_FOUR * MOST_MULTIPLIER;
+    float rotated[MAX_HEAD_DIM + GROUP + SIMD_WIDTH];
+    for (long i = 0; i < d + GROUP; i += SIMD_WIDTH)
+        store_f32(rotated + i, i < d ? load(x, i, d, is_bf16) / (float)(d & -d) : broadcast(0));
+    rotate_blocks(rotated, d);
+    float largest = largest_of(rotated, d, 0);
+    int tiny = largest < TINY_ROW;
+    float scale = tiny ? 0 : largest / most, inverse = tiny ? 0 : most / largest;
+    for (long from = 0; from < d; from += GROUP) {
+        float v[GROUP];
+        uint8_t codes[GROUP];
+        for (long i = 0; i < GROUP; i += SIMD_WIDTH) {
+            vf scaled = rounded_product(load_f32(rotated + from + i), broadcast(inverse));
+            vf limited = simd_max(simd_min(scaled, broadcast(most)), broadcast(-most));
+            store_f32(v + i, as_float(round_to_integer(limited)) - 12582912.0f);
+        }
+        int8_t multiplier = quantize_group(v, codes);
+        for (long i = 0; i < GROUP && from + i < d; i += 2) row[(from + i) / 2] = codes[i] | codes[i + 1] << 4;
+        row[multipliers_at(d) + from / GROUP] = tiny ? 0 : multiplier;
+    }
+    memcpy(row + kv_row_bytes(KV_INT4, d, 0) - SCALE_BYTES, &scale, sizeof scale);
 }
 
 /* Stores the values of a token in its slot. In memory they alternate with the elements of the neighbouring slot. */

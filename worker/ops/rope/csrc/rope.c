@@ -34,23 +34,26 @@ INLINE void rotary_row(const void *x, void *out, const float *cos, const float *
 ROTARY(f32, 0)
 ROTARY(bf16, 1)
 
-#define STORE_TOKEN(dtype, is_bf16)                                                                                              \
-    NOINLINE void quantize_one_##dtype(const void *x, char *row, long d, int kv_format) {                                        \
-        if (kv_format == KV_INT8)                                                                                                \
-            quantize_row(x, row, d, is_bf16, KV_INT8);                                                                           \
-        else                                                                                                                     \
-            quantize_row(x, row, d, is_bf16, KV_FP8);                                                                            \
-    }                                                                                                                            \
-    /* Stores one token's keys or values, of all heads, in a slot of the cache. */                                               \
-    NOINLINE void store_token_##dtype(const char *x, char *cache, int64_t slot, long heads, long d, int kv_format,               \
-                                      int is_value) {                                                                            \
-        size_t step = d * element_size(is_bf16), row = kv_row_bytes(kv_format, d, element_size(is_bf16));                        \
-        if (kv_format == KV_PAIRED && is_value)                                                                                  \
-            store_alternating_values(x, cache, slot, heads * row);                                                               \
-        else if (in_eight_bits(kv_format))                                                                                       \
-            for (long h = 0; h < heads; h++) quantize_one_##dtype(x + h * step, cache + (slot * heads + h) * row, d, kv_format); \
-        else                                                                                                                     \
-            memcpy(cache + slot * heads * row, x, heads * row);                                                                  \
+#define STORE_TOKEN(dtype, is_bf16)                                                                                \
+    NOINLINE void quantize_one_##dtype(const void *x, char *row, long d, int row_format) {                         \
+        switch (row_format) {                                                                                      \
+            case KV_INT4: quantize_to_four_bits(x, row, d, is_bf16); break;                                        \
+            case KV_INT8: quantize_row(x, row, d, is_bf16, KV_INT8); break;                                        \
+            default: quantize_row(x, row, d, is_bf16, KV_FP8);                                                     \
+        }                                                                                                          \
+    }                                                                                                              \
+    /* Stores one token's keys or values, of all heads, in a slot of the cache. */                                 \
+    NOINLINE void store_token_##dtype(const char *x, char *cache, int64_t slot, long heads, long d, int kv_format, \
+                                      int is_value) {                                                              \
+        int row_format = is_value ? kv_format : key_format(kv_format);                                             \
+        size_t step = d * element_size(is_bf16), row = kv_row_bytes(row_format, d, element_size(is_bf16));         \
+        if (kv_format == KV_PAIRED && is_value)                                                                    \
+            store_alternating_values(x, cache, slot, heads * row);                                                 \
+        else if (has_codes(kv_format))                                                                             \
+            for (long h = 0; h < heads; h++)                                                                       \
+                quantize_one_##dtype(x + h * step, cache + (slot * heads + h) * row, d, row_format);               \
+        else                                                                                                       \
+            memcpy(cache + slot * heads * row, x, heads * row);                                                    \
     }
 
 STORE_TOKEN(f32, 0)
@@ -102,7 +105,7 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
                             rotary_one_##dtype, step);                                                                             \
             if (!kv_heads) continue;                                                                                               \
             char heads[kv]; /* the key or value heads of one token */                                                              \
-            if (in_eight_bits(kv_format)) {                                                                                        \
+            if (has_codes(kv_format)) {                                                                                            \
                 norm_and_rotate(&shared, k, heads, kv_heads, k_norm, positions[i], rms_norm_one_##dtype, rotary_one_##dtype, step);\
                 store_token_##dtype(heads, cache_k, slot_mapping[i], kv_heads, d, kv_format, 0);                                   \
             } else                                                                                                                 \
