@@ -5,10 +5,14 @@
  * exactly, so attention multiplies the codes themselves. It multiplies the scores of a key by the key's scale, and the
  * softmax weights of a value by the value's scale.
  *
+ * The elements of rows in int8 and in four bits are those after rotate_blocks, which spreads large elements over their
+ * neighbours: the scale follows the largest element, so a few large ones would leave the others few codes. Attention
+ * rotates each query, too, so its scores are those of the unrotated keys. Weighted sums of values are rotated back
+ * once, when they are complete.
+ *
  * A row in four bits is D codes, of which two share a byte, the first of them in the low bits; a signed multiplier for
  * each GROUP elements, one byte; and the scale: element = code * multiplier * scale, where code * multiplier is a code
- * in eight bits. These are the elements of the row after rotate_blocks, which spreads large elements over their
- * neighbours, so that fewer bits are enough. Weighted sums of rows are rotated back once, when they are complete. */
+ * in eight bits. */
 #pragma once
 #include "simd.h"
 
@@ -23,6 +27,7 @@ enum { KV_PLAIN, KV_PAIRED, KV_INT8, KV_FP8, KV_INT4 };
 #define MOST_MULTIPLIER 15 /* multipliers are in [-15, 15], so that products are codes of eight bits */
 
 INLINE int has_codes(const int kv_format) { return kv_format >= KV_INT8; }
+INLINE int is_rotated(const int kv_format) { return kv_format == KV_INT8 || kv_format == KV_INT4; }
 
 /* Returns the format of the rows of keys in a cache. The format of the rows of values is the cache's. */
 INLINE int key_format(const int kv_format) { return kv_format == KV_INT4 ? KV_INT8 : kv_format; }
