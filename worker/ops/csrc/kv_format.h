@@ -59,15 +59,46 @@ INLINE float row_scale(const char *row, long row_bytes) {
      -3 * (m), -2 * (m), -(m)}
 static const int8_t multiples[32][16] = FOR_MULTIPLIERS(MULTIPLES);
 
+/* Replaces each pair of elements i and i + half of a register, where i has no bit `half`, by its sum and difference. */
+INLINE vf sums_and_differences(vf x, const int half) {
+#define AT(i) x[(i) ^ half]
+#define EIGHT_FROM(i) AT(i), AT(i + 1), AT(i + 2), AT(i + 3), AT(i + 4), AT(i + 5), AT(i + 6), AT(i + 7)
+#if SIMD_WIDTH == 16
+    vf other = {EIGHT_FROM(0), EIGHT_FROM(8)};
+#else
+    vf other = {EIGHT_FROM(0)};
+#endif
+#undef EIGHT_FROM
+#undef AT
+    vu sign = {0};
+    for (int i = 0; i < SIMD_WIDTH; i++) sign[i] = i & half ? 0x80000000u : 0;
+    return other + as_float(as_bits(x) ^ sign);
+}
+
 /* Multiplies each block of a row by a Hadamard matrix. A block is as long as the largest power of two that divides d.
- * Twice this is a multiplication by the length of a block. */
+ * Twice this is a multiplication by the length of a block. Has the same bits with every SIMD_WIDTH. */
 INLINE void rotate_blocks(float *row, long d) {
     const long block = d & -d;
-    for (long half = 1; half < block; half *= 2)
+    for (long half = 1; half < block && block < SIMD_WIDTH; half *= 2)
         for (long i = 0; i < d; i += 2 * half)
             for (long j = i; j < i + half; j++) {
                 float x = row[j], y = row[j + half];
                 row[j] = x + y, row[j + half] = x - y;
+            }
+    for (long i = 0; i < d && block >= SIMD_WIDTH; i += SIMD_WIDTH) {
+        vf x = sums_and_differences(sums_and_differences(load_f32(row + i), 1), 2);
+        x = sums_and_differences(x, 4);
+#if SIMD_WIDTH == 16
+        x = sums_and_differences(x, 8);
+#endif
+        store_f32(row + i, x);
+    }
+    for (long half = SIMD_WIDTH; half < block; half *= 2)
+        for (long i = 0; i < d; i += 2 * half)
+            for (long j = i; j < i + half; j += SIMD_WIDTH) {
+                vf x = load_f32(row + j), y = load_f32(row + j + half);
+                store_f32(row + j, x + y);
+                store_f32(row + j + half, x - y);
             }
 }
 
