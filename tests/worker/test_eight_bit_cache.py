@@ -57,8 +57,8 @@ def engine(checkpoints: Checkpoints, kept: str, dtype: str = "bfloat16") -> Engi
     ("kept", "named"),
     [
         ("fp8", "torch.float8_e4m3fn"),
-        ("int8", "torch.int8"),
-        ("int4", "int8 keys, rotated int4 values in groups of 32"),
+        ("int8", "rotated int8"),
+        ("int4", "rotated int8 keys, rotated int4 values in groups of 32"),
     ],
 )
 def test_eight_bit_cache_has_almost_twice_as_many_pages(

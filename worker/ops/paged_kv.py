@@ -4,12 +4,14 @@ A row is one head of one token. In eight bits, it is D codes (int8 or e4m3), the
 is code * scale. The scale maps the row's largest element to the largest code. The fp8 cache on a GPU has codes without
 a scale.
 
+The elements of int8 and of four bits are those after a rotation by a Hadamard matrix, which spreads large elements over
+all of them. Some models have keys with a few elements that are much larger than the others, to which codes of the
+row itself would leave few steps. Attention rotates its queries, too, and rotates its result back.
+
 In four bits, a row is D codes from -8 to 7, two in a byte; then a multiplier from -15 to 15 for each GROUP elements,
 one byte; then the scale. An element is code * multiplier * scale, where code * multiplier is a code of int8, so
-attention computes with it as with int8. These are the elements after a rotation by a Hadamard matrix, which spreads
-large elements over all of them; attention rotates its result back. Only values are kept in four bits, with keys in
-int8: some models have keys with a few elements that are much larger than the others, and they lose much with four bits,
-rotated or not.
+attention computes with it as with int8. Only values are kept in four bits, with keys in int8: keys with a few large
+elements lose much with four bits, rotated or not.
 """
 
 import torch
@@ -33,6 +35,7 @@ LEAST, MOST = -8.0, 7.0  # codes of four bits
 MOST_MULTIPLIER = 15.0  # multipliers may be negative
 TRIED_MULTIPLIERS = 4  # how many are tried for a group, with both signs
 CODED = (*LARGEST, FOUR_BITS)
+ROTATED = (torch.int8, FOUR_BITS)
 TINY_ROW = 1e-30  # if a row's largest element is smaller, the row becomes zeros
 
 
@@ -43,7 +46,9 @@ def row_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
 
 def name_of(dtype: torch.dtype) -> str:
     """Returns the name of a cache's format. dtype: that of the cache"""
-    return f"int8 keys, rotated int4 values in groups of {GROUP}" if dtype == FOUR_BITS else str(dtype)
+    if dtype == FOUR_BITS:
+        return f"rotated int8 keys, rotated int4 values in groups of {GROUP}"
+    return "rotated int8" if dtype == torch.int8 else str(dtype)
 
 
 def row_elements(head_dim: int, dtype: torch.dtype, device: torch.device | str) -> int:
@@ -66,12 +71,13 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if dtype == FOUR_BITS:
         return _quantize_to_four_bits(x)
-    largest = x.float().abs().amax(-1, keepdim=True)
+    wide = _rotate(x) if dtype in ROTATED else x.float()
+    largest = wide.abs().amax(-1, keepdim=True)
     # a tensor, because torch would divide a Python number by multiplying it with the reciprocal, which rounds
     # differently
     limit = torch.full_like(largest, LARGEST[dtype])
     tiny = largest < TINY_ROW
-    codes = (x.float() * torch.where(tiny, 0.0, limit / largest)).clamp(-limit, limit)
+    codes = (wide * torch.where(tiny, 0.0, limit / largest)).clamp(-limit, limit)
     if dtype == torch.int8:
         codes = codes.round()
     scale = torch.where(tiny, 0.0, largest / limit)
@@ -79,8 +85,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _quantize_to_four_bits(x: Tensor) -> Tensor:
-    d = x.shape[-1]
-    rotated = _rotate_blocks(x.float() / (d & -d))
+    d, rotated = x.shape[-1], _rotate(x)
     largest = rotated.abs().amax(-1, keepdim=True)
     most = torch.full_like(largest, -LEAST * MOST_MULTIPLIER)  # a tensor, as in quantize_rows
     tiny = largest < TINY_ROW
@@ -112,6 +117,12 @@ def _quantize_groups(v: Tensor) -> tuple[Tensor, Tensor]:
     return codes, multipliers[..., 0]
 
 
+def _rotate(x: Tensor) -> Tensor:
+    """Returns rows x [..., D] as they are kept: _rotate_blocks makes them x again."""
+    d = x.shape[-1]
+    return _rotate_blocks(x.float() / (d & -d))
+
+
 def _rotate_blocks(x: Tensor) -> Tensor:
     """Multiplies each block of rows x [..., D] by a Hadamard matrix, as rotate_blocks in csrc/kv_format.h: in the same
     order of additions. A block is as long as the largest power of two that divides D.
@@ -131,7 +142,7 @@ def dequantize_rows(rows: Tensor, codes: torch.dtype, head_dim: int, dtype: torc
     values = _codes_of_eight_bits(rows, head_dim) if in_four else rows[..., :-SCALE_BYTES].view(codes).float()
     scales = rows[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # the copy is aligned for float32
     wide = values * scales.view(torch.float32)
-    return (_rotate_blocks(wide) if in_four else wide).to(dtype)
+    return (_rotate_blocks(wide) if codes in ROTATED else wide).to(dtype)
 
 
 def _codes_of_eight_bits(rows: Tensor, d: int) -> Tensor:

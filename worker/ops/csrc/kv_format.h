@@ -5,10 +5,14 @@
  * exactly, so attention multiplies the codes themselves. It multiplies the scores of a key by the key's scale, and the
  * softmax weights of a value by the value's scale.
  *
+ * The elements of rows in int8 and in four bits are those after rotate_blocks, which spreads large elements over their
+ * neighbours: the scale follows the largest element, so a few large ones would leave the others few codes. Attention
+ * rotates each query, too, so its scores are those of the unrotated keys. Weighted sums of values are rotated back
+ * once, when they are complete.
+ *
  * A row in four bits is D codes, of which two share a byte, the first of them in the low bits; a signed multiplier for
  * each GROUP elements, one byte; and the scale: element = code * multiplier * scale, where code * multiplier is a code
- * in eight bits. These are the elements of the row after rotate_blocks, which spreads large elements over their
- * neighbours, so that fewer bits are enough. Weighted sums of rows are rotated back once, when they are complete. */
+ * in eight bits. */
 #pragma once
 #include "simd.h"
 
@@ -23,6 +27,7 @@ enum { KV_PLAIN, KV_PAIRED, KV_INT8, KV_FP8, KV_INT4 };
 #define MOST_MULTIPLIER 15 /* multipliers are in [-15, 15], so that products are codes of eight bits */
 
 INLINE int has_codes(const int kv_format) { return kv_format >= KV_INT8; }
+INLINE int is_rotated(const int kv_format) { return kv_format == KV_INT8 || kv_format == KV_INT4; }
 
 /* Returns the format of the rows of keys in a cache. The format of the rows of values is the cache's. */
 INLINE int key_format(const int kv_format) { return kv_format == KV_INT4 ? KV_INT8 : kv_format; }
@@ -54,15 +59,46 @@ INLINE float row_scale(const char *row, long row_bytes) {
      -3 * (m), -2 * (m), -(m)}
 static const int8_t multiples[32][16] = FOR_MULTIPLIERS(MULTIPLES);
 
+/* Replaces each pair of elements i and i + half of a register, where i has no bit `half`, by its sum and difference. */
+INLINE vf sums_and_differences(vf x, const int half) {
+#define AT(i) x[(i) ^ half]
+#define EIGHT_FROM(i) AT(i), AT(i + 1), AT(i + 2), AT(i + 3), AT(i + 4), AT(i + 5), AT(i + 6), AT(i + 7)
+#if SIMD_WIDTH == 16
+    vf other = {EIGHT_FROM(0), EIGHT_FROM(8)};
+#else
+    vf other = {EIGHT_FROM(0)};
+#endif
+#undef EIGHT_FROM
+#undef AT
+    vu sign = {0};
+    for (int i = 0; i < SIMD_WIDTH; i++) sign[i] = i & half ? 0x80000000u : 0;
+    return other + as_float(as_bits(x) ^ sign);
+}
+
 /* Multiplies each block of a row by a Hadamard matrix. A block is as long as the largest power of two that divides d.
- * Twice this is a multiplication by the length of a block. */
+ * Twice this is a multiplication by the length of a block. Has the same bits with every SIMD_WIDTH. */
 INLINE void rotate_blocks(float *row, long d) {
     const long block = d & -d;
-    for (long half = 1; half < block; half *= 2)
+    for (long half = 1; half < block && block < SIMD_WIDTH; half *= 2)
         for (long i = 0; i < d; i += 2 * half)
             for (long j = i; j < i + half; j++) {
                 float x = row[j], y = row[j + half];
                 row[j] = x + y, row[j + half] = x - y;
+            }
+    for (long i = 0; i < d && block >= SIMD_WIDTH; i += SIMD_WIDTH) {
+        vf x = sums_and_differences(sums_and_differences(load_f32(row + i), 1), 2);
+        x = sums_and_differences(x, 4);
+#if SIMD_WIDTH == 16
+        x = sums_and_differences(x, 8);
+#endif
+        store_f32(row + i, x);
+    }
+    for (long half = SIMD_WIDTH; half < block; half *= 2)
+        for (long i = 0; i < d; i += 2 * half)
+            for (long j = i; j < i + half; j += SIMD_WIDTH) {
+                vf x = load_f32(row + j), y = load_f32(row + j + half);
+                store_f32(row + j, x + y);
+                store_f32(row + j + half, x - y);
             }
 }
 

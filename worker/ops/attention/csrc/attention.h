@@ -124,9 +124,15 @@ INLINE long pad_to_16(long d) { return (d + 15) / 16 * 16; }
 /* Returns the number of elements from one row of SoftmaxState.out to the next. */
 INLINE long out_stride(const AttentionArgs *a) { return (a->d + OUT_STEP - 1) / OUT_STEP * OUT_STEP; }
 
+/* Writes a query to rotated [MAX_HEAD_DIM + SIMD_WIDTH], rotated as keys are. */
+INLINE void rotate_query(const AttentionArgs *a, const char *q, float *rotated) {
+    for (long i = 0; i < a->d; i += SIMD_WIDTH) store_f32(rotated + i, load(q, i, a->d, a->element_size == 2));
+    rotate_blocks(rotated, a->d);
+}
+
 /* Returns a row of sums of values, rotated back if values are rotated. buffer [MAX_HEAD_DIM]: for the result */
 INLINE const float *rotated_back(const AttentionArgs *a, const float *sums, float *buffer) {
-    if (a->kv_format != KV_INT4) return sums;
+    if (!is_rotated(a->kv_format)) return sums;
     memcpy(buffer, sums, out_stride(a) * sizeof(float));
     rotate_blocks(buffer, a->d);
     return buffer;

@@ -23,16 +23,20 @@ static void end_work(void) {
 
 static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
     long group = group_size(a);
+    bf16 buffers[16][MAX_HEAD_DIM];
+    const bf16 *q[16];
+    for (int i = 0; i < tile->rows; i++) {
+        long row = tile->row + i, token = a->query_start_loc[item->seq] + row / group;
+        q[i] = (const bf16 *)a->q + token * a->q_stride + (tile->head * group + row % group) * a->d;
+        for (long j = 0; j < a->d; j += 32) /* the rows of the next tile */
+            __builtin_prefetch(q[i] + 16 / group * a->q_stride + j, 0, 3);
+        q[i] = query_for_keys(a, q[i], buffers[i]);
+    }
     for (long step = 0; step < head_dim_steps(a); step++) {
         __m512i rows[16];
-        for (int i = 0; i < 16; i++) {
-            long row = tile->row + i, token = a->query_start_loc[item->seq] + row / group;
-            long head = tile->head * group + row % group;
-            const bf16 *q = (const bf16 *)a->q + token * a->q_stride + head * a->d + step * 32;
-            __builtin_prefetch(q + 16 / group * a->q_stride, 0, 3); /* the rows of the next tile */
-            rows[i] =
-                i < tile->rows ? _mm512_maskz_loadu_epi16(column_mask(a->d, step * 32), q) : _mm512_setzero_si512();
-        }
+        for (int i = 0; i < 16; i++)
+            rows[i] = i < tile->rows ? _mm512_maskz_loadu_epi16(column_mask(a->d, step * 32), q[i] + step * 32)
+                                     : _mm512_setzero_si512();
         transpose_16x16(rows);
         for (int i = 0; i < 16; i++) _mm512_store_si512(tile->q + step * 1024 + i * 64, rows[i]);
     }

@@ -19,7 +19,8 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
     for (int i = 0; i < tile->rows; i++) {
         long row = tile->row + i, token = a->query_start_loc[item->seq] + row / group,
              head = tile->head * group + row % group;
-        const bf16 *q = (const bf16 *)a->q + token * a->q_stride + head * a->d;
+        bf16 buffer[MAX_HEAD_DIM];
+        const bf16 *q = query_for_keys(a, (const bf16 *)a->q + token * a->q_stride + head * a->d, buffer);
         for (long j = 0; j < a->d; j += 32)
             _mm512_store_si512(tile->q + i * row_stride + j * 2, _mm512_maskz_loadu_epi16(column_mask(a->d, j), q + j));
     }

@@ -44,7 +44,12 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
         const char *q = a->q + (token * a->q_stride + head * a->d) * a->element_size;
         for (long j = 0; j < a->d * a->element_size; j += 64) /* the rows of the next tile */
             __builtin_prefetch(q + TILE_ROWS / group_size(a) * a->q_stride * a->element_size + j, 0, 3);
-        arrange_q(q, (float *)tile->q + i * chunks_of(a) * CHUNK, a->d, is_bf16, alternating(a));
+        float rotated[MAX_HEAD_DIM + SIMD_WIDTH], *to = (float *)tile->q + i * chunks_of(a) * CHUNK;
+        if (is_rotated(a->kv_format)) {
+            rotate_query(a, q, rotated);
+            arrange_q((const char *)rotated, to, a->d, 0, alternating(a));
+        } else
+            arrange_q(q, to, a->d, is_bf16, alternating(a));
     }
 }
 

@@ -10,6 +10,15 @@ INLINE __mmask32 column_mask(long d, long from) {
     return d - from >= 32 ? 0xffffffffu : d <= from ? 0 : (1u << (d - from)) - 1;
 }
 
+/* Returns a query, rotated if keys are rotated. buffer [MAX_HEAD_DIM]: for the result */
+INLINE const bf16 *query_for_keys(const AttentionArgs *a, const bf16 *q, bf16 *buffer) {
+    float rotated[MAX_HEAD_DIM + SIMD_WIDTH];
+    if (!is_rotated(a->kv_format)) return q;
+    rotate_query(a, (const char *)q, rotated);
+    for (long i = 0; i < a->d; i += SIMD_WIDTH) store(buffer, i, a->d, load_f32(rotated + i), 1);
+    return buffer;
+}
+
 /* As `multiples`, in bf16, and twice: [m][n + 16] is [m][n]. */
 #define SIZE_OF(n) ((n) < 0 ? -(n) : (n))
 #define TOP_BIT(n) (31 - __builtin_clz(SIZE_OF(n) | 1))

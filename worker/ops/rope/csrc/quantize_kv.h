@@ -42,8 +42,14 @@ INLINE vu fp8_codes(vf x) {
     return sign | (vu)simd_select((vi)(bits < 0x3c800000u), as_float(small), as_float(normal));
 }
 
-/* Quantizes a row to D codes of eight bits and their scale, with the same result as quantize_rows in paged_kv.py. */
-INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const int kv_format) {
+/* Writes a row, divided by the length of a block and rotated, to rotated [MAX_HEAD_DIM + SIMD_WIDTH]. */
+INLINE void rotate_row(const void *x, float *rotated, long d, int is_bf16) {
+    for (long i = 0; i < d; i += SIMD_WIDTH) store_f32(rotated + i, load(x, i, d, is_bf16) / (float)(d & -d));
+    rotate_blocks(rotated, d);
+}
+
+/* Quantizes a row to D codes of eight bits and their scale. */
+INLINE void quantize_to_eight_bits(const void *x, char *row, long d, int is_bf16, const int kv_format) {
     float limit = kv_format == KV_INT8 ? 127 : 448, largest = largest_of(x, d, is_bf16);
     float scale = largest < TINY_ROW ? 0 : largest / limit, inverse = largest < TINY_ROW ? 0 : limit / largest;
     for (long i = 0; i < d; i += SIMD_WIDTH) {
@@ -52,6 +58,17 @@ INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const in
         memcpy(row + i, &codes, d - i < SIMD_WIDTH ? d - i : SIMD_WIDTH);
     }
     memcpy(row + d, &scale, sizeof scale);
+}
+
+/* Quantizes a row to int8 or fp8, with the same result as quantize_rows in paged_kv.py. */
+INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const int kv_format) {
+    float rotated[MAX_HEAD_DIM + SIMD_WIDTH];
+    if (!is_rotated(kv_format)) {
+        quantize_to_eight_bits(x, row, d, is_bf16, kv_format);
+        return;
+    }
+    rotate_row(x, rotated, d, is_bf16);
+    quantize_to_eight_bits(rotated, row, d, 0, kv_format);
 }
 
 /* Divides the elements of a group by a multiplier and rounds them to codes of four bits. Returns the sum of squares of
@@ -90,9 +107,8 @@ INLINE int8_t quantize_group(const float *v, uint8_t *codes) {
 INLINE void quantize_to_four_bits(const void *x, char *row, long d, int is_bf16) {
     const float most = -LEAST_OF_FOUR * MOST_MULTIPLIER;
     float rotated[MAX_HEAD_DIM + GROUP + SIMD_WIDTH];
-    for (long i = 0; i < d + GROUP; i += SIMD_WIDTH)
-        store_f32(rotated + i, i < d ? load(x, i, d, is_bf16) / (float)(d & -d) : broadcast(0));
-    rotate_blocks(rotated, d);
+    rotate_row(x, rotated, d, is_bf16);
+    memset(rotated + d, 0, GROUP * sizeof(float)); /* the last group may go beyond the row */
     float largest = largest_of(rotated, d, 0);
     int tiny = largest < TINY_ROW;
     float scale = tiny ? 0 : largest / most, inverse = tiny ? 0 : most / largest;
