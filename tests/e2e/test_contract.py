@@ -250,7 +250,8 @@ def test_model_list_and_token_counts_agree_across_routes(site: Site) -> None:
     tokens = site.post("/tokenize", {"prompt": "Once upon a time"}).json()
     assert tokens["count"] == len(tokens["tokens"]) and tokens["max_model_len"] == LENGTH
     text = "Once upon a time"
-    assert site.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text, "content": text}
+    told = {"prompt": text, "content": text, "text": text}
+    assert site.post("/detokenize", {"tokens": tokens["tokens"]}).json() == told
     counted = site.post("/v1/messages/count_tokens", {"model": "m", "messages": QUESTION}).json()["input_tokens"]
     assert counted == site.post("/tokenize", {"messages": QUESTION}).json()["count"] == site.ask(CHAT, {}).prompt
 

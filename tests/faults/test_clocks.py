@@ -26,6 +26,7 @@ ALLOWED = {  # module that may read the wall clock → the reason
     "frontend/kept/run.py": "when a kept answer ended",
     "frontend/kept/store.py": "ages in the store, which later starts read",
     "frontend/routes/kept.py": "`created` of answers, and the date in their prompts",
+    "frontend/routes/responses_socket.py": "`completed_at` of a response that only computes a prompt in advance",
     "frontend/kept/files.py": "ages of files, which later starts read",
     "frontend/kept/batches.py": "leases of lines, which other processes read; an outcome is written once all the same",
     "frontend/kept/batch_runner.py": "ages of batches, which other processes and later starts read",

@@ -213,7 +213,8 @@ def fields(document: Any) -> Iterator[tuple[str, str, Any]]:
             yield f"{path} (body)", path, largest(schema, document)
         seen = set[str]()
         for option in [resolved(one, document) for one in schema.get("anyOf", [schema])]:
-            base = BASES.get(path) or BASES.get("/v1" + path) or base_of(option)
+            base = next((BASES[name] for name in (path, "/v1" + path, path.removeprefix("/v1")) if name in BASES), None)
+            base = base_of(option) if base is None else base
             for field, one in option.get("properties", {}).items():
                 value = largest(one, document)
                 if value is not None and field not in seen:

@@ -10,7 +10,6 @@ from msgspec import Meta
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions, response_types
-from frontend.api.openai.completions import prompts_schema
 from frontend.api.pooling.fields import MAX_INPUTS, PoolingFields, check_prompts, check_texts, collect, pooling_request
 from frontend.errors import api_status
 from frontend.model_context import ModelContext, check_ids, check_model
@@ -23,6 +22,7 @@ from shared.messages import Pooling, PoolingKind
 NAME, PREFIX, TASKS = "generative scoring", "generative-scoring", ("generate",)
 
 _Token = Annotated[int, EXACT]
+_ITEM = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}
 
 
 class GenerativeScoringRequest(PoolingFields):
@@ -32,7 +32,7 @@ class GenerativeScoringRequest(PoolingFields):
     items: Annotated[
         Annotated[
             list[str | list[_Token]],
-            Meta(min_length=1, max_length=MAX_INPUTS, extra_json_schema=prompts_schema(MAX_INPUTS)["anyOf"][-1]),
+            Meta(min_length=1, max_length=MAX_INPUTS, extra_json_schema={"items": _ITEM}),
         ],
         doc("Texts, or their token ids, each of which follows the query in a prompt of its own"),
     ]
