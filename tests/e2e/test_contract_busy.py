@@ -77,7 +77,9 @@ def test_drain_of_full_server_completes_admitted_requests(server: Server) -> Non
         return httpx.post(server.url + COMPLETIONS, json=LONG, timeout=PATIENCE_S)
 
     with ThreadPoolExecutor(PLACES) as pool, server.hold.at(TOKENS // 2):
-        admitted = [pool.submit(long) for _ in range(PLACES)]
+        admitted = [pool.submit(long)]
+        server.until(lambda stats: stats["running"] == 1)  # until then, it has one of the three places to wait
+        admitted += [pool.submit(long) for _ in range(PLACES - 1)]
         server.until(lambda stats: (stats["running"], stats["waiting"]) == (1, 3))
         refused(server, "queue_full")
         server.process.send_signal(signal.SIGTERM)

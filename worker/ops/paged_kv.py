@@ -120,7 +120,7 @@ def _quantize_groups(v: Tensor) -> tuple[Tensor, Tensor]:
 def _rotate(x: Tensor) -> Tensor:
     """Returns rows x [..., D] as they are kept: _rotate_blocks makes them x again."""
     d = x.shape[-1]
-    return _rotate_blocks(x.float() / (d & -d))
+    return _rotate_blocks(x.float() * (1 / (d & -d)))  # a power of two
 
 
 def _rotate_blocks(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Prompts of formats with special rules: Mistral's call ids of nine characters, and gpt-oss's channels."""
 
-import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from frontend.chat.history import as_the_template_shows, call, chat_message
 from frontend.errors import BadRequest, Unprocessable
 from frontend.output_parser.model_format import ModelFormat, ToolFormat
 from frontend.text.tokenizer import Tokenizer
+from frontend.turns import FairChildren
 from tests.fakes import MODEL, context
 from tests.frontend.api.harness import parse
 from tests.frontend.speaking import Model
@@ -139,13 +140,16 @@ async def test_template_of_a_request_that_takes_all_time_or_memory_is_refused_an
     template: str, problem: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_sandbox, "SECONDS", 0.3)
-    refused = asyncio.create_task(prompt_of(tokenizer, chat_template=template))
-    turns = 0
-    while not refused.done():
-        await asyncio.sleep(0)
-        turns += 1
-    assert turns > 20, "the event loop stood still"
+    waiting = set[int]()
+    call_now = FairChildren.call_now
+
+    def noted(children: FairChildren, *arguments: Any, **named: Any) -> Any:
+        waiting.add(threading.get_ident())
+        return call_now(children, *arguments, **named)
+
+    monkeypatch.setattr(FairChildren, "call_now", noted)
     with pytest.raises(BadRequest, match=problem):
-        await refused
+        await prompt_of(tokenizer, chat_template=template)
+    assert waiting and threading.get_ident() not in waiting, "the event loop stood still"
     monkeypatch.setattr(template_sandbox, "SECONDS", 30.0)
     assert await prompt_of(tokenizer, chat_template="{{ messages[0].content }}") == "hi"
