@@ -207,9 +207,8 @@ def codes() -> str:
 def _written() -> Iterator[tuple[int, str]]:
     """Yields the status and code of every error that the frontend's source constructs with a code."""
     classes = {error.__name__: error.status for error in _subclasses(errors.SluiceError)}
-    classes["_fail"] = (
-        errors.Overloaded.status
-    )  # _fail of frontend/workers/pool.py raises Overloaded for requests not admitted
+    # _fail of frontend/workers/pool.py raises Overloaded for requests that are not admitted
+    classes["_fail"] = errors.Overloaded.status
     for file in sorted(FRONTEND.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
