@@ -266,10 +266,14 @@ class RowWriter:
         self._part, self._at = FENCE, 0
 
     def make(self) -> None:
-        self.close()
-        self._wire = self._database.connect()
-        self._wire.execute("SET synchronous_commit = off")
-        self._add_part(self._wire, FENCE)
+        wire = self._database.connect()
+        try:
+            wire.execute("SET synchronous_commit = off")
+            self._add_part(wire, FENCE)
+        except BaseException:
+            wire.close()
+            raise
+        self._wire = wire
 
     def write(self, part: int, frame: bytes) -> bool:
         wire = self._wire

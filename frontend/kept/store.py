@@ -64,7 +64,7 @@ class Store:
         self._loop: asyncio.AbstractEventLoop
         self._db: Connection | None = None
         self._opened_at = self._beaten_at = self._swept_at = -1e9
-        self._unusable = (*database.errors, OSError, _Unopened)
+        self._unusable: tuple[type[Exception], ...] = (*database.errors, OSError, _Unopened)
         self._committing = False  # whether the transaction that runs has all its statements
 
     def start(self) -> None:

@@ -59,15 +59,21 @@ class PostgresStore:
         return rows_of(self.url, query, *values)
 
     def gone(self) -> None:
-        for table in ("log_parts", "log_frames"):
-            self.rows(f"UPDATE {table} SET owner = 'gone'")
-        self.rows("UPDATE answers SET owner = 'gone' WHERE ended IS NULL")
+        """The process may not say any more that it lives. The one that takes over removes its fences."""
+        self.rows("CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        for (owner,) in self.rows("SELECT DISTINCT owner FROM answers WHERE ended IS NULL"):
+            self.rows(
+                f"CREATE TRIGGER \"{owner}\" BEFORE INSERT OR UPDATE ON owners FOR EACH ROW WHEN (NEW.id = '{owner}') "
+                "EXECUTE FUNCTION nothing()"
+            )
+            self.rows("DELETE FROM owners WHERE id = ?", owner)
 
 
-def opened(store: KeptStore, owner: str) -> Store:
-    """Starts a process's store. The caller closes it."""
+async def opened(store: KeptStore, owner: str) -> Store:
+    """Opens the store of a process. The caller closes it."""
     made = Store(database_of(str(store)), owner, max_age_s=0, max_bytes=0)
     made.start()
+    await made.read(lambda db: None)
     return made
 
 

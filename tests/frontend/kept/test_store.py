@@ -41,7 +41,7 @@ def answer(id: str, **more: Any) -> KeptAnswer:
 
 @pytest.fixture(name="open_store")
 async def fixture_of_open_store(store: KeptStore) -> AsyncIterator[Store]:
-    made = opened(store, "me")
+    made = await opened(store, "me")
     yield made
     await made.close()
 
@@ -117,12 +117,8 @@ async def test_old_and_large_answers_are_deleted_but_no_running_one(open_store: 
 
     await open_store.read(lambda db: sweep(database, db, 0, most))
     left = await open_store.read(ids)
-    assert (
-        await open_store.read(database.used_bytes) <= most
-        and left[0] == "0"
-        and left[-1] == "199"
-        and 20 < len(left) < 120
-    )
+    assert await open_store.read(database.used_bytes) <= most
+    assert left[0] == "0" and left[-1] == "199" and 20 < len(left) < 120
     await open_store.read(lambda db: sweep(database, db, 60, 0))
     assert await open_store.read(ids) == ["0"]
 

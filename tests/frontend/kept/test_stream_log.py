@@ -28,7 +28,7 @@ EVENT = b"data: %d\n\n"
 
 @pytest.fixture
 async def open_store(store: KeptStore) -> AsyncIterator[Store]:
-    made = opened(store, "1-me")
+    made = await opened(store, "1-me")
     yield made
     await made.close()
 
@@ -233,7 +233,7 @@ async def test_offset_beyond_what_is_kept_is_refused_by_every_frontend(qwen: Mod
         held.finish()
         assert seen + await reading == await again(http) == await again(other)
         assert not other_held.streams
-    last = opened(store, "last")
+    last = await opened(store, "last")
     assert await last.read(last.database.logbook().parts) == []
     await last.close()
 

@@ -100,9 +100,8 @@ async def test_changed_bytes_of_a_piece_are_found(open_store: Store, column: str
 @pytest.mark.parametrize("column", ["body", "recipe", "response"])
 async def test_changed_texts_of_an_answer_are_found(open_store: Store, column: str) -> None:
     await open_store.write(partial(filled, one=answer("a")))
-    await open_store.write(
-        lambda db: db.execute(f"UPDATE answers SET {column} = ?", (bytes.fromhex("78010203040506"),))
-    )
+    changed = bytes.fromhex("78010203040506")
+    await open_store.write(lambda db: db.execute(f"UPDATE answers SET {column} = ?", (changed,)))
     with pytest.raises(Damaged) as error:
         await open_store.read(partial(answers.find, id="a", tenant=""))
     assert error.value.status == 500
