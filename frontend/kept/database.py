@@ -130,6 +130,9 @@ class LogWriter(Protocol):
     def make(self) -> None:
         """Makes the fence, before anything is written. In the store's thread. It may be tried again after an error."""
 
+    def is_lost(self) -> bool:
+        """Whether `write` would raise LogGone. In any thread."""
+
     def write(self, part: int, frame: bytes) -> bool:
         """Adds a frame to a part of the log. Returns whether it may be shown: whether the fence was there.
 

@@ -100,6 +100,7 @@ class Postgres:
         user, host, port, name = (given.get(key, "") for key in ("user", "host", "port", "dbname"))
         if "@" in host + user or not re.fullmatch(r"[\d,]*", port) or re.search("[@/:]", name):
             raise ConfigError(FORM)
+        self.opened = 0  # how often the store's connection was opened
         self._parameters = NETWORK | given
         self.name = f"postgresql://{user and user + '@'}{host}{port and ':' + port}/{name}"
 
@@ -117,6 +118,7 @@ class Postgres:
         except BaseException:
             wire.close()
             raise
+        self.opened += 1
         return Session(wire)
 
     def connect(self) -> "psycopg.Connection[Any]":
@@ -167,7 +169,7 @@ class Session:
         self.wire.execute(BEGIN)
 
     def execute(self, sql: str, values: Values = (), /) -> Cursor:
-        return cast(Cursor, self.wire.execute(cast(Any, translated(sql)), values or None, binary=True))
+        return cast(Cursor, self.wire.execute(cast(Any, translated(sql)), values, binary=True))
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Cursor:
         cursor = self.wire.cursor()
@@ -184,7 +186,7 @@ class Session:
 @lru_cache(maxsize=512)
 def translated(sql: str) -> str:
     """Returns a statement in the words of Postgres, and with parameters as psycopg has them."""
-    sql = sql.replace("clock()", "extract(epoch FROM clock_timestamp())::double precision")
+    sql = sql.replace("%", "%%").replace("clock()", "extract(epoch FROM clock_timestamp())::double precision")
     return re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql).replace("?", "%s")
 
 
@@ -254,7 +256,8 @@ class RowWriter:
     """A LogWriter, with a connection of its own.
 
     What is written is not synced to the disk: it survives the end of its process, but not a crash of the database. So
-    a log whose connection is lost gets no more: it is not known what it still has.
+    a log whose connection is lost gets no more: it is not known what it still has. The store's connection, which is
+    used each second, is lost with it.
     """
 
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
@@ -263,6 +266,7 @@ class RowWriter:
         self.name = database.name
         self._database, self._owner, self._log = database, owner, log
         self._wire: psycopg.Connection[Any] | None = None
+        self._opened = 0  # how often the store's connection had been opened when this one was
         self._part, self._at = FENCE, 0
 
     def make(self) -> None:
@@ -273,11 +277,14 @@ class RowWriter:
         except BaseException:
             wire.close()
             raise
-        self._wire = wire
+        self._wire, self._opened = wire, self._database.opened
+
+    def is_lost(self) -> bool:
+        return self._wire is not None and (self._wire.closed or self._opened != self._database.opened)
 
     def write(self, part: int, frame: bytes) -> bool:
         wire = self._wire
-        if wire is None or wire.closed:
+        if wire is None or self.is_lost():
             raise LogGone(f"{self.name}: the connection was lost")
         try:
             if part != self._part:

@@ -72,6 +72,11 @@ class StreamLog:
         self._thread = threading.Thread(target=self._run, name="streams", daemon=True)
         self._loop = asyncio.get_running_loop()
 
+    def is_over(self) -> bool:
+        """Whether nothing more can be written."""
+        self.ended = self.ended or self._writer.is_lost()
+        return self.ended
+
     def prepare(self) -> None:
         """Makes the fence, before an answer is written to the store that is to be logged here. In the store's thread.
 
@@ -249,7 +254,7 @@ class Logs:
 
     def current(self) -> StreamLog:
         """Returns the log for an answer that begins or is claimed now. An answer never changes its log."""
-        if not self._logs or self._logs[-1].ended:
+        if not self._logs or self._logs[-1].is_over():
             self._logs.append(StreamLog(self.book.writer(self._owner, len(self._logs)), self._problem))
         return self._logs[-1]
 
