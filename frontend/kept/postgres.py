@@ -31,7 +31,8 @@ MISSING_PACKAGE = "--store with a URL of Postgres needs `pip install 'sluice-llm
 
 try:
     import psycopg
-    from psycopg.adapt import Buffer, Loader
+    from psycopg.abc import Buffer
+    from psycopg.adapt import Loader
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.pq import Format
     from psycopg.types.numeric import NumericBinaryLoader

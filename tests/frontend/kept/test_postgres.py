@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,13 @@ def test_url_whose_password_is_not_encoded_is_refused_and_not_shown(place: str) 
     with pytest.raises(ConfigError, match=r"^--store: this is no URL of Postgres.*%40") as error:
         check_store(f"postgresql://{place}")
     assert "secret" not in str(error.value)
+
+
+def test_missing_package_is_an_error_of_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "frontend.kept.postgres", raising=False)
+    with pytest.raises(ConfigError, match=r"^--store .* needs `pip install 'sluice-llm\[postgres\]'`"):
+        check_store("postgresql://host/db")
 
 
 def test_newer_tables_are_refused(url: str) -> None:
