@@ -51,7 +51,6 @@ class PostgresServer:
             os.chown(folder, user.pw_uid, user.pw_gid)
             self._as = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
         self.process: subprocess.Popen[bytes] | None = None
-        self._made = 0
         word = folder / "password"
         word.write_text(PASSWORD)
         word.chmod(0o644)
@@ -87,11 +86,10 @@ class PostgresServer:
     def url(self, database: str, user: str = USER, password: str = PASSWORD) -> str:
         return f"postgresql://{user}:{quote(password, safe='')}@{quote(str(self.folder), safe='')}/{database}"
 
-    def new_database(self) -> str:
-        """Makes an empty database, and returns its URL."""
-        self._made += 1
-        self.execute(f"CREATE DATABASE d{self._made}")
-        return self.url(f"d{self._made}")
+    def emptied(self) -> str:
+        """Deletes the tables of the store before this one, and returns the URL of the database."""
+        self.execute("DROP SCHEMA IF EXISTS sluice CASCADE")
+        return self.url("postgres")
 
     def execute(self, *statements: str, database: str = "postgres") -> None:
         import psycopg  # it is optional

@@ -73,8 +73,8 @@ def run(words: list[str]) -> int:
     if args.serve and args.system:
         raise ConfigError("--system is for the chat, which --serve leaves out")
     named = find(args.name)
-    settings = read(_only_settings(args), {}, FLAGS)
-    settings = with_values(settings, vars(_only_settings(parser().read(named.flags))) | vars(_only_settings(args)))
+    own, of_name = vars(_only_settings(args)), vars(_only_settings(parser().read(named.flags)))
+    settings = read(argparse.Namespace(**of_name | own), {}, FLAGS)
     require_worker_packages()
     model = named.model
     if HubModels(settings.model.revision).is_away(model):

@@ -31,7 +31,7 @@ def store(kind: str) -> Iterator[Callable[[Path], dict[str, str]]]:
     if problem := postgres.missing():
         pytest.skip(problem)
     with postgres.postgres() as server:
-        url = server.new_database()
+        url = server.emptied()
         yield lambda home: {"SLUICE_STORE": url}
 
 

@@ -22,4 +22,4 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> KeptStore:
     if request.param == "sqlite":
         return SQLiteStore(tmp_path / "state" / "answers.db")
     server: postgres.PostgresServer = request.getfixturevalue("postgres_server")
-    return PostgresStore(server.new_database())
+    return PostgresStore(server.emptied())

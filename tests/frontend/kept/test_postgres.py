@@ -27,7 +27,7 @@ from tests.postgres import PASSWORD, PostgresServer
 
 @pytest.fixture
 def url(postgres_server: PostgresServer) -> str:
-    return postgres_server.new_database()
+    return postgres_server.emptied()
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ async def test_stream_goes_on_while_the_server_is_away_and_the_next_one_is_kept_
     monkeypatch.setattr("frontend.kept.store.RETRY_S", 0.1)
     monkeypatch.setattr("frontend.kept.stream_log.RETRY_S", 0.1)
     caplog.set_level(logging.INFO)
-    url = own_server.new_database()
+    url = own_server.emptied()
     held, apps = Held(qwen.tokenizer, TEXT), list[Starlette]()
     held.allowed = 9
     async with (
